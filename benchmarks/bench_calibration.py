@@ -39,7 +39,6 @@ from mless_interp.locating.judge import NAMED, SIDES, Judged, judge
 from mless_interp.locating.located import LocatedHeads
 from mless_interp.locating.sentences import PER_HEAD
 from mless_interp.statistics import (
-    detectable_prevalence,
     exact_limits,
     fewest_problems,
     median_interval,
@@ -52,7 +51,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE, IMAGES = ROOT / "docs" / "calibration.md", ROOT / "docs" / "images"
 STORIES = Path(os.environ.get("MLESS_SHARED", ROOT.parent / "shared")) / "models" / "stories260K"
 
-SIZES = (8, 16, 32, 64)
+SIZES = (8, 16, 32, 64)  # 8 can name no head: only the pictures show them
 STRENGTHS = (0.02, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.2)
 SHARES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 N_LAYERS, N_HEADS, N_KV = 2, 8, 2
@@ -146,8 +145,8 @@ def border(draws: int) -> Iterator[list[object]]:
                 values = measures(*np.full((2, n, 1), share))
                 before.add(bool(side_by_side(values, SMALLEST * float(np.median(total))).any()))
                 now.add(bool(judge(values, total, (Head(1, 0),)).named.any()))
-            cells.append(f"{before} / {now}")
-        yield [percent(share), *cells]
+            cells.append(f"{in_hundred(before.rate)} / {in_hundred(now.rate)}")
+        yield [f"{100 * share:g} %", *cells]
 
 
 def shares(draws: int) -> Iterator[list[object]]:
@@ -173,8 +172,28 @@ def shares(draws: int) -> Iterator[list[object]]:
                 ):
                     if not np.isnan(made.low):
                         tally.add(bool(made.low <= 0.35 <= made.high))
-            cells.append(f"{divided} / {inverted}")
+            cells.append(f"{in_hundred(divided.rate)} / {in_hundred(inverted.rate)}")
         yield [name, *cells]
+
+
+def strata_rows(draws: int) -> Iterator[list[object]]:
+    """How often a head is named within strata that mean nothing: one of six acts where a tag says so, and the tags are then
+    shuffled over problems; or all act by a coin's toss in each problem."""
+    for n_strata in (4, 10):
+        for n in (120, 240):
+            rng, shuffled, tossed = np.random.default_rng([n_strata, n]), Tally(), Tally()
+            heads = tuple(Head(1, at) for at in range(6))
+            tags = np.arange(n) % n_strata
+            for _ in range(draws):
+                total = rng.lognormal(0, 1, n) + 1
+                shares = rng.uniform(0.6, 1.0, (2, n, 6)) * np.exp(rng.normal(0, 0.3, (2, n, 6)))
+                one = np.arange(6)[None] == tags[:, None] % 6  # serves the strata of its number
+                values = measures(*(shares * one * total[:, None]))
+                names = tuple(map(str, rng.permutation(tags)))
+                shuffled.add("specialist" in judge(values, total, heads, strata=names).kinds)
+                values = measures(*(shares * rng.choice([-1, 1], (2, n, 6)) * total[:, None]))
+                tossed.add(bool(judge(values, total, heads, strata=names).named.any()))
+            yield [n_strata, n, shuffled, tossed]
 
 
 # ------------------------------------------------------------------------------------------- planted strength and share
@@ -202,7 +221,7 @@ class Tally:
 
     def __str__(self) -> str:
         low, high = self.limits
-        return f"{100 * self.rate:.0f} % [{100 * low:.0f}, {100 * high:.0f}]" if self.sets else "-"
+        return f"{in_hundred(self.rate)} [{in_hundred(low)}, {in_hundred(high)}]" if self.sets else "-"
 
 
 @dataclass
@@ -560,26 +579,31 @@ def power_of_ten(x: float) -> str:
     return f"{10.0 ** math.ceil(math.log10(x)):.0e}" if x > 0 else "0"
 
 
+def in_hundred(x: float) -> str:
+    return "-" if math.isnan(x) else f"{100 * x:.0f}"
+
+
 def percent(x: float) -> str:
-    return "-" if math.isnan(x) else f"{100 * x:.0f} %"
+    return "-" if math.isnan(x) else f"{in_hundred(x)} %"
 
 
 def rate_table(rates: Table, levels: Sequence[float], sizes: Sequence[int], first: str, strength: bool) -> str:
-    """Named as what it is, with exact limits. Strengths: what was measured, and named at all where that is more often;
-    shares: what the formula says."""
+    """Named as what it is, in per cent (the pictures have the limits). Strengths: what was measured, and named at all where
+    that is more often; shares: what the formula says."""
     head = [first, *(["median share removed"] if strength else []), *(f"n = {n}" for n in sizes)]
     rows = []
     for level in levels:
         cells = []
         for n in sizes:
             cell = rates[level, n]
-            more = f", any {percent(cell.named.rate)}" if cell.named.hits > cell.right.hits else ""
-            cells.append(
-                f"{cell.right}{more}" + ("" if strength else f" / {percent(promised(n, N_LAYERS * N_HEADS, level))}")
-            )
+            more = f", any {in_hundred(cell.named.rate)}" if cell.named.hits > cell.right.hits else ""
+            said = "" if strength else f" / {in_hundred(promised(n, N_LAYERS * N_HEADS, level))}"
+            cells.append(f"{in_hundred(cell.right.rate)}{more}{said}")
         share = [f"{100 * float(np.median(rates.measured[level])):.1f} %"] if strength else []
         rows.append([percent(level), *share, *cells])
-    rows.append(["a head planted as nothing", *(["-"] if strength else []), *(str(rates.others[n]) for n in sizes)])
+    rows.append(
+        ["a head planted as nothing", *(["-"] if strength else []), *(in_hundred(rates.others[n].rate) for n in sizes)]
+    )
     return table(head, rows)
 
 
@@ -689,7 +713,10 @@ def variant_rows(made: Sequence[Variant], heads: Mapping[Head, int]) -> Iterator
             yield [variant.name, f"not run: {variant.why}", "-", *["-"] * len(heads)]
             continue
         found, n = variant.found, len(variant.found.total)
-        words = ", ".join(f"{head} {kind}" for head, kind in variant.named.items()) or "nobody"
+        kinds: dict[str, list[str]] = {}
+        for head, kind in variant.named.items():
+            kinds.setdefault(kind, []).append(str(head))
+        words = "; ".join(f"{', '.join(heads_of)} {kind}" for kind, heads_of in kinds.items()) or "nobody"
         if not found.established:
             words = "nobody: no effect is established"
         counts = ["{} / {}".format(*prevalence_of(found, head, sense)) + f" of {n}" for head, sense in heads.items()]
@@ -726,7 +753,7 @@ def power_part(options: argparse.Namespace, page: Path | None) -> None:
     """Tables and pictures of strength, share and effects as they come."""
     strengths = (*STRENGTHS, 1 - sum(STRENGTHS))
     rates, again = strength_part(options.models, SIZES, STRENGTHS)
-    write("strength", rate_table(rates, strengths, SIZES, "strength", True), page=page)
+    write("strength", rate_table(rates, strengths, SIZES[1:], "strength", True), page=page)
     same = again[0.0, 0].right
     words = (
         f"Located anew, {len(again.measured[0.0])} of these data sets give {same.hits} of {same.sets} heads the same verdict; "
@@ -734,13 +761,7 @@ def power_part(options: argparse.Namespace, page: Path | None) -> None:
     )
     write("anew", words, page=page)
     shares = share_part(options.models, SIZES, SHARES)
-    write("share", rate_table(shares, SHARES, SIZES, "share of problems", False), page=page)
-    sizes = (*SIZES, 128)
-    promises = []
-    for cells in (16, 112, 784):
-        found = [detectable_prevalence(n, PER_HEAD * cells, alpha=LEVEL) for n in sizes]
-        promises.append([f"{cells} heads", *("none" if math.isnan(p) else percent(p) for p in found)])
-    write("formula", table(["family", *(f"n = {n}" for n in sizes)], promises), page=page)
+    write("share", rate_table(shares, SHARES, SIZES[1:], "share of problems", False), page=page)
     model = mi.load_model("demo", backend="bridge")
     demo = located(model, mi.load_problems("demo", limit=options.pool), 55)
     scatters = [resampled(demo, n, options.sets) for n in (16, 32, 64)]
@@ -748,7 +769,7 @@ def power_part(options: argparse.Namespace, page: Path | None) -> None:
     rows: dict[str, list[object]] = {}
     for made in scatters:
         for name, cells, rate, said in made.rows(edges):
-            rows.setdefault(name, [name, cells]).append(f"{percent(rate)} / {percent(said)}")
+            rows.setdefault(name, [name, cells]).append(f"{in_hundred(rate)} / {in_hundred(said)}")
     rows["false"] = ["any false claim", "", *(str(made.false) for made in scatters)]
     head = ["prevalence", "heads × sides", *(f"n = {made.n}" for made in scatters)]
     write("demo", table(head, rows.values()), page=page)
@@ -777,10 +798,11 @@ def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
                 *(a + b for a, b in zip(old[:5], (1, len(wanted), right, others, shared), strict=True)),
                 min(old[5], lowest),
             ]
-    rows = [
-        [name, f"{right:.0f} of {planted:.0f}", f"{others:.0f}", percent(shared / count), percent(lowest)]
-        for name, (count, planted, right, others, shared, lowest) in sums.items()
-    ]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, (count, planted, right, others, shared, lowest) in sums.items():
+        cells = f"{right:.0f} of {planted:.0f}", f"{others:.0f}", percent(shared / count), percent(lowest)
+        alike.setdefault(cells, []).append(name)
+    rows = [["; ".join(names), *cells] for cells, names in alike.items()]
     head = ["variant", "planted heads named right", "others named", "overlap with the first row", "lowest prevalence"]
     write("planted variants", table(head, rows), page=page)
     model = mi.load_model("demo", backend="bridge")
@@ -816,7 +838,19 @@ def backend_part(options: argparse.Namespace, page: Path | None) -> None:
     write("backends", table(head, rows) + f"\n\nCompared: {', '.join(names)}.", page=page)
 
 
-PARTS = {"rules": rules_part, "power": power_part, "sensitivity": sensitivity_part, "backends": backend_part}
+def strata_part(options: argparse.Namespace, page: Path | None) -> None:
+    """The table of names within strata that mean nothing."""
+    head = ["strata", "n", "specialists, tags shuffled", "any name, coin tosses"]
+    write("strata", table(head, strata_rows(options.draws)), page=page)
+
+
+PARTS = {
+    "rules": rules_part,
+    "strata": strata_part,
+    "power": power_part,
+    "sensitivity": sensitivity_part,
+    "backends": backend_part,
+}
 
 
 def main() -> int:

@@ -19,8 +19,8 @@ import torch
 import typer
 
 import mless_interp as mi
+from mless_interp.models.arithmetic import product
 from mless_interp.models.checks import check_model
-from mless_interp.models.kernels import product
 from mless_interp.models.nnsight import NnsightModel, wrapped
 from mless_interp.models.sites import site
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from

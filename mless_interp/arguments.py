@@ -101,6 +101,17 @@ def shown(value: Any) -> str:
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
+def listed(items: Iterable[Any], at_most: int = 6) -> str:
+    """Return items with commas, those that are too many counted.
+
+    >>> listed("abc", 2), listed("ab", 2)
+    ('a, b and 1 more', 'a, b')
+    """
+    found = [str(item) for item in items]
+    more = len(found) - at_most
+    return ", ".join(found[:at_most]) + (f" and {more} more" if more > 0 else "")
+
+
 def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
     """A count with its noun; `several` where the plural is more than an s.
 

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -127,7 +128,7 @@ PANELS = {
     "Output": "out report overwrite json_file as_json".split(),
     "Advanced": (
         "engine workers gpus_per_worker address shard wait backend dtype tf32 device device_map max_memory offload_folder "
-        "quantization_config attention n_before n_context n_answer template place layers heads direction edit seed "
+        "quantization_config attention n_before n_context n_answer template place by layers heads direction edit seed "
         "no_progress rows show batch_size vllm_python tensor_parallel_size memory tflops"
     ).split(),
 }
@@ -171,6 +172,13 @@ TwinsOption = Annotated[
     ),
 ]
 OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
+ByOption = Annotated[
+    str | None,
+    Option(
+        help="Also name heads within strata of the problems: by 'answer', or by a tag that all problems have "
+        "(specialists: heads that act in some strata only)."
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,6 +397,57 @@ class Inserting(Asking):
         made = make_pairs(model, [problem for part in parts for problem in part], filler, template=self.template)
         ends = [0, *accumulate(map(len, parts))]
         return model, [made[start:end] for start, end in pairwise(ends)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairing(Inserting):
+    """The options of an analysis of one insertion, or of pairs of token ids."""
+
+    pairs: Annotated[
+        str | None,
+        Option(
+            callback=is_file,
+            help="Token ids instead of problems and an insertion: a .jsonl file of one pair a line, with the keys ids, answer, "
+            "clean or span, and if wanted distractor, tags, id.",
+        ),
+    ] = None
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The pairs of `--pairs` by id; `ValueError` beside options of problems or insertions, or where they lack something."""
+        from .prompts.own_ids import pairs_from_file
+
+        used = [name for name in OF_TEXTS if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+        if used:
+            raise ValueError(f"--pairs holds whole prompts: leave out --{used[0].replace('_', '-')}")
+        found = pairs_from_file(self.pairs or "")
+        contrast = CONTRASTS[getattr(self, "contrast", "content")]
+        for pair in found:
+            contrast.start(pair, contrast.conditions[1])
+            if (by := getattr(self, "by", None)) is not None and not pair.problem.text(by):
+                raise ValueError(f"--by {by}: pair {pair.id!r} has no such tag")
+        named = {pair.id: pair for pair in found}
+        if len(named) < len(found):
+            raise ValueError(
+                f"--pairs: {len(found) - len(named)} pairs are given twice; each counts once: leave copies out"
+            )
+        return named
+
+    def first(self, limit: int | None) -> tuple[Problem, ...]:
+        """The first problems of the source (None: all)."""
+        if self.pairs is None:
+            return super().first(limit)
+        return tuple(pair.problem for pair in self.given.values())[:limit]
+
+    def begin(self, *parts: tuple[Problem, ...]) -> tuple[Any, list[tuple[Any, ...]]]:
+        """The model and the pairs of each part of the problems."""
+        if self.pairs is None:
+            return super().begin(*parts)
+        return self.load(), [tuple(self.given[problem.id] for problem in part) for part in parts]
+
+
+OF_TEXTS = "problems template insertion unit n_tokens place n_before n_context n_answer".split()
+"""Options of how prompts are made."""
 
 
 # ------------------------------------------------------------------------------------------------ beginning and ending

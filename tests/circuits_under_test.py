@@ -29,7 +29,7 @@ class ByHand:
         kept: Tensor | None = None,
     ) -> None:
         self.model, self.outcome = model, OUTCOMES[outcome]
-        self.pair = bare.answered(self.outcome.appended)
+        self.pair = self.outcome.asked(bare, model.info)
         self.inputs, self.receiving = self.pair.condition(receiving), receiving
         length = len(self.pair.inserted)
         self.donor, self.start = donor, length - self.pair.n_after if start is None else start

@@ -83,6 +83,9 @@ def math500_path(shared_dir: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------- tiny models
 
 ARCHITECTURES = ("qwen2", "llama", "gemma3")
+ONE_OF_EACH = [pytest.param("qwen2", "hooked_transformer", marks=needs_hooked_transformer), ("llama", "bridge")]
+ONE_OF_EACH += [("gemma3", "nnsight")]
+"""(architecture, backend): each of both once, for what depends on neither by itself."""
 
 WORDS = """
     system user assistant You are a helpful assistant Please reason step by and put your final answer within boxed

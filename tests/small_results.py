@@ -114,7 +114,6 @@ def confirmed(scale: float = 1.0, n: int = 10) -> mi.Confirmation:
         total=1.0 + spread(n, 0.15),
         controls=beside(n, 3),
         joint=replace(knocked_out(n), chosen_elsewhere=True),
-        curve=replace(curve(n=n), settings={"model": "tiny", "ablation": "none", "chosen_elsewhere": True}),
         settings=LOCATING,
     )
 
@@ -543,7 +542,6 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "AccuracyResults": answered,
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),
     "Comparisons": lambda: answered(n=20).compare_all(),
-    "LinkedAccuracy": lambda: answered(n=4).linked(patched()),
     "StudyResult": studied,
     "ClaimChecks": checked,
     "Certificate": certified,

@@ -14,6 +14,7 @@ import pytest
 import torch
 from architectures_under_test import D_MODEL, N_HEADS, N_LAYERS, folder_of
 from conftest import ARCHITECTURES, needs_hooked_transformer
+from formulas_under_test import visible_keys
 from models_under_test import QUESTIONS, loaded, pairs_for
 from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special, stats
 from statsmodels.stats import contingency_tables, descriptivestats, multitest, proportion, weightstats
@@ -27,7 +28,6 @@ from mless_interp.metrics import (
     attention,
     distances,
     entropy,
-    flow,
     logits,
     outputs,
     rankings,
@@ -35,7 +35,6 @@ from mless_interp.metrics import (
     recovery,
     spikes,
 )
-from mless_interp.metrics.patterns import visible_keys
 from mless_interp.models.load import wrap_model
 from mless_interp.models.sites import site
 from mless_interp.patching.attribution import attribute_heads
@@ -267,20 +266,19 @@ def test_means_are_those_of_scipy_and_statsmodels(kind: str, n: int) -> None:
 # ----------------------------------------------------------------------------------------------------------- bootstrap
 
 
-@pytest.mark.parametrize("method", ["bca", "percentile"])
 @pytest.mark.parametrize(("kind", "n"), [case for case in CASES if case[1] > 2])
-def test_bootstrap_intervals_are_scipy_s_on_the_same_resamples(kind: str, n: int, method: Any) -> None:
+def test_bootstrap_intervals_are_scipy_s_on_the_same_resamples(kind: str, n: int) -> None:
     x = made(kind, n)
-    found = st.bootstrap_interval(x, n_resamples=300, seed=n, method=method, confidence=0.8)
+    found = st.bootstrap_interval(x, n_resamples=300, seed=n, confidence=0.8)
     peer = stats.bootstrap(
         (x,),
         np.mean,
         n_resamples=300,
         confidence_level=0.8,
-        method="BCa" if method == "bca" else "percentile",
+        method="BCa",
         rng=st.derive_generator(n, "bootstrap", n),
     )
-    if method == "percentile" or (n > 9 and kind not in ("ties", "mostly zero", "one outlier")):
+    if n > 9 and kind not in ("ties", "mostly zero", "one outlier"):
         close((found.low, found.high), peer.confidence_interval, rtol=1e-8, atol=1e-12 * np.abs(x).max())
     else:  # resamples tie with the sample: rounding decides what SciPy takes for a tie; see the next test
         draws = peer.bootstrap_distribution
@@ -322,35 +320,6 @@ def test_a_share_s_limits_end_where_the_sign_test_of_part_minus_share_of_total_j
         assert rejects(low - wide) and rejects(high + wide) and not rejects(low + wide) and not rejects(high - wide)
         outside = np.r_[low - np.logspace(-6, 3, 40), high + np.logspace(-6, 3, 40)]
         assert all(map(rejects, outside)) and not rejects(float(found.estimate)), seed
-
-
-# -------------------------------------------------------------------------------------------------------- permutations
-
-
-def test_two_groups_are_scipy_s_welch_test_over_all_divisions() -> None:
-    def t(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
-        spread = a.var(axis=axis, ddof=1) / a.shape[axis] + b.var(axis=axis, ddof=1) / b.shape[axis]
-        return (a.mean(axis=axis) - b.mean(axis=axis)) / np.sqrt(spread)
-
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        n, size = 8, 2 + seed % 4
-        group = rng.permutation(n) < size
-        x = (rng.normal(size=(n, 4)) + np.where(group, 0.8, 0.0)[:, None]) * [1, 1e6, 1e-6, 1e-6]
-        x[:, 3] += group  # a million standard errors apart
-        found = st.two_groups(x, group)
-        means = weightstats.CompareMeans.from_data(x[group], x[~group])
-        close((found.low, found.high), means.tconfint_diff(usevar="unequal"), rtol=1e-8)
-        data = (x[group], x[~group])
-        one = stats.permutation_test(
-            data, lambda a, b, axis: np.abs(t(a, b, axis)), alternative="greater", vectorized=True
-        )
-        n = len(one.null_distribution)
-        close(found.p, (1 + n * one.pvalue) / (1 + n), case=seed)
-        largest = np.abs(one.null_distribution).max(1)
-        observed = np.abs(t(x[group], x[~group], 0))
-        hits = np.array([(largest >= value * (1 - 1e-9)).sum() for value in observed])
-        close(found.p_corrected, (1 + hits) / (1 + n), case=seed)
 
 
 # ------------------------------------------------------------------------------------------------------------ rankings
@@ -426,16 +395,13 @@ def test_distances_are_scipy_s() -> None:
         close(distances.renormalised_rows(p, alignment=shared), expected, rtol=1e-12)
 
 
-def test_rollout_is_a_product_of_matrices_and_received_attention_a_mean_of_columns() -> None:
-    for _, pattern, span in patterns():
+def test_received_attention_is_a_mean_of_columns() -> None:
+    for _, pattern, _ in patterns():
         p, n = pattern.numpy(), pattern.shape[-1]
-        product = np.linalg.multi_dot([(p[layer] + np.eye(n)) / 2 for layer in (1, 0)])
-        close(flow.rollout(pattern), product, atol=1e-14)
-        close(flow.rollout_span_share(pattern, span=span), product[:, span.numpy()].sum(-1), atol=1e-13)
         below = np.where(np.tril(np.ones((n, n)), -1) > 0, p, np.nan)[..., :-1]
         close(received.received_attention(pattern, min_rows=1)[..., :-1], np.nanmean(below, axis=-2), atol=1e-15)
         onwards = np.where(np.tril(np.ones((n, n))) > 0, p, np.nan)
-        close(received.sink_alpha(pattern), np.nanmean(onwards, axis=-2), atol=1e-15)
+        close(received.received_attention(pattern, diag=True, min_rows=1), np.nanmean(onwards, axis=-2), atol=1e-15)
 
 
 def test_values_of_a_span_are_compared_as_scipy_compares_vectors() -> None:
@@ -518,8 +484,7 @@ def test_time_constants_are_those_of_scipy_s_least_squares() -> None:
         y = curve(t, 0.3, 0.2, tau) + 0.002 * rng.normal(size=n)
         found = recovery.recovery_time_constant(torch.tensor(y))
         fitted, _ = optimize.curve_fit(curve, t, y, p0=(0.3, 0.2, tau))
-        close(found.tau, fitted[2], rtol=2e-3, case=seed)
-        close(found.r_squared, 1 - ((y - curve(t, *fitted)) ** 2).sum() / ((y - y.mean()) ** 2).sum(), atol=1e-5)
+        close(found, fitted[2], rtol=2e-3, case=seed)
 
 
 @pytest.mark.parametrize(("kind", "n"), CASES)
@@ -530,7 +495,6 @@ def test_distributions_of_activations_are_those_of_scipy_and_numpy(kind: str, n:
     close((activations.mean_absolute(x), activations.root_mean_square(x)), (np.abs(a).mean(), np.sqrt((a**2).mean())))
     for q in (0.0, 0.013, 0.5, 0.95, 1.0):
         close(activations.quantile(x, q=q), np.quantile(a, q), rtol=1e-9, atol=1e-18)
-        close(activations.quantile_threshold(x, q=q), np.quantile(np.abs(a), q), rtol=1e-9, atol=1e-18)
     size = np.abs(a)
     differences = np.abs(size[:, None] - size).mean()
     close(activations.gini(x), differences / (2 * size.mean()), rtol=1e-9, atol=1e-12)
@@ -543,10 +507,7 @@ def test_distributions_of_activations_are_those_of_scipy_and_numpy(kind: str, n:
     close(activations.histogram(x, edges=torch.tensor(edges)), counts)
     share = np.abs(counts[:, None] - counts).mean() / (2 * counts.mean())
     close(activations.histogram_gini(x, edges=torch.tensor(edges)), share, atol=1e-12)
-    tails = activations.tails(x)
-    ends = np.quantile(a, (0.01, 0.05, 0.95, 0.99))
-    close((tails.q01, tails.q05, tails.q95, tails.q99), ends, rtol=1e-9, atol=1e-18)
-    close((tails.minimum, tails.kurtosis), (a.min(), stats.kurtosis(a)), rtol=1e-6, atol=1e-9)
+    close(received.kurtosis(x), stats.kurtosis(a), rtol=1e-6, atol=1e-9)
     close(
         activations.median_variance(torch.tensor(made(kind, n, 5))),
         np.median(made(kind, n, 5).var(0, ddof=1)),
@@ -558,7 +519,6 @@ def test_distributions_of_activations_are_those_of_scipy_and_numpy(kind: str, n:
         signed = np.maximum(stats.median_abs_deviation(a), 1e-12) * 1.4826 * 0.2
         close(activations.arm_threshold(x, c=0.2, absolute=False), signed)
         close(activations.near_zero_fraction(y, threshold=float(width)), (np.abs(b) < width).mean())
-        close(activations.relative_sparsity(y, base=x, c=0.2), (np.abs(b) < width).mean())
 
 
 # --------------------------------------------------------------------------------------------- outcomes, affine parts

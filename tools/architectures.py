@@ -36,14 +36,15 @@ def found(architecture: str, backend: str) -> tuple[str, str]:
         except (AssertionError, ModelError, ValueError, RuntimeError) as error:
             failed.append(name)
             why.append(f"{name}: {reason_of(error)}")
-    return ("all", "") if not failed else (f"not {', '.join(failed)}", "; ".join(why))
+    return ("all", "") if not failed else (f"not {', '.join(failed)}", why[0])
 
 
 def reason_of(error: Exception) -> str:
     """An error's first sentence, without the folder's name."""
     words = str(error).splitlines()[0] if str(error) else type(error).__name__
     words = re.sub(r"'?/[^\s']*architecture-\S+?'?(?=[\s(]|$)", "it", words)
-    return re.split(r"; (?:use|try) |\(convertible", words)[0].strip().replace("|", "\\|")
+    words = re.split(r"; (?:use|try) |\(convertible", words)[0]
+    return re.sub(r"^\w+ (cannot be converted).*", r"\1", words).strip().replace("|", "\\|")
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -71,7 +72,7 @@ def main() -> None:
             notes = [note for note in notes if not note.startswith(start)] + ([f"{start} {why}."] if why else [])
             print(f"{architecture:24} {column:24} {cells[column]} {why}", flush=True)
         lines.append(f"| {architecture} | {' | '.join(cells.values())} |")
-    written = "\n".join([*lines, "", "Where it says less than all:", "", *sorted(notes)])
+    written = "\n".join([*lines, "", "Reasons (of several failures the first):", "", *sorted(notes)])
     PAGE.write_text(f"{before}<!-- architectures -->\n{written}\n\n<!-- end -->{after}", encoding="utf-8")
 
 

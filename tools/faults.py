@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -105,6 +106,12 @@ class Tally(NamedTuple):
     @property
     def wrong(self) -> int:
         return self.tried - self.equal - self.refused
+
+    @property
+    def cell(self) -> str:
+        """Equal, refused and wrong as the table writes them: `9, 1 r`."""
+        named = ((self.equal, ""), (self.refused, " r"), (self.wrong, " wrong"))
+        return ", ".join(f"{count}{end}" for count, end in named if count)
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -385,13 +392,30 @@ def tallies(analysis: str, model: Path, work: Path, *, kills: int, seed: int, on
 
 
 def table(found: list[Tally]) -> str:
-    lines = [
-        "| fault | analysis | tried | equal to the undisturbed run | refused, as meant | wrong |",
-        "| --- | --- | --: | --: | --: | --: |",
+    """A row per fault, a column per analysis."""
+    made = {(tally.fault, tally.analysis): tally for tally in found}
+    shown = [name for name in ANALYSES if any(name == analysis for _, analysis in made)]
+    lines = [["fault", *shown], ["---", *["--:"] * len(shown)]]
+    lines += [
+        [fault, *(made[fault, name].cell if (fault, name) in made else "-" for name in shown)]
+        for fault in FAULTS
+        if any(fault == tally.fault for tally in found)
     ]
-    lines += [f"| {t.fault} | {t.analysis} | {t.tried} | {t.equal} | {t.refused} | {t.wrong} |" for t in found]
-    total = [sum(column) for column in zip(*((t.tried, t.equal, t.refused, t.wrong) for t in found), strict=True)]
-    return "\n".join([*lines, f"| all | | {' | '.join(map(str, total))} |"]) + "\n"
+    tried, equal, refused, wrong = (
+        sum(column) for column in zip(*((t.tried, t.equal, t.refused, t.wrong) for t in found), strict=True)
+    )
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{rows}\n\nTogether: {tried} tried, {equal} equal, {refused} refused (r), {wrong} wrong.\n"
+
+
+def tallies_in(text: str) -> Iterator[Tally]:
+    """The counts of a table that `table` wrote."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    for fault, *cells in lines[2:]:
+        for analysis, cell in zip(lines[0][1:], cells, strict=True):
+            numbers = [int((re.findall(rf"(\d+){end}", cell) or [0])[0]) for end in (r"(?=,|$)", " r", " wrong")]
+            if fault in FAULTS and analysis in ANALYSES and any(numbers):
+                yield Tally(fault, analysis, sum(numbers), *numbers[:2])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -431,15 +455,8 @@ def write_table(page: Path, found: list[Tally]) -> None:
     if not closed:
         raise SystemExit(f"{page} has no table between {START.strip()!r} and {END!r}")
     made = {(tally.fault, tally.analysis) for tally in found}
-    cells = [line.strip("| ").split(" | ") for line in old.splitlines()]
-    kept = [
-        Tally(fault, analysis, *map(int, numbers[:3]))
-        for fault, analysis, *numbers in (row for row in cells if len(row) == 6)
-        if fault in FAULTS and analysis in ANALYSES and (fault, analysis) not in made
-    ]
-    places = [(fault, analysis) for analysis in ANALYSES for fault in FAULTS]
-    rows = sorted([*kept, *found], key=lambda tally: places.index((tally.fault, tally.analysis)))
-    page.write_text(before + START + table(rows) + END + after, encoding="utf-8")
+    kept = [tally for tally in tallies_in(old) if (tally.fault, tally.analysis) not in made]
+    page.write_text(before + START + table([*kept, *found]) + END + after, encoding="utf-8")
 
 
 def model_in(folder: Path, *, seed: int) -> Path:

@@ -17,8 +17,10 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+import mless_interp as mi
 from mless_interp.locating.judge import KINDS
 from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
+from mless_interp.running.columns import TextTable
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTH, SENTENCES = 118, 150
@@ -62,8 +64,8 @@ def conditions_in_symbols() -> str:
     tokens = {"inserted": "$P, I, Q$", "base": "$P, Q$", "clean": "as many others"}
     positions = {"base": r"$m, \dots$", "inserted": r"$m + N, \dots$"}
     return table(
-        "condition | tokens | positions of $Q$ | in words",
-        ((f"`{c.name}` ({c.code})", tokens[c.prompt], positions[c.positions], c.says) for c in CONDITIONS.values()),
+        "condition | tokens | positions of $Q$",
+        ((f"`{c.name}` ({c.code})", tokens[c.prompt], positions[c.positions]) for c in CONDITIONS.values()),
     )
 
 
@@ -120,7 +122,8 @@ def examples() -> None:
     page = DOCS / "how-to" / "check-your-model.md"
     text = page.read_text(encoding="utf-8")
     (certificate,) = blocks(text, "text")
-    made = printed("import mless_interp as mi\nprint(mi.certify_model(mi.load_model('demo'), progress=False))")
+    found = mi.certify_model(mi.load_model("demo"), progress=False)
+    made = "\n".join([*textwrap.wrap(found.headline(), WIDTH), *TextTable.of(found.printed(), "").lines()])
     page.write_text(text.replace(certificate, made + "\n"), encoding="utf-8")
 
 

@@ -6,44 +6,44 @@ stories260K is made by tools/convert_llama2c.py, its problems by tools/text_prob
 already is not run again; a run that is stopped goes on. All of it takes about six minutes of one core.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import mless_interp as mi
-from mless_interp.commands.answers import of_study
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "studies.md"
 NOT_ASKED = {
     "paper": "Whether reasoning improves: the demo model is nearly always right and was trained to respond to slashes.",
-    "filler_after_question": "Whether filler can replace a chain of thought: neither model was trained with filler. Asked is "
-    "whether what the filler's rows computed from the question (`computed`) reaches the answer.",
-    "repeated_question": "Whether more answers are right: the demo model has nothing to gain. Asked is whether the second "
-    "reading changes the answer.",
+    "filler_after_question": "Whether filler can replace a chain of thought: neither model was trained with filler. The study "
+    "asks whether the answer reads what the filler computed from the question (`computed`).",
+    "repeated_question": "Whether more answers are right: the demo model has nothing to gain. The study asks whether the "
+    "second reading changes the answer.",
     "distractors": "Sentences written to distract: questions of other problems replace them.",
     "counting": "Whether more answers are right: the demo model has nothing to gain, and neither model is large or recent.",
     "length_alone": "Contexts of thousands of tokens: these models take 512.",
-    "repeated_tokens_and_sinks": "Which neurons create a sink. Asked is whether a run of one token resembles the first token "
-    "of the prompt more than random words do.",
+    "repeated_tokens_and_sinks": "Which neurons create a sink. The study asks whether a run of one token resembles the "
+    "prompt's first token more than random words do.",
 }
-"""The studies in their order, and what of their claims these two models cannot be asked."""
+"""The studies in their order, and the part of their claims that these two models cannot test."""
 TEXTS: dict[str, Any] = {"template": "text", "answers": 0}
 """What texts without keys allow."""
 TWO_TOKENS = 110
 """On stories260K a slash is two tokens: so many hold 55 of them."""
 BEGIN = """# Studies
 
-A study is one file: a model, problems, insertions with their places, contrasts, outcomes and seeds. It gives one page
+A study is one file that names a model, problems, insertions, contrasts, outcomes and seeds. Its result is one table
 with a row per insertion.
 
 ```
 mless-interp study paper --report --out results/paper
 ```
 
-`mless-interp study` without arguments lists the seven included studies; give the .toml file of your own.
-`mi.run_study` does the same. `--model`, `--problems` and other options replace values of the file.
+`mless-interp study` without arguments lists the seven included studies; your own is a .toml file. `mi.run_study` does
+the same. Options such as `--model` and `--problems` replace values of the file.
 
 ```toml
 title = "Slashes against words"
@@ -69,17 +69,17 @@ kind = "random_sentence"
 
 ## Reading the tables
 
-`python tools/run_studies.py` writes everything below from results on the bundled demo model and on stories260K ([how
-it is built](real-models.md#55-slashes-in-stories260k)), whose problems are texts and whose slashes are two tokens
-each. Both models are small, and neither is one of the sources' models, so the tables neither support nor refute the
-sources.
+`python tools/run_studies.py` writes everything below from runs of the bundled demo model and of stories260K ([how it
+is built](real-models.md#55-slashes-in-stories260k)), whose problems are texts and whose slashes are two tokens each.
+Both models are small and none of the sources' models, so the tables neither support nor refute the sources.
 
-A contrast's cell: the median over problems of its effect on the answer's log-probability in nats with a 95 %
-interval, and the number of problems with that sign; an asterisk: p < 0.05, sign test after Holm over the study.
-`attention`: the mean share over heads of the attention of later rows to the inserted tokens. `heads`: those that
-carry more than 5 % of the content effect in most problems. `answers`: right ones, and the difference from no
-insertion in points. Other columns are [metrics of attention](methods.md#4-attention-metrics), means over heads and
-problems.
+- A [contrast](concepts.md#the-contrasts): the median effect over problems on the answer's log-probability (nats) with
+  its 95 % interval, and the problems with that sign. An asterisk: p < 0.05, sign test after Holm over the study. A
+  further contrast without an asterisk in any row is left out.
+- `attention`: mean share of later rows' attention on the inserted tokens; in brackets under uniform attention.
+- `heads`: heads that carry more than 5 % of the content effect in most problems.
+- `answers`: share of right answers, and the difference from no insertion in points.
+- Other columns: [metrics of attention](methods.md#4-attention-metrics), means over heads and problems.
 """
 
 app = typer.Typer(add_completion=False)
@@ -99,7 +99,7 @@ def main(
         texts = on_texts(study).with_changes(model=stories, problems=problems)
         parts += [
             f"## {study.title}\n\n`mless-interp study {name}`, after {study.source}.\n",
-            f"- **Claimed there**: {study.claims}.\n- **Not asked here**: {not_asked}\n",
+            f"- **Claimed there**: {study.claims}.\n- **Not tested here**: {not_asked}\n",
             section("the demo model", result(study, out / "demo" / name)),
             sentence("stories260K", result(texts, out / "stories260K" / name)),
         ]
@@ -124,36 +124,40 @@ def result(study: Any, folder: Path) -> Any:
 def section(model: str, found: Any) -> str:
     """A study's table on one model."""
     metrics = next(iter(found.attention.values())).metrics[1:] if found.attention else ()
-    columns = ["insertion", *found.contrasts, "attention", *metrics]
+    rows_of = found.summary()
+    shown = [name for name in found.contrasts[1:] if (rows_of[f"{name}_p"] < 0.05).any()]
+    columns = ["insertion", found.contrasts[0], *shown, "attention", *metrics]
     columns += ["heads"] * bool(found.located) + ["answers"] * (found.answers is not None)
-    rows = [[cell(row, name, found) for name in columns] for row in found.summary().to_dict("records")]
+    rows = [[cell(row, name, found) for name in columns] for row in rows_of.to_dict("records")]
     lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-    return f"**On {model}**, {len(found.problem_ids)} problems:\n\n" + "\n".join(lines) + "\n"
+    answers = "" if found.answers is None else f", {int(rows_of['answers_n'].max())} answers per row"
+    return f"**On {model}**, {len(found.problem_ids)} problems{answers}:\n\n" + "\n".join(lines) + "\n"
 
 
 def sentence(model: str, found: Any) -> str:
     """A study's result on one model in one sentence."""
-    return f"**On {model}**, {len(found.problem_ids)} problems: {of_study(found)}\n"
+    return f"**On {model}**, {len(found.problem_ids)} problems: {found.headline()}\n"
 
 
 def cell(row: dict[str, Any], name: str, found: Any) -> str:
     """One cell in words."""
     if name == "insertion":
-        return f"{row['insertion']} ({row['inserts']})"
+        return f"{row['insertion']} ({re.sub(', (after|before) [a-z]+$', '', row['inserts'])})"
     if name in found.contrasts:
         return effect(row, name)
     if name == "attention":
-        mass = limits(row, "span_mass", scale=100, form=".0f", unit=" %")
-        return f"{mass}, uniform {100 * row['span_mass_null']:.0f} %"
+        return f"{100 * row['span_mass']:.0f} % ({100 * row['span_mass_null']:.0f} %)"
     if name == "heads":
         if row["heads"] != row["heads"]:
             return "not asked"
+        if row["heads"] == "none" or "shown_again" not in row:
+            return row["heads"]
         return row["heads"] + (
-            f"; confirmed: {row['shown_again']}" if row["heads"] != "none" and "shown_again" in row else ""
+            "; all confirmed" if row["shown_again"] == row["heads"] else f"; confirmed: {row['shown_again']}"
         )
     if name == "answers":
         points = limits(row, "difference", scale=100, form="+.0f")
-        return f"{100 * row['accuracy']:.0f} % of {row['answers_n']}: {points}{star(row['difference_p'])}"
+        return f"{100 * row['accuracy']:.0f} %: {points}{star(row['difference_p'])}"
     missing = len(found.problem_ids) - row[f"{name}_n"]
     return limits(row, name) + f" (undefined in {missing})" * bool(missing)
 
@@ -165,14 +169,14 @@ def effect(row: dict[str, Any], contrast: str) -> str:
     if not n:
         return f"undefined in {missing}"
     if not k and not row[f"{contrast}_median"]:
-        return f"0, {n} of {n}{told}"
-    return f"{limits(row, f'{contrast}_median', form='+.2f')}{star(row[f'{contrast}_p'])}, {k} of {n}{told}"
+        return f"0, {n}/{n}{told}"
+    return f"{limits(row, f'{contrast}_median', form='+.2f')}{star(row[f'{contrast}_p'])}, {k}/{n}{told}"
 
 
-def limits(row: dict[str, Any], name: str, *, scale: float = 1, form: str = ".2f", unit: str = "") -> str:
+def limits(row: dict[str, Any], name: str, *, scale: float = 1, form: str = ".2f") -> str:
     """A number of a row with its interval."""
     number, low, high = (scale * row[f"{name}{end}"] for end in ("", "_ci_low", "_ci_high"))
-    return f"{number:{form}}{unit}" + ("" if low != low else f" [{low:{form}}, {high:{form}}]")
+    return f"{number:{form}}" + ("" if low != low else f" [{low:{form}}, {high:{form}}]")
 
 
 def star(p: float) -> str:

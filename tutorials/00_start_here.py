@@ -62,11 +62,10 @@ found = mi.locate_heads(model, pairs, confirm=fresh, n_random_sets=20, n_control
 found.summary().head(8)[["label", "kind", "confirmed", "removed_count", "n", "removed_share"]].round(2)
 
 # %% [markdown]
-# `print(found)` reports the result. These are the sentences on the fresh problems that matter most:
+# `print(found)` reports the result in a few lines; `found.explain()` says everything.
 
 # %%
-said = found.confirmation.sentences()
-print(*(sentence for sentence in said if "onfirmed" in sentence or "as a set" in sentence), sep="\n")
+print(found)
 
 # %% [markdown]
 # ## Where such a head looks

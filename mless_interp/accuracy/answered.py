@@ -1,20 +1,20 @@
 """`AccuracyResults`: what was answered under each treatment, graded, `[problem, treatment, sample]`."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
+from ..arguments import count_of, listed
 from ..grading.graders import GRADERS, OPEN
-from ..models.mlp_activations import extension_of
-from ..running.results import Result, Shown, ShownTable
+from ..models.derived_sites import extension_of
+from ..running.columns import columns_of
+from ..running.results import Result, Shown, ShownTable, limits_of
 from ..statistics import CONFIDENCE, Interval, by_group, defined_mean, holm, pass_at_k
-from .comparisons import Comparison, Comparisons, compare_answers
-from .intervals import accuracy_interval
-from .linked import LinkedAccuracy, link
+from .comparisons import Comparison, Comparisons, accuracy_interval, compare_answers
 
 ROW = ("problem", "treatment", "sample", "completion", *GRADERS, "boxed", "decided", "cut_off", "n_tokens")
 """The keys of one finished answer, as `AccuracyResults.from_rows` reads them."""
@@ -41,28 +41,24 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
+    axes: ClassVar = tuple(
+        (name, "problem treatment sample") for name in ("correct", "boxed", "cut_off", "n_tokens", "decided")
+    )
+
+    picture = "accuracy_bars"
+    columns = columns_of("""
+        accuracy | right | share | share of right answers, strictly graded
+        paper | right, paper's grader | share | share of right answers as the paper's own rule grades
+        boxed | boxed | share | share of answers with a \boxed{} result
+        cut_off | cut off | share | share of answers that ran into the longest length
+        gave_up | undecided | share | share of grades that nothing decided; they count as wrong
+        n_missing | not run | | answers that are missing
+    """)
 
     def __post_init__(self) -> None:
         check_names(self.problem_ids, "problem id")
         check_names(self.treatments, "treatment")
-        if GRADERS[0] not in self.correct or not set(self.correct) <= set(GRADERS):
-            raise ValueError(
-                f"correct needs grader {GRADERS[0]} and may have others of {', '.join(GRADERS)}, got "
-                f"{', '.join(self.correct) or 'none'}"
-            )
-        arrays = self.correct | {"boxed": self.boxed, "cut_off": self.cut_off, "n_tokens": self.n_tokens}
-        expected = (len(self.problem_ids), len(self.treatments), self.n_samples)
-        for name, array in (*arrays.items(), ("decided", self.decided)):
-            if array.shape != expected:
-                raise ValueError(f"{name} must be [problem, treatment, sample] = {expected}, got shape {array.shape}")
-        for name in (*self.correct, "boxed", "cut_off"):
-            if not np.isin(arrays[name][~np.isnan(arrays[name])], (0.0, 1.0)).all():
-                raise ValueError(f"{name} must be 1, 0 or NaN (not run)")
-        if self.golds and len(self.golds) != len(self.problem_ids):
-            raise ValueError(f"{len(self.problem_ids)} problems but {len(self.golds)} gold answers")
-        shape = {len(self.completions), len(self.problem_ids)}, {len(c) for c in self.completions}
-        if shape != ({len(self.problem_ids)}, {len(self.treatments)}):
-            raise ValueError("completions must be nested as [problem][treatment][sample]")
+        self.check_axes()
 
     @classmethod
     def from_rows(
@@ -78,25 +74,18 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         seed: int = 0,
     ) -> "AccuracyResults":
         """Results from finished answers in any order, one mapping with the keys `ROW` each; the others count as not run."""
-        check_names(problem_ids, "problem id")
-        check_names(treatments, "treatment")
         shape = (len(problem_ids), len(treatments), n_samples)
         numbers = {name: np.full(shape, np.nan) for name in (*GRADERS, "boxed", "cut_off", "n_tokens")}
         decided = np.full(shape, "", dtype="<U16")
         texts: list[list[list[str | None]]] = [[[None] * n_samples for _ in treatments] for _ in problem_ids]
         places = {p: i for i, p in enumerate(problem_ids)}, {c: i for i, c in enumerate(treatments)}
         for number, row in enumerate(rows):
-            missing = [key for key in ROW if key not in row]
-            if missing:
-                raise ValueError(f"answer {number} lacks {', '.join(missing)}; an answer has the keys {', '.join(ROW)}")
-            where = f"answer {number} ({row['problem']!r}, {row['treatment']!r}, sample {row['sample']!r})"
-            if row["problem"] not in places[0] or row["treatment"] not in places[1]:
-                raise ValueError(f"{where} belongs to none of these problems and treatments ({', '.join(treatments)})")
-            if row["sample"] not in range(n_samples):
-                raise ValueError(f"{where}: samples are counted from 0 to {n_samples - 1}")
-            at = places[0][row["problem"]], places[1][row["treatment"]], int(row["sample"])
-            if decided[at]:
-                raise ValueError(f"{where} is there twice")
+            at = places[0].get(row["problem"], -1), places[1].get(row["treatment"], -1), int(row["sample"])
+            if -1 in at[:2] or at[2] not in range(n_samples) or decided[at]:
+                raise ValueError(
+                    f"answer {number} ({row['problem']!r}, {row['treatment']!r}, sample {row['sample']!r}) belongs to none of "
+                    f"these problems and treatments ({', '.join(treatments)}), or is there twice"
+                )
             for name, array in numbers.items():
                 array[at] = float(row[name])
             decided[at] = row["decided"]
@@ -197,17 +186,15 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             columns["gold"] = np.repeat(self.golds, rows)
         return pd.DataFrame(columns)
 
-    def compare(self, first: str, second: str, *, grader: str = "strict") -> Comparison:
+    def compare(self, first: str, second: str, *, grader: str = "strict", n_tests: int = 1) -> Comparison:
         """The second treatment against the first, on the problems that both answered.
 
         Do more problems gain than lose? The exact sign test of the problems whose share of right answers differs. With one
         sample per problem that is McNemar's test, and the difference has Tango's score interval; with several the interval
         is that of the mean change (t below 20 problems), which it describes. Where the test does not reject, the interval
-        holds 0. Variants of one problem (`groups`) count as several samples of one.
+        holds 0. Variants of one problem (`groups`) count as several samples of one. `n_tests`: how many comparisons are made
+        together, which the smallest detectable change allows for.
         """
-        return self._compared(first, second, grader=grader, n_tests=1)
-
-    def _compared(self, first: str, second: str, *, grader: str, n_tests: int) -> Comparison:
         if first == second:
             raise ValueError(f"two different treatments are compared, got {first!r} twice")
         graded = self._graded(grader)
@@ -231,68 +218,29 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         others = [name for name in self.treatments if name != reference]
         if not others:
             raise ValueError(f"there is only one treatment, {reference!r}: nothing to compare")
-        found = [self._compared(reference, name, grader=grader, n_tests=len(others)) for name in others]
+        found = [self.compare(reference, name, grader=grader, n_tests=len(others)) for name in others]
         p = np.array([one.p for one in found])
         corrected = holm(p) if not np.isnan(p).all() else p
         return Comparisons(reference=reference, grader=grader, comparisons=tuple(found), p_holm=np.asarray(corrected))
 
-    def linked(
-        self,
-        scores: Any,
-        *,
-        reference: str | None = None,
-        treatments: Sequence[str] | None = None,
-        metrics: Sequence[str] | None = None,
-        grader: str = "strict",
-    ) -> LinkedAccuracy:
-        """Which heads' scores go with a changed answer: every problem and treatment beside the scores of each head.
+    def headline(self) -> str:
+        """Return which treatments change right answers, against the first."""
+        if len(self.treatments) > 1:
+            return self.compare_all().headline()
+        row = self.summary().iloc[0]
+        limits = limits_of(row["low"], row["high"], ".1f", scale=100)
+        n = count_of(int(row["n"]), "problem")
+        return f"{100 * row['accuracy']:.1f} %{limits} of {n} are answered right under {row['treatment']!r}."
 
-        `scores`: `HeadScores` (`metrics`: span mass, when not named), `PatchScores`, `HeadAttribution` or `LocatedHeads`
-        of the same problems. A problem changes where most of its samples are right under `reference` (the first
-        treatment, when not named) and not under the other, or the reverse.
-        """
-        reference = self.treatments[0] if reference is None else reference
-        self._place(reference)
-        chosen = [name for name in self.treatments if name != reference] if treatments is None else list(treatments)
-        check_names(chosen, "treatment")
-        for name in chosen:
-            self._place(name)
-        if not chosen or reference in chosen:
-            raise ValueError(f"name treatments other than the reference {reference!r}, got {chosen}")
-        shares = self.share_right(grader=grader)
-        return link(
-            scores,
-            shares={name: shares[:, self._place(name)] for name in (reference, *chosen)},
-            problem_ids=self.problem_ids,
-            groups=self.groups,
-            metrics=metrics,
-            grader=grader,
-            seed=self.seed,
-        )
+    def caveats(self) -> list[str]:
+        """Return which answers were cut off."""
+        cut = self.summary().query("cut_off > 0.05")
+        words = listed(f"{row.treatment} {100 * row.cut_off:.0f} %" for row in cut.itertuples())
+        few = [f"Cut off before an end: {words}; raise the number of new tokens, or these grades are too low."]
+        return [*few * bool(len(cut)), *super().caveats()]
 
-    def bars(self, published: pd.DataFrame | None = None) -> pd.DataFrame:
-        """What the bar chart shows: treatment, accuracy, low, high, n, and source ("measured").
-
-        `published`: a table of `mi.paper.published(model=..., benchmark=...)`, added as rows whose source is the paper's
-        table, without intervals (the paper prints none).
-        """
-        measured = self.summary()[["treatment", "accuracy", "low", "high", "n"]].assign(source="measured")
-        if published is None:
-            return measured
-        printed = pd.DataFrame(
-            {
-                "treatment": published["treatment"],
-                "accuracy": published["percent"] / 100,
-                "low": np.nan,
-                "high": np.nan,
-                "n": np.nan,
-                "source": published["source"],
-            }
-        )
-        return pd.concat([measured, printed], ignore_index=True)
-
-    def sentences(self) -> list[str]:
-        """What was run, and what is missing or suspicious."""
+    def details(self) -> list[str]:
+        """Return what was run, what is missing, and every comparison with the first treatment."""
         table = self.summary()
         samples = f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
@@ -305,33 +253,23 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             found.append(f"Left out, as not run: {count_of(missing, 'answer')}.")
         if gave_up:
             found.append(f"{gave_up} grades were not decided (out of time or memory) and count as wrong.")
-        cut = table.loc[table["cut_off"] > 0.05, ["treatment", "cut_off"]]
-        if len(cut):
-            listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in cut.to_numpy())
-            found.append(
-                f"Cut off before an end: {listed}; raise the number of new tokens, or these grades are too low."
-            )
-        return found
+        return [*found, *(self.compare_all().details() if len(self.treatments) > 1 else [])]
 
     def printed(self) -> pd.DataFrame:
-        """The strict grades with their intervals, the other graders beside them."""
-        table = self.summary()
-        at_k = [name for name in table if name.startswith("pass_at_")]
-        wanted = ["treatment", "accuracy", "low", "high", "n", *self.graders[1:], *at_k, "boxed", "cut_off", "n_tokens"]
-        return table[wanted]
+        """Return right answers by treatment, and how they differ from those under the first."""
+        table = self.summary()[["treatment", "accuracy", "low", "high", "n"]]
+        if len(self.treatments) == 1:
+            return table
+        beside = self.compare_all().printed().drop(columns="n").astype({"gained": "Int64", "lost": "Int64"})
+        names = {"low": "gain_ci_low", "high": "gain_ci_high", "second": "treatment"}
+        return table.merge(beside.rename(columns=names).drop(columns="accuracy_second"), on="treatment", how="left")
 
     def shown(self) -> Shown:
         """The summary as a table."""
         table = self.summary()
-        caption = (
-            "Answers by treatment: shares of problems, strictly graded and beside it leniently and as the paper grades."
-        )
+        caption = "Answers by treatment: shares of problems, strictly graded and beside it as the paper grades."
         named = dict.fromkeys(table.columns, "") | {"n_tokens": "tokens of an answer"}
         return Shown((ShownTable(table, caption, named),))
-
-    def __repr__(self) -> str:
-        shown = super().__repr__()
-        return f"{shown}\n{self.compare_all()!r}" if len(self.treatments) > 1 else shown
 
     def _graded(self, grader: str) -> np.ndarray:
         if grader not in self.correct:
@@ -352,8 +290,6 @@ def check_names(names: Sequence[str], what: str) -> None:
     """At least one name, and none twice."""
     if not names:
         raise ValueError(f"at least one {what} is needed")
-    twice = (
-        [name for name in dict.fromkeys(names) if list(names).count(name) > 1] if len(set(names)) < len(names) else []
-    )
+    twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
         raise ValueError(f"every {what} is named once, but {', '.join(map(repr, twice))} came twice or more")

@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from scipy.stats import beta
 
-from ..arguments import count_of
-from ..running.results import Result, Shown, ShownTable, as_text, limits_of
+from ..arguments import count_of, listed
+from ..running.columns import columns_of
+from ..running.results import Result, Shown, ShownTable, limits_of
 from ..statistics import (
     CONFIDENCE,
     Interval,
@@ -17,12 +18,14 @@ from ..statistics import (
     mean_interval,
     one_problem,
     paired_difference,
+    wilson,
 )
 
 POWER = 0.8
 ROUNDING = 1e-9
 """Shares of right answers that differ by less are equal."""
 NO_CHANGE = "no problem changed: exact bound"
+ALL_EQUAL = "all problems equal: Wilson"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,6 +54,18 @@ class Comparison(Result, renamed={"n_needed": None}):
     n_left_out: int
     detectable: float
 
+    columns = columns_of("""
+        second | treatment | | what was done to the problem before it was answered
+        first | against | | the treatment that it is compared with
+        accuracy_second | right | share | share of right answers under the treatment
+        accuracy_first | right under the first | share | share of right answers under the treatment that it is compared with
+        gain | change | share | right answers under the treatment - under the first, on the same problems
+        gained | gained | | problems right under this treatment alone
+        lost | lost | | problems right under the first treatment alone
+        test | test | | which test gives p
+        detectable | detectable | share | share of problems that must change, all one way, to be found with 80 % power
+    """)
+
     @property
     def alpha(self) -> float:
         """The level of the test: 1 - the interval's confidence."""
@@ -77,48 +92,47 @@ class Comparison(Result, renamed={"n_needed": None}):
             }
         )
 
+    def printed(self) -> pd.DataFrame:
+        """Return the same row under short names."""
+        columns = ["second", "accuracy_second", "difference", "low", "high", "gained", "lost", "n", "p"]
+        return self.summary()[columns].rename(columns={"difference": "gain"})
+
     def to_frame(self) -> pd.DataFrame:
         """The same row: there is nothing below a comparison."""
         return self.summary()
 
-    def sentences(self, *, p_corrected: float | None = None) -> list[str]:
-        """The difference, and what it cannot tell; `p_corrected`: of the comparisons made together."""
+    def headline(self, *, p_corrected: float | None = None) -> str:
+        """Return whether right answers change, and by how much; `p_corrected`: of the comparisons made together."""
         if not self.n:
-            return [f"{self.second!r} against {self.first!r}: no problem was answered under both."]
-        low, high = float(self.difference.low), float(self.difference.high)
-        words = (
-            f"{self.second!r} against {self.first!r}: {_percent(self.accuracy_second)} against "
-            f"{_percent(self.accuracy_first)} of {count_of(self.n, 'problem')} ({self.grader} grades), a difference of "
-            f"{_points(float(self.difference.estimate))} points{limits_of(low, high, '+.1f', scale=100)}; "
-            f"{len(self.gained)} gained, {len(self.lost)} lost, p = {self.p:.3g} ({self.test})"
+            return f"{self.second!r} against {self.first!r}: no problem was answered under both."
+        p, low, high = (
+            self.p if p_corrected is None else p_corrected,
+            *map(float, (self.difference.low, self.difference.high)),
         )
-        p = self.p
-        if p_corrected is not None:
-            words += f", {p_corrected:.3g} after Holm's correction"
-            p = p_corrected
-        if p < self.alpha:
-            return [
-                f"{words}: more problems {'gain than lose' if len(self.gained) > len(self.lost) else 'lose than gain'}."
-            ]
-        found = [f"{words}: no difference is established."]
-        if np.isnan([low, high]).any():
+        does = "raises" if len(self.gained) > len(self.lost) else "lowers"
+        return (
+            f"{self.second!r} {does if p < self.alpha else 'is not shown to change'} right answers: "
+            f"{_percent(self.accuracy_second)} against {_percent(self.accuracy_first)} under {self.first!r} "
+            f"({_points(float(self.difference.estimate))} points{limits_of(low, high, '+.1f', scale=100)}, {len(self.gained)} "
+            f"gained, {len(self.lost)} lost of {count_of(self.n, 'problem')}, p = {p:.2g})."
+        )
+
+    def details(self) -> list[str]:
+        """Return the test, and what the problems cannot show."""
+        if not self.n:
+            return []
+        found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
+        reach = 100 * float(np.max(np.abs([self.difference.low, self.difference.high])))
+        if self.p < self.alpha:
+            return found
+        if np.isnan(reach):
             return [*found, "A single problem has no interval."]
-        reach = 100 * max(abs(low), abs(high))
         fits = f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too"
         if np.isfinite(self.detectable):
             fits += (
-                f"; a change in fewer than {100 * self.detectable:.1f} % of the problems, all one way, is more likely missed "
-                f"than one time in five (power {100 * POWER:.0f} %)"
+                f"; a change in {100 * self.detectable:.1f} % of the problems is found {100 * POWER:.0f} % of the time"
             )
         return [*found, f"{fits}."]
-
-    def describe(self, *, p_corrected: float | None = None) -> str:
-        """The sentences as one text."""
-        return " ".join(self.sentences(p_corrected=p_corrected))
-
-    def printed(self) -> pd.DataFrame:
-        """Nothing more: the sentences have the numbers."""
-        return pd.DataFrame()
 
 
 def _percent(share: float) -> str:
@@ -148,19 +162,30 @@ class Comparisons(Result):
         """The same rows: there is nothing below a comparison."""
         return self.summary()
 
-    def each(self) -> list[list[str]]:
-        """The sentences of each comparison; p-values after Holm's correction where there are several."""
-        p_values = self.p_holm if len(self.comparisons) > 1 else [None]
-        return [one.sentences(p_corrected=p) for one, p in zip(self.comparisons, p_values, strict=True)]
+    def headline(self) -> str:
+        """Return which treatments change right answers, against the reference; else the largest difference."""
+        sure = [one for one, p in zip(self.comparisons, self.p_holm, strict=True) if p < one.alpha]
+        if len(sure) > 1:
+            told = (f"{one.second!r} {_points(float(one.difference.estimate))}" for one in sure)
+            return (
+                f"{len(sure)} of {len(self.comparisons)} treatments change right answers against {self.reference!r} "
+                f"({_percent(sure[0].accuracy_first)} right), in points: {listed(told)}."
+            )
+        size = [np.nan_to_num(abs(float(one.difference.estimate)), nan=-1.0) for one in self.comparisons]
+        one = sure[0] if sure else self.comparisons[int(np.argmax(size))]
+        others = f"no difference is shown for {count_of(len(self.comparisons) - 1, 'other treatment')}"
+        words = one.headline(p_corrected=float(self.p_holm[self.comparisons.index(one)]))
+        return words if len(self.comparisons) == 1 else f"{words[:-1]}; {others}."
 
-    def sentences(self) -> list[str]:
-        """Each comparison in words."""
-        return [sentence for told in self.each() for sentence in told]
+    def details(self) -> list[str]:
+        """Return each comparison in words; p-values after Holm's correction where there are several."""
+        p = self.p_holm if len(self.comparisons) > 1 else [None]
+        told = ([one.headline(p_corrected=each), *one.details()] for one, each in zip(self.comparisons, p, strict=True))
+        return [sentence for of_one in told for sentence in of_one]
 
     def printed(self) -> pd.DataFrame:
-        """A row per comparison, without what its sentences say."""
-        wanted = ["second", "accuracy_second", "difference", "low", "high", "gained", "lost", "n", "p", "p_holm"]
-        return self.summary()[wanted].rename(columns={"second": "treatment", "accuracy_second": "accuracy"})
+        """Return a row per comparison."""
+        return pd.concat([one.printed() for one in self.comparisons]).assign(p_holm=self.p_holm).drop(columns="p")
 
     def shown(self) -> Shown:
         """The comparisons as a table."""
@@ -170,9 +195,6 @@ class Comparisons(Result):
         return Shown(
             (ShownTable(table, caption, [*first, *(name for name in table if name not in (*first, "first"))]),)
         )
-
-    def __repr__(self) -> str:
-        return "\n".join([*map(" ".join, self.each()), as_text(self.printed())])
 
 
 def compare_answers(
@@ -248,3 +270,28 @@ def _detectable(n: int, *, n_tests: int, alpha: float) -> float:
     """
     least = int(np.floor(np.log2(2 * n_tests / alpha))) + 1
     return float(beta.ppf(POWER, least, n - least + 1)) if n >= max(2, least) else float("nan")
+
+
+def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, seed: int) -> Interval:
+    """Accuracy of each treatment from the problems' shares of right samples `[problem, treatment]`, with its interval.
+
+    One sample per problem: Wilson's. Several (`sampled`): of the mean over problems (`mean_interval`), and Wilson's over
+    problems where all of them are always right, or never, because any other would give a point there.
+    """
+    done = ~np.isnan(shares)
+    n, right = done.sum(0), np.where(done, shares, 0.0).sum(0)
+    by_wilson = wilson(np.round(right).astype(int), n, confidence=confidence)
+    if not sampled:
+        return by_wilson
+    found = mean_interval(shares, confidence=confidence, seed=seed)
+    found = replace(found, estimate=defined_mean(shares))  # also where a single problem was run
+    if len(shares) < 2:
+        return found
+    certain = (n > 0) & ((right == 0) | (right == n))
+    return replace(
+        found,
+        low=np.where(certain, by_wilson.low, found.low),
+        high=np.where(certain, by_wilson.high, found.high),
+        flag=np.where(certain, ALL_EQUAL, found.flag.astype("<U40")),
+        method=f"{found.method} over problems",
+    )

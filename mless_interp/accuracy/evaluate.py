@@ -81,7 +81,7 @@ def evaluate_accuracy(
     engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
         pass per token: HookedTransformer), "vllm" or a `Vllm` (a process of its own, insertions only), or "auto".
 
-    Graded by the completion alone, with the strict, the lenient and the paper's grader side by side. Batched and single
+    Graded by the completion alone, with the strict and the paper's grader side by side. Batched and single
     answers are equal up to rounding: in half precision, near-ties can fall either way.
 
     Raises `ValueError` before anything is generated for repeated ids or treatments, problems without an answer, prompts
@@ -111,10 +111,10 @@ def evaluate_accuracy(
         complete=has_closed_box if stop_after_box else None,
     )
     spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
-    if special_words(spelt) and all(treatment.insertion is None for treatment in chosen):  # make_pairs says it too
-        warnings.warn(visible(special_words(spelt)), stacklevel=3)
-    if overlap(asked) and all(treatment.insertion is None for treatment in chosen):
-        warnings.warn(visible(overlap(asked)), stacklevel=3)
+    said_by_pairs = any(treatment.insertion is not None for treatment in chosen)
+    for words in (special_words(spelt), overlap(asked)):
+        if words and not said_by_pairs:
+            warnings.warn(visible(words), stacklevel=3)
     settings = {
         **model.identity,
         "engine": running.name,

@@ -132,7 +132,7 @@ class CellEffects(Parts, Grouped):
             table.insert(at, name, values * len(self.problem_ids))
         return Table(table)
 
-    def sentences(self) -> list[str]:
+    def details(self) -> list[str]:
         """What was measured, and which cells are shown in most problems."""
         s = self.settings
         how = [f"{s['edit']} patch"] if "edit" in s else []
@@ -140,7 +140,6 @@ class CellEffects(Parts, Grouped):
         return [
             f"{self._what_words()}: {', '.join(how)}, {count_of(len(self.problem_ids), 'problem')}.",
             *self._row_words(),
-            *self._total_words(),
             *self._claim_words(),
             *self._sum_words(),
             *named_words(s),
@@ -156,12 +155,16 @@ class CellEffects(Parts, Grouped):
         return []
 
     def printed(self) -> pd.DataFrame:
-        """The ten cells of the largest median."""
-        return Table(largest_first(self.summary(), "median")[list(PRINTED)].head(10))
+        """Return the cells, the largest median first."""
+        return Table(largest_first(self.summary(), "median")[list(PRINTED)].rename(columns={"label": self.what[0]}))
 
     def shown(self) -> Shown:
         """The hundred cells of the largest median."""
-        table = largest_first(self.summary(), "median").drop(columns=list(self._named())[1:])
+        table = (
+            largest_first(self.summary(), "median")
+            .drop(columns=list(self._named())[1:])
+            .rename(columns={"label": self.what[0]})
+        )
         some = ", a hundred at most" if len(table) > 100 else ""
         told = f"{self.what[1].capitalize()}, the largest first{some}."
         caption = f"{told} Effects are the parts of the insertion's, in {self.unit}."

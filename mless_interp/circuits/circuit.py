@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..arguments import checked, count_of
+from ..arguments import checked, count_of, listed
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.base import Model
@@ -15,14 +15,14 @@ from ..models.info import ModelError
 from ..patching.effect import fewest_for
 from ..prompts.conditions import one_of, several_of
 from ..prompts.pairs import PromptPair
-from ..running.results import Result
+from ..running.results import Result, largest_first
 from ..statistics import CONFIDENCE
 from .cells import CellEffects
 from .direct import DirectEffects, direct_effects
 from .head_sets import MinimalSets
 from .head_writes import HeadWrites, what_it_writes
 from .minimal_sets import minimal_sets
-from .paths import PathEffects, trace_paths
+from .paths import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, Edge, PathEffects, trace_paths
 from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites
 from .stream_changes import heads_of
 from .transfer import Transfer, transfer
@@ -37,7 +37,7 @@ PARTS = {
     "transfer": "The effect without the tokens",
 }
 """The parts of a circuit, in the order of the story, with their headings."""
-CONTRASTS = ("content", "computed")
+CONTRASTS = ("content", "computed", "inside", "replaced")
 NODES = ("auto", "all", "none")
 MOST_HEADS = 8
 OF_EDGES = 1 - (1 - CONFIDENCE) / 2
@@ -50,7 +50,8 @@ class Circuit(Result):
     """What `trace_circuit` found of `heads`, part by part; None for a part that is in `left_out` with the reason.
 
     `problem_ids`: where it was measured. `edges` are needed (denoising), `sufficient` ones bring their part back alone
-    (noising). `located`: what named the heads; None where they were given.
+    (noising). `together`: of needed edges whose inputs act only together, all inputs one by one and two by two. `located`: what
+    named the heads; None where they were given.
     """
 
     heads: tuple[Head, ...]
@@ -59,6 +60,7 @@ class Circuit(Result):
     direct: DirectEffects | None = None
     edges: PathEffects | None = None
     sufficient: PathEffects | None = None
+    together: PathEffects | None = None
     sites: SitePatches | None = None
     positions: PositionMap | None = None
     writes: HeadWrites | None = None
@@ -90,16 +92,34 @@ class Circuit(Result):
         tables = [part.to_frame().assign(part=name) for name, part in self._of_cells().items()]
         return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["part", "problem"])
 
-    def sentences(self) -> list[str]:
-        """Whose circuit it is, the first sentence of each part, and what was left out."""
+    def headline(self) -> str:
+        """Return whose circuit it is, and what its edges, or its heads' ways, carry."""
         if not self.heads:
-            return ["No head, no circuit: nothing was measured."]
-        named = ", ".join(map(str, self.heads))
-        return [
-            f"The circuit of {named}, measured on {count_of(len(self.problem_ids), 'problem')}.",
-            *(part.sentences()[0] for part in self.parts().values()),
-            *self.not_measured(),
-        ]
+            why = "" if self.located is None else f"{self.located.headline()[:-1]}; "
+            return f"{why}no head, no circuit: nothing was measured."
+        part = self.edges or self.direct
+        told = f": {part.claim()}" if part is not None else ""
+        both = "".join(f" {each}" for each in self.together_words())
+        return f"The circuit of {listed(self.heads)}, measured on {count_of(len(self.problem_ids), 'problem')}{told}.{both}"
+
+    def details(self) -> list[str]:
+        """Return the headline of each part, and what was left out."""
+        return [*(part.headline() for part in self.parts().values()), *self.not_measured()]
+
+    def caveats(self) -> list[str]:
+        """Return which of the heads fresh problems do not confirm."""
+        sure = None if self.located is None or self.located.confirmation is None else self.located.confirmed
+        lost = [] if sure is None else [head for head in self.heads if head not in sure]
+        return [*[f"Not confirmed on fresh problems: {listed(lost)}."] * bool(lost), *super().caveats()]
+
+    def printed(self) -> pd.DataFrame:
+        """Return the cells that most problems show, the largest median first."""
+        return largest_first(self.summary(), "median").rename(columns={"label": "cell"})
+
+    def together_words(self) -> list[str]:
+        """Say of which edges the inputs act together, needed ones first, or in each other's place."""
+        found = self.edges if self.together is None else self.together
+        return [] if found is None else found.together_words()
 
     def not_measured(self) -> list[str]:
         """Say which parts were left out, and why, but those that were not asked for."""
@@ -133,7 +153,7 @@ def trace_circuit(
         effects; or heads. Without any the circuit is empty, and says so.
     parts : names of `PARTS`. Those that the model's weights, the contrast or too few problems do not allow are left out,
         with the reason.
-    contrast : "content", or "computed" (then without positions, writes and transfer).
+    contrast : "content"; or "computed", "inside", "replaced" (then without writes and transfer).
     mlps : MLPs as nodes of the edges: "all", "none", or "auto": all where the problems are enough to correct for that many.
     n_rows : tokens from each end of the question at which sites and heads are patched.
     checkpoint : a folder that receives each finished problem of each part; a run started again goes on from there.
@@ -156,8 +176,9 @@ def trace_circuit(
     )
     if not chosen:
         return made
-    without_mlps = _too_many_edges(model, chosen, len(measured)) if mlps == "auto" else ""
-    nodes = () if mlps == "none" or without_mlps else tuple(range(model.info.n_layers))
+    no_mlps = mlps == "none" or bool(getattr(model.config, "attn_only", False))
+    without_mlps = _too_many_edges(model, chosen, len(measured)) if mlps == "auto" and not no_mlps else ""
+    nodes = () if no_mlps or without_mlps else tuple(range(model.info.n_layers))
     why_not = _why_not(named_on, others, contrast) | {"edges": _one_alone(chosen, nodes, without_mlps)}
 
     def common(file: str, **more: Any) -> dict[str, Any]:
@@ -173,10 +194,15 @@ def trace_circuit(
                 direction = "denoising" if name == "edges" else "noising"
                 options = common(f"edges-{direction}.jsonl", contrast=contrast, mlps=nodes, direction=direction)
                 return replace(trace_paths(model, measured, chosen, **options), confidence=OF_EDGES)
+            case "together":
+                options = common("edges-together.jsonl", contrast=contrast, edges=joint)
+                return replace(trace_paths(model, measured, **options), confidence=OF_EDGES)
             case "sites":
                 return patch_sites(model, measured, **common("sites.jsonl", contrast=contrast, n_rows=n_rows))
             case "positions":
-                return map_positions(model, measured, chosen, **common("positions.jsonl", n_rows=n_rows))
+                return map_positions(
+                    model, measured, chosen, **common("positions.jsonl", contrast=contrast, n_rows=n_rows)
+                )
             case "writes":
                 kept = common("writes.jsonl")["checkpoint"]
                 return what_it_writes(model, measured, chosen, checkpoint=kept, progress=progress)
@@ -184,6 +210,7 @@ def trace_circuit(
                 return minimal_sets(model, named_on, **common("sets", contrast=contrast, fresh=others))
         return transfer(model, named_on, chosen, **common("transfer", fresh=others))
 
+    joint: list[Edge] = []
     results: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for name in PARTS:
@@ -192,6 +219,11 @@ def trace_circuit(
             continue
         try:
             results |= {each: measure(each) for each in (("edges", "sufficient") if name == "edges" else (name,))}
+            if name == "edges":
+                table = results["edges"].together().query("how == 'together'")
+                both = zip(table["sender"], table["receiver"], strict=True)
+                joint = [Edge(*nodes, part) for nodes in both for part in (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)]
+                results |= {"together": measure("together")} if joint else {}
         except ModelError as error:
             left_out[name] = str(error)
     if not results:
@@ -242,5 +274,5 @@ def _why_not(named_on: Sequence[PromptPair], fresh: Sequence[PromptPair] | None,
     blocks = max(len(pair.spans) for pair in (*named_on, *(fresh or ())))
     several = "" if blocks == 1 else f"defined for an insertion in one place only, and this one has {blocks} blocks"
     content = "" if contrast == "content" else "defined for the content contrast only"
-    found = {"positions": content, "writes": content, "sets": too_few(7)}
+    found = {"writes": content, "sets": too_few(7)}
     return found | {"transfer": content or several or too_few(8)}

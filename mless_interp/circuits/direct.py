@@ -17,6 +17,7 @@ from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..prompts.pairs import PromptPair
+from ..running.columns import columns_of
 from ..running.results import Result, largest_first
 from .cells import PRINTED, CellEffects, Way, measured
 from .controls import prepared_with, sweep_of
@@ -114,6 +115,10 @@ class DirectEffects(CellEffects, Result):
     every head are tested (`CellEffects`); means add up, medians need not.
     """
 
+    picture = "direct_bars"
+    columns = columns_of("""
+        way | way | | direct: straight to the logits; indirect: through later parts of the model
+    """)
     what = ("part", "parts")
 
     @property

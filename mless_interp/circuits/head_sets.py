@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
+from ..arguments import count_of, listed
 from ..heads import Head
 from ..patching.effect import Effect
-from ..patching.parts import NAMED_AT_MOST, WHOLE, listed
+from ..patching.parts import WHOLE
+from ..running.columns import columns_of
 from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns
 from ..statistics import CONFIDENCE, Interval, Prevalence, holm, prevalence_test
 from .stream_changes import named_words
@@ -60,6 +61,11 @@ class HeadSet(Result):
     resolution: float = 0.0
     fresh_groups: tuple[str, ...] = field(default=(), kw_only=True)
 
+    picture = "set_growth"
+    columns = columns_of("""
+        fresh_share | share on fresh problems | share | what the set brings there / median effect
+        changed | changed | | heads that came (+) and went (-)
+    """)
     drawn = ("fresh_share", "share")
     axes = (
         ("effects", "problem step"),
@@ -202,26 +208,28 @@ class HeadSet(Result):
                 )
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"half": [], "problem": [], "effect": []})
 
-    def sentences(self) -> list[str]:
-        """Which set, how much it does where it was found and on fresh problems, against others, and what stands in for it."""
+    def headline(self) -> str:
+        """Return which heads suffice or are needed, and what they do where they were found and on fresh problems."""
         one, asked = self.side, share_of(self.share)
         if not self.established[0]:
-            return [f"No {one} set: that most problems show an effect of one sign is not established."]
+            return f"No {one} set: most problems do not show an effect of one sign."
         if not self.found:
             at = int(np.argmax(np.median(self.direction * self.effects, axis=0)))
             reached = float(np.median(self.effects[:, at]) / np.median(self.total))
             most = f"{np.floor(1000 * reached) / 10:.1f} %"  # rounded down: it is less than what was asked
-            return [
+            return (
                 f"No {one} set: none of up to {max(map(len, self.steps))} of these {count_of(len(self.candidates), 'head')} "
-                f"reaches {asked} of the median effect; the most is {most} ({listed(list(map(str, self.steps[at])))})."
-            ]
+                f"reaches {asked} of the median effect; the most is {most} ({listed(self.steps[at])})."
+            )
         here = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[-1]))
         does = SIDES[one][len(self.heads) == 1]
-        words = (
-            f"{one.capitalize()}: {listed(list(map(str, self.heads)))} {does} {here} of the effect where "
-            f"{'it was' if len(self.heads) == 1 else 'they were'} found"
+        return (
+            f"{one.capitalize()}: {listed(self.heads)} {does} {here} of the effect where found, {self._fresh_words()}"
         )
-        return [f"{words}, {self._fresh_words()}", *self._random_words(), *self._swap_words()]
+
+    def details(self) -> list[str]:
+        """Return what random sets do, and which heads can stand in."""
+        return [*self._random_words(), *self._swap_words()] if self.found else []
 
     def _fresh_words(self) -> str:
         n = len(self.fresh_ids)
@@ -260,7 +268,7 @@ class HeadSet(Result):
         return [
             f"In the place of {head}, {share_of(self.share)} is reached there too by "
             f"{listed([f'{other}{told[frozenset({*self.heads, other} - {head})]}' for other in others])}."
-            for head, others in list(self.stand_ins.items())[:NAMED_AT_MOST]
+            for head, others in list(self.stand_ins.items())[:10]
         ]
 
     def printed(self) -> pd.DataFrame:
@@ -286,6 +294,11 @@ class MinimalSets(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
+    picture = "set_growth"
+    columns = columns_of("""
+        p_random | p, random sets | p | rank among random sets of the same size and layers, on fresh problems
+        random_share | share of random sets | share | median over them, on fresh problems
+    """)
     axes = (("scores", "problem candidate"),)
     drawn = ("fresh_share", "share")
 
@@ -349,14 +362,15 @@ class MinimalSets(Result):
             frame.insert(0, "side", each.side)
         return pd.concat(frames, ignore_index=True)
 
-    def sentences(self) -> list[str]:
-        """Which heads suffice and which are needed, both on fresh problems, and what that says of heads that stand in for
-        each other."""
+    def headline(self) -> str:
+        """Return which heads suffice and which are needed, and whether fresh problems confirm it."""
         short = "; ".join(self._in_short(each) for each in self.both)
-        found = [f"{short[0].upper()}{short[1:]}."]
-        if all(self.confirmed.values()):
-            found.append(self._structure_words())
-        found += [words for each in self.both for words in each.sentences()]
+        return f"{short[0].upper()}{short[1:]}."
+
+    def details(self) -> list[str]:
+        """Return what each set does, and what that says of heads that stand in for each other."""
+        found = [self._structure_words()] if all(self.confirmed.values()) else []
+        found += [words for each in self.both for words in (each.headline(), *each.details())]
         if any(each.found for each in self.both):
             found.append(
                 f"Grown from {count_of(len(self.candidates), 'head')}, then pruned: no member can be left out, but a smaller "
@@ -369,14 +383,14 @@ class MinimalSets(Result):
         if not each.found:
             return f"{each.side}: no set"
         sure = "confirmed" if self.confirmed[each.side] else "not confirmed"
-        return f"{each.side}: {listed(list(map(str, each.heads)))} ({sure} on fresh problems)"
+        return f"{each.side}: {listed(each.heads)} ({sure} on fresh problems)"
 
     def _structure_words(self) -> str:
         s, n = set(self.sufficient.heads), set(self.necessary.heads)
         if s == n:
             return "What suffices is what is needed."
         if s < n:
-            rest = listed(list(map(str, self.stand_in)))
+            rest = listed(self.stand_in)
             return f"More heads must be closed than suffice ({rest} too), as where heads stand in for each other (OR)."
         if n < s:
             return "Fewer heads must be closed than opened, as where heads act only together (AND)."

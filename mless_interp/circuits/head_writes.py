@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..arguments import check_count, checked, count_of
+from ..arguments import check_count, checked
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..metrics.token_classes import token_texts
@@ -21,6 +21,7 @@ from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair, over_pairs
+from ..running.columns import columns_of
 from ..running.engines import Tick, Unit
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.text_safety import one_line
@@ -297,6 +298,18 @@ class HeadWrites(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     resolution: float = 0.0
 
+    picture = "token_bars"
+    columns = columns_of("""
+        of | of | | Sigma: what is taken from the span; change: all that the insertion changes; query: where the head looks
+        token | token | | as it stands in a text; inserted ones are marked
+        promoted | promoted, preferred | | tokens of the largest means, the largest first
+        suppressed | suppressed, avoided | | tokens of the smallest means, the smallest first
+        largest | largest | | the largest mean: change of a logit; of the query, score in nats
+        alike | alike over problems | | mean cosine of a problem's vector with the mean over problems; 1: one direction
+        rows_alike | alike over rows | | length of the mean of the rows' unit vectors; 1: one direction
+        amount | amount | | mean over problems: change of the token's logit; of the query, score in nats
+        spread | spread | | standard deviation over problems
+    """)
     signed = True
     drawn = ("amount",)
     axes = (
@@ -371,16 +384,18 @@ class HeadWrites(Result):
         table.insert(4, "token", texts * len(self.problem_ids))
         return table[table["token"] != ""].reset_index(drop=True)
 
-    def sentences(self) -> list[str]:
-        """That it describes; of each head, the tokens."""
-        s, n = self.settings, len(self.heads)
-        whose = f"{self.heads[0]} writes and where it looks" if n == 1 else f"{n} heads write and where they look"
-        return [
-            f"What {whose} under {s.get('insertion')}, {count_of(len(self.problem_ids), 'problem')}: a description, not "
-            "evidence that any of it matters.",
-            *(self._head_words(head) for head in self.heads),
-            *named_words(s),
-        ]
+    def headline(self) -> str:
+        """Return which tokens the first heads promote and attend to."""
+        words = []
+        for head in self.heads[:3]:
+            up, looks = self.of(head, "change")[0], self.of(head, LOOKS)[0]
+            words.append(f"{head} promotes {_few(up, 3) or 'nothing'} and attends to {_few(looks, 2) or 'nothing'}")
+        more = f"; {len(self.heads) - 3} more heads" * (len(self.heads) > 3)
+        return f"{'; '.join(words)}{more} (a description, not evidence)."
+
+    def details(self) -> list[str]:
+        """Return the tokens of each head."""
+        return [*(self._head_words(head) for head in self.heads), *named_words(self.settings)]
 
     def _head_words(self, head: Head) -> str:
         return f"{head}: {'; '.join(self._kind_words(head, kind) for kind in KINDS)}."

@@ -13,8 +13,7 @@ from ..heads import Head
 from ..locating.locate import fresh_problems
 from ..locating.located import LocatedHeads
 from ..locating.measure import kept_file
-from ..models.base import Model
-from ..models.gradients import refuse_without_gradients
+from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import HeadAttribution, attribute_heads
 from ..patching.effect import SMALLEST_EFFECT, Effect
 from ..patching.joint import count_sets, cutting, gate_row, gated_outcomes, random_sets

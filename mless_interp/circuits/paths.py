@@ -1,10 +1,12 @@
 """Edges: what one part of the model does through another one alone."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from ..arguments import checked, count_of
@@ -37,6 +39,8 @@ LOGITS = "logits"
 TOGETHER = "".join(INPUTS)
 PARTS_OF_A_HEAD = (*INPUTS, TOGETHER)
 """Through what an edge enters a head: its queries, its keys, its values, all of them."""
+PAIRS_OF_INPUTS = ("qk", "qv", "kv")
+"""Two of them at once, which edges may name as well."""
 
 
 @savable
@@ -78,7 +82,7 @@ def as_node(node: Node) -> Node:
 class Edge:
     """From a sender (a head or an MLP, "L0H13" or "MLP0") to a receiver (these, or "logits"); all numbers zero-based.
 
-    `part` of a head that receives: "q", "k", "v" or "qkv"; empty for other receivers, which have one input.
+    `part` of a head that receives: "q", "k", "v", two of them or "qkv"; empty for other receivers, which have one input.
 
     >>> Edge.parse("L0H13 -> L1H4 v"), Edge.parse("L0H13 -> MLP1")
     (L0H13 -> L1H4 v, L0H13 -> MLP1)
@@ -96,8 +100,8 @@ class Edge:
             object.__setattr__(self, "part", TOGETHER)
         if self.sender == LOGITS:
             raise ValueError("the logits send nothing: an edge begins at a head or an MLP")
-        if self.part not in (PARTS_OF_A_HEAD if into_head else ("",)):
-            allowed = ", ".join(PARTS_OF_A_HEAD) if into_head else "none"
+        if self.part not in ((*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS) if into_head else ("",)):
+            allowed = ", ".join((*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)) if into_head else "none"
             raise ValueError(
                 f"{self.sender} -> {self.receiver}: the part of the receiver must be {allowed}, got {self.part!r}"
             )
@@ -218,9 +222,10 @@ def _among(
     """All edges among these parts; `ValueError` where there are none."""
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
-    unknown = set(inputs) - set(PARTS_OF_A_HEAD)
+    known = (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)
+    unknown = set(inputs) - set(known)
     if unknown or not inputs or len(set(inputs)) != len(inputs):
-        raise ValueError(f"inputs must be different ones of {', '.join(PARTS_OF_A_HEAD)}, got {list(inputs)}")
+        raise ValueError(f"inputs must be different ones of {', '.join(known)}, got {list(inputs)}")
     if isinstance(mlps, str) and mlps != "all":
         raise ValueError(f'mlps must be layers (zero-based) or "all", got {mlps!r}')
     asked = range(model.info.n_layers) if isinstance(mlps, str) else [model.info.check_layer(layer) for layer in mlps]
@@ -307,12 +312,69 @@ def _changes(flow: Flow, edges: Sequence[Edge], order: Sequence[int]) -> Iterato
 class PathEffects(CellEffects, Result, renamed={"edges": "cells"}):
     """What goes along each edge: `values` `[problem, cell]`, of which the cells are `edges` (`CellEffects`)."""
 
+    picture = "path_graph"
     what = ("edge", "edges")
 
     @property
     def edges(self) -> tuple[Edge, ...]:
         """The edges, in the order in which they were asked for."""
         return self.cells
+
+    def together(self) -> pd.DataFrame:
+        """Compare inputs of a receiving head at once with each of them alone, per problem.
+
+        One row per edge into two or all of q, k, v (`inputs`) that was traced with each input alone: the `share` of the effect
+        that it is and the `interaction`, its value minus the sum of the single ones, with the median over problems and the
+        prevalence test (`k` of `n`, `p`: Holm over these rows and both senses). `how`: "together" where the edge passes, none
+        of its inputs alone does, and the interaction has its sense; "either" where two inputs or more pass alone, in one
+        sense, and the interaction takes back (`inputs` are then those); else "".
+
+        Source: methods §8.1.
+        """
+        at = {(edge.sender, edge.receiver, edge.part): place for place, edge in enumerate(self.edges)}
+        rows = [
+            (place, [at[sender, receiver, name] for name in part])
+            for (sender, receiver, part), place in at.items()
+            if len(part) > 1 and all((sender, receiver, name) in at for name in part)
+        ]
+        columns = ["sender", "receiver", "inputs", "how", "share", "interaction", "k", "n", "p"]
+        if not rows:
+            return pd.DataFrame(columns=columns)
+        values = np.stack([self.values[:, place] - self.values[:, alone].sum(1) for place, alone in rows], 1)
+        found = replace(self, cells=tuple(self.edges[place] for place, _ in rows), values=values)
+        passes, between = (each.sense * (each.p_prevalence < each.level) for each in (self, found))
+        counted, told = found.summary(), []
+        for row, (place, alone) in enumerate(rows):
+            edge, single = self.edges[place], [at for at in alone if passes[at]]
+            inputs, how, sense = edge.part, "", passes[place]
+            if sense and not single and between[row] == sense:
+                how = "together"
+            elif len(single) > 1 and len({passes[at] for at in single}) == 1 and between[row] == -passes[single[0]]:
+                how, inputs = "either", "".join(self.edges[at].part for at in single)
+            of = counted.iloc[row]
+            share = float(self.share.estimate[place])
+            told.append(
+                (edge.sender, edge.receiver, inputs, how, share, of["median"], of["k"], of["n"], of["p_prevalence"])
+            )
+        return pd.DataFrame(told, columns=columns)
+
+    def together_words(self) -> list[str]:
+        """Say of which edges the inputs act together, or in each other's place: the fewest inputs that do."""
+        table = self.together()
+        table = table[table["how"] != ""].sort_values("inputs", key=lambda each: each.str.len(), kind="stable")
+        found = []
+        for row in table.drop_duplicates(["sender", "receiver"]).to_dict("records"):
+            *most, last = row["inputs"]
+            joined, does = ("and", "together") if row["how"] == "together" else ("or", "in each other's place")
+            found.append(
+                f"{row['sender']} -> {row['receiver']}: {', '.join(most)} {joined} {last} act {does}, "
+                f"{100 * row['share']:z.0f} % at once (interaction {row['interaction']:+.4f} {self.unit}, in {row['k']} of "
+                f"{row['n']} problems)."
+            )
+        return found
+
+    def _sum_words(self) -> list[str]:
+        return self.together_words()
 
     def _what_words(self) -> str:
         nodes = {node for edge in self.edges for node in (edge.sender, edge.receiver)} - {LOGITS}

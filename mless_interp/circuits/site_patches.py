@@ -327,6 +327,7 @@ class SitePatches(CellEffects, Result):
     By site, layer and position, in this order; NaN where a problem's question has no such token.
     """
 
+    picture = "site_map"
     what = ("cell", "cells")
 
     @property
@@ -371,6 +372,7 @@ class PositionMap(CellEffects, Result):
     where a problem has no such token.
     """
 
+    picture = "site_map"
     what = ("place", "places")
 
     @property

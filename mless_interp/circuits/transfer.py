@@ -12,7 +12,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..arguments import checked, count_of
+from ..arguments import checked, count_of, listed
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..locating.measure import kept_file
@@ -30,6 +30,7 @@ from ..patching.prepared import Prepared, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of, pairs_like
+from ..running.columns import columns_of
 from ..running.results import Result, Shown, ShownTable, tidy
 from ..statistics import CONFIDENCE, Prevalence
 from ..statistics.arguments import check_count, derive_generator
@@ -287,6 +288,11 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
     smallest_effect: float = SMALLEST_EFFECT
     resolution: float = 0.0
 
+    picture = "transfer_bars"
+    columns = columns_of("""
+        exceeded | more than this in | | problems in which the heads bring more than this control
+        p_exceeded | p, more than | p | that they bring more than this control in most problems, corrected
+    """)
     what = ("edit", "edits")
     axes = (
         ("edit_lam", "head"),
@@ -377,25 +383,27 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
             frame[name] = np.repeat(getattr(self, name), len(self.cells))
         return frame
 
-    def sentences(self) -> list[str]:
-        """How much comes back, in how many problems, and how much with random heads and with another insertion."""
-        s, n = self.settings, len(self.problem_ids)
-        label = f"{len(self.heads)} heads" if len(self.heads) > 1 else str(self.heads[0])
+    def headline(self) -> str:
+        """Return how much of the effect comes back without the tokens."""
+        s = self.settings
+        what = f"their mean lambda and Sigma under {s.get('insertion')}, without its tokens,"
+        return f"Giving {listed(self.heads)} {what} {self._share_words()}."
+
+    def details(self) -> list[str]:
+        """Return the total effect, the test, and how much random heads and another insertion bring back."""
         found = [
-            f"Mean lambda and Sigma of {label}, measured on {count_of(len(self.measured_ids), 'problem')} with "
-            f"{s.get('insertion')}, given to {n} others without it, {self._share_words()}.",
-            *self._total_words(),
+            f"Means of {count_of(len(self.measured_ids), 'problem')}, given to {len(self.problem_ids)} others.",
             *self._claim_words(),
         ]
-        return [*found, *(self._control_words() if self.established else []), *named_words(s)]
+        return [*found, *(self._control_words() if self.established else []), *named_words(self.settings)]
 
     def _share_words(self) -> str:
         if not self.established:
-            return "where most problems show no effect of one sign, so that there is none to bring back"
+            return "brings back nothing: most problems show no effect of one sign"
         row = self.summary().iloc[0]
         outcome, paired = self.settings.get("outcome"), f"{row['spearman']:z.2f}"
         return (
-            f"bring back {share_words(row)} of the effect (outcome {outcome}; rank correlation with the problem's own effect "
+            f"brings back {share_words(row)} of the effect (outcome {outcome}; rank correlation with the problem's own effect "
             f"{paired})"
         )
 
@@ -418,9 +426,20 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
         ]
 
     def printed(self) -> pd.DataFrame:
-        """The heads and their controls."""
-        columns = ["label", "k", "n", "median", "share", "share_ci_low", "share_ci_high", "spearman"]
-        return self.summary()[[*columns, "p_prevalence", "exceeded"]].astype({"exceeded": "Int64"})
+        """Return the heads and their controls."""
+        columns = [
+            "label",
+            "share",
+            "share_ci_low",
+            "share_ci_high",
+            "k",
+            "n",
+            "p_prevalence",
+            "median",
+            "spearman",
+            "exceeded",
+        ]
+        return self.summary()[columns].astype({"exceeded": "Int64"}).rename(columns={"label": "means of"})
 
     def shown(self) -> Shown:
         """The heads and their controls; the means that were given."""

@@ -113,7 +113,6 @@ def compute(options: Options) -> Computed:
     questions = options.questions()
     from ..accuracy import Treatment, evaluate_accuracy
     from ..accuracy.evaluate import check_asked
-    from .answers import of_accuracy
 
     treatments = _treatments(options)
     asked: dict[str, Any] = {
@@ -142,14 +141,14 @@ def compute(options: Options) -> Computed:
     by_id = {each.id: each.question for each in questions}
     facts = {"settings": found.settings, "n_problems": len(questions)}
     facts["questions"] = {name: by_id[name] for name in _to_read(found)}
-    return Computed({"AccuracyResults": found}, model, facts=facts, told=lambda: f"{of_accuracy(found)}\n{found!r}")
+    return Computed({"AccuracyResults": found}, model, facts=facts)
 
 
 def present(kept: Kept) -> Presented:
     """The tables, every answer, the bars, and the page."""
     from .. import views
     from ..views.report import Report
-    from .answers import model_name, of_accuracy, told_treatments
+    from .answers import model_name, told_treatments
 
     found = kept.results["AccuracyResults"]
     compared = found.compare_all() if len(found.treatments) > 1 else None
@@ -160,7 +159,7 @@ def present(kept: Kept) -> Presented:
             f"How does {model_name(kept.run['model']['name'])} answer {count_of(kept.run['n_problems'], 'problem')} under "
             f"{told_treatments(found)}, and does any of these differ from {found.treatments[0]}?"
         )
-        made = Report("Accuracy under insertions", question=question, answer=of_accuracy(found))
+        made = Report("Accuracy under insertions", question=question, answer=found.headline())
         caption = "Share of right answers by treatment, with 95 % intervals over problems."
         made = made.result(found, pictures={caption: picture})
         if compared is not None:

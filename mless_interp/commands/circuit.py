@@ -8,10 +8,11 @@ from typer import Argument, Option
 
 from ..arguments import count_of
 from ..command_line import (
+    ByOption,
     HeadsOption,
-    Inserting,
     OutcomeOption,
     OutOption,
+    Pairing,
     chosen_names,
     is_model,
     one_of_names,
@@ -28,7 +29,7 @@ PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Inserting):
+class Options(Pairing):
     """What can be asked."""
 
     model: Annotated[
@@ -47,15 +48,17 @@ class Options(Inserting):
             f"the same problems. [default: {N_CONFIRM}; with --heads 0]",
         ),
     ] = None
+    by: ByOption = None
     most_heads: Annotated[
         int, Option(min=1, help="Maximum number of heads in the circuit (largest effects first).")
     ] = 8
     contrast: Annotated[
         str,
         Option(
-            callback=one_of_names("content", "computed"),
-            help="content (masked -> inserted), or computed (blind -> inserted: what the span has read of the question; then "
-            "without positions and tokens).",
+            callback=one_of_names("content", "computed", "inside", "replaced"),
+            help="content (masked -> inserted); computed (blind -> inserted: what the span has read of the question); inside "
+            "(apart -> inserted: what the span's tokens have read of one another); replaced (clean -> inserted, with --pairs). "
+            "The last three without tokens and transfer.",
         ),
     ] = "content"
     mlps: Annotated[
@@ -80,6 +83,8 @@ class Options(Inserting):
             one_of(name, dict.fromkeys(PARTS), "part to leave out")
         if given and set(without) == set(PARTS):
             raise ValueError("--without leaves out every part, and with --heads nothing else is measured: keep one")
+        if given and self.by is not None:
+            raise ValueError("--by goes with heads that are located, not with --heads")
         confirm = (0 if given else N_CONFIRM) if self.confirm is None else self.confirm
         if confirm == 1 or (given and confirm):
             raise ValueError(f"--confirm takes 2 or more problems, or 0, and only goes without --heads, got {confirm}")
@@ -106,7 +111,6 @@ def compute(options: Options) -> Computed:
     parts = options.parts()
     from ..circuits.circuit import trace_circuit
     from ..locating.locate import locate_heads
-    from .circuit_sections import answer_of
 
     given, _ = read_heads(options.heads, None)
     model, (pairs, others) = options.begin(*parts)
@@ -115,7 +119,9 @@ def compute(options: Options) -> Computed:
     fresh = others or None
     found: Any = given
     if given is None:
-        found = locate_heads(model, pairs, confirm=fresh, checkpoint=options.partial / "located", **common)
+        found = locate_heads(
+            model, pairs, confirm=fresh, by=options.by, checkpoint=options.partial / "located", **common
+        )
     circuit = trace_circuit(
         model,
         pairs,
@@ -128,15 +134,12 @@ def compute(options: Options) -> Computed:
         checkpoint=options.partial,
         **common,
     )
-    located = [] if circuit.located is None else [circuit.located]
-    said = [answer_of(circuit), *map(repr, [*located, *circuit.parts().values()]), *circuit.not_measured()]
     return Computed(
         {"Circuit": circuit},
         model,
         [*others, *pairs],
         facts={"settings": circuit.settings, "n_problems": len(pairs), "n_fresh": len(others)},
-        told=lambda: "\n\n".join(said),
-        notes=[NAMED_HERE] * bool(circuit.heads and located and not fresh),
+        notes=[NAMED_HERE] * bool(circuit.heads and circuit.located is not None and not fresh),
     )
 
 
@@ -145,8 +148,8 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..circuits.circuit import PARTS
     from ..views.report import Report
-    from .answers import model_name, of_located
-    from .circuit_sections import answer_of, family_words, pictures_of, shown_section
+    from .answers import model_name
+    from .circuit_sections import family_words, pictures_of, shown_section
 
     circuit = kept.results["Circuit"]
     located, shown = circuit.located, [name for name in PARTS if getattr(circuit, name) is not None]
@@ -168,10 +171,10 @@ def present(kept: Kept) -> Presented:
             f"Which heads of {name} carry the effect of {circuit.settings['insertion']}, on whom do they "
             f"act, where, and by what ({some}{others})?"
         )
-        made = Report("From heads to a circuit", question=question, answer=answer_of(circuit))
+        made = Report("From heads to a circuit", question=question, answer=circuit.headline())
         if located is not None:
             effects = {"Median effects with 95 % intervals over problems.": views.forest(located)}
-            made = made.heading("Which heads").answered(of_located(located))
+            made = made.heading("Which heads").answered(located.headline())
             made = made.result(located, heading=None, pictures=effects, first=())
             if not circuit.heads:
                 made = made.sentence("No head, no circuit: nothing further was measured.")

@@ -1,6 +1,7 @@
 """`mless-interp compare`: finished runs of one analysis side by side: other models, insertions, lengths."""
 
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from ..command_line import plain_warnings, repeat_command, same_numbers, tell
-from ..running.text_safety import one_line
+from ..running.text_safety import WIDTH, one_line
 
 
 def compare(
@@ -30,22 +31,22 @@ def compare(
         raise ValueError(f"--out {str(out)!r} is one of the compared runs, or inside one: choose another folder")
     if report and out is None:
         raise ValueError("--report needs --out, the folder where the page goes")
-    from ..running.results import as_text
+    from ..running.columns import TextTable
+    from ..running.results import ROWS
     from ..running.store import new_folder, provenance
     from ..running.tables import Table
     from ..studies.compared import compare_runs
-    from .run_folder import read
+    from .run_folder import MOST_LINES, read
 
     with plain_warnings():
         runs = dict(zip(_names(there), map(read, folders), strict=True))
         found = compare_runs({name: kept.results for name, kept in runs.items()})
         differ = _differing({name: kept.options for name, kept in runs.items()})
         heads = found.heads()
-        tables = {"": found.summary(), "Heads that any run names": heads, "Options in which the runs differ": differ}
-        tell(one_line(" ".join(found.sentences())))
-        for what, table in tables.items():
-            if not table.empty:
-                tell(f"\n{what}\n{as_text(table)}")
+        said = found.lines() if heads.empty else textwrap.wrap(one_line(found.headline()), WIDTH)
+        for table in (heads.head(ROWS), differ.head(ROWS)):
+            said += TextTable.of(table, "").lines() if len(table) else []
+        tell("\n".join(said[:MOST_LINES]))
         if out is None:
             return
         files = {"compare.csv": found.summary(), **({} if heads.empty else {"heads.csv": heads})}
@@ -82,6 +83,6 @@ def _page(found: Any, folders: Sequence[Path], differ: Any) -> Any:
     from ..views.report import Report
 
     question = f"What do the runs in {', '.join(map(str, folders))} say side by side?"
-    page = Report("Runs compared", question=question, answer=found.sentences()[0]).result(found, heading="Side by side")
+    page = Report("Runs compared", question=question, answer=found.headline()).result(found, heading="Side by side")
     own = {name: "" if name == "option" else name for name in differ.columns}  # a run's name as it is
     return page if differ.empty else page.table(differ, "Options in which the runs differ.", columns=own)

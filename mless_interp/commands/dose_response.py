@@ -73,7 +73,7 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .answers import model_name, of_doses
+    from .answers import model_name
 
     found = kept.results["DoseResponse"]
     picture = views.dose_response(found)
@@ -84,7 +84,7 @@ def present(kept: Kept) -> Presented:
             f"{model_name(kept.run['model']['name'])}, and {kept.options['outcome']}, depend on how many there are "
             f"({kept.options['doses']}), over {count_of(kept.run['n_problems'], 'problem')}?"
         )
-        made = Report("Dose and response", question=question, answer=of_doses(found))
+        made = Report("Dose and response", question=question, answer=found.headline())
         caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
         made = made.result(found, pictures={caption: picture})
         if "attention" in kept.shown:

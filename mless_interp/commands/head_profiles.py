@@ -81,7 +81,7 @@ def compute(options: Options) -> Computed:
     from ..scores import attention_profile, score_heads
     from ..scores.catalogue import chosen_metrics
     from ..views.report import ShownPrompt
-    from .answers import of_scores, told_heads
+    from .answers import told_heads
 
     metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     chosen_metrics(metrics)
@@ -119,8 +119,7 @@ def compute(options: Options) -> Computed:
         "insertions": [{"kind": filler.kind, "label": filler.label} for filler in fillers],
         "prompts": prompts,
     }
-    told = "\n".join(f"{of_scores(found)}\n{found!r}" for found in scores)
-    return Computed(results, model, (), shown, facts, lambda: told)
+    return Computed(results, model, (), shown, facts)
 
 
 def present(kept: Kept) -> Presented:
@@ -130,7 +129,7 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .answers import model_name, of_scores
+    from .answers import model_name
 
     results, shown, fillers = kept.results, kept.shown, kept.run["insertions"]
     scores = [results[f"scores_{number}"] for number in range(len(fillers))]
@@ -148,7 +147,7 @@ def present(kept: Kept) -> Presented:
             f"{model_name(kept.run['model']['name'])}, conditions {', '.join(scores[0].conditions)}, for {', '.join(labels)} "
             f"(template {kept.options['template']})?"
         )
-        answers = [of_scores(found) for found in scores]
+        answers = [found.headline() for found in scores]
         made = Report("What attention heads do with inserted tokens", question=question, answer=" ".join(answers))
         for number, (filler, found) in enumerate(zip(fillers, scores, strict=True)):
             caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."

@@ -100,7 +100,7 @@ def compute(options: Options) -> Computed:
     if options.attention == "eager":
         least = [Head.parse(label) for label in parts.summary().nsmallest(3, "lam")["label"]]
         shown["attention"] = shown_attention(model, pairs[:1], least)
-    everything = (parts, shift, mediated)
+    everything = (mediated, parts, shift)
     settings = {"attention": parts.settings, "activations": shift.settings, "mediation": mediated.settings}
     facts = {"settings": settings, "n_problems": len(pairs)}
     return Computed({type(result).__name__: result for result in everything}, model, pairs, shown, facts)
@@ -117,7 +117,7 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .answers import model_name, of_mechanism
+    from .answers import model_name
 
     parts, shift, mediated = (kept.results[name] for name in ("AttentionDecomposition", "ActivationShift", "Mediation"))
     layer = kept.options["layer"]
@@ -137,7 +137,7 @@ def present(kept: Kept) -> Presented:
             f"Does {parts.settings['insertion']} act on {model_name(kept.run['model']['name'])} by scaling what attention "
             f"wrote, or by adding to it, over {count_of(kept.run['n_problems'], 'problem')}?"
         )
-        made = Report("The mechanism", question=question, answer=of_mechanism(parts, mediated))
+        made = Report("The mechanism", question=question, answer=mediated.headline())
         first = {MEDIATED: pictures["mediation.png"]}
         made = made.result(mediated, heading="Scale or bias", pictures=first)
         lambdas = {

@@ -1,6 +1,6 @@
 """`mless-interp locate`: which attention heads carry the effect of inserted tokens; heads patched, named, confirmed."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +11,11 @@ from ..command_line import (
     EDITS,
     OUTCOMES,
     SIGNED_OUTCOMES,
+    ByOption,
     HeadsOption,
-    Inserting,
     LayersOption,
     OutOption,
+    Pairing,
     chosen_heads,
     contrasts,
     listed,
@@ -26,7 +27,7 @@ from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
-LOCATED = ("content", "computed", "shift", "total")
+LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")
 N_RANDOM_SETS = 5
 """Random sets that answers are compared with, at most: each costs an answer per problem."""
 N_SHOWN = 4
@@ -34,7 +35,7 @@ N_SHOWN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Inserting):
+class Options(Pairing):
     """What can be asked."""
 
     mode: Annotated[
@@ -58,6 +59,7 @@ class Options(Inserting):
     limit: Annotated[
         int | None, Option(min=1, help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
     ] = None  # type: ignore[assignment]
+    by: ByOption = None
     layers: LayersOption = None
     heads: HeadsOption = None
     contrast: Annotated[
@@ -90,6 +92,10 @@ class Options(Inserting):
             raise ValueError("--direction and --edit go with --mode sweep; locating runs both directions of both edits")
         if self.answers and self.contrast != "content":
             raise ValueError(f"--answers cuts heads off from the span: --contrast content, not {self.contrast}")
+        if self.answers and self.pairs is not None:
+            raise ValueError("--answers grades texts that the model writes, and --pairs holds token ids: leave one out")
+        if self.by is not None and not locating:
+            raise ValueError("--by names heads within strata of the problems: --mode locate")
         limit = PROBLEMS[self.mode] if self.limit is None else self.limit
         for name, count in (("confirm", self.confirm), ("answers", self.answers), ("limit", limit)):
             if (count == 1 and locating) or (name != "limit" and count and not locating):
@@ -120,7 +126,7 @@ def compute(options: Options) -> Computed:
     from ..heads import Head
     from ..locating.locate import locate_heads
     from ..patching.sweep import patch_heads
-    from ..running.results import as_text
+    from ..running.progress import stage, stages
     from .answers import of_cut_off
 
     model, (pairs, fresh, others) = options.begin(*parts)
@@ -128,39 +134,39 @@ def compute(options: Options) -> Computed:
     common: dict[str, Any] = {"heads": heads, "outcome": options.outcome, "contrast": options.contrast}
     common |= {"seed": options.seed, "progress": options.progress}
     found: Any
-    if options.mode == "locate":
-        found = locate_heads(model, pairs, confirm=fresh or None, checkpoint=options.partial, **common)
-        patches = found.patches
-        by_size = [Head.parse(label) for label in found.summary()["label"] if Head.parse(label) in found.found]
-        named = sorted(by_size, key=lambda head: head not in found.confirmed)
-    else:
-        swept: dict[str, Any] = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
-        found = patches = patch_heads(model, pairs, checkpoint=options.partial / "sweep.jsonl", **swept, **common)
-        named = []
-    best = named[:N_SHOWN] or [Head.parse(label) for label in patches.top(N_SHOWN)["label"]]
-    results = {type(found).__name__: found}
-    if others:
-        results["AccuracyResults"] = evaluate_accuracy(
-            model,
-            parts[2],
-            cut_off(pairs[0].insertion, found, n_random_sets=N_RANDOM_SETS),
-            template=options.template,
-            checkpoint=options.partial / "answers.jsonl",
-            progress=options.progress,
-            seed=options.seed,
-        )
+    with stages(2 + bool(others)):
+        if options.mode == "locate":
+            found = locate_heads(
+                model, pairs, confirm=fresh or None, by=options.by, checkpoint=options.partial, **common
+            )
+            patches = found.patches
+            by_size = [Head.parse(label) for label in found.summary()["label"] if Head.parse(label) in found.found]
+            named = sorted(by_size, key=lambda head: head not in found.confirmed)
+        else:
+            swept: dict[str, Any] = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
+            found = patches = patch_heads(model, pairs, checkpoint=options.partial / "sweep.jsonl", **swept, **common)
+            named = []
+        best = named[:N_SHOWN] or [Head.parse(label) for label in patches.top(N_SHOWN)["label"]]
+        results = {type(found).__name__: found}
+        if others:
+            cut = cut_off(pairs[0].insertion, found, n_random_sets=N_RANDOM_SETS)
+            kept: dict[str, Any] = {
+                "checkpoint": options.partial / "answers.jsonl",
+                "progress": options.progress,
+                "seed": options.seed,
+            }
+            with stage("answering"):
+                answered = evaluate_accuracy(model, parts[2], cut, template=options.template, **kept)
+            results["AccuracyResults"] = answered
     shown = {}
     if options.attention == "eager":
         options.say("reading the attention of the heads to show ...")
         shown["attention"] = shown_attention(model, pairs, best)
 
-    def told() -> str:
-        made = results.get("AccuracyResults")
-        return repr(found) + (f"\n\n{of_cut_off(made)}\n{as_text(_short(made))}" if made else "")
-
     facts = {"mode": options.mode, "settings": found.settings, "n_problems": len(pairs)}
     facts |= {"n_fresh": len(fresh), "n_answers": options.answers}
-    return Computed(results, model, [*pairs, *fresh], shown, facts, told)
+    notes = [of_cut_off(results["AccuracyResults"])] if others else []
+    return Computed(results, model, [*pairs, *fresh], shown, facts, notes)
 
 
 def _short(answered: Any) -> Any:
@@ -175,22 +181,12 @@ def _short(answered: Any) -> Any:
     return table.join(against[list(columns)].rename(columns=columns), on="treatment")
 
 
-def _first(found: Any) -> list[str]:
-    """What stands open of all that located heads say: the total effect, what the heads that read do as a set (on fresh
-    problems where there are some), and what none of it can say."""
-    from ..locating.sentences import readers_words, total_words
-
-    joint = found.joint if found.confirmation is None else found.confirmation.joint
-    as_a_set = [] if joint is None else readers_words(joint)
-    return [*total_words(found.judged, found.unit), *as_a_set, found.sentences()[-1]]
-
-
 def present(kept: Kept) -> Presented:
     """The tables, the head map, the attention of the best heads, and the page."""
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .answers import in_order, model_name, of_cut_off, of_located, of_sweep
+    from .answers import model_name
 
     located = kept.run["mode"] == "locate"
     found, answered = kept.results["LocatedHeads" if located else "PatchScores"], kept.results.get("AccuracyResults")
@@ -198,27 +194,22 @@ def present(kept: Kept) -> Presented:
     attention = attention_view(kept.shown["attention"]) if "attention" in kept.shown else None
 
     def page() -> Report:
+        of = "token ids" if kept.options.get("pairs") else f"template {kept.options['template']}"
         question = (
             f"Which of {count_of(len(patches.heads), 'head')} of {model_name(kept.run['model']['name'])} carry the effect of "
             f"{found.settings['insertion']} on {kept.options['outcome']}, patched one at a time on "
-            f"{count_of(kept.run['n_problems'], 'problem')} (template {kept.options['template']})?"
+            f"{count_of(kept.run['n_problems'], 'problem')} ({of})?"
         )
-        answer = of_located(found) if located else of_sweep(found)
-        made = Report("Heads that carry the insertion's effect", question=question, answer=answer)
+        made = Report("Heads that carry the insertion's effect", question=question, answer=found.headline())
         heads = "the named ones and the largest others" if located and found.found else "the largest"
         pictures = {f"Median effects with 95 % intervals over problems: {heads}.": views.forest(found)}
-        shown = found.shown()
-        if not located:
-            (table,) = shown.tables
-            caption = table.caption.replace("the largest share first", "the surest first")
-            shown = replace(shown, tables=(replace(table, frame=in_order(table.frame), caption=caption),))
-        made = made.result(found, pictures=pictures, shown=shown, first=_first(found) if located else ())
+        made = made.result(found, pictures=pictures)
         if located and found.read is not None:
             reads = views.read_effects(found.read)
             caption = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
             made = made.folded("What the reads of the named heads are", Report("", question="").figure(reads, caption))
         if answered is not None:
-            made = made.heading("Do the answers come back?").sentence(of_cut_off(answered))
+            made = made.heading("Do the answers come back?")
             made = made.table(_short(answered), "Right answers; differences and p are against the insertion alone.")
         if attention is not None:
             named = len(found.found) if located else 0

@@ -93,11 +93,10 @@ def compute(options: Options) -> Computed:
     from ..prompts.pairs import make_pairs
     from ..running.store import provenance
     from ..views.report import ShownPrompt
-    from .answers import of_claims
 
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
-    models, checks = {}, {}
+    models = {}
     filler = Insertion.meaningless(n_tokens=options.n_tokens)
     common: dict[str, Any] = {"template": options.template, "progress": options.progress, "seed": options.seed}
     if options.tiny:
@@ -127,9 +126,9 @@ def compute(options: Options) -> Computed:
         if model.info.attention == "eager":
             shown[f"{key} attention"] = shown_attention(model, pairs, heads[:3])
         results |= {f"{key} {series}": each for series, each in found.items()}
-        models[key], checks[model.info.name] = provenance(model)["model"], found["claims"]
-    said = [of_claims(checks, figure.number), *map(repr, checks.values()), f"{figure.number}: {figure.caption}"]
-    said += [figure.doubt] * bool(figure.doubt)
+        models[key] = provenance(model)["model"]
+    said = [f"{figure.number}: {figure.caption}", *[figure.doubt] * bool(figure.doubt)]
+    results = dict(sorted(results.items(), key=lambda each: not each[0].endswith("claims")))
     said += ["The models are random stand-ins: what holds here holds without any training."] * options.tiny
     facts = {
         "n_problems": max(map(len, questions.values())),
@@ -137,7 +136,7 @@ def compute(options: Options) -> Computed:
         "tiny": options.tiny,
         "models": models,
     }
-    return Computed(results, None, (), shown, facts, lambda: "\n".join(said))
+    return Computed(results, None, (), shown, facts, said)
 
 
 def _directories(figure: Any, given: list[str] | None) -> dict[str, str | None]:
@@ -192,7 +191,7 @@ def present(kept: Kept) -> Presented:
     from ..paper.figures import figure_named, title_of
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .answers import model_name, of_accuracy, of_claims
+    from .answers import model_name
 
     figure, run = figure_named(kept.options["figure"]), kept.run
     names = {key: model_name(made["name"]) for key, made in run["models"].items()}
@@ -218,13 +217,13 @@ def present(kept: Kept) -> Presented:
             f"Does what {figure.number} claims of {', '.join(map(title_of, figure.models))} hold on "
             f"{count_of(run['n_problems'], 'problem')}?{instead}{stand_ins}"
         )
-        answer = of_claims({names[key]: checks[key] for key in names}, figure.number)
+        answer = " ".join(each.headline() for each in checks.values())
         made = Report(f"{figure.number} of arXiv 2510.01032 and its claims", question=question, answer=answer)
-        made = made.heading("The figure").figure(picture, figure.caption).sentence(*[figure.doubt] * bool(figure.doubt))
+        made = made.heading("The figure").figure(picture, figure.caption)
         for key, name in names.items():
             made = made.result(checks[key], heading=name)
             if key in answered:
-                made = made.sentence(of_accuracy(answered[key])).result(answered[key], heading=None)
+                made = made.result(answered[key], heading=None)
             if f"{key} attention" in kept.shown:
                 made = made.view(attention_view(kept.shown[f"{key} attention"]))
             made = made.shown_prompt(kept.shown[f"{key} prompt"])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -17,11 +18,13 @@ from ..command_line import Saving, analysis, plain_warnings, repeat_command, tel
 from ..prompts.conditions import nearest
 from ..running.engines import ShardDone
 from ..running.folders import RESULTS, RUN, remove_partial
-from ..running.text_safety import one_line
+from ..running.text_safety import WIDTH, one_line
 from . import COMMANDS
 
 SHOWN = "shown"
 """In a run's folder, beside its results: what its page shows besides (attention, prompts)."""
+MOST_LINES = 14
+"""Lines that a command ends with, before the one that names its files."""
 N_SHOWN_PROBLEMS = 32
 """Problems over which shown attention is averaged, at most."""
 
@@ -29,15 +32,14 @@ N_SHOWN_PROBLEMS = 32
 @dataclass(frozen=True, eq=False)
 class Computed:
     """What a command computed: `results` by name, what else is `shown` on its page (both as `mi.save` takes them), the `model`,
-    the `pairs` (their prompts are recorded, the first is shown), and `facts` for run.json. `told`: what the screen shows
-    (default: the results' prints). `notes`: sentences for the screen, run.json and the page."""
+    the `pairs` (their prompts are recorded, the first is shown), and `facts` for run.json. `notes`: sentences for the screen
+    (which shows the first result's print, then these), run.json and the page."""
 
     results: Mapping[str, Any]
     model: Any = None
     pairs: Sequence[Any] = ()
     shown: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
-    told: Callable[[], str] | None = None
     notes: Sequence[str] = ()
 
 
@@ -71,8 +73,9 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
             raise ShardDone("every part is computed; nothing is written by a shard")
         keep(asked, name, computed)
         try:
-            said = "\n\n".join(map(repr, computed.results.values())) if computed.told is None else computed.told()
-            tell("\n".join([said, *computed.notes]))
+            first, *others = computed.results.values()
+            notes = [line for note in computed.notes for line in textwrap.wrap(one_line(note), WIDTH)]
+            tell("\n".join([*first.lines(), *notes, *(each.lines()[0] for each in others)][:MOST_LINES]))
             del computed  # the model goes before pictures are drawn
             asked.say("drawing pictures and writing tables ...")
             written = write(asked.kept, asked.folder, present, report=asked.report, overwrite=asked.overwrite)
@@ -222,4 +225,5 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
 
 
 def _tell(folder: Path, written: list[str]) -> None:
-    tell(one_line(f"Results: {folder}/{', '.join(written)}"))
+    page = [f"Report: {folder}/report.html."] * ("report.html" in written)
+    tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: mi.load({str(folder)!r})"])))

@@ -81,7 +81,6 @@ def compute(options: Options) -> Computed:
     from ..studies.runner import check_enough, pairs_of, run_study
     from ..studies.spec import read_study
     from ..views.report import ShownPrompt
-    from .answers import of_study
 
     study = read_study(options.file).with_changes(
         model=options.model,
@@ -108,14 +107,14 @@ def compute(options: Options) -> Computed:
         "source": study.source,
         "n_problems": len(found.problem_ids),
     }
-    return Computed({"StudyResult": found}, model, (), shown, facts, lambda: f"{of_study(found)}\n{found!r}")
+    return Computed({"StudyResult": found}, model, (), shown, facts)
 
 
 def present(kept: Kept) -> Presented:
     """The tables, the picture, and the page."""
     from .. import views
     from ..views.report import Report
-    from .answers import model_name, of_study
+    from .answers import model_name
 
     found = kept.results["StudyResult"]
     picture = views.study_effects(found)
@@ -130,11 +129,11 @@ def present(kept: Kept) -> Presented:
             question += f" After {found.source}" + (
                 f", which claims: {found.claims.rstrip('.')}.".replace("`", "'") if found.claims else "."
             )
-        made = Report(found.title, question=question, answer=of_study(found))
+        made = Report(found.title, question=question, answer=found.headline())
         caption = "Median effect of each insertion over problems, with 95 % intervals."
         made = made.result(found, pictures={caption: picture})
         for name, located in found.located.items():
-            words = Report("", question="").sentence(*located.told())
+            words = Report("", question="").sentence(*located.explain().splitlines())
             made = made.folded(f"Heads, {name}: {', '.join(map(str, located.found)) or 'none named'}", words)
         made = made.heading("What the model reads")
         for at, name in enumerate(found.insertions):

@@ -11,10 +11,10 @@ from torch import Tensor
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
+from ..models.derived_sites import gate_edits
 from ..models.hugging_face import reference_logits
 from ..models.info import ModelError
 from ..models.inputs import Edit
-from ..models.mlp_activations import gate_edits
 from ..models.sites import site
 from ..models.traced_ops import additive_mask
 from .decoding import CompletionEngine, Decoding, Finished, Movement, Row, accept_all, check_numbers, next_tokens

@@ -7,6 +7,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     ["boxes", "graders"],
     {
         "boxes": ["has_closed_box", "last_box"],
-        "graders": ["GRADERS", "Grade", "grade", "grade_lenient", "grade_paper", "grade_strict"],
+        "graders": ["GRADERS", "Grade", "grade", "grade_paper", "grade_strict"],
     },
 )

@@ -5,7 +5,8 @@ What counts as the same answer:
 - Fractions, decimals, mixed numbers, repeating decimals, `a \times 10^b` and numbers with thousands separators are compared
   exactly: 0.15 is 3/20 and is not 0.1500001; 0.333 is not 1/3. `7 7` is no number, and `1, 234` is a list of two.
 - Degree, percent and currency signs do not count: 90 is 90 degrees, 50 % is 50 (and is not 0.5).
-- A unit may be left out; two different units differ (5 cm is not 5 m). Numbers with a base need it: 52_8 is not 52.
+- A unit may be left out; two different units differ (5 cm is not 5 m, 5 cents are not 5 dollars). Words of scale are part of
+  the number: 2 million is 2000000. Numbers with a base need it: 52_8 is not 52.
 - Points and tuples are in order and need their brackets, intervals their kinds of brackets: (1, 2] is not (1, 2), nor 1, 2.
 - Lists, sets and unions are in any order, `1 \pm 2` is a list of two, and a set may be written without braces.
 - Matrices entry by entry, round and square brackets alike; a determinant is none.
@@ -19,20 +20,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from . import latex
-from .equivalence import Questions
+from .equivalence import GaveUp, asked
 from .units import without_unit
 
 LONGEST = 500
 """Characters; a longer answer is compared as text only."""
 MOST_PARTS = 40
-_CLOSES = {"(": ")", "[": "]", "{": "}"}
 _NUMBER = re.compile(r"[+-]?(\d+(,\d{3})+|\d+|\d+( \d{3})+)?(\.\d*)?")
 _POWER_OF_TEN = re.compile(r"(?:(.+?)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d))")
 _FRACTION = re.compile(r"([+-]?)(\d*)\\frac\{([+-]?[\d.,]+)\}\{([+-]?[\d.,]+)\}")
 _MIXED = re.compile(r"([+-]?)(\d+) (\d+)/(\d+)")
 _REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 _REALS = re.compile(r"\\mathbb\{?R\}?|\\R|(?:\\text\{)?all real(?:s| numbers)\}?", re.IGNORECASE)
-NAME = re.compile(r"(?:\\?[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?'?(?:\([a-z](?:,[a-z])*\))?|\([a-z](?:,[a-z])+\)")
+_NAME = re.compile(r"(?:\\?[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?'?(?:\([a-z](?:,[a-z])*\))?|\([a-z](?:,[a-z])+\)")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(\d+)\}?")
 _MATRIX = re.compile(r"\\begin\{([bBp]?matrix|smallmatrix|array|vmatrix)\}(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}", re.DOTALL)
 
@@ -49,10 +49,8 @@ class Equality:
     by: str
 
 
-def compare(answer: str, gold: str, ask: Questions | None = None) -> Equality:
+def compare(answer: str, gold: str) -> Equality:
     r"""Return whether an answer equals the gold one, strictly; see the module for what counts as the same.
-
-    `ask` holds the limits of a grade that compares more than once.
 
     >>> compare(r"\dfrac{3}{6}", "0.5"), compare("(1,2]", "(1,2)").equal
     (Equality(equal=True, by='number'), False)
@@ -65,7 +63,10 @@ def compare(answer: str, gold: str, ask: Questions | None = None) -> Equality:
         return Equality(True, "text")
     if max(len(answer), len(gold)) > LONGEST:
         return Equality(answer == gold, "text")
-    return _compare(first, second, ask or Questions(), depth=0)
+    try:
+        return _compare(first, second)
+    except GaveUp:  # what cannot be decided in part is not decided
+        return Equality(False, GAVE_UP)
 
 
 # ------------------------------------------------------------------------------------------------------------- parts
@@ -137,7 +138,7 @@ def _both_signs(pieces: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _compare(answer: str, gold: str, ask: Questions, *, depth: int) -> Equality:
+def _compare(answer: str, gold: str, *, depth: int = 0) -> Equality:
     if depth > 8:
         return Equality(latex.compact(answer) == latex.compact(gold), "text")
     answer, gold = _unwrapped(answer), _unwrapped(gold)
@@ -150,12 +151,12 @@ def _compare(answer: str, gold: str, ask: Questions, *, depth: int) -> Equality:
         gold = _unwrapped(values[1])
         second = _parts(gold)
     if first is None and second is None:
-        return _compare_leaves(answer, gold, ask)
+        return _compare_leaves(answer, gold)
     if all(parts is None or (parts[0] == "list" and len(parts[1]) == 1) for parts in (first, second)):  # {5} is 5
-        return _compare(first[1][0] if first else answer, second[1][0] if second else gold, ask, depth=depth + 1)
+        return _compare(first[1][0] if first else answer, second[1][0] if second else gold, depth=depth + 1)
     if first is None or second is None:
         if _is_relation(answer) != _is_relation(gold):
-            return _by_math_verify(answer, gold, ask)
+            return _by_math_verify(answer, gold)
         return Equality(False, "parts")
     (kind, members), (gold_kind, golds) = first, second
     if kind != gold_kind or len(members) != len(golds) or len(members) > MOST_PARTS:
@@ -163,9 +164,9 @@ def _compare(answer: str, gold: str, ask: Questions, *, depth: int) -> Equality:
     free = list(range(len(members)))
     for place, part in enumerate(golds):  # in any order, each takes the first that equals it and is still free
         here = free if kind in ("list", "union") else [place]
-        hit = next((i for i in here if _compare(members[i], part, ask, depth=depth + 1).equal), None)
+        hit = next((i for i in here if _compare(members[i], part, depth=depth + 1).equal), None)
         if hit is None:
-            return Equality(False, GAVE_UP if ask.gave_up else "parts")
+            return Equality(False, "parts")
         free.remove(hit)
     return Equality(True, "parts")
 
@@ -236,7 +237,7 @@ def _signed(sign: str, size: Fraction) -> Fraction:
     return -size if sign == "-" else size
 
 
-def _compare_leaves(answer: str, gold: str, ask: Questions) -> Equality:
+def _compare_leaves(answer: str, gold: str) -> Equality:
     answer, gold = _value(answer, gold), _value(gold, answer)
     first, answer_unit = without_unit(answer)
     second, gold_unit = without_unit(gold)
@@ -253,7 +254,7 @@ def _compare_leaves(answer: str, gold: str, ask: Questions) -> Equality:
     bases = [_BASE.fullmatch(latex.compact(text)) for text in (first, second)]
     if any(bases):
         return Equality(all(bases) and len({(b[1].lower(), b[2]) for b in bases if b}) == 1, "number")
-    return _by_math_verify(first, second, ask)
+    return _by_math_verify(first, second)
 
 
 def _value(text: str, other: str) -> str:
@@ -266,9 +267,9 @@ def _value(text: str, other: str) -> str:
     if len(others) > 1 and latex.compact(others[0]) != name:
         return text
     calculated = not any(re.search("[a-zA-Z]", re.sub(r"\\[a-z]+", "", side)) for side in sides)
-    if NAME.fullmatch(name) or calculated:
+    if _NAME.fullmatch(name) or calculated:
         return sides[-1]
-    return sides[0] if len(sides) == 2 and NAME.fullmatch(latex.compact(sides[1])) and len(others) == 1 else text
+    return sides[0] if len(sides) == 2 and _NAME.fullmatch(latex.compact(sides[1])) and len(others) == 1 else text
 
 
 def _choice(text: str) -> str:
@@ -288,15 +289,13 @@ def _is_relation(text: str) -> bool:
     return bool(re.search(r"[<>]|\\(?:[lg]eq|neq)(?![a-z])", text))
 
 
-def _by_math_verify(answer: str, gold: str, ask: Questions) -> Equality:
+def _by_math_verify(answer: str, gold: str) -> Equality:
     """Decimals go as fractions, so that nothing is rounded; what it would misread is not asked (`7 8`, unclosed braces)."""
     first, second = (_exact(latex.without_text(text)) for text in (answer, gold))
     if first is None or second is None or ("=" in first) != ("=" in second):
         return Equality(False, "text")
-    equal = ask.equal(first, second)
-    if equal is False and _is_relation(second) != _is_relation(first):
-        equal = ask.equal(second, first)
-    return Equality(bool(equal), GAVE_UP if equal is None else "math-verify")
+    equal = asked(first, second) or (_is_relation(second) != _is_relation(first) and asked(second, first))
+    return Equality(equal, "math-verify")
 
 
 def _exact(text: str) -> str | None:

@@ -1,16 +1,13 @@
-"""math-verify, asked from any thread or process, with limits that hold.
+"""math-verify, asked from any thread or process, within a limit that holds.
 
 math-verify's own timeout is an alarm signal: it fails outside the main thread, and is not heard while C code runs
 (`9^{9^{9^9}}`). So it runs in a process of its own (`worker.py`), one for each process that asks, started at the first
-question and replaced when it has ended. One comparison may compute for `CPU_SECONDS`, all of one grade for
-`GRADE_SECONDS`, in `worker.MEMORY_BYTES`: beyond that it is given up. A process that somebody else ended (the system, short of
-memory) says nothing about the answer: a fresh one is asked once more.
+question and replaced when it has ended. One comparison may compute for `CPU_SECONDS`, in `worker.MEMORY_BYTES`.
 """
 
 import atexit
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -19,8 +16,10 @@ from pathlib import Path
 
 CPU_SECONDS = 3
 """What one comparison may compute; CPU time, so that a busy machine does not change a grade."""
-GRADE_SECONDS = 10.0
-"""What all comparisons of one grade may compute together, such as those of two lists in any order."""
+
+
+class GaveUp(Exception):
+    """A comparison took more time or memory than its limits."""
 
 
 class _Worker:
@@ -37,22 +36,19 @@ class _Worker:
         if process is not None and os.getpid() == self._pid:  # a forked process has inherited what is not its own
             process.communicate()
 
-    def ask(self, answer: str, gold: str, decimals: int | None) -> tuple[bool | None, float]:
-        """Return whether the two are equal, None if that took too much time or memory; and the CPU seconds that it took."""
-        question = {"answer": answer, "gold": gold, "decimals": decimals, "cpu_seconds": CPU_SECONDS}
+    def ask(self, answer: str, gold: str) -> bool | None:
+        """Return whether the two are equal, None if that took too much time or memory."""
+        question = {"answer": answer, "gold": gold, "cpu_seconds": CPU_SECONDS}
         with self._lock:
-            for _ in range(2):
-                process = self.process or _started()
-                self.process = None  # unless it answers
-                reply = _reply(process, json.dumps(question))
-                if reply:
-                    self.process = process
-                    equal, seconds = json.loads(reply)
-                    return equal, seconds
+            process = self.process or _started()
+            self.process = None  # unless it answers
+            reply = _reply(process, json.dumps(question))
+            if not reply:
                 process.communicate()
-                if process.returncode == -getattr(signal, "SIGXCPU", 0):
-                    break
-            return None, float(CPU_SECONDS)
+                return None
+            self.process = process
+            equal: bool | None = json.loads(reply)
+            return equal
 
 
 def _started() -> "subprocess.Popen[str]":
@@ -63,7 +59,7 @@ def _started() -> "subprocess.Popen[str]":
         stderr=subprocess.DEVNULL,
         text=True,
         encoding="utf-8",
-        env=os.environ | {"PYTHONHASHSEED": "0"},  # SymPy orders by hashes: which variable is which, by position
+        env=os.environ | {"PYTHONHASHSEED": "0"},  # SymPy orders by hashes
     )
     assert process.stdout is not None
     if not process.stdout.readline():
@@ -81,7 +77,7 @@ def _reply(process: "subprocess.Popen[str]", question: str) -> str:
     except BrokenPipeError:
         return ""
     except BaseException:
-        process.kill()  # interrupted: nobody waits for this answer
+        process.kill()  # interrupted: the next question must not read this answer
         process.communicate()
         raise
 
@@ -93,27 +89,13 @@ def _worker_of(pid: int) -> _Worker:
 
 
 @lru_cache(maxsize=2**14)
-def _asked(answer: str, gold: str, decimals: int | None) -> tuple[bool | None, float]:
-    return _worker_of(os.getpid()).ask(answer, gold, decimals)
+def _asked(answer: str, gold: str) -> bool | None:
+    return _worker_of(os.getpid()).ask(answer, gold)
 
 
-class Questions:
-    """What one grade asks math-verify, within `GRADE_SECONDS`.
-
-    Once a question has no answer (`gave_up`) nothing more is asked: what cannot be decided in part is not decided.
-    """
-
-    def __init__(self) -> None:
-        self.gave_up = False
-        self._spent = 0.0
-
-    def equal(self, answer: str, gold: str, *, decimals: int | None = None) -> bool | None:
-        """Return whether math-verify finds two LaTeX expressions equal; None where it had to be stopped.
-
-        `decimals`: floats are compared after rounding to that many decimals, and variables by position (lenient).
-        """
-        if not self.gave_up:
-            found, seconds = _asked(answer, gold, decimals)
-            self._spent += seconds  # of remembered answers too, so that a grade does not depend on those before it
-            self.gave_up = found is None or self._spent > GRADE_SECONDS
-        return None if self.gave_up else found
+def asked(answer: str, gold: str) -> bool:
+    """Return whether math-verify finds two LaTeX expressions equal; `GaveUp` where it had to be stopped."""
+    equal = _asked(answer, gold)
+    if equal is None:
+        raise GaveUp
+    return equal

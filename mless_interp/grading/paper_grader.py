@@ -12,7 +12,7 @@ def grade_paper(completion: str, gold: str) -> bool:
     (18), "3" 110 (19), "0" 103 (7). It also calls right answers wrong: x + 1 is not 1 + x. Only for comparing with the
     paper's numbers, beside `grade_strict`.
 
-    Source: methods §0.9, §11; the paper's released code, and the rules of hendrycks/math | differs in: only the completion
+    Source: methods §11; the paper's released code, and the rules of hendrycks/math | differs in: only the completion
     is graded (the released code grades prompt and completion, so that with single braces a completion without a box is
     right: the prompt's own empty box); text on which the released rules raise an error is compared as it is.
 

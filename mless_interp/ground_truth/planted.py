@@ -45,7 +45,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..arguments import checked, count_of
+from ..arguments import check_count, checked, count_of
 from ..heads import Head
 from ..prompts.conditions import one_of
 from ..prompts.problems import Problem
@@ -126,18 +126,6 @@ class PlantedModel:
             return dict.fromkeys(heads, nothing)
         return {head: self.roles.expected(head) for head in heads}
 
-    def expected_under(self, contrast: str) -> dict[Head, Expected]:
-        """`expected`, for "content" or "computed" of a span that stands after the question.
-
-        Under "computed" the heads of `recalls` alone do anything; without such heads nobody does, and before the question
-        nothing can be computed at all.
-        """
-        one_of(contrast, dict.fromkeys(("content", "computed")), "contrast")
-        if contrast == "computed" and not self.roles.recalls:
-            nothing = Expected("undecided", 0, "the span's rows compute nothing of the question")
-            return dict.fromkeys(self.expected, nothing)
-        return {head: self.roles.expected(head, contrast) for head in self.expected}
-
     @property
     def edges(self) -> dict[tuple[str, str], str]:
         """(sender, receiver) -> by which input of the receiver ("q", "v", "") it acts: the only edges that carry anything.
@@ -146,13 +134,6 @@ class PlantedModel:
         the rows of the span (`relayed`) no edit of question rows can show.
         """
         return self.roles.edges()
-
-    def edges_under(self, contrast: str) -> dict[tuple[str, str], str]:
-        """`edges`, for "content" or "computed" of a span that stands after the question (see `expected_under`)."""
-        one_of(contrast, dict.fromkeys(("content", "computed")), "contrast")
-        if contrast == "computed" and not self.roles.recalls:
-            return {}
-        return self.roles.edges(contrast)
 
     @property
     def name(self) -> str:
@@ -175,10 +156,7 @@ class PlantedModel:
     def _records(
         self, n: int, *, seed: int = 0, n_clauses: tuple[int, int] = (0, 3), swap: bool = False
     ) -> list[dict[str, str | int]]:
-        if n < 1:
-            raise ValueError(f"n must be 1 or more, got {n}")
-        if not 0 <= n_clauses[0] <= n_clauses[1]:
-            raise ValueError(f"n_clauses must be (fewest, most) with 0 <= fewest <= most, got {n_clauses}")
+        check_count(n, name="n")
         return draw_records(self.vocabulary, n, seed=seed, name=self.name, n_clauses=n_clauses, swap=swap)
 
     @checked
@@ -278,8 +256,6 @@ def planted_model(
         )
     if sign not in (1, -1):
         raise ValueError(f"sign must be 1 (the span helps the answer) or -1 (it hurts), got {sign}")
-    if not 0 <= noise <= 0.01:
-        raise ValueError(f"noise must lie in 0 to 0.01 (more would drown the planted heads), got {noise}")
     roles = Roles.fill(
         readers,
         mediators,
@@ -367,8 +343,7 @@ def random_planted(
     - "relayed": a writer in the span's rows and the head that reads there, perhaps beside a reader;
     - "mixed": a switch with its reader, a reader, one against, and a mediator.
     """
-    if circuit not in CIRCUITS:
-        raise ValueError(f"unknown circuit {circuit!r}; there are {', '.join(CIRCUITS)}")
+    one_of(circuit, dict.fromkeys(CIRCUITS), "circuit")
     if null and circuit != "plain":
         raise ValueError(f"null=True is a model without any circuit, got circuit={circuit!r}: leave one of them out")
     rng = random.Random(f"planted geometry {seed}")
@@ -449,14 +424,10 @@ def random_planted(
 @checked
 def planted_examples(n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Iterator[PlantedModel]:
     """`n` random planted models, one after the other of each of `CIRCUITS`; model i depends on `seed` + i only."""
-    if n < 1:
-        raise ValueError(f"n must be 1 or more, got {n}")
     return (random_planted(each, circuit=CIRCUITS[each % len(CIRCUITS)], dtype=dtype) for each in range(seed, seed + n))
 
 
 def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Vocabulary) -> dict[str, float]:
-    if isinstance(reads, str):
-        raise TypeError(f"reads must be a sequence of tokens or a mapping to strengths, got the text {reads!r}")
     strengths = {
         str(t): float(s) for t, s in (reads.items() if isinstance(reads, Mapping) else ((t, 1) for t in reads))
     }

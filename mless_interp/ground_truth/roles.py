@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import comb
 from typing import Any
 
+from ..arguments import check_choice
 from ..heads import Head, check_heads
 from .tokenizer import ANSWER_PREFIX, NUMBERS
 
@@ -211,8 +212,7 @@ class Roles:
         unknown = set(decoys or {}) - set(DECOY_KINDS)
         if unknown:
             raise ValueError(f"unknown decoy kind {min(unknown)!r}; the kinds are {', '.join(DECOY_KINDS)}")
-        if combine not in COMBINE:
-            raise ValueError(f"combine must be one of {', '.join(COMBINE)}, got {combine!r}")
+        check_choice(combine, name="combine", choices=COMBINE)
         conditional, relayed, recalls = dict(conditional or {}), dict(relayed or {}), dict(recalls or {})
         given: dict[str, list[Head]] = {"readers": list(readers or ()), "mediators": list(mediators or ())}
         given |= {f"{kind} decoys": list((decoys or {}).get(kind, ())) for kind in DECOY_KINDS}
@@ -230,8 +230,6 @@ class Roles:
             check_heads(heads, n_layers=n_layers or _MOST_LAYERS, n_heads=n_heads)
         if n_layers is None:
             n_layers = max([2, *(head.layer + 1 for heads in given.values() for head in heads)])
-        if n_layers < 1:
-            raise ValueError(f"n_layers must be 1 or more, got {n_layers}")
         role_of: dict[Head, str] = {}
         for role, heads in given.items():
             for head in heads:
@@ -341,10 +339,8 @@ def named_in(tokens: Iterable[str] | None) -> float:
 
 
 def _rows(reads_from: Mapping[Head, Iterable[str]], readers: Sequence[Head]) -> dict[Head, frozenset[str]]:
-    rows = {head: tokens if isinstance(tokens, str) else frozenset(tokens) for head, tokens in reads_from.items()}
+    rows = {head: frozenset(tokens) for head, tokens in reads_from.items()}
     for head, tokens in rows.items():
-        if isinstance(tokens, str):
-            raise TypeError(f"reads_from: {head} needs a collection of tokens, got the text {tokens!r}")
         if head not in readers:
             raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")
         wrong = sorted(tokens - {*NUMBERS, ANSWER_ROW})
@@ -358,7 +354,7 @@ def _rows(reads_from: Mapping[Head, Iterable[str]], readers: Sequence[Head]) -> 
                 f"reads_from: {named_in(tokens):.0%} of the problems name one of {sorted(tokens)}, so whether most do is "
                 "left to chance: give 1 number (few problems do), or 8 or more (nearly all do)"
             )
-    return {head: frozenset(tokens) for head, tokens in rows.items()}
+    return rows
 
 
 def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head, float]]:

@@ -17,6 +17,7 @@ from ..models.info import BY_LAYERS, ModelChecks, ModelError, ModelInfo
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, followed, pairs_of_any
 from ..prompts.problems import Problem
+from ..running.columns import columns_of
 from ..running.progress import progress_bar
 from ..running.registry import savable
 from ..running.results import Result, Shown, ShownTable
@@ -54,6 +55,14 @@ class Certificate(Result):
     verdicts: tuple[Verdict, ...]
     prompts: tuple[dict[str, Any], ...]
 
+    columns = columns_of("""
+        name | identity | | what is checked
+        says | says | | what must hold
+        status | status | verdict | pass, fail, or why it does not apply
+        error | largest error | p | as a share of the largest value compared
+        tolerance | allowed | p | the error up to which it holds
+    """)
+
     @property
     def passed(self) -> bool:
         """No line failed (a line that does not apply is no failure; its reason is given)."""
@@ -85,51 +94,40 @@ class Certificate(Result):
             "prompts": list(self.prompts),
         }
 
-    def sentences(self) -> list[str]:
-        """What was certified with what, and how many lines passed."""
-        model, geometry, versions, prompts = self._made_of()
-        return [f"{words}." for words in (model, geometry, f"With {versions}", prompts, *self._outcome())]
+    def headline(self) -> str:
+        """Return how many identities hold for which model, and whether to trust it."""
+        i, n = self.info, Counter(verdict.status for verdict in self.verdicts)
+        found = f"{n[PASS]} passed, {n[FAIL]} failed, {n[NOT_APPLICABLE]} not applicable"
+        wrong = f"; do not trust results of this model on this backend: {', '.join(each.name for each in self.failed)}"
+        what = (
+            f"{i.name!r} ({i.architecture}) on backend {i.backend!r}, {i.dtype} on {i.device}, {i.attention} attention"
+        )
+        return f"{what}: {found}{'' if self.passed else wrong}."
 
-    def _made_of(self) -> tuple[str, str, str, str]:
-        """The model and its backend, its geometry, versions, prompts."""
+    def details(self) -> list[str]:
+        """Return the model's geometry, the versions and the prompts."""
         i = self.info
         windows = sorted({w for w in i.windows if w is not None})
-        return (
-            f"Certificate of {i.name!r} ({i.architecture}) on backend {i.backend!r}, {i.dtype} on {i.device}, "
-            f"{i.attention} attention",
+        sliding = f", sliding windows of {', '.join(map(str, windows))}" if windows else ""
+        return [
             f"{i.n_layers} layers of {i.n_heads} query heads over {i.n_key_value_heads} key-value heads, d_head {i.d_head}, "
-            f"d_model {i.d_model}, context {i.context_length}"
-            + (f", sliding windows of {', '.join(map(str, windows))}" if windows else ""),
-            ", ".join(f"{name} {number}" for name, number in i.versions.items()),
+            f"d_model {i.d_model}, context {i.context_length}{sliding}.",
+            *(f"{each.name}, {each.status}: {each.reason.rstrip('.')}." for each in self.verdicts if each.reason),
+            f"With {', '.join(f'{name} {number}' for name, number in i.versions.items())}.",
             f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
-            f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value "
-            "compared",
-        )
+            f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value.",
+        ]
 
-    def _outcome(self) -> list[str]:
-        n = Counter(verdict.status for verdict in self.verdicts)
-        words = [f"{n[PASS]} passed, {n[FAIL]} failed, {n[NOT_APPLICABLE]} not applicable"]
-        if not self.passed:
-            names = ", ".join(verdict.name for verdict in self.failed)
-            words.append(f"Do not trust results of this model on this backend: {names}")
-        return words
+    def printed(self) -> pd.DataFrame:
+        """Return the lines, those that failed first."""
+        table = self.summary()[["name", "status", "error", "tolerance", "says", "reason"]]
+        return table.sort_values("status", key=lambda each: each != FAIL, kind="stable")
 
     def shown(self) -> Shown:
         """Every line with its error."""
         columns = {"name": "", "says": "", "status": "", "error": "largest error", "tolerance": "allowed", "reason": ""}
         caption = "Self-check and exact identities; errors are shares of the largest value compared."
         return Shown((ShownTable(self.summary(), caption, columns),))
-
-    def __repr__(self) -> str:
-        width = max(len(verdict.name) for verdict in self.verdicts)
-        lines = []
-        for verdict in self.verdicts:
-            figures = f"{verdict.error:>9.1e} / {verdict.tolerance:<8.0e}" if np.isfinite(verdict.error) else " " * 20
-            status = {PASS: "pass", FAIL: "FAIL", NOT_APPLICABLE: "-"}[verdict.status]
-            lines.append(f"{verdict.name:<{width}} {status:<4} {figures} {verdict.says}")
-            if verdict.reason:
-                lines.append(f"{'':<{width}}      {verdict.reason}")
-        return "\n".join([*self._made_of(), "", *lines, "", ". ".join(self._outcome())])
 
 
 @checked

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
+from ..arguments import count_of, listed
 from ..heads import Head
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.joint import JointKnockout
@@ -15,7 +15,6 @@ from ..patching.reads import ReadEffects
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
 from ..statistics import CONFIDENCE, Prevalence, holm
 from .control import beside_controls
-from .curves import CircuitCurve
 from .judge import KINDS, SIDES, Claims, InStratum, Verdicts, measured
 from .sentences import (
     few_problems,
@@ -24,19 +23,17 @@ from .sentences import (
     smallest_words,
     specific_words,
     strata_words,
-    total_words,
-    verdict_words,
 )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Confirmation(Verdicts, Result):
+class Confirmation(Verdicts, Result, renamed={"curve": None}):
     """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
 
     `heads`, `kinds` and `senses` `[head]` are the claims, `direction` the sign of the effect that they are told by;
     `values[measure]` `[problem, head]` and `total` `[problem]` were measured on the fresh problems. So were the controls
-    (`controls[name]` `[problem, head]`), the readers knocked out together (`joint`), and the curve of the ranking
-    (`curve`): all chosen on other problems, so that their p-values mean something. `within` are the claims about strata,
+    (`controls[name]` `[problem, head]`), and the readers knocked out together (`joint`): all
+    chosen on other problems, so that their p-values mean something. `within` are the claims about strata,
     `strata` names the stratum of each fresh problem.
     """
 
@@ -50,7 +47,6 @@ class Confirmation(Verdicts, Result):
     controls: dict[str, np.ndarray] = field(default_factory=dict)
     joint: JointKnockout | None = None
     reads: ReadEffects | None = None
-    curve: CircuitCurve | None = None
     unit: str = "nats"
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
@@ -118,6 +114,13 @@ class Confirmation(Verdicts, Result):
         """Whether a head is confirmed, and as the same kind, `[head]`."""
         return self.confirmed & (np.array(self.judged.kinds) == np.array(self.kinds))
 
+    @property
+    def specific(self) -> tuple[Head, ...]:
+        """Heads that do more than under random words of the same length, by more than the smallest effect."""
+        table = self.control_table()
+        passed = set(table.loc[table["p_specific"] < self.judged.effect.level, "label"])
+        return tuple(head for head in self.heads if str(head) in passed)
+
     def control_table(self) -> pd.DataFrame:
         """One row per head: its effect beside the same under each control, with the test (`control.beside_controls`)."""
         return beside_controls(self.judged.effect, self.claims, self.values, self.controls, fresh=True)
@@ -134,48 +137,47 @@ class Confirmation(Verdicts, Result):
         for side, measure in SIDES.items():
             test = self.judged.sides[side]
             columns |= {f"{side}_count": test.count[0], f"{side}_p": test.p_corrected[0]}
-            columns |= interval_columns(
-                f"{side}_median", self.judged.effect.cell_medians(measured(self.values, measure))
-            )
+            if side == "removed":
+                values = measured(self.values, measure)
+                columns |= interval_columns(f"{side}_median", self.judged.effect.cell_medians(values))
+                columns |= interval_columns(f"{side}_share", self.judged.effect.share(values))
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head, with the four measures."""
         return tidy({"problem": self.problem_ids, "label": [str(head) for head in self.heads]}, **self.values)
 
-    def sentences(self) -> list[str]:
-        """Which heads are confirmed, and as what; the set, the curve and specificity, tested on these problems."""
-        s, n = self.settings, len(self.total)
-        heads = count_of(len(self.heads), "head")
-        found = [f"{count_of(n, 'fresh problem')}, none of them used to name the heads; {heads} tested again."]
-        found += total_words(self.judged, self.unit, s.get("contrast", "content"))
-        few = few_problems(self.judged.effect.n, len(self.heads), self.confidence, per_head=1)
-        if few:
-            found.append(few)
-        if not self.judged.established:
-            return [*found, "The effect is not established there in the direction claimed, so no head is confirmed."]
-        if np.isnan(self.judged.effect.delta):
-            return found  # too few problems, which is said already
-        sure = [str(head) for head, one in zip(self.heads, self.confirmed, strict=True) if one]
-        lost = [str(head) for head, one in zip(self.heads, self.confirmed, strict=True) if not one]
-        found.append(
-            f"Confirmed: {', '.join(sure) or 'none'}." + (f" Not confirmed: {', '.join(lost)}." if lost else "")
+    def headline(self) -> str:
+        """Return whether the effect comes again, and which heads are confirmed."""
+        s, effect = self.settings, self.judged.effect
+        whole = effect.headline(s.get("insertion", "The insertion"), s.get("outcome", "the outcome"), self.unit)
+        if not effect.established:
+            return f"{whole}, in the direction claimed, so no head is confirmed."
+        sure, lost = (
+            [head for head, one in zip(self.heads, self.confirmed, strict=True) if one == is_sure]
+            for is_sure in (True, False)
         )
-        words = [verdict_words(self.judged, at, kind) for at, kind in enumerate(self.kinds)]
-        kinds = [
-            f" (here: {kind})" if kind != claimed else ""
-            for kind, claimed in zip(self.judged.kinds, self.kinds, strict=True)
+        return f"{whole}; confirmed: {listed(sure) or 'none'}" + (f"; not confirmed: {listed(lost)}." if lost else ".")
+
+    def caveats(self) -> list[str]:
+        """Return that so few problems can confirm no head, where they are too few."""
+        few = few_problems(self.judged.effect.n, len(self.heads), self.confidence, per_head=1)
+        return [*([few] if few else []), *super().caveats()]
+
+    def details(self) -> list[str]:
+        """Return what the set and the controls show on these problems."""
+        s, n, level = self.settings, len(self.total), self.judged.effect.level
+        found = [
+            f"{count_of(n, 'fresh problem')}, none of them used to name the heads; {count_of(len(self.heads), 'head')} tested.",
+            self.judged.effect.details(self.unit, s.get("contrast", "content")),
         ]
-        found += [f"{text}{kind}." for text, kind in zip(words, kinds, strict=True)]
+        if not self.judged.established or np.isnan(self.judged.effect.delta):
+            return found
+        sure = [str(head) for head, one in zip(self.heads, self.confirmed, strict=True) if one]
         found += strata_words("Confirmed within strata", self.confirmed_within) if self.within else []
-        found += specific_words(self.control_table(), level=self.judged.effect.level, n=n, confirmed=sure)
-        if self.joint is not None:
-            found += readers_words(self.joint)
-        if self.reads is not None:
-            found += self.reads.sentences()[1:]
-        if self.curve is not None:
-            _, _, *rest = self.curve.sentences()
-            found += [f"The ranking found before, on these problems: {' '.join(rest)}"] if rest else []
+        found += specific_words(self.control_table(), level=level, n=n, confirmed=sure)
+        found += readers_words(self.joint) if self.joint is not None else []
+        found += [self.reads.headline(), *self.reads.details()] if self.reads is not None else []
         return [*found, *left_out_words(s.get("left_out") or {})]
 
     def shown(self) -> Shown:
@@ -192,5 +194,10 @@ class Confirmation(Verdicts, Result):
         return Shown(tuple(tables))
 
     def printed(self) -> pd.DataFrame:
-        """The claims and what came of them."""
-        return self.summary().drop(columns=["layer", "head", "paper_label"])
+        """Return the claims and what came of them, with the control of random words where it was run."""
+        columns = ["label", "kind", "removed_share", "removed_share_ci_low", "removed_share_ci_high", "removed_count"]
+        columns += ["added_count", "n", "p", "confirmed", "exceeds_random", "exceeds_random_n", "p_specific"]
+        beside = self.control_table()
+        beside = beside.drop(columns=[name for name in beside if name in self.summary() and name != "label"])
+        table = self.summary().merge(beside, on="label", how="left")
+        return table.reindex(columns=columns).dropna(axis=1, how="all")

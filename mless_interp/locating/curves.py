@@ -19,7 +19,8 @@ from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes, sin
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare
 from ..prompts.pairs import PromptPair
-from ..running.results import Result, tidy, with_limits
+from ..running.columns import columns_of
+from ..running.results import Result, tidy
 from ..statistics import CONFIDENCE, derive_generator
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -175,6 +176,13 @@ class CircuitCurve(Result):
     resolution: float = 0.0
     chosen_elsewhere: bool = False
 
+    picture = "circuit_curve"
+    columns = columns_of("""
+        fraction | share of the heads | share | heads that see the span / all ranked heads
+        faithfulness | effect restored | share | share of the whole effect that these heads restore
+        reversed | reversed ranking | share | the same for the ranking from its end
+        random_mean | random orders | share | the same for heads in random order, mean
+    """)
     axes = (
         ("values", "problem order size"),
         ("joint", "problem joint_size"),
@@ -256,30 +264,26 @@ class CircuitCurve(Result):
         axes = {"problem": self.problem_ids, "order": self.orders, "n_heads": self.sizes}
         return tidy(axes, outcome=self.values)
 
-    def sentences(self) -> list[str]:
-        """What the first heads restore, against the reverse and random orders, and whether they add up."""
-        s = self.settings
-        words = [
-            f"{s.get('insertion')}, {count_of(len(self.problem_ids), 'problem')}, outcome {s.get('outcome')}; ablation: "
-            f"{s.get('ablation')}.",
-            f"Total effect: median {with_limits(self.whole.median, self.unit)}, mean {self.total.mean():+.4f}.",
-        ]
+    def headline(self) -> str:
+        """Return how many of the first heads restore half of the effect, and the area under the curve."""
+        whole = self.whole.headline(self.settings.get("insertion"), self.settings.get("outcome"), self.unit)
         if np.isnan(self.faithfulness).all():
-            why = (
-                "Its mean is not told from 0 with the median's sign"
-                if self.whole.established
-                else "It is not established (too few problems, or not most of them, show one of one sign)"
-            )
-            return [*words, f"{why}, so there is no curve to draw."]
-        cpr, cmd = self.cpr, self.cmd
+            return f"{whole}, and its mean is not told from 0, so there is no curve to draw."
         at = int(np.argmax(self.faithfulness[0] >= 0.5))
-        size = (
-            f"{self.sizes[at - 1] + 1} to {self.sizes[at]}"
-            if self.sizes[at] - self.sizes[at - 1] > 1
-            else self.sizes[at]
+        few = self.sizes[at] - self.sizes[at - 1] <= 1
+        size = self.sizes[at] if few else f"{self.sizes[at - 1] + 1} to {self.sizes[at]}"
+        return (
+            f"{whole}; half of it returns with the first {size} of {count_of(len(self.ranking), 'head')} (area under the "
+            f"curve {self.cpr[0]:.2f}, worst first {self.cpr[1]:.2f})."
         )
-        words.append(f"On average half of it is back with {size} of {count_of(len(self.ranking), 'head')}.")
-        words.append(f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}.")
+
+    def details(self) -> list[str]:
+        """Return the areas beside random orders, and whether the first heads add up."""
+        if np.isnan(self.faithfulness).all():
+            return []
+        cpr, cmd = self.cpr, self.cmd
+        of_both = f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}"
+        words = [f"Ablation: {self.settings.get('ablation')}; {of_both}."]
         if len(self.orders) > 2:
             words.append(
                 f"{len(self.orders) - 2} random orders with the same layers: CPR {cpr[2:].mean():.3f}, CMD "
@@ -288,7 +292,7 @@ class CircuitCurve(Result):
         if len(self.joint_sizes):
             k = int(self.joint_sizes[-1])
             words.append(
-                f"Knocking out the first {k} together removes {self.joint[:, -1].mean():+.4f} {self.unit}, one by one "
-                f"{self.singles[:, :k].sum(1).mean():+.4f} in sum."
+                f"The first {k} together remove {self.joint[:, -1].mean():+.4f} {self.unit}; their single effects "
+                f"add up to {self.singles[:, :k].sum(1).mean():+.4f}."
             )
         return words

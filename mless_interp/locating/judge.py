@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from ..heads import Head
 from ..patching.effect import SMALLEST_EFFECT, Effect
+from ..running.columns import Column, columns_of
 from ..running.registry import savable
 from ..statistics import CONFIDENCE, SENSES, Prevalence
 
@@ -386,6 +388,29 @@ class Verdicts:
     resolution: float
     groups: tuple[str, ...]
     strata: tuple[str, ...]
+
+    columns: ClassVar[tuple[Column, ...]] = columns_of("""
+        kind | verdict | verdict | a test over most problems, corrected for testing many heads
+        claimed | claimed | verdict | the verdict on the problems that named the head
+        confirmed | confirmed | verdict | passes again on fresh problems
+        removed_count | undone in | of n | problems in which patching its output out undoes more than the smallest effect
+        added_count | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
+        removed_median | undone, median | | median of what patching its output out undoes, in the outcome's unit
+        added_median | reproduced, median | | median of what patching its output in reproduces, in the outcome's unit
+        removed_p | p, undone | p | that it undoes more in most problems; Holm over heads, sides and senses
+        added_p | p, reproduced | p | that it reproduces more in most problems; Holm over heads, sides and senses
+        random_words_share | with random words | share | share of its effect that random words have too
+        random_effect | under random words | | the head's effect where random words of the same length are inserted
+        questions_effect | under other questions | | the head's effect where questions of other problems are inserted
+        mful_effect | under a repeated word | | the head's effect where a repeated word is inserted
+        matched_mass_effect | same attention elsewhere | | what removing as much attention from other tokens undoes
+        shift_effect | under the gap alone | | the head's effect where positions are shifted and nothing is inserted
+        exceeds_random | > random words in | of exceeds_random_n | problems in which random words of the same length do less
+        exceeds_mass | > same attention in | of exceeds_mass_n | problems in which as much attention elsewhere does less
+        exceeds_random_n | of | | problems where random words were tried
+        exceeds_mass_n | of | | problems where as much attention elsewhere can be removed
+        p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
+    """)
 
     @property
     def claims(self) -> Claims | None:

@@ -18,13 +18,13 @@ from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair, digest_of
 from ..prompts.problems import overlap
+from ..running.progress import stage
 from ..running.text_safety import visible
 from ..statistics import CONFIDENCE
 from ..statistics.arguments import check_count, check_share, derive_generator
 from .confirmation import Confirmation
 from .control import Controls, Held, check_controls, sinks_read
-from .curves import circuit_curve
-from .judge import SIDES, Judged
+from .judge import Judged
 from .located import LocatedHeads
 from .measure import N_SCREENED, Measured, Way, chosen_way, kept_file, measure, screened
 from .sentences import PER_HEAD, few_problems
@@ -73,8 +73,8 @@ def locate_heads(
     Parameters
     ----------
     confirm : fresh problems, none of them among `pairs`, with the same insertion: the named heads, and nothing else, are
-        tested on them again, with the controls, the set of those that read against `n_random_sets` random sets, and the
-        curve of the ranking. Without it nothing that was chosen on these problems gets a p-value.
+        tested on them again, with the controls, and the set of those that read against `n_random_sets` random sets.
+        Without it nothing that was chosen on these problems gets a p-value.
     contrast : "content"; "computed" (blind -> inserted): what the span has read of the question. A reader there reads the
         question from the span's own rows, a mediator passes on what was read; `read_effects` is of the span's readers and left
         out. "shift" and "total" differ in more than in what may be seen: heads are named by their z patches alone, as
@@ -132,7 +132,8 @@ def locate_heads(
     if fresh is not None:
         _warn_of_few(fresh.n_groups, 1, confidence, per_head=1)
     file = None if folder is None else folder / "mless.jsonl" if way.exact else kept_file(folder, "mless", family)
-    measured = measure(prepared, family, contrast=between, checkpoint=file, progress=progress, seed=seed)
+    with stage("naming heads"):
+        measured = measure(prepared, family, contrast=between, checkpoint=file, progress=progress, seed=seed)
     settings = {
         **prepared.settings,
         "contrast": contrast,
@@ -160,11 +161,13 @@ def locate_heads(
     held, confirmation = Held(), None
     if fresh is not None and judged.named.any():
         folder = None if folder is None else folder / "confirm"
-        confirmation = rules.confirmed(fresh, judged, settings, folder=folder, progress=progress)
+        with stage("confirming"):
+            confirmation = rules.confirmed(fresh, judged, settings, folder=folder, progress=progress)
     elif controls:
         knockouts = measured.values["knockout"][:, judged.named] if between.cuts else None
         made = rules.controls_in(folder, progress, between)
-        held = made.held(prepared, judged.found, knockouts, family[0], fresh=False)
+        with stage("running controls"):
+            held = made.held(prepared, judged.found, knockouts, family[0], fresh=False)
     readers = tuple(compress(judged.found.heads, judged.found.reads))
     sinks = None
     if controls and readers:
@@ -277,25 +280,12 @@ class Rules:
     ) -> Confirmation:
         """The named heads again, on problems that had no part in naming them; what is tested there alone beside."""
         claims, contrast = judged.found, CONTRASTS[settings["contrast"]]
-        file, order = kept_file(folder, "mless", claims.heads), ranking(judged)
+        file = kept_file(folder, "mless", claims.heads)
         measured = measure(fresh, claims.heads, contrast=contrast, checkpoint=file, progress=progress, seed=self.seed)
-        held, curve = Held(), None
+        held = Held()
         if self.controls:
             made = self.controls_in(folder, progress, contrast)
             held = made.held(fresh, claims, measured.values.get("knockout"), claims.heads[0], fresh=True)
-        if self.controls and contrast.cuts:
-            curve = circuit_curve(
-                fresh.model,
-                fresh,
-                order,
-                contrast=contrast.name,
-                outcome=fresh.outcome,
-                joint_up_to=0,
-                chosen_elsewhere=True,
-                checkpoint=kept_file(folder, "curve", order),
-                progress=progress,
-                seed=self.seed,
-            )
         return Confirmation(
             problem_ids=fresh.ids,
             groups=fresh.groups,
@@ -308,7 +298,6 @@ class Rules:
             controls=held.values,
             joint=held.joint,
             reads=held.reads,
-            curve=curve,
             unit=fresh.outcome.unit,
             settings={**settings, **held.settings, "prompts": digest_of(fresh.pairs)},
             seed=self.seed,
@@ -318,15 +307,6 @@ class Rules:
             within=claims.within,
             strata=_strata(fresh, settings.get("by")),
         )
-
-
-def ranking(judged: Judged) -> tuple[Head, ...]:
-    """The family by the median of what each head removes or adds, whichever is more, in its own sense; the named first."""
-    size = np.max(
-        [judged.effect.cell_medians(judged.told_in * judged.turned(z)).estimate for z in SIDES.values()], axis=0
-    )
-    order = np.lexsort((-np.nan_to_num(size, nan=-np.inf), ~judged.named))
-    return tuple(judged.heads[at] for at in order)
 
 
 def _way_settings(

@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
+from ..arguments import count_of, listed
 from ..heads import Head, as_head
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.joint import JointKnockout
-from ..patching.parts import WHOLE
+from ..patching.parts import WHOLE, concentration_words
 from ..patching.reads import ReadEffects
 from ..patching.scores import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
+from ..running.columns import columns_of
 from ..running.results import (
     Quantity,
     Result,
     Shown,
     ShownTable,
-    as_text,
     head_columns,
     head_map,
     interval_columns,
@@ -29,12 +29,12 @@ from ..scores import HeadScores
 from ..scores.scored import is_sink
 from ..statistics import CONFIDENCE, defined_mean
 from .confirmation import Confirmation
-from .control import OTHERS, beside_controls
+from .control import beside_controls
 from .judge import NAMED, SIDES, Verdicts, measured
 from .measure import MEASURES
 from .sentences import (
     PER_HEAD,
-    concentration_words,
+    few_problems,
     gap_words,
     left_out_words,
     power_words,
@@ -43,10 +43,10 @@ from .sentences import (
     smallest_words,
     specific_words,
     strata_words,
-    total_words,
-    verdict_words,
 )
 
+NAMED_AT_MOST = 10
+"""Undecided heads that a print names."""
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
 OF_THE_PATCH = (
     "effect_fraction",
@@ -131,6 +131,14 @@ class LocatedHeads(
     resolution: float = 0.0
     strata: tuple[str, ...] = ()
 
+    columns = columns_of("""
+        reads_sink | reads a sink | verdict | the span that the head reads is an attention sink in most problems
+        removed_share | undone | share | share of the whole effect that patching its output out undoes
+        added_share | reproduced | share | share of the whole effect that patching its output in reproduces
+        knockout_median | own read, median | | what hiding the inserted tokens from this head takes away
+        mediated_removed_median | mediated, median | | the part of the head's effect that earlier heads cause
+    """)
+    picture = "forest"
     drawn = ("removed_share", "removed_median")
     axes = (
         ("values", "problem head"),
@@ -264,38 +272,66 @@ class LocatedHeads(
         """One tidy row per problem and head, with the four measures."""
         return tidy({"problem": self.problem_ids, "label": [str(head) for head in self.heads]}, **self.values)
 
-    def sentences(self) -> list[str]:
-        """What was found and in how many problems, what could not be told, what fresh problems say, what this cannot say."""
-        s, n, judged = self.settings, len(self.problem_ids), self.judged
+    def headline(self) -> str:
+        """Return the total effect with its direction, how many heads carry it, and whether fresh problems confirm them."""
+        s, effect, made = self.settings, self.judged.effect, self.confirmation
+        whole = effect.headline(s["insertion"], s["outcome"], self.unit)
+        if self.contrast.name not in ("total", "content"):
+            whole += f" ({self.contrast.name})"
+        if not self.established:
+            return f"{whole}, so no head is named."
+        of, share = f"of {count_of(len(self.heads), 'head')}", smallest_words(effect)
+        if not self.found:
+            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems."
+        sure = list(self.confirmed)
+        tested = "not yet confirmed" if made is None else f"confirmed on {len(made.problem_ids)} fresh problems"
+        if made is not None and len(sure) < len(self.found):
+            tested = f"{listed(sure) or 'none'} {tested}"
+        if made is not None and sure and made.controls:
+            which = [head for head in sure if head in made.specific]
+            tested += f", {'all' if len(which) == len(sure) else listed(which) or 'none'} specific to this insertion"
+        kinds = {kind: [head for head, one in self.found.items() if one == kind] for kind in self.found.values()}
+        named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
+        carry = "carries" if len(self.found) == 1 else "carry"
+        return f"{whole}; {len(self.found)} {of} {carry} more than {share} of it in most, {tested}: {named}."
+
+    def rest(self) -> str:
+        """Return how many heads are negligible or undecided."""
+        kinds = {kind: [] for kind in ("negligible", "undecided")}  # type: dict[str, list[Head]]
+        for head, kind in zip(self.heads, self.judged.kinds, strict=True):
+            kinds.get(kind, []).append(head)
+        told = [f"{len(heads)} {kind}" for kind, heads in kinds.items()]
+        few = f" ({listed(kinds['undecided'])})" if 0 < len(kinds["undecided"]) <= NAMED_AT_MOST else ""
+        return f"Not named: {', '.join(told)}{few}." if self.established else ""
+
+    def caveats(self) -> list[str]:
+        """Return what the problems could not show, and whether a few of them carry most of the effect."""
+        few = few_problems(self.judged.effect.n, len(self.heads), self.confidence)
+        some = [few] if few else []
+        some += concentration_words(self.total, self.problem_ids, self.unit)
+        if self.confirmation is None and self.found:
+            some.append("Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others.")
+        return [*some, *super().caveats()][:3]
+
+    def details(self) -> list[str]:
+        """Return how heads were tested, what the controls, the set and fresh problems show, and what stays open."""
+        s, judged = self.settings, self.judged
         found = [
-            f"{s['insertion']}, {count_of(n, 'problem')}, {count_of(len(self.heads), 'head')} tested ({s['swept']}), outcome "
-            f"{s['outcome']}.",
-            *total_words(judged, self.unit, self.contrast.name),
-            *concentration_words(self.total, self.problem_ids, self.unit, s["outcome"]),
+            f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(len(self.heads), 'head')} tested "
+            f"({s['swept']}), outcome {s['outcome']}.",
+            judged.effect.details(self.unit, self.contrast.name),
             *self._way_words(),
             power_words(judged),
         ]
         if not (np.abs(self.total) > self.resolution).any():
-            found.append(
-                f"That is no change at all (rounding reaches {self.resolution:g}): {WHAT[self.contrast.name]} does nothing to "
-                "this outcome, so no head is named."
-            )
-        elif not self.established:
-            found.append("No consistent effect across problems was established, so no head is named.")
-        else:
+            found.append(f"{WHAT[self.contrast.name].capitalize()} does not change this outcome at all.")
+        elif self.established:
             found += [*self._named_words(), *sink_words(self.sinks)]
         if self.confirmation is not None:
-            first, *rest = self.confirmation.sentences()
-            found += [f"Confirmation: {first}", *rest]
-        elif self.established and self.found:
-            found.append("Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others.")
-        elif self.settings.get("n_fresh"):
-            found.append(f"The {self.settings['n_fresh']} fresh problems were not used: there is no head to confirm.")
-        return [
-            *found,
-            *gap_words(self._held, judged.effect, self.unit),
-            *cannot_say(self.contrast.name),
-        ]
+            found += [f"On fresh problems: {self.confirmation.headline()}", *self.confirmation.details()]
+        elif not self.found and s.get("n_fresh"):
+            found.append(f"The {s['n_fresh']} fresh problems were not used: there is no head to confirm.")
+        return [*found, *gap_words(self._held, judged.effect, self.unit), *cannot_say(self.contrast.name)]
 
     @property
     def contrast(self) -> Contrast:
@@ -325,22 +361,12 @@ class LocatedHeads(
             f"over {PER_HEAD * len(self.heads) * (1 + len(judged.large))} tests (heads, both sides, both senses"
             f"{', all problems and strata' if self.strata else ''})."
         ]
-        if len(places):
-            found += [f"{verdict_words(judged, at, judged.kinds[at])}." for at in places.tolist()]
-            found += READS_OF_COMPUTED if self.contrast.name == "computed" else []
-        else:
-            found.append(
-                "No head is shown to carry more than the smallest effect of interest in most problems, so none is named."
-            )
+        if len(places) and self.contrast.name == "computed":
+            found += READS_OF_COMPUTED
         if self.strata:
             by, n = s.get("by"), len(judged.large)
             tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {by} have enough problems to be tested"
             found += [f"{tested}.", *(strata_words(f"Within {by}", judged.in_strata) if n else [])]
-        others = [kind for kind, named in zip(judged.kinds, judged.named, strict=True) if not named]
-        found.append(
-            f"Of the {'other ' if len(places) else ''}{count_of(len(others), 'head')} {others.count('negligible')} are shown "
-            f"to do less than that in most problems, {others.count('undecided')} are undecided."
-        )
         if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":
             found.append(SATURATES)
         if self.confirmation is None and len(places):
@@ -348,17 +374,17 @@ class LocatedHeads(
             if self.joint is not None:
                 found += readers_words(self.joint)
             if self.reads is not None:
-                found += self.reads.sentences()[1:]
+                found += [self.reads.headline(), *self.reads.details()]
         return [*found, *left_out_words(s.get("left_out") or {})]
 
     def printed(self) -> pd.DataFrame:
-        """The named heads and some more, with what the verdicts rest on."""
-        columns = ["label", "paper_label", "kind", "sense", "removed_count", "added_count", "n", "removed_share"]
-        columns += ["removed_share_ci_low", "removed_share_ci_high", "removed_p", "added_p"]
-        columns += ["confirmed"] if self.confirmation is not None else []
-        columns += ["reads_sink"] if sink_words(self.sinks) else []
-        shorter = {f"removed_share_ci_{end}": end for end in ("low", "high")}
-        return self.summary().head(max(8, len(self.found)))[columns].rename(columns=shorter)
+        """Return the named heads, on fresh problems where they were tested there; the three largest where none is named."""
+        if self.confirmation is not None:
+            return self.confirmation.printed()
+        columns = ["label", "kind", "removed_share", "removed_share_ci_low", "removed_share_ci_high", "removed_count"]
+        columns += ["added_count", "n", "removed_p"] + ["reads_sink"] * bool(sink_words(self.sinks))
+        columns += ["exceeds_random", "exceeds_random_n"]
+        return self.summary().head(len(self.found) or 3).reindex(columns=columns).dropna(axis=1, how="all")
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
@@ -406,13 +432,3 @@ class LocatedHeads(
             tables += self.read.shown().tables
         marked = table["kind"].isin(NAMED).tolist()
         return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
-
-    def __repr__(self) -> str:
-        found = "\n".join([*self.told(), as_text(self.printed())])
-        beside = self.control_table()
-        if beside.empty or not beside["exceeds_random_n"].any():
-            return found
-        short = ["label", "effect", *(f"{name}_effect" for name in (*OTHERS, "matched_mass", "shift"))]
-        short += ["exceeds_random", "exceeds_random_n", "exceeds_mass", "exceeds_mass_n", "p_specific"]
-        table = beside[short].rename(columns=lambda name: name.removesuffix("_effect"))
-        return f"{found}\nThe named heads' effect beside the same under each control ({self.unit}, medians):\n{as_text(table)}"

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arguments import count_of
 from ..heads import Head
-from ..models.gradients import no_gradients_because, refuse_without_gradients
+from ..models.base import no_gradients_because, refuse_without_gradients
 from ..models.info import ModelError
 from ..patching.attribution import attribute_heads
 from ..patching.prepared import Prepared

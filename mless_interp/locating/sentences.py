@@ -1,4 +1,4 @@
-"""How verdicts are told: in how many problems, out of how many, and what the problems could not tell."""
+"""Sentences about located heads: power, controls, sets, and what the problems could not show."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
+from ..arguments import count_of, listed
 from ..patching.effect import Effect, fewest_for
 from ..patching.joint import CHOSEN_HERE, JointKnockout
-from ..patching.parts import FEWEST, share_words
-from ..running.results import interval_columns, with_limits
+from ..running.results import with_limits
 from ..scores import HeadScores
 from ..scores.scored import is_sink
-from ..statistics import SENSES, concentration, defined_mean
+from ..statistics import SENSES
 from .control import OTHERS
-from .judge import KINDS, SIDES, InStratum, Judged, measured
+from .judge import KINDS, SIDES, InStratum, Judged
 
 PER_HEAD = len(SIDES) * len(SENSES)
 """Tests of a head in the family that names heads."""
@@ -55,62 +54,6 @@ def smallest_words(effect: Effect) -> str:
     return f"{100 * effect.smallest_effect:.3g} %"
 
 
-def total_words(judged: Judged, unit: str, contrast: str = "content") -> list[str]:
-    """The whole effect: its median, in how many problems it is of one sign, its mean, and who carries the mean."""
-    effect = judged.effect
-    agree = int((effect.units(effect.turned(effect.total)) > effect.rounding).sum())
-    sign = "this sign" if judged.claims is None else "the sign claimed"
-    name = "" if contrast == "total" else f"{contrast} "
-    return [
-        f"Total {name}effect: median {with_limits(effect.median, unit)}, of {sign} in {agree} of "
-        f"{effect.counted(effect.n)} (sign test, p = {effect.p:.2g}); mean {defined_mean(effect.total):+.4f}."
-    ]
-
-
-def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str, outcome: str) -> list[str]:
-    """Where a few problems carry most of an effect: which, how much, what is left without them, what to do."""
-    if not np.any(total):
-        return []
-    found = concentration(total)
-    if not found.concentrated or len(total) < FEWEST:
-        return []
-    which = ", ".join(ids[at] for at in found.problems[:5]) + (", ..." if len(found.problems) > 5 else "")
-    words = (
-        f"A few problems carry most of it: {100 * found.share:.0f} % of all that happens lies in {len(found.problems)} of "
-        f"{count_of(len(total), 'problem')} ({which}); leaving them out one after another, the mean ranges from "
-        f"{found.low:+.4f} to {found.high:+.4f} {unit}. Means and fractions below rest on them; the counts of problems do not."
-    )
-    if outcome != "answer_prob":
-        words += " The bounded outcome answer_prob has no such tails."
-    return [words]
-
-
-def verdict_words(judged: Judged, at: int, kind: str) -> str:
-    """One head's verdict: its kind, in how many problems it removes and adds the effect, and the share.
-
-    "L0H13: reader; removes more than 5 % of the effect in 61 of 64 problems, adds it in 60; 31 % [28, 34] of the total"
-    """
-    side = "added" if KINDS[kind].side == "added" else "removed"
-    other = next(name for name in SIDES if name != side)
-    with_it = judged.told_in[at] > 0
-    verbs = {"removed": "removes", "added": "adds"}
-    against = {"removed": "taking it out raises", "added": "putting it in lowers"}
-    counts = {name: judged.counted(measure) for name, measure in SIDES.items()}
-    did, n, did_other = int(counts[side].count[0, at]), int(counts[side].n[at]), int(counts[other].count[0, at])
-    smallest = smallest_words(judged.effect)
-    if with_it:
-        of = judged.effect.counted(n)
-        told = f"{verbs[side]} more than {smallest} of the effect in {did} of {of}, {verbs[other]} it in {did_other}"
-    else:
-        told = (
-            f"against the effect: {against[side]} it by more than {smallest} in {did} of {judged.effect.counted(n)}, "
-            f"{against[other]} it in {did_other}"
-        )
-    share = judged.effect.share(measured(judged.values, SIDES[side])[:, at])
-    words = share_words({name: float(value) for name, value in interval_columns("share", share).items()})
-    return f"{judged.heads[at]}: {kind}; {told}; {words} of the total"
-
-
 def strata_words(what: str, found: Sequence[InStratum]) -> list[str]:
     """In which strata heads pass, head by head: `Confirmed within strata: L1H0 a, c; L1H2 b.`"""
     by_head: dict[Any, list[str]] = {}
@@ -121,34 +64,19 @@ def strata_words(what: str, found: Sequence[InStratum]) -> list[str]:
 
 
 def specific_words(table: pd.DataFrame, *, level: float, n: int, confirmed: Sequence[str] | None = None) -> list[str]:
-    """Whether the named heads do more than under random words of the same length, and than a knockout of as much attention.
+    """Return which heads do more than under random words of the same length, and where attention could not be matched.
 
     `confirmed`: those that fresh problems confirmed, which the table is then of; None where it is of the problems on which
     they were named.
     """
-    fresh = confirmed is not None
     if table.empty or not table["exceeds_random_n"].any():
-        return ["Controls were not run, so whether they are specific is unknown."] if len(table) else []
-    counts = []
-    for row in table.itertuples():
-        mass = (
-            f", than as much attention elsewhere in {row.exceeds_mass} of {row.exceeds_mass_n}"
-            if row.exceeds_mass_n
-            else ""
-        )
-        p = f" (p = {row.p_specific:.2g})" if fresh and not np.isnan(row.p_specific) else ""
-        share = share_words(row._asdict(), "random_words_share")
-        also = "" if np.isnan(row.random_words_share) else f"; {share} of it comes with random words too"
-        counts.append(
-            f"{row.label} more than random words of the same length in {row.exceeds_random} of {row.exceeds_random_n}{mass}"
-            f"{p}{also}"
-        )
+        return ["Controls were not run, so whether the heads are specific is unknown."] if len(table) else []
+    words = [f"Controls: `control_table()` ({CHOSEN_HERE})."]
     if confirmed is not None:
         passed = table.loc[table["p_specific"] < level, "label"]
-        specific = ", ".join(label for label in passed if label in confirmed) or "none"
-        words = [f"Confirmed and specific to this insertion: {specific}. {'; '.join(counts)}."]
-    else:
-        words = [f"Beside their controls ({CHOSEN_HERE}): {'; '.join(counts)}."]
+        words = [
+            f"Confirmed and specific to this insertion: {listed([label for label in passed if label in confirmed]) or 'none'}."
+        ]
     needed = [name for name, kind in KINDS.items() if kind.reads and kind.side != "added"]
     short = table[table["kind"].isin(needed) & (table["exceeds_mass_n"] < n)]
     some = [f"{row.label} on {row.exceeds_mass_n}" for row in short.itertuples() if row.exceeds_mass_n]
@@ -156,17 +84,15 @@ def specific_words(table: pd.DataFrame, *, level: float, n: int, confirmed: Sequ
     if some or none:
         where = [f"possible for {', '.join(some)} of {count_of(n, 'problem')}"] if some else []
         where += [f"not possible for {', '.join(none)} on any problem"] if none else []
-        words.append(
-            f"Matched-attention control: {'; '.join(where)} (too little other attention to remove); where it is "
-            "possible on too few, random words alone decide."
-        )
+        why = "too little other attention to remove; on too few, random words alone decide"
+        words.append(f"Matched-attention control: {'; '.join(where)} ({why}).")
     return words
 
 
 def readers_words(joint: JointKnockout) -> list[str]:
     """What the heads that read remove, as a set where they are several."""
-    first, *rest = joint.sentences()
-    return [f"{'Heads that read, as a set' if len(joint.heads) > 1 else 'The head that reads'}: {first}", *rest]
+    which = "Heads that attend to the span" if len(joint.heads) > 1 else "The head that attends to the span"
+    return [f"{which}: {joint.headline()}", *joint.details()]
 
 
 def left_out_words(left_out: dict[str, str]) -> list[str]:

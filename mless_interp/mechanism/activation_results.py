@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 
 from ..arguments import count_of
-from ..models.mlp_activations import extension_of
+from ..models.derived_sites import extension_of
+from ..running.columns import columns_of
 from ..running.results import Result, Shown, ShownTable, place_of, tidy
 from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
 from .activation_summaries import DISTANCES, VALUES
@@ -49,7 +50,19 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
     seed: int = 0
     confidence: float = CONFIDENCE
 
-    number = ".4g"
+    picture = "activation_histograms"
+    columns = columns_of("""
+        before | before | | mean over problems without the span
+        after | after | | mean over problems with the span
+        n_up | rise in | | problems in which it rises
+        n_down | fall in | | problems in which it falls
+        n_tied | same in | | problems in which it changes by no more than rounding
+        p_fdr | p, false discovery rate | p | Benjamini and Hochberg, over classes and metrics
+        token_class | tokens | | class of tokens
+        tokens_per_problem | tokens per problem | | mean number of tokens of the class
+        primary | primary | | whether it is the contrast that the claim is about
+        estimate | measured | | mean difference over problems
+    """)
     axes = (
         ("before", "problem contrast token_group metric"),
         ("after", "problem contrast token_group metric"),
@@ -74,8 +87,7 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
         for at, contrast in enumerate(self.contrasts):
             signs = [self._signs(metric, contrast, "all") for metric, _ in CLAIMS.values()]
             p = np.array([found.p for found in signs])
-            corrected = holm(p) if np.isfinite(p).any() else p
-            for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), signs, corrected, strict=True):
+            for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), signs, holm(p), strict=True):
                 values = self.by_group(self.of(metric, contrast=contrast))
                 made = mean_interval(values, confidence=self.confidence, seed=self.seed)
                 rows.append(
@@ -141,8 +153,7 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
         table["p_fdr"] = np.nan
         for contrast in self.contrasts:
             here = table["contrast"] == contrast
-            if table.loc[here, "p"].notna().any():
-                table.loc[here, "p_fdr"] = benjamini_hochberg(table.loc[here, "p"].to_numpy())
+            table.loc[here, "p_fdr"] = benjamini_hochberg(table.loc[here, "p"].to_numpy())
         return table
 
     def histograms(self) -> pd.DataFrame:
@@ -190,13 +201,20 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
         table.insert(1, "layer", self.layer)
         return table
 
-    def sentences(self) -> list[str]:
-        """What was measured, and what the three claims do not say."""
+    def headline(self) -> str:
+        """Return which of the paper's three claims the primary contrast supports."""
+        rows = self.claims().query("primary")
+        told = (f"{row.claim}: {row.verdict} ({row.n_up} up, {row.n_down} down)" for row in rows.itertuples())
+        n = count_of(len(self.problem_ids), "problem")
+        return f"MLP activations of layer {self.layer} under {self.settings.get('insertion')}, {n}: {', '.join(told)}."
+
+    def details(self) -> list[str]:
+        """Return what was measured, and what the three claims do not say."""
         s = self.settings
         found = [
-            f"Activations of the MLP of layer {self.layer} (zero-based), {s.get('insertion')}, "
-            f"{count_of(len(self.problem_ids), 'problem')}, {s.get('positions')} tokens ({self.n_tokens[:, 0].mean():.0f} a "
-            f"problem), contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD x {s.get('c')}."
+            f"Activations of the MLP of layer {self.layer} (zero-based), {s.get('positions')} tokens "
+            f"({self.n_tokens[:, 0].mean():.0f} a problem), contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD "
+            f"x {s.get('c')}."
         ]
         found += extension_of(s)
         moved = self.claims().groupby("contrast", sort=False)[["n_up", "n_down"]].sum().any(axis=1)
@@ -220,8 +238,8 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
 
     def printed(self) -> pd.DataFrame:
         """The three claims, without what repeats."""
-        columns = ["contrast", "claim", "estimate", "ci_low", "ci_high"]
-        return self.claims()[[*columns, "n_up", "n_down", "n_tied", "p_corrected", "verdict"]]
+        columns = ["claim", "verdict", "estimate", "ci_low", "ci_high"]
+        return self.claims().query("primary")[[*columns, "n_up", "n_down", "n_tied", "p_corrected"]]
 
     def shown(self) -> Shown:
         """The three claims, and every metric by class of token."""

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..metrics import activations as metrics
+from ..metrics.received import kurtosis
 from ..metrics.token_classes import CLASSES
 from ..statistics.arguments import check_share
 
@@ -50,7 +51,7 @@ class NearZero:
         flat = activations.flatten()
         return cls(
             float(metrics.arm_threshold(flat, c=c)),
-            float(metrics.quantile_threshold(flat, q=q)),
+            float(metrics.quantile(flat.abs(), q=q)),
         )
 
 
@@ -79,7 +80,9 @@ def summarise(
         "root_mean_square": metrics.root_mean_square(flat),
         "gini": metrics.gini(flat),
         "histogram_gini": metrics.histogram_gini(flat, edges=edges.to(flat.device)),
-        **vars(metrics.tails(flat)),
+        **{name: metrics.quantile(flat, q=int(name[1:]) / 100) for name in ("q01", "q05", "q95", "q99")},
+        "minimum": flat.amin(),
+        "kurtosis": kurtosis(flat),
     }
     return {name: float(found[name]) for name in VALUES}
 

@@ -15,22 +15,25 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..arguments import as_annotated, checked
+from ..arguments import check_choice, checked
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.segments import widened
 from ..models.base import Model
+from ..models.derived_sites import gate_edits
 from ..models.inputs import Edit, Inputs
-from ..models.mlp_activations import gate_edits
 from ..running.registry import savable
 from ..statistics.arguments import derive_generator
 from .arm_published import published_arm
 
-READINGS = ("paper_add", "code_replace")
-SCOPES = ("tensor", "token")
-FRACTIONS = ("share", "direct")
-SELECTIONS = ("smallest", "quantile")
-UPPERS = ("signed", "absolute")
-MADS = ("absolute", "signed")
+CHOICES = {
+    "reading": ("paper_add", "code_replace"),
+    "scope": ("tensor", "token"),
+    "fraction": ("share", "direct"),
+    "selection": ("smallest", "quantile"),
+    "upper": ("signed", "absolute"),
+    "mad": ("absolute", "signed"),
+}
+"""What each option may be."""
 
 GateActivations = Float[Tensor, "token d_mlp"]
 
@@ -54,6 +57,7 @@ class ArmPlan:
 
 
 @savable
+@checked
 @dataclass(frozen=True)
 class ARM:
     r"""Move the activations nearest to zero away from it: arXiv 2510.01032, section 5 and its code.
@@ -109,37 +113,20 @@ class ARM:
     mad: str = "absolute"
 
     def __post_init__(self) -> None:
-        for name, choices in (
-            ("reading", READINGS),
-            ("scope", SCOPES),
-            ("fraction", FRACTIONS),
-            ("selection", SELECTIONS),
-            ("upper", UPPERS),
-            ("mad", MADS),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name, choices in CHOICES.items():
+            check_choice(getattr(self, name), name=name, choices=choices)
         for name in ("c", "p1", "k", "p_min", "p_max"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, got {value!r}")
-            object.__setattr__(self, name, float(value))
-        if self.c <= 0 or self.k <= 0:
-            raise ValueError(f"c and k must be positive, got c={self.c:g}, k={self.k:g}")
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if not (0 < self.c < math.inf and 0 < self.k < math.inf):
+            raise ValueError(f"c and k must be positive and finite, got c={self.c:g}, k={self.k:g}")
         if self.fraction == "direct" and self.c > 1:
             raise ValueError(f'with fraction="direct" c is the share that changes, at most 1, got {self.c:g}')
         if not 0 <= self.p1 <= 100:
             raise ValueError(f"p1 is a percentile from 0 to 100, got {self.p1:g}")
         if not 0 <= self.p_min <= self.p_max <= 1:
             raise ValueError(f"0 <= p_min <= p_max <= 1 must hold, got p_min={self.p_min:g}, p_max={self.p_max:g}")
-        layers = tuple(self.layers) if isinstance(self.layers, list | tuple) else ()
-        if not layers or any(isinstance(at, bool) or not isinstance(at, int) or at < 0 for at in layers):
-            raise ValueError(f"layers must be zero-based layer numbers such as (0,), got {self.layers!r}")
-        if len(set(layers)) != len(layers):
-            raise ValueError(f"layers names a layer twice: {layers}")
-        object.__setattr__(self, "layers", layers)
-        object.__setattr__(self, "seed", as_annotated(self.seed, int, "seed"))
-        object.__setattr__(self, "prefill_only", as_annotated(self.prefill_only, bool, "prefill_only"))
+        if not self.layers or min(self.layers) < 0 or len(set(self.layers)) != len(self.layers):
+            raise ValueError(f"layers must be different zero-based layer numbers such as (0,), got {self.layers}")
 
     @classmethod
     @checked
@@ -231,31 +218,6 @@ class ARM:
         number = derive_generator(self.seed, "arm", key, layer, step).integers(2**63 - 1)
         return torch.Generator().manual_seed(int(number))
 
-    def redistribute_rows(
-        self,
-        activations: Float[Tensor, "batch token d_mlp"],
-        *,
-        keys: Sequence[object],
-        layer: int = 0,
-        step: int = 0,
-        real: Bool[Tensor, "batch token"] | None = None,
-    ) -> Float[Tensor, "batch token d_mlp"]:
-        """Every row of a batch by itself, with its own draws; tokens that are not `real` (padding) stay as they are.
-
-        A row gives the same numbers in whatever batch and behind whatever padding it stands.
-        """
-        if len(keys) != len(activations):
-            raise ValueError(f"one key per row: got {len(keys)} keys for {len(activations)} rows")
-        if step and self.prefill_only:
-            return activations.clone()
-        rows = []
-        for index, key in enumerate(keys):
-            row, made = activations[index], activations[index].clone()
-            keep = slice(None) if real is None else real[index].to(row.device)
-            made[keep] = self.redistribute(row[keep], generator=self.generator(key, layer=layer, step=step))
-            rows.append(made)
-        return torch.stack(rows)
-
     def edits(
         self,
         model: Model,
@@ -292,23 +254,28 @@ class ARM:
             raise ValueError(f"one key per row: got {len(keys)} keys for {len(tokens)} rows")
         if step and self.prefill_only:
             return {}
+
+        def of_layer(layer: int) -> Callable[[Tensor], Tensor]:
+            def one(activations: Tensor, key: object, step: int) -> Tensor:
+                if step and self.prefill_only:
+                    return activations
+                return self.redistribute(activations, generator=self.generator(key, layer=layer, step=step))
+
+            def redistribute(activations: Tensor) -> Tensor:
+                ends = [prompt, *range(prompt + 1, activations.shape[1] + 1)]
+                steps = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+                rows = [
+                    torch.cat([one(row[part], key, step + later) for later, part in enumerate(steps)])
+                    for row, key in zip(activations, keys, strict=True)
+                ]
+                return torch.stack(rows)
+
+            return redistribute
+
         made: dict[str, Edit] = {}
         for layer, gate in gates.items():
-            made |= gate_edits(layer, gate, self._step_by_step(tuple(keys), layer, prompt, step))
+            made |= gate_edits(layer, gate, of_layer(layer))
         return made
-
-    def _step_by_step(self, keys: tuple[object, ...], layer: int, prompt: int, step: int) -> Callable[[Tensor], Tensor]:
-        def redistribute(activations: Tensor) -> Tensor:
-            n_tokens = activations.shape[1]
-            ends = [prompt, *range(prompt + 1, n_tokens + 1)]
-            parts, start = [], 0
-            for later, end in enumerate(ends):
-                part = activations[:, start:end]
-                parts.append(self.redistribute_rows(part, keys=keys, layer=layer, step=step + later))
-                start = end
-            return torch.cat(parts, 1)
-
-        return redistribute
 
 
 def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> Bool[Tensor, "group n"]:

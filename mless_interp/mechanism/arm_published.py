@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pandas as pd
-
 from ..data import paper_table
 
 CODE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -21,7 +19,7 @@ class PublishedArm:
     """One setting: `table` and `code` are (c, p1) as Table 9 prints them and as the code sets them; p1 as a percentile.
 
     For Gemma the first number is the share p itself. None: not known. `code_options`: what else the code sets for this
-    model. `code_known`: whether the code's own numbers are on record; otherwise no difference from the table is recorded.
+    model.
     """
 
     model: str
@@ -29,13 +27,7 @@ class PublishedArm:
     table: tuple[float, float | None] | None
     code: tuple[float, float | None] | None
     code_options: Mapping[str, Any] = field(default_factory=dict)
-    code_known: bool = False
     note: str = ""
-
-    @property
-    def disagrees(self) -> bool:
-        """Whether table and code give different numbers."""
-        return self.table is not None and self.code is not None and self.table != self.code
 
     def values(self, source: str) -> tuple[float, float | None]:
         """(c, p1) by "table" or "code"."""
@@ -62,7 +54,6 @@ PUBLISHED_ARM: tuple[PublishedArm, ...] = tuple(
         _pair(row["c"], row["p1"]),
         _pair(row["c_code"], row["p1_code"]),
         CODE_OPTIONS[row["family"]],
-        row["code_known"] == "yes",
         row["note"],
     )
     for row in paper_table("arm")
@@ -85,32 +76,3 @@ def published_arm(model: str, benchmark: str) -> PublishedArm:
         known = ", ".join(found.benchmark for found in of_model.values())
         raise ValueError(f"the paper gives no ARM setting for {key} on {benchmark!r}; it does for {known}")
     return of_model[wanted]
-
-
-def arm_settings() -> pd.DataFrame:
-    """One row per model and benchmark: c (Gemma: the share itself) and p1 (percentile) of table and code.
-
-    `disagrees` marks rows where they differ; `code_known` those whose code values are on record (elsewhere no difference
-    is recorded and the code's columns repeat the table). NaN: not known.
-    """
-    nothing = (None, None)
-    rows = []
-    for found in PUBLISHED_ARM:
-        (c, p1), (c_code, p1_code) = found.table or nothing, found.code or nothing
-        rows.append(
-            {
-                "model": found.model,
-                "benchmark": found.benchmark,
-                "c": c,
-                "p1": p1,
-                "c_code": c_code,
-                "p1_code": p1_code,
-                "p_min_code": found.code_options.get("p_min"),
-                "fraction": found.code_options.get("fraction", "share"),
-                "disagrees": found.disagrees,
-                "code_known": found.code_known,
-                "note": found.note,
-            }
-        )
-    numbers = ["c", "p1", "c_code", "p1_code", "p_min_code"]
-    return pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))

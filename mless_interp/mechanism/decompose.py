@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import checked
+from ..arguments import check_count, checked
 from ..heads import Head
 from ..models.base import Model
 from ..patching.prepared import single
@@ -19,8 +19,8 @@ from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_l
 from ..prompts.problems import groups_of
 from ..running.results import Found, put, stacked
 from .decomposition import METRICS, AttentionDecomposition
-from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
-from .runs import DECOMPOSED, readable_pairs, span_reads
+from .reduction import LayerRuns, each_layer, layer_numbers
+from .runs import DECOMPOSED, readable_pairs, runs_of, span_reads
 
 
 @checked
@@ -141,19 +141,18 @@ class _OnePair:
         by_layer: Found = {}
 
         def visit(layer: int, runs: LayerRuns, visible: Tensor) -> None:
-            heads: HeadNumbers
-            whole: LayerNumbers
             heads, whole = layer_numbers(self.model, pair, self.contrasts, layer, runs, visible)
-            found = _numbers(torch.stack([values.double() for values in heads.values()]))  # waited for once
+            found = (
+                torch.stack([values.double() for values in heads.values()]).detach().cpu().numpy()
+            )  # waited for once
             for (metric, contrast), values in zip(heads, found, strict=True):
                 asked = np.where(self.asked[layer], values, np.nan)
                 put(by_head, metric, contrast, layer, asked, shape=self.asked.shape)
             for (metric, contrast), number in whole.items():
                 put(by_layer, metric, contrast, layer, number, shape=len(self.asked))
 
-        PairReduction(
-            self.model, pair, self.contrasts, layers=self.layers, held_positions=self.held_positions, visit=visit
-        ).run()
+        runs = runs_of(self.contrasts)
+        each_layer(self.model, pair, runs, layers=self.layers, held_positions=self.held_positions, visit=visit)
         return {"heads": by_head, "layers": by_layer}
 
     def control(self, draws: Sequence[PromptPair]) -> np.ndarray:
@@ -171,8 +170,7 @@ def _control_pairs(
 ) -> _Controls | None:
     if control is None:
         return None
-    if isinstance(n_draws, bool) or not isinstance(n_draws, int) or n_draws < 1:
-        raise ValueError(f"n_control_draws must be 1 or more, got {n_draws!r}; control=None leaves the control out")
+    check_count(n_draws, name="n_control_draws (control=None leaves it out)")
     if control == "random_sentence":
         insertion = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
     elif isinstance(control, Insertion):
@@ -191,7 +189,3 @@ def _control_pairs(
                 f"{insertion.label} inserts {pair.n_inserted}"
             )
     return _Controls(insertion.label, draws)
-
-
-def _numbers(values: Tensor) -> np.ndarray:
-    return values.detach().double().cpu().numpy()

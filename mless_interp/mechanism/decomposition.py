@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..arguments import count_of
 from ..heads import Head
+from ..running.columns import columns_of
 from ..running.results import (
     Found,
     Quantity,
@@ -101,6 +102,22 @@ class AttentionDecomposition(Result):
     seed: int = 0
     confidence: float = CONFIDENCE
 
+    picture = "lambda_map"
+    columns = columns_of("""
+        lam | lambda | | share of attention left to the tokens that are not inserted
+        lam_null | lambda of uniform attention | | what even attention to all tokens would leave
+        lam_p | p, corrected | p | that lambda differs from uniform attention's in most problems; corrected for all heads
+        lam_control | lambda under random words | | the same with random words of the same length
+        lam_control_p | p against random words | p | that lambda differs from that under random words; corrected
+        lam_n | n | | problems where lambda is defined
+        lam_minus_uniform | lambda minus uniform | | more than 0: the inserted tokens are read less than evenly
+        residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine
+        fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
+        fit_r2 | R² of the fit | | share of variance that the best affine fit explains
+        scale_share | by scale | share | part of the layer's change that scaling the head's old output makes; signed
+        bias_share | by bias | share | part of the layer's change that adding the span's values makes; signed
+        rest_share | from upstream | share | part of the layer's change that earlier layers make; signed
+    """)
     drawn = ("lam",)
     axes = (
         ("values", "problem layer head_of_layer"),
@@ -248,15 +265,18 @@ class AttentionDecomposition(Result):
         unit = METRICS[column][0] if column in METRICS else ""
         return replace(made, unit=unit, p="lam_p", claim=CLAIM) if column == "lam" else replace(made, unit=unit)
 
-    def sentences(self) -> list[str]:
-        """What was found, what is arithmetic, what cannot be said."""
+    def headline(self) -> str:
+        """Return how far lambda lies from uniform attention's."""
+        return self._lambda_words(self.contrasts[0])
+
+    def details(self) -> list[str]:
+        """Return what is arithmetic, what each head adds, and what cannot be said."""
         contrast = self.contrasts[0]
         return [
             f"{count_of(len(self.heads), 'head')} in {count_of(len(self.layers), 'layer')} (zero-based), "
             f"{count_of(len(self.problem_ids), 'problem')}, "
             f"{self.settings.get('insertion', 'an insertion')}, contrast {contrast!r}.",
             *self._identity_words(contrast),
-            self._lambda_words(contrast),
             *self._fit_words(contrast),
             *self._share_words(contrast),
             *self._shift_words(),
@@ -356,14 +376,14 @@ class AttentionDecomposition(Result):
         return [f"Undefined (NaN; no change beyond rounding, or too few rows): {counted}."] if counted else []
 
     def printed(self) -> pd.DataFrame:
-        """The ten heads with the largest share, with both numbers that are called lambda (without the cost of intervals)."""
+        """Return the heads, the largest share first (without the cost of intervals)."""
         contrast = self.contrasts[0]
         table = pd.DataFrame(head_columns(self.heads)).drop(columns=["layer", "head"])
         for name in ("lam", "residual", "fit_slope", "fit_r2", "share", "scale_share", "bias_share"):
             table[name] = of_heads(self.mean(name, contrast), self.heads)
         null = self.layer_values["lam_null"][contrast].mean(0)
         table.insert(3, "lam_null", null[[head.layer for head in self.heads]])
-        return largest_first(table, "share").head(10).rename(columns={"fit_slope": "fit_slope(not_lam)"})
+        return largest_first(table, "share").drop(columns="paper_label")
 
     def shown(self) -> Shown:
         """Lambda against uniform attention as a map, with what each head adds to its layer's change; further measures."""

@@ -12,8 +12,8 @@ from ..arguments import checked
 from ..heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.segments import widened
-from ..models.activation_buffer import Held
 from ..models.base import Model
+from ..models.derived_sites import Held
 from ..models.sites import attention_sites, site
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare, single

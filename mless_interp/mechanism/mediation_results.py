@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 
 from ..arguments import count_of
-from ..models.mlp_activations import extension_of
+from ..models.derived_sites import extension_of
+from ..running.columns import columns_of
 from ..running.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from ..statistics import CONFIDENCE, defined_mean, holm, median_interval, sign_test
 
@@ -43,6 +44,12 @@ class Mediation(Result):
     seed: int = 0
     confidence: float = CONFIDENCE
 
+    picture = "mediation"
+    columns = columns_of("""
+        reading | reading | | what is read: the outcome, or a metric of the gate activations
+        part | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
+        mean | mean change | | mean over problems
+    """)
     axes = (("values", "problem reading arm"),)
 
     def of(self, reading: str, arm: str) -> np.ndarray:
@@ -80,7 +87,7 @@ class Mediation(Result):
         moved = np.where(np.abs(cells) > noise, cells, np.where(np.isnan(cells), np.nan, 0.0))
         tested = (moved != 0).any(0) & (len(cells) > 1)
         p = np.where(tested, sign_test(moved), np.nan).reshape(len(self.readings), len(EFFECTS))
-        p = np.concatenate([holm(family) if np.isfinite(family).any() else family for family in p])
+        p = np.concatenate([holm(family) for family in p])
         return pd.DataFrame(
             {
                 "reading": [reading for reading, _ in keys],
@@ -101,8 +108,22 @@ class Mediation(Result):
         axes = {"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}
         return tidy(axes, value=self.values)
 
-    def sentences(self) -> list[str]:
-        """What scale and bias do to near-zero activations and to the outcome, and whether they add up."""
+    def headline(self) -> str:
+        """Return what the scale and the bias of attention's output do to the outcome, or to the first reading."""
+        s, rows = self.settings, self.summary().set_index(["reading", "effect"])
+        reading = "outcome" if "outcome" in self.readings else self.readings[0]
+        what = s.get("outcome") if reading == "outcome" else reading.replace("_", " ")
+        here = {name: rows.loc[(reading, name)] for name in ("scale", "bias", "both")}
+        told = [f"its {name} alone by {_with_interval(row)}" for name, row in list(here.items())[:2]]
+        sure = [name for name, row in here.items() if row["p_corrected"] < 1 - self.confidence]
+        return (
+            f"Through layer {s.get('layer')} {s.get('insertion')} changes {what} by {_with_interval(here['both'])} "
+            f"{here['both']['unit']}, {', '.join(told)} (medians over {count_of(len(self.problem_ids), 'problem')}); shown in "
+            f"most problems: {', '.join(sure) or 'none of these'}."
+        )
+
+    def details(self) -> list[str]:
+        """Return what was edited, whether scale and bias add up, and what these edits cannot show."""
         s = self.settings
         heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
         found = [
@@ -110,21 +131,10 @@ class Mediation(Result):
             f"{s.get('contrast')!r}, {s.get('direction')}, {count_of(len(self.problem_ids), 'problem')}."
         ]
         found += extension_of(s)
-        table = self.summary().set_index(["reading", "effect"])
-        for reading, name in (("near_zero_arm", "Near-zero share"), ("outcome", f"Outcome {s.get('outcome')}")):
-            if reading not in self.readings:
-                continue
-            row = table.loc[reading]
-            shown = [f"{effect} {_with_interval(row.loc[effect])}" for effect in ("scale", "bias", "both")]
-            words = f"{name} ({row['before'].iloc[0]:.4f} without the span): {'; '.join(shown)}"
-            apart = row.loc["interaction"]
-            shown_apart = apart["p_corrected"] < 1 - self.confidence
-            told = (
-                "they do not add up (interaction "
-                if shown_apart
-                else "that they do not add up is not shown (interaction "
-            )
-            found.append(f"{words}; {told}{_with_interval(apart)}).")
+        table = self.summary()
+        for row in table.query("effect == 'interaction'").to_dict("records"):
+            if row["p_corrected"] < 1 - self.confidence:
+                found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
         edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
         if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):
             found.append(
@@ -140,12 +150,12 @@ class Mediation(Result):
         return found
 
     def printed(self) -> pd.DataFrame:
-        """One row per reading, every effect with its interval."""
-        rows = []
-        for reading, table in self.summary().groupby("reading", sort=False):
-            cells = {row["effect"]: _with_interval(row) for row in table.to_dict("records")}
-            rows.append({"reading": reading, "before": f"{table['before'].iloc[0]:.4f}"} | cells)
-        return pd.DataFrame(rows).drop(columns=[] if self.settings.get("layer") else ["rest"])
+        """Return every effect on the outcome, or on the first reading."""
+        first = "outcome" if "outcome" in self.readings else self.readings[0]
+        columns = ["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "n", "p_corrected"]
+        table = self.summary()
+        kept = (table["reading"] == first) & ((table["effect"] != "rest") | bool(self.settings.get("layer")))
+        return table.loc[kept, columns].rename(columns={"effect": "part"})
 
     def shown(self) -> Shown:
         """Every effect on every reading."""
@@ -154,7 +164,7 @@ class Mediation(Result):
             "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction "
             "is both minus their sum, total the change by the insertion itself."
         )
-        named = dict.fromkeys(table.columns, "") | {"median": "change", "before": "without the span"}
+        named = dict.fromkeys(table.columns, "") | {"effect": "part", "median": "change", "before": "without the span"}
         return Shown((ShownTable(table, caption, named),))
 
 

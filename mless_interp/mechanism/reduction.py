@@ -1,7 +1,7 @@
 """One prompt pair, all runs of its contrasts in one forward pass, every layer reduced where it is made."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ from torch import Tensor
 from ..metrics.affine import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from ..metrics.attention import span_mass_null
 from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
-from ..models.activation_buffer import Held
 from ..models.arithmetic import with_extra
 from ..models.base import Model
+from ..models.derived_sites import Held
 from ..models.inputs import Reducer
 from ..models.sites import attention_sites, site
 from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair
-from .runs import Read, at_inserted_positions, read_span, rounding, runs_of
+from .runs import Read, at_inserted_positions, read_span, rounding
 
 HeadNumbers = dict[tuple[str, str], Tensor]
 """(metric, contrast) -> `[head]`."""
@@ -24,27 +24,16 @@ LayerNumbers = dict[tuple[str, str], float]
 """(metric, contrast) -> one number of the layer."""
 
 
+@dataclass(frozen=True, eq=False)
 class LayerRuns:
     """What one layer shows of all runs, at the rows after the span; lives only inside that layer.
 
-    `z[run]` `[head, row, d_head]`, `read[run]` of the runs that see the span.
+    `z[run]` `[head, row, d_head]`, `read[run]` of the runs that see the span, `v` `[run, token, kv_head, d_head]`.
     """
 
-    def __init__(self, runs: Sequence[str], q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
-        self.runs = tuple(runs)
-        self._q, self._k, self.v, self._z = q, k, v, z
-        self.z: dict[str, Tensor] = {}
-        self.read: dict[str, Read] = {}
-
-    def reduce(self, visible: Tensor, rule: Any, span: Tensor) -> "LayerRuns":
-        """Fill `z` and `read`; `visible` is `[run, 1|head, token, token]`, `span` `[token]`."""
-        stop = int(span.nonzero()[-1]) + 1
-        for row, run in enumerate(self.runs):
-            self.z[run] = self._z[row, stop:].transpose(0, 1)
-            if CONDITIONS[run].reads_span:
-                one = slice(row, row + 1)
-                self.read[run] = read_span(self._q[one], self._k[one], self.v[one], visible[one], rule, span=span)
-        return self
+    z: dict[str, Tensor]
+    read: dict[str, Read]
+    v: Tensor
 
     def parts(self, contrast: str) -> AffineParts:
         """The change of this contrast, split."""
@@ -55,44 +44,39 @@ class LayerRuns:
         return affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=matched)
 
 
-class PairReduction:
-    """The reducers of one forward pass; short-lived. `visit(layer, runs)` is called once per asked layer."""
+def each_layer(
+    model: Model,
+    pair: PromptPair,
+    runs: Sequence[str],
+    *,
+    layers: Iterable[int],
+    held_positions: str,
+    visit: Callable[[int, LayerRuns, Tensor], None],
+) -> None:
+    """One forward pass of all runs; `visit(layer, runs, visible)` is called inside each layer, and nothing outlives it."""
+    inputs = pair.side_by_side(runs, held_positions=held_positions).to(model.info.device)
+    visible_in, held, span = model.visible(inputs), Held(), pair.span_mask
+    stop = int(span.nonzero()[-1]) + 1
 
-    def __init__(
-        self,
-        model: Model,
-        pair: PromptPair,
-        contrasts: Sequence[str],
-        *,
-        layers: Iterable[int],
-        held_positions: str,
-        visit: Callable[[int, LayerRuns, Tensor], None],
-    ) -> None:
-        self.model, self.pair, self.visit = model, pair, visit
-        self.runs = runs_of(contrasts)
-        self.inputs = pair.side_by_side(self.runs, held_positions=held_positions).to(model.info.device)
-        self.visible = model.visible(self.inputs)
-        self.layers = tuple(layers)
-        self._held = Held()
-
-    def run(self) -> None:
-        """The forward pass: no logits, nothing outlives its layer."""
-        capture: dict[str, Reducer] = {}
-        for layer in self.layers:
-            capture |= self._held.captures(*attention_sites(layer, "rot_q", "rot_k", "v"))
-            capture[site(layer, "attn.hook_z")] = self._reduce(layer)
-        self.model.run(self.inputs, capture=capture, logits_at="none")
-
-    def _reduce(self, layer: int) -> Callable[[Tensor], None]:
+    def reducer(layer: int, parts: tuple[str, ...]) -> Reducer:
         def reduce(z: Tensor) -> None:
-            q, k, v = self._held.take(*attention_sites(layer, "rot_q", "rot_k", "v"))
-            visible = self.visible[layer].to(z.device)
-            runs = LayerRuns(self.runs, q, k, v, z).reduce(
-                visible, self.model.attention_rule(layer), self.pair.span_mask
-            )
-            self.visit(layer, runs, visible)
+            q, k, v = held.take(*parts)
+            visible, rule = visible_in[layer].to(z.device), model.attention_rule(layer)
+            read = {}
+            for row, run in enumerate(runs):
+                if CONDITIONS[run].reads_span:
+                    one = slice(row, row + 1)
+                    read[run] = read_span(q[one], k[one], v[one], visible[one], rule, span=span)
+            after = {run: z[row, stop:].transpose(0, 1) for row, run in enumerate(runs)}
+            visit(layer, LayerRuns(after, read, v), visible)
 
         return reduce
+
+    capture: dict[str, Reducer] = {}
+    for layer in layers:
+        parts = attention_sites(layer, "rot_q", "rot_k", "v")
+        capture |= {**held.captures(*parts), site(layer, "attn.hook_z"): reducer(layer, parts)}
+    model.run(inputs, capture=capture, logits_at="none")
 
 
 def layer_numbers(
@@ -108,7 +92,7 @@ def layer_numbers(
         new, reference = CONTRASTS[contrast].corrupted, CONTRASTS[contrast].clean
         read, parts = runs.read[new], runs.parts(contrast)
         before = runs.z[reference]
-        row = runs.runs.index(new)
+        row = list(runs.z).index(new)
         values = runs.v[row, span.to(runs.v.device)].transpose(0, 1)
         size = before.float().flatten(-2).norm(dim=-1)
         change = parts.change.flatten(-2).norm(dim=-1)

@@ -5,13 +5,10 @@ tokens exist in one run, so including them changes the distribution by compositi
 for one number per token. Activations are act(gate(x)), before the product with up(x), or act(up(x)) without a gate.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mless_interp.metrics.received import kurtosis
 from mless_interp.metrics.segments import widened
 
 Activations = Float[Tensor, "*lead element"]
@@ -35,15 +32,6 @@ def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) 
     size = values.abs() if absolute else values
     centre = size.median(-1, keepdim=True).values
     return 1.4826 * c * (size - centre).abs().median(-1).values.clamp(min=1e-12)
-
-
-def quantile_threshold(activations: Activations, *, q: float) -> Summary:
-    """The `q` quantile of the absolute activations, linearly interpolated, in their unit: "near zero" by rank.
-
-    >>> quantile_threshold(torch.tensor([0.0, -1.0, 2.0]), q=0.25)
-    tensor(0.5000)
-    """
-    return quantile(activations.abs(), q=q)
 
 
 def quantile(activations: Activations, *, q: float) -> Summary:
@@ -70,7 +58,7 @@ def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#
 
     $$ \mathrm{nz}(\epsilon) = \operatorname{mean}[\,|a| < \epsilon\,] $$
 
-    Take the threshold from the base run (`arm_threshold`, `quantile_threshold`) and use it for both.
+    Take the threshold from the base run (`arm_threshold`, or a `quantile` of the absolute activations) and use it for both.
 
     >>> near_zero_fraction(torch.tensor([0.0, -0.1, 0.5, 1.0]), threshold=0.2)
     tensor(0.5000)
@@ -78,22 +66,6 @@ def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#
     activations = widened(_checked(activations))
     bar = torch.as_tensor(threshold, dtype=activations.dtype, device=activations.device)
     return (activations.abs() < bar[..., None]).to(activations.dtype).mean(-1)
-
-
-def relative_sparsity(activations: Activations, *, base: Float[Tensor, "*lead base_element"], c: float) -> Summary:
-    r"""Share of activations that are near zero by the base run's measure, in [0, 1].
-
-    $$ \mathrm{nz}(\epsilon_{\text{base}}) $$
-
-    Compare with `near_zero_fraction` of the base itself: less means that activations left zero.
-
-    Source: arXiv 2510.01032, Fig. 4 ("relative sparsity"), which does not give its threshold; here ARM's.
-
-    >>> base = torch.tensor([0.0, 1.0, -2.0, 3.0])
-    >>> relative_sparsity(2 * base, base=base, c=1.0), near_zero_fraction(base, threshold=arm_threshold(base, c=1.0))
-    (tensor(0.2500), tensor(0.5000))
-    """
-    return near_zero_fraction(activations, threshold=arm_threshold(base, c=c))
 
 
 def l1_norm(activations: Activations) -> Summary:
@@ -182,29 +154,6 @@ def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -
     tensor(0.1667)
     """
     return gini(histogram(activations, edges=edges))
-
-
-@dataclass(frozen=True, eq=False)
-class Tails:
-    """The ends of a distribution of activations: quantiles and minimum in their unit, excess kurtosis as a number."""
-
-    q01: Float[Tensor, "*lead"]
-    q05: Float[Tensor, "*lead"]
-    q95: Float[Tensor, "*lead"]
-    q99: Float[Tensor, "*lead"]
-    minimum: Float[Tensor, "*lead"]
-    kurtosis: Float[Tensor, "*lead"]
-
-
-def tails(activations: Activations) -> Tails:
-    """Signed quantiles at 1, 5, 95 and 99 per cent (linearly interpolated), minimum and excess kurtosis.
-
-    >>> tails(torch.arange(101.0)).q95
-    tensor(95.)
-    """
-    activations = widened(_checked(activations))
-    q01, q05, q95, q99 = (quantile(activations, q=q) for q in (0.01, 0.05, 0.95, 0.99))
-    return Tails(q01, q05, q95, q99, minimum=activations.amin(-1), kurtosis=kurtosis(activations))
 
 
 def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:

@@ -1,52 +1,15 @@
-"""What an attention pattern is: which keys each row sees, that rows sum to 1, and the uniform null."""
+"""What an attention pattern is: rows that sum to 1 over the keys that they see, and the uniform null."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mless_interp.metrics.segments import check_segment, widened
+from mless_interp.metrics.segments import widened
 from mless_interp.once import once
 from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 
 ROW_SUM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """How far a row may be from 1. Eager attention computes its softmax in float32 even in a float64 model."""
-
-
-def visible_keys(
-    n_tokens: int,
-    *,
-    window: int | None = None,
-    real: Segment | None = None,
-    position_ids: Int[Tensor, "*#lead src"] | Float[Tensor, "*#lead src"] | None = None,
-    dest_positions: DestPositions | None = None,
-) -> Visible:
-    r"""True where a token (row) can see a token (column): causal, inside the sliding window, and neither is padding.
-
-    $$ V_{ij} = [j \le i]\,[p_i - p_j < w]\,[i, j \text{ real}] $$
-
-    `window` counts the keys that a row sees, itself included; it is measured on `position_ids` where given (a gap in
-    the positions then closes the window, as in the gap condition), else on indices. `real` is False at padding.
-
-    >>> visible_keys(3, window=2).int()
-    tensor([[1, 0, 0],
-            [1, 1, 0],
-            [0, 1, 1]], dtype=torch.int32)
-    """
-    reference = next((x for x in (real, position_ids, dest_positions) if x is not None), torch.empty(0))
-    keys = torch.arange(n_tokens, device=reference.device)
-    queries = _checked_positions(dest_positions, n_rows=None, n_tokens=n_tokens, device=reference.device)
-    visible = keys <= queries[:, None]
-    if window is not None:
-        if window < 1:
-            raise ValueError(f"window must be 1 key or more (a token sees itself), got {window}")
-        positions = keys if position_ids is None else position_ids
-        if positions.shape[-1] != n_tokens:
-            raise ValueError(f"position_ids must have {n_tokens} entries, got shape {tuple(positions.shape)}")
-        visible = visible & (positions[..., queries, None] - positions[..., None, :] < window)
-    if real is not None:
-        check_segment(real, name="real", n_tokens=n_tokens)
-        visible = visible & real[..., queries, None] & real[..., None, :]
-    return visible
 
 
 @once
@@ -132,8 +95,8 @@ def resolved_visible(
     if visible.dtype != torch.bool or not fits:
         raise ValueError(
             f"visible must be boolean and fit a pattern of shape {tuple(scores.shape)}, got {visible.dtype} "
-            f"{tuple(visible.shape)}; give each prompt's mask a head axis of 1, and build the mask of a block of rows "
-            "with visible_keys(..., dest_positions=...)"
+            f"{tuple(visible.shape)}; give each prompt's mask a head axis of 1, and a block of rows the mask of its "
+            "rows"
         )
     return visible
 
@@ -150,7 +113,7 @@ def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> 
 
     The null of every pattern metric: put it in the pattern's place. Rows that see no key are zero.
 
-    >>> uniform_pattern(visible_keys(2))
+    >>> uniform_pattern(torch.ones(2, 2).tril().bool())
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
@@ -160,19 +123,13 @@ def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> 
 def row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> DestPositions:
     """Which token each row of a block belongs to; all tokens in order by default."""
     n_rows, n_tokens = pattern.shape[-2:]
-    return _checked_positions(dest_positions, n_rows=n_rows, n_tokens=n_tokens, device=pattern.device)
-
-
-def _checked_positions(
-    dest_positions: Tensor | None, *, n_rows: int | None, n_tokens: int, device: torch.device
-) -> Int[Tensor, " dest"]:
     if dest_positions is None:
-        if n_rows not in (None, n_tokens):
+        if n_rows != n_tokens:
             raise ValueError(
                 f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions: the position of each row's token"
             )
-        return torch.arange(n_tokens, device=device)
-    if dest_positions.ndim != 1 or (n_rows is not None and len(dest_positions) != n_rows):
+        return torch.arange(n_tokens, device=pattern.device)
+    if dest_positions.shape != (n_rows,):
         raise ValueError(
             f"dest_positions must be a list of one position per row ({n_rows} rows), got shape "
             f"{tuple(dest_positions.shape)}"

@@ -6,7 +6,7 @@ A mean over the rows that read a token, so it is a sum and a count: `received_su
 
 import torch
 
-from mless_interp.metrics.patterns import prepared, row_positions, row_sums, uniform_pattern
+from mless_interp.metrics.patterns import prepared, row_positions, row_sums
 from mless_interp.metrics.segments import check_segment, segment_mean, widened
 from mless_interp.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Visible
 
@@ -83,7 +83,8 @@ def received_attention(
 
     The mean of a column strictly below the diagonal; $R_j$ and the options are those of `received_sums`. 0: nobody
     reads it; 1: everybody reads nothing else. It falls with position by itself (later rows have more keys to share
-    between): compare with `uniform_received`. NaN for tokens read by fewer than `min_rows` rows, the last one always.
+    between): compare with that of `uniform_pattern` on the same options. NaN for tokens read by fewer than `min_rows`
+    rows, the last one always.
 
     Source: arXiv 2510.01032 p. 3, after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the
     first token for Llama and Gemma, and says nothing about sliding windows: rows that cannot see a token do not count
@@ -96,38 +97,6 @@ def received_attention(
         pattern, rows=rows, diag=diag, sink=sink, renorm=renorm, visible=visible, dest_positions=dest_positions
     )
     return received_from_sums(sums, counts, min_rows=min_rows)
-
-
-def uniform_received(
-    visible: Visible,
-    *,
-    rows: Segment | None = None,
-    diag: bool = False,
-    min_rows: int = 3,
-    sink: Segment | None = None,
-    renorm: bool = False,
-    dest_positions: DestPositions | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> PerColumn:
-    r"""Attention that each token would receive if every row spread its own evenly, a probability: a profile's null.
-
-    $$ r_j^{\text{unif}} = \frac{1}{|R_j|} \sum_{i \in R_j} \frac{1}{c_i} \;=\; \frac{H_T - H_{j+1}}{T - 1 - j} $$
-
-    (the last form for plain causal attention and all rows). Give it the options of the profile that it is the null of.
-
-    >>> uniform_received(torch.ones(3, 3).tril().bool(), min_rows=1)
-    tensor([0.4167, 0.3333,    nan])
-    """
-    return received_attention(
-        uniform_pattern(visible, dtype=dtype),
-        rows=rows,
-        diag=diag,
-        min_rows=min_rows,
-        sink=sink,
-        renorm=renorm,
-        visible=visible,
-        dest_positions=dest_positions,
-    )
 
 
 def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:
@@ -167,20 +136,6 @@ def kurtosis(values: PerColumn) -> PerHead:
     return torch.where(varied, deviation.pow(4).sum(-1) / n / variance.square() - 3, torch.nan)
 
 
-def sink_alpha(pattern: Pattern, *, visible: Visible | None = None) -> PerColumn:
-    r"""Mean attention that each token receives from itself and all later tokens that see it, a probability.
-
-    $$ \alpha_k = \frac{1}{T-k} \sum_{i \ge k} A_{ik} $$
-
-    Source: Gu et al. 2024 (arXiv 2410.10781), zero-based; the diagonal is included, unlike in `received_attention`. It
-    depends on the length: they use T = 64. For streaming, `received_sums(..., diag=True)`.
-
-    >>> sink_alpha(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
-    tensor([0.7000, 0.3500, 0.2000])
-    """
-    return received_attention(pattern, diag=True, min_rows=1, visible=visible)
-
-
 def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> PerHead:
     r"""Share of `tokens` at which a head is a sink head, in [0, 1].
 
@@ -189,7 +144,9 @@ def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> P
     With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate.
     Over a span it finds secondary sinks.
 
-    Source: Gu et al. 2024 (arXiv 2410.10781), epsilon = 0.3.
+    `alpha` is received attention with `diag=True` and `min_rows=1`: from the token itself and all later ones that see it.
+
+    Source: Gu et al. 2024 (arXiv 2410.10781), epsilon = 0.3; they take prompts of 64 tokens, and alpha depends on that.
 
     >>> sink_rate(torch.tensor([0.7, 0.35, 0.2]), torch.tensor([False, True, True]))
     tensor(0.5000)

@@ -2,13 +2,11 @@
 
 The inputs are profiles (`received_attention`, or better `relative_received`, which has no positional trend), NaN where
 undefined. "Collapse" has three readings with three names: `span_collapse` (low attention on the span), entropy collapse
-(`entropy.py`, a pathology of training) and rank collapse (`flow.py`).
+(`entropy.py`, a pathology of training) and rank collapse (of the residual stream over layers).
 """
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from mless_interp.metrics.segments import check_segment, check_span, segment_mean, span_bounds, widened
@@ -211,28 +209,18 @@ def running_median(series: PerColumn, *, width: int = 5) -> PerColumn:
     return torch.where(offset <= reach, windows, torch.nan).nanquantile(0.5, dim=-1)
 
 
-@dataclass(frozen=True, eq=False)
-class TimeConstant:
-    """An exponential approach fitted to a series: `tau` in tokens, its R squared, and whether the grid ended first."""
-
-    tau: Float[Tensor, "*lead"]
-    r_squared: Float[Tensor, "*lead"]
-    at_grid_edge: Bool[Tensor, "*lead"]
-
-
-def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squared: float = 0.1) -> TimeConstant:
+def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squared: float = 0.1) -> PerHead:
     r"""Time constant of the recovery after the span, in tokens, by least squares.
 
     $$ y(t) = y_\infty - (y_\infty - y_0)\, e^{-t/\tau}, \qquad \tau \in [0.2, n] $$
 
-    Small: back within a few tokens; `at_grid_edge`: shorter or longer than the series can tell. `ratio` is
+    Small: back within a few tokens; at an end of the range: shorter or longer than the series can tell. `ratio` is
     `running_median(aligned_ratio(...))` from the span's end on. For each tau on a logarithmic grid, refined twice
-    around its best point, the other two are linear. tau is NaN with fewer than `min_points` defined values or an R
-    squared below `min_r_squared`. Spiky curves rarely support a tau: report `recovery_latency` first.
+    around its best point, the other two are linear. NaN with fewer than `min_points` defined values or an R squared below
+    `min_r_squared`. Spiky curves rarely support a tau: report `recovery_latency` first.
 
-    >>> fit = recovery_time_constant(0.3 - 0.2 * torch.exp(-torch.arange(8.0) / 2))
-    >>> round(fit.tau.item(), 3), bool(fit.at_grid_edge)
-    (2.0, False)
+    >>> recovery_time_constant(0.3 - 0.2 * torch.exp(-torch.arange(8.0) / 2))
+    tensor(2.0000)
     """
     series = ratio.double()
     keep = series.isfinite()
@@ -252,21 +240,12 @@ def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squar
 
     steps = torch.linspace(0, 1, 64, dtype=torch.float64, device=series.device)
     low, high = torch.full_like(total, 0.2).log(), n.double().clamp(min=1).log()
-    at_edge = torch.zeros_like(count, dtype=torch.bool)
-    for stage in range(3):
+    for _ in range(3):
         grid = low[..., None] + (high - low)[..., None] * steps
         errors = residual(grid.exp())
         best = errors.argmin(-1)
-        if stage == 0:
-            at_edge = (best == 0) | (best == len(steps) - 1)
         low, high = (grid.gather(-1, (best + side).clamp(0, len(steps) - 1)[..., None])[..., 0] for side in (-1, 1))
     tau = grid.gather(-1, best[..., None])[..., 0].exp()
     error = errors.gather(-1, best[..., None])[..., 0]
     r_squared = torch.where((count >= min_points) & varied, 1 - error / total, torch.nan)
-    defined = r_squared >= min_r_squared
-    dtype = widened(ratio).dtype
-    return TimeConstant(
-        tau=torch.where(defined, tau, torch.nan).to(dtype),
-        r_squared=r_squared.to(dtype),
-        at_grid_edge=at_edge & defined,
-    )
+    return torch.where(r_squared >= min_r_squared, tau, torch.nan).to(widened(ratio).dtype)

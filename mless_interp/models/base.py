@@ -1,6 +1,7 @@
 """The seam: `Model.run` and `Model.replay`, and nothing else, know which library runs the model."""
 
 import copy
+import hashlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,8 +22,7 @@ from .arithmetic import visibility
 from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
 from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
 from .loaded_weights import WeightsHash
-from .locking import added_hooks, lock_of, turn
-from .memory import computed_on, threads_for
+from .memory import added_hooks, computed_on, lock_of, threads_for, turn
 from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
 from .traced_ops import can_be_sent, replaced, tail
@@ -52,8 +53,6 @@ class Model(ABC):
     """Whether attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
     whole_positions: bool = False
     """Whether positions are looked up in a table, so that position ids must be whole numbers."""
-    float32_stream: bool = True
-    """Whether a replay in half precision carries the residual stream on in float32."""
     tf32: bool | None = None
     """Whether its passes make products of float32 in TF32; None where that is left to the process, or does not arise."""
     windows_by_index: bool = False
@@ -140,7 +139,7 @@ class Model(ABC):
         return self.info.weights_hash if now == self._held else now
 
     def turn(self, *, of_passes: bool = True) -> AbstractContextManager[None]:
-        """Keep other threads out, and run the model alike whatever the process is set to (see `models.locking.turn`).
+        """Keep other threads out, and run the model alike whatever the process is set to (see `models.memory.turn`).
 
         `of_passes=False`: around passes and what is made of them, whose products are the process's own, not TF32.
         """
@@ -164,7 +163,7 @@ class Model(ABC):
         """Continues a run layer by layer; None where only whole passes are right (`why_whole_passes`)."""
         if self.layers is None or self.why_whole_passes:
             return None
-        return Stepper(self.layers, self.turn, float32_stream=self.float32_stream)
+        return Stepper(self.layers, self.turn)
 
     @property
     def why_whole_passes(self) -> str:
@@ -224,7 +223,22 @@ class Model(ABC):
             if self.remote is True
             else computed_on(self.devices, threads=threads_for(info), tf32=self.tf32),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
-        } | ({"hooks": list(hooks)} if (hooks := self.hooks) else {})
+        } | ({"hooks": [*hooks, self._what_hooks_do()]} if (hooks := self.hooks) else {})
+
+    def _what_hooks_do(self) -> str:
+        """Return a digest of a fixed prompt's logits: two hooks at one place can do different things."""
+        tokens = torch.arange(min(64, self.info.context_length or 64))[None] % self.info.d_vocab
+        try:
+            logits = self.run(tokens).logits
+        except (
+            RuntimeError,
+            ValueError,
+            IndexError,
+            TypeError,
+        ):  # a hook that is written for other prompts: nothing is known of it, so it equals no other
+            return uuid4().hex
+        assert logits is not None
+        return hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()[:16]
 
     @abstractmethod
     def attention_rule(self, layer: int) -> AttentionRule:
@@ -605,3 +619,39 @@ def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, Any], ch
         )
     _HERE[known] = model
     return model.checked(checks)
+
+
+INSTEAD = "use exact sweeps, which need none: patch_heads, or locate_heads(mode='exact')"
+
+
+def no_gradients_because(model: Model) -> str | None:
+    """Why no gradients can be had from this model here and now; None where nothing speaks against them.
+
+    Weights below 16 bits are refused even where a library offers some backward pass: what would be differentiated is a
+    dequantised approximation, and its error is not known.
+    """
+    if torch.is_inference_mode_enabled():
+        return "inside torch.inference_mode() nothing has a gradient: leave it first (torch.no_grad() is no obstacle)"
+    name = model.info.name
+    if model.remote:
+        return f"{name} runs remotely, where its gradients cannot be fetched: load it here, or {INSTEAD}"
+    if model.quantised:
+        return (
+            f"{name} is quantised ({model.quantised}); gradients need weights of 16 bits or more: load it in bfloat16 or "
+            f"float32, or {INSTEAD}"
+        )
+    if model.weights is not None and any(weight.is_inference() for weight in model.weights.parameters()):
+        return (
+            f"{name} was made inside torch.inference_mode(), so its weights can never enter a gradient: load it "
+            f"outside, or {INSTEAD}"
+        )
+    if model.stepper is None:
+        return f"{name} cannot be continued layer by layer, which gradients need ({model.why_whole_passes}): {INSTEAD}"
+    return None
+
+
+def refuse_without_gradients(model: Model, what: str) -> None:
+    """`ModelError` that names what needs gradients, what stands in the way and what to do instead."""
+    reason = no_gradients_because(model)
+    if reason is not None:
+        raise ModelError(f"{what} needs gradients, but {reason}")

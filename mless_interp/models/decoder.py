@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from .arithmetic import fused, is_hooked, product
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo
-from .kernels import fused, is_hooked, product
 from .loaded_weights import brought
 from .traced_ops import got, is_half, unembedded
 

@@ -6,13 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .activation_buffer import Held
-from .arithmetic import masked_scores
+from .arithmetic import fused, is_hooked, masked_scores, product
 from .base import Model
+from .derived_sites import Held, turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
-from .kernels import fused, is_hooked, product
-from .rotary_sites import turned_taps
 from .sites import attention_sites, site
 from .traced_ops import float32_logits, is_half
 

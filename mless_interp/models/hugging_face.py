@@ -3,7 +3,6 @@
 import copy
 import inspect
 import json
-import os
 import shutil
 import tempfile
 import weakref
@@ -21,14 +20,14 @@ from transformers.utils import cached_file, logging
 
 from .base import Model
 from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
+from .derived_sites import turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
 from .loaded_weights import adapters, device_of, refuse_not_finite, refuse_strange_keys
-from .model_folder import ADAPTER, INDEX, check_saved, first_line, must_move, named_shards
-from .rotary_sites import turned_taps
+from .model_folder import ADAPTER, INDEX, check_index, check_saved, first_line, must_move
 from .traced_ops import additive_mask, unembedded
 
-OTHER_ATTENTION = {
+_OTHER_ATTENTION = {
     "kv_a_proj_with_mqa": "makes its keys and values of a latent vector (multi-head latent attention), so that it has no keys "
     "and values as every analysis here reads them",
     "attn_sub_norm": "norms the outputs of all heads together before they are projected, so that no head writes by itself",
@@ -42,54 +41,18 @@ def hugging_face_info(
 ) -> ModelInfo:
     """Geometry from the Hugging Face config (its text part for multimodal models).
 
-    Raises `ModelError` for ALiBi, which adds to the scores by distance: it has no position ids, so the gap condition, and
-    whatever is compared with it, is undefined.
+    Raises `ModelError` for models whose conditions are undefined, or whose attention is of another form.
     """
     config = hf_model.config.get_text_config()
-    if getattr(config, "alibi", config.model_type in ("bloom", "mpt")):
-        raise ModelError(
-            f"{name} ({type(hf_model).__name__}) tells tokens apart by ALiBi, which has no position ids: conditions that set "
-            "them (gap, masked) are undefined for it, so it is not taken; use a model with rotary or learned positions"
-        )
-    lacks = next((what for what in _SHAPE if not isinstance(getattr(config, what, None), int)), None)
-    if lacks is not None:
-        raise ModelError(
-            f"{name} ({type(hf_model).__name__}) has no {lacks} in its config: it is no decoder whose layers are all "
-            "attention over positions, so it is not taken"
-        )
+    reason = _not_taken(hf_model, config)
+    if reason is not None:
+        raise ModelError(f"{name} ({type(hf_model).__name__}) {reason}: it is not taken")
     n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
     # a key that a config's class has not, as a field or a property, its model does not read
     known = {*inspect.signature(type(config).__init__).parameters, *dir(type(config))}
     kinds, width = (
         getattr(config, name, None) if name in known else None for name in ("layer_types", "sliding_window")
     )
-    if not getattr(config, "is_decoder", True) and not config.model_type.startswith("gpt_neox"):  # which never asks
-        raise ModelError(
-            f"{name} ({type(hf_model).__name__}) is an encoder (its config says is_decoder=False), whose tokens see later "
-            "ones: conditions are undefined for it, so it is not taken"
-        )
-    if getattr(config, "clip_qkv", None) is not None or getattr(getattr(config, "attn_config", None), "clip_qkv", None):
-        raise ModelError(
-            f"{name} ({type(hf_model).__name__}) clips its queries, keys and values (clip_qkv), and no backend shows values "
-            "as they are mixed then: it is not taken"
-        )
-    narrow = getattr(config, "word_embed_proj_dim", config.hidden_size)
-    if narrow != config.hidden_size:
-        raise ModelError(
-            f"{name} ({type(hf_model).__name__}) embeds its tokens in {narrow} dimensions and projects them to the stream's "
-            f"{config.hidden_size} and back (word_embed_proj_dim, as OPT-350m does), which no backend here does: it is not "
-            "taken; use an OPT of another size"
-        )
-    modules = {path.rpartition(".")[2] for path, _ in hf_model.named_modules()}
-    otherwise = next((what for part, what in OTHER_ATTENTION.items() if part in modules), None)
-    if otherwise is not None:
-        raise ModelError(f"{name} ({type(hf_model).__name__}) {otherwise}: it is not taken")
-    strange = set(kinds or ()) - {"full_attention", "sliding_attention"}
-    if strange:
-        raise ModelError(
-            f"{name} ({type(hf_model).__name__}) has layers of {', '.join(sorted(strange))}: only those that attend to all "
-            "tokens before or to a sliding window of them are taken"
-        )
     if kinds is None and hasattr(config, "attention_layers"):  # GPT-Neo
         kinds = ["sliding_attention" if kind == "local" else kind for kind in config.attention_layers]
         width = config.window_size
@@ -117,6 +80,33 @@ def hugging_face_info(
         attention=attention,
         versions=versions,
     )
+
+
+def _not_taken(hf_model: Any, config: Any) -> str | None:
+    """Why no backend takes a model, from its config and the names of its modules; None for one that may be taken."""
+    modules = {path.rpartition(".")[2] for path, _ in hf_model.named_modules()}
+    lacks = next((what for what in _SHAPE if not isinstance(getattr(config, what, None), int)), None)
+    encodes = not getattr(config, "is_decoder", True) and not config.model_type.startswith(
+        "gpt_neox"
+    )  # which never asks
+    narrow, clip = getattr(config, "word_embed_proj_dim", None), getattr(config, "attn_config", None)
+    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if getattr(config, "alibi", config.model_type in ("bloom", "mpt")):
+        return "tells tokens apart by ALiBi, which has no position ids, so conditions that set them (gap, masked) are undefined"
+    if lacks is not None:
+        return f"has no {lacks} in its config, so it is no decoder whose layers are all attention over positions"
+    if encodes:
+        return "is an encoder (is_decoder=False), whose tokens see later ones, so conditions are undefined"
+    if getattr(config, "clip_qkv", None) is not None or getattr(clip, "clip_qkv", None):
+        return "clips its queries, keys and values (clip_qkv), and no backend shows values as they are mixed then"
+    if narrow not in (None, config.hidden_size):
+        return f"embeds its tokens in {narrow} dimensions and projects them to {config.hidden_size} and back (OPT-350m does)"
+    if strange:
+        return (
+            f"has layers of {', '.join(sorted(strange))}, and only those that attend to all tokens before or to a sliding "
+            "window of them are taken"
+        )
+    return next((what for part, what in _OTHER_ATTENTION.items() if part in modules), None)
 
 
 def _one_rotation(config: Any) -> int:
@@ -283,23 +273,12 @@ def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any]
     if parent is None:
         yield None, lambda model: None
         return
+    Path(parent).mkdir(parents=True, exist_ok=True)
+    own = tempfile.mkdtemp(prefix="weights-", dir=Path(parent).absolute())
     try:
-        Path(parent).mkdir(parents=True, exist_ok=True)
-        own = tempfile.mkdtemp(prefix="weights-", dir=Path(parent).absolute())
-    except OSError as error:
-        raise ModelError(
-            f"the offload_folder {parent!r} cannot be written ({error.strerror}): choose another"
-        ) from error
-    here = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == here:  # a forked process has not written it
-            shutil.rmtree(own, ignore_errors=True)
-
-    try:
-        yield own, lambda model: weakref.finalize(model, remove)
+        yield own, lambda model: weakref.finalize(model, shutil.rmtree, own, ignore_errors=True)
     except BaseException:
-        remove()
+        shutil.rmtree(own, ignore_errors=True)
         raise
 
 
@@ -314,28 +293,24 @@ def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) 
     """(model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
     options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
-    if local:
-        check_saved(Path(name), trust_remote_code=trust_remote_code)
-    what = "the tokenizer of" if local else "model"
+    what = "model"
     try:
+        if local:
+            check_saved(Path(name))
+        what = "the tokenizer of" if local else "model"
         tokenizer = load_tokenizer(name, **options)
         what = "model"
         if not local:
-            _check_index(name)
+            quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+            index = cached_file(name, INDEX, **quiet)  # weights in one file have none
+            if index is not None:
+                check_index(json.loads(Path(index).read_text(encoding="utf-8")), f"{name}/{INDEX}")
         return placed.load(AutoModelForCausalLM, name, name=name, use_safetensors=True, **options), tokenizer
     except ModelError:
         raise
     except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
         where = "this directory" if local else "a local directory, 'demo', or a hub id that could be reached"
         raise ModelError(f"cannot load {what} {name!r} from {where}: {first_line(error)}") from error
-
-
-def _check_index(name: str) -> None:
-    """The index of a hub's model is held to what that of a directory is."""
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    path = cached_file(name, INDEX, **quiet)  # weights in one file have none
-    if path is not None:
-        named_shards(json.loads(Path(path).read_text(encoding="utf-8")), f"{name}/{INDEX}")
 
 
 def copied(hf_model: Any, placed: Placement, *, name: str) -> PreTrainedModel:

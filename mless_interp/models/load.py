@@ -16,7 +16,7 @@ from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
 from .loaded_weights import WeightsHash, config_hash, refuse_not_finite
-from .model_folder import ADAPTER, first_line
+from .model_folder import ADAPTER, document, first_line
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -288,7 +288,6 @@ def _checked(
 def tokenizer_of_model(name: str) -> Any:
     """The tokenizer of the model that `load_model` would load by this name, alone; `ModelError` where there is none."""
     from .hugging_face import load_tokenizer
-    from .model_folder import first_line
 
     source = source_of(name)
     try:
@@ -299,8 +298,6 @@ def tokenizer_of_model(name: str) -> Any:
 
 def hooked_folder(label: str | Path) -> Path | None:
     """The directory behind a model's name where it holds a HookedTransformer, whose config is not Hugging Face's; else None."""
-    from .model_folder import document
-
     directory = Path(label)
     if not (directory / "config.json").is_file():
         return None

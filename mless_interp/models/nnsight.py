@@ -24,12 +24,12 @@ from transformers import AutoModelForCausalLM
 from . import traced_ops
 from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
+from .derived_sites import mixed_taps
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
 from .info import ModelError
 from .inputs import Inputs, Tap, Taps
 from .loaded_weights import device_of
 from .model_folder import first_line
-from .rotary_sites import mixed_taps
 from .sites import SITES, site
 from .traced_ops import walked
 

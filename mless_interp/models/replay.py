@@ -115,6 +115,11 @@ def _joined(running: Tensor, fresh: Tensor) -> Tensor:
     return torch.cat([running.unflatten(0, (len(fresh), -1)), fresh], 1).flatten(0, 1)
 
 
+def _stream(resid: Tensor) -> Tensor:
+    """The residual stream as it is carried on: float32 where the model is in half precision."""
+    return resid.float() if is_half(resid) else resid
+
+
 class Stepper:
     """The recipe, for any decoder that is known layer by layer.
 
@@ -122,12 +127,8 @@ class Stepper:
     write is not rounded once more each time it is added up.
     """
 
-    def __init__(self, layers: Layers, turn: Any, *, float32_stream: bool = True) -> None:
-        self.layers, self._turn, self._float32 = layers, turn, float32_stream
-
-    def _stream(self, resid: Tensor) -> Tensor:
-        """The residual stream as it is carried on: float32 where the model is in half precision, unless asked otherwise."""
-        return resid.float() if self._float32 and is_half(resid) else resid
+    def __init__(self, layers: Layers, turn: Any) -> None:
+        self.layers, self._turn = layers, turn
 
     def replay(self, receiving: Recording, joins: Sequence[int], edits: Tensor, read: Tensor) -> Tensor:
         """Logits `[batch x row, read, vocab]` at `read` (counted from `start`), one row for each edit.
@@ -163,7 +164,7 @@ class Stepper:
             own, more = joining(at, self.stream(receiving, at), rows)
             return _joined(resid, own + more)
 
-        resid = self._stream(receiving.resid_pre[-1][:0, :last])  # none yet
+        resid = _stream(receiving.resid_pre[-1][:0, :last])  # none yet
         for at in range(joins[0] if of_heads else joins[0] // 2, n_layers):
             resid = changed(resid.to(receiving.resid_pre[at].device), 2 * at)  # layers may lie on several devices
             rows = read.to(resid.device) if at == n_layers - 1 else None  # there, other queries are of no use
@@ -173,7 +174,7 @@ class Stepper:
                 q, k, v = self.layers.project(at, read_as, positions.repeat_interleave(active if batch > 1 else 1, 0))
                 z = self._attend(receiving, at, q if rows is None else q[:, rows], k, v, dest=rows)
             if of_heads and at in joins:
-                own, fresh = joining(at, self._stream(receiving.resid_pre[at]), rows)
+                own, fresh = joining(at, _stream(receiving.resid_pre[at]), rows)
                 mid, z = _joined(mid, own), _joined(z, fresh)
             before = mid
             if active:
@@ -188,7 +189,7 @@ class Stepper:
     def stream(self, receiving: Recording, at: int) -> Tensor:
         """The run's own residual stream at a stage (see `stage`), `[batch, changed, d_model]`, as it is carried on."""
         layer = min(at // 2, self.layers.n_layers - 1)
-        resid, z = self._stream(receiving.resid_pre[layer]), receiving.z[layer]
+        resid, z = _stream(receiving.resid_pre[layer]), receiving.z[layer]
         if at == 2 * layer:
             return resid
         if at == 2 * layer + 1:
@@ -236,7 +237,7 @@ class Stepper:
         positions = receiving.inputs.positions[:, receiving.start :]
         if batch > 1:
             positions = positions.repeat_interleave(n_rows, 0)
-        resid = self._stream(receiving.resid_pre[0]).repeat_interleave(n_rows, 0)
+        resid = _stream(receiving.resid_pre[0]).repeat_interleave(n_rows, 0)
         for layer in range(self.layers.n_layers):
             place = receiving.resid_pre[layer].device
             resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split

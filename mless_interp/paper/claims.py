@@ -1,4 +1,4 @@
-"""What the figures claim about attention, each computed against its null: agrees, disagrees or cannot tell.
+"""Check the figures' claims about attention, each against its null: agrees, disagrees or cannot tell.
 
 Everything is a number per problem, averaged over the heads given, so that the problem is the unit of replication. The
 intervals are not corrected for testing several claims. A null takes out one thing: the shift of positions, dilution, another
@@ -22,6 +22,7 @@ from ..data import paper_entries
 from ..heads import Head, as_heads
 from ..metrics.recovery import aligned_recovery, span_variation
 from ..metrics.spikes import timing_spearman
+from ..running.columns import columns_of
 from ..running.registry import savable
 from ..running.results import Result, Shown, ShownTable
 from ..scores import AttentionProfile
@@ -79,7 +80,13 @@ class ClaimChecks(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     twins: tuple["ClaimChecks", ...] = ()
 
-    number = ".3f"
+    columns = columns_of("""
+        measured | measured | | mean over problems
+        null | null | | what it is compared with; see the column 'null is'
+        null_is | null is | later | what would be measured if the claim did not hold
+        untrained | untrained | | the same of untrained twins: same configuration and prompts, weights drawn anew
+        untrained_verdict | untrained twins | verdict | twins in which the claim agrees; most: it holds without training
+    """)
 
     def __getitem__(self, key: str) -> ClaimCheck:
         for check in self.checks:
@@ -134,29 +141,28 @@ class ClaimChecks(Result):
         """The same as `summary`: what is kept of a claim is one row."""
         return self.summary()
 
-    def sentences(self) -> list[str]:
-        """On what the claims were checked, and how many agree."""
-        s = self.settings
-        plural = {"agrees": "agree", "disagrees": "disagree"}
+    def headline(self) -> str:
+        """Return how many claims agree, which do not, and how many hold without training."""
+        s, plural = self.settings, {"agrees": "agree", "disagrees": "disagree"}
         counted = Counter(plural.get(check.verdict, check.verdict) for check in self.checks)
-        return [
-            f"{count_of(len(self.checks), 'claim')} checked on {s.get('model')}, heads {s.get('heads')} (zero-based), "
-            f"{s.get('insertion')}, {s.get('n_problems')} problems: "
-            f"{', '.join(f'{number} {verdict}' for verdict, number in counted.items())}.{self.untrained_words()}"
-        ]
-
-    def untrained_words(self) -> str:
-        """How many of the claims that agree hold without training; nothing where no twin was asked."""
+        told = ", ".join(f"{number} {verdict}" for verdict, number in counted.items())
         n = len(self.without_training)
-        of = count_of(len(self.twins), "untrained twin")
-        return f" {n or 'None'} of those that agree {'holds' if n == 1 else 'hold'} without training ({of})." * bool(
+        without = f"; {n or 'none'} of those that agree {'holds' if n == 1 else 'hold'} without training" * bool(
             self.twins
         )
+        return f"{count_of(len(self.checks), 'claim')} on {s.get('model')} ({s.get('n_problems')} problems): {told}{without}."
+
+    def details(self) -> list[str]:
+        """Return what was checked, and each claim that does not agree."""
+        s = self.settings
+        return [
+            f"Heads {s.get('heads')} (zero-based), {s.get('insertion')}, {count_of(len(self.twins), 'untrained twin')}.",
+            *(f"{check.claim.text}: {check.verdict}." for check in self.checks if check.verdict != "agrees"),
+        ]
 
     def printed(self) -> pd.DataFrame:
-        """Every claim, without its details."""
-        columns = ["claim", "measured", "ci_low", "ci_high", "null", "null_is", "n", "verdict"]
-        return self.summary()[columns + ["untrained", "untrained_verdict"] * bool(self.twins)]
+        """Return every claim against its null."""
+        return self.summary()[["claim", "verdict", "measured", "ci_low", "ci_high", "null", "n"]]
 
     def shown(self) -> Shown:
         """Every claim against its null."""

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-from ..arguments import checked
+from ..arguments import checked, count_of
 from ..heads import Head, as_heads
 from ..locating.located import LocatedHeads
 from ..patching.scores import PatchScores
@@ -57,17 +57,20 @@ class Enrichment(Result):
             }
         )
 
-    def sentences(self) -> list[str]:
-        """The mean rank against random heads, and each head's with its interval."""
-        ranks = ", ".join(f"{head} {_rank_words(rank, self.limits.get(head))}" for head, rank in self.ranks.items())
-        return [
-            f"Mean rank {self.mean_rank:.1f} (random heads: {self.expected_rank:.1f}), p = {self.p:.4f}.",
-            f"Ranks: {ranks}.",
-        ]
+    def headline(self) -> str:
+        """Return the mean rank beside that of random heads."""
+        n = self.settings.get("n_problems")
+        of = count_of(len(self.heads), "head")
+        random = f"random heads: {self.expected_rank:.1f}"
+        return f"{of} rank {self.mean_rank:.1f} on average ({random}), p = {self.p:.2g}, {n} problems."
+
+    def details(self) -> list[str]:
+        """Return how ranks are made."""
+        return ["Rank 1 is the largest effect of its layer; intervals are of a bootstrap over problems."]
 
     def printed(self) -> pd.DataFrame:
-        """Nothing more: the sentences have every rank."""
-        return pd.DataFrame()
+        """Return every head's rank."""
+        return self.to_frame()[["label", "rank", "rank_ci_low", "rank_ci_high"]]
 
     def shown(self) -> Shown:
         """Every head's rank."""
@@ -140,9 +143,3 @@ def enrichment(
 def _ranks(means: np.ndarray) -> np.ndarray:
     """Ranks of heads by |mean|, 1 for the largest, along the last axis."""
     return np.asarray(rankdata(-np.abs(means), axis=-1))
-
-
-def _rank_words(rank: float, limits: tuple[float, float] | None) -> str:
-    if limits is None or np.isnan(limits).any():
-        return f"{rank:g}"
-    return f"{rank:g} [{limits[0]:g}, {limits[1]:g}]"

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ..arguments import checked, count_of
 from ..heads import Head
-from ..models.base import Model
-from ..models.gradients import INSTEAD, refuse_without_gradients
+from ..models.base import INSTEAD, Model, refuse_without_gradients
 from ..models.info import ModelError
 from ..models.memory import halved, out_of_memory, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
@@ -285,6 +284,7 @@ class HeadAttribution(Result):
     exact: np.ndarray | None = None
     resolution: float = 0.0
 
+    picture = "head_map"
     signed = True
     axes = (
         ("scores", "problem layer head_of_layer"),
@@ -306,7 +306,7 @@ class HeadAttribution(Result):
 
     @property
     def best(self) -> np.ndarray:
-        """What is known best of each head, `[problem, layer, head]`: exact where `verified`, else that sweep's estimate."""
+        """Return the best value of each head, `[problem, layer, head]`: exact where `verified`, else that sweep's estimate."""
         estimate = self.scores if self.knockout is None else self.knockout
         return estimate if self.exact is None else np.where(self.verified, self.exact, estimate)
 
@@ -361,14 +361,20 @@ class HeadAttribution(Result):
         """A contribution in the outcome's unit; estimates have no intervals."""
         return Quantity(self.unit, signed=True)
 
-    def sentences(self) -> list[str]:
-        """What was estimated, how well the integral adds up, what was verified, and what an estimate is for."""
-        effects = self.inserted - self.masked
-        found = [
-            f"{self.settings.get('method')} of {count_of(self.scores[0].size, 'head')}, "
-            f"{count_of(len(self.problem_ids), 'problem')}; total effect "
-            f"({self._ends}) {float(self.by_group(effects).mean()):+.4f} {self.unit}."
-        ]
+    def headline(self) -> str:
+        """Return which heads the method ranks first, and of which total effect."""
+        effects, s = self.by_group(self.inserted - self.masked), self.settings
+        first = self.summary()["label"].head(3)
+        mean = float(effects.mean())
+        return (
+            f"{s.get('method')} ranks {', '.join(first)} first of {count_of(self.scores[0].size, 'head')}; the insertion "
+            f"{'raises' if mean > 0 else 'lowers'} the outcome by {abs(mean):.4f} {self.unit} (mean of {self._ends} over "
+            f"{count_of(len(self.problem_ids), 'problem')})."
+        )
+
+    def details(self) -> list[str]:
+        """Return how well the integral adds up, what was verified, and what an estimate is for."""
+        effects, found = self.inserted - self.masked, []
         if np.abs(effects).max() <= self.resolution:
             found.append("The outcome does not change at all in any problem: there is nothing to attribute.")
         if self.settings.get("method") == "gate_ig":
@@ -390,7 +396,3 @@ class HeadAttribution(Result):
     def _ends(self) -> str:
         contrast = CONTRASTS[self.settings.get("contrast", "content")]
         return f"{contrast.corrupted} - {contrast.clean}"
-
-    def printed(self) -> pd.DataFrame:
-        """The ten best heads."""
-        return self.summary().head(10).drop(columns=["layer", "head", "paper_label"])

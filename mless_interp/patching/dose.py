@@ -20,6 +20,7 @@ from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
+from ..running.columns import columns_of
 from ..running.engines import Tick, Unit
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, tidy
 from ..statistics import CONFIDENCE, Interval, mean_interval, median_interval
@@ -200,6 +201,14 @@ class DoseResponse(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
+    picture = "dose_response"
+    columns = columns_of("""
+        content | content effect | | with the insertion - the same positions, insertion hidden; median over problems
+        shift | effect of the shift | | shifted positions, nothing inserted - unshifted; median over problems
+        held | effect at held positions | | with the insertion, positions as without - without it; median over problems
+        slope_held | slope, positions held | | of the log odds of reading the span in log N; 1 for identical tokens in layer 0
+        slope_inserted | slope, as inserted | | the same where later tokens are shifted by the insertion
+    """)
     axes = (("log_odds", "problem dose head"), ("outcomes", "problem dose"), ("base", "problem"))
 
     @property
@@ -278,28 +287,37 @@ class DoseResponse(Result):
         outcome = np.repeat(self.outcomes["inserted"][..., None], len(self.heads), -1)
         return tidy(axes, **read, outcome=outcome)
 
-    def sentences(self) -> list[str]:
-        """The slopes in both conditions, and the dose at which the outcome moves most."""
-        held, inserted = self.slopes("held"), self.slopes("inserted")
-        total = self.effects("total", together=True)
-        most = int(np.argmax(np.abs(total.estimate)))
-        low, high = float(total.low[most]), float(total.high[most])
-        known = " (1 for identical tokens in layer 0)" if self.layer == 0 else ""
+    def headline(self) -> str:
+        """Return the number of tokens that moves the outcome most, and the slope of attention to the span."""
+        total, outcome = self.effects("total", together=True), self.settings.get("outcome")
+        most = int(np.nanargmax(np.abs(total.estimate)))
+        low, high, moved = float(total.low[most]), float(total.high[most]), float(total.estimate[most])
+        said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
+        if not low * high > 0:
+            said = f"No number of inserted tokens is shown to move {outcome}; the most is that of {self.doses[most]}"
+        slope = self.mean_slope("inserted")
+        return (
+            f"{said}: {moved:+.4f} {self.unit}{limits_of(low, high)} (all {len(self.doses)} doses together, "
+            f"{count_of(len(self.problem_ids), 'problem')}); attention to the span grows with slope "
+            f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N."
+        )
+
+    def details(self) -> list[str]:
+        """Return what was measured, and the range of slopes over heads."""
         return [
             f"{self.settings.get('insertion')} and fewer, {count_of(len(self.problem_ids), 'problem')}, layer {self.layer} "
             f"(zero-based), {count_of(len(self.heads), 'head')}.",
-            f"Slope of logit(1 - lambda) in log N: held positions {_range(held)}{known}; inserted {_range(inserted)}.",
-            f"The outcome {self.settings.get('outcome')} moves most at {count_of(self.doses[most], 'token')}: "
-            f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion (median), 95 % interval"
-            f"{limits_of(low, high) or ' undefined'} (for all {len(self.doses)} doses together: this one was picked by its "
-            f"effect){', which holds 0.' if low * high <= 0 else '.'}",
+            f"Slope of logit(1 - lambda) in log N over heads: held positions {_range(self.slopes('held'))}; inserted "
+            f"{_range(self.slopes('inserted'))}.",
+            *["In layer 0 the slope at held positions is 1 for identical tokens: arithmetic, no finding."]
+            * (self.layer == 0),
         ]
 
     signed = True
 
     def printed(self) -> pd.DataFrame:
-        """The outcome's table, without what the picture shows better."""
-        return self.outcome_table()[["n_tokens", "total", "total_ci_low", "total_ci_high", "content", "shift", "n"]]
+        """Return the outcome's table."""
+        return self.outcome_table()
 
     def shown(self) -> Shown:
         """The outcome by dose, and the slopes by head."""

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from ..arguments import count_of
+from ..running.results import limits_of, with_limits
 from ..statistics import (
     CONFIDENCE,
     SENSES,
@@ -36,7 +38,7 @@ def check_smallest_effect(share: float) -> None:
 
 
 def fewest_for(n_tests: int, confidence: float = CONFIDENCE) -> int:
-    """How many problems it takes for any of so many tests of cells to pass, and for the smallest effect to be known.
+    """Return the fewest problems with which any of `n_tests` tests of cells can pass and the smallest effect is defined.
 
     >>> fewest_for(2 * 2 * 112), fewest_for(1)
     (14, 7)
@@ -69,12 +71,12 @@ class Effect:
     groups: tuple[str, ...] = ()
 
     def units(self, values: np.ndarray) -> np.ndarray:
-        """What replicates, `[problem or group, *cells]`, of values `[problem, *cells]`."""
+        """Return the units of replication, `[problem or group, *cells]`, of values `[problem, *cells]`."""
         return by_group(values, self.groups)
 
     @property
     def n(self) -> int:
-        """How many problems, or groups of them, replicate."""
+        """Count the problems, or groups of problems, that replicate."""
         return len(self.units(self.total))
 
     def counted(self, n: int) -> str:
@@ -108,7 +110,7 @@ class Effect:
 
     @cached_property
     def established(self) -> bool:
-        """Whether most problems show a total effect (of the claimed sign); where not, there is nothing to have a part of."""
+        """Return True where most problems show a total effect (of the claimed sign); without one no cell has a part."""
         return self.p < self.alpha and self.direction * float(self.median.estimate) > 0
 
     @cached_property
@@ -177,7 +179,7 @@ class Effect:
         return float(defined_mean(self.total)) if nearest > self.rounding else float("nan")
 
     def fewest(self, n_tests: int) -> int:
-        """How many problems it takes for any of so many tests to pass (`fewest_for`)."""
+        """Return the fewest problems with which any of `n_tests` tests can pass (`fewest_for`)."""
         return fewest_for(n_tests, self.confidence)
 
     def detectable(self, n_tests: int) -> float:
@@ -185,8 +187,26 @@ class Effect:
         enough = self.n >= self.fewest(n_tests)
         return detectable_prevalence(self.n, n_tests, alpha=self.level) if enough else float("nan")
 
+    def headline(self, what: Any, outcome: Any, unit: str) -> str:
+        """Return what the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
+        ends = [float(end) for end in (self.median.low, self.median.high)]
+        low, high = sorted(self.direction * end for end in ends)
+        size = f"{abs(float(self.median.estimate)):#.3g} {unit}{limits_of(low, high, '#.3g')}"
+        what, outcome = what or "The insertion", outcome or "the outcome"
+        if not self.established:
+            return f"{what} has no established effect on {outcome} (median {with_limits(self.median, unit)})"
+        same = int((self.units(self.turned(self.total)) > self.rounding).sum())
+        return f"{what} {'raises' if self.direction > 0 else 'lowers'} {outcome} by {size} in {same} of {self.counted(self.n)}"
+
+    def details(self, unit: str, name: str = "") -> str:
+        """Return the median with its limits, the sign test and the mean, as a sentence."""
+        return (
+            f"Total {name}{' ' * bool(name)}effect: median {with_limits(self.median, unit)}, sign test p = {self.p:.2g} over "
+            f"{self.counted(self.n)}, mean {defined_mean(self.total):+.4f}."
+        )
+
     def delta_words(self, unit: str) -> str:
-        """The smallest effect that was used: `0.031 nats (5 % of the most that the median total may be)`."""
+        """Return the smallest effect that was used: `0.031 nats (5 % of the most that the median total may be)`."""
         if self.delta > self.smallest_effect * self._limits[1]:
-            return f"{self.delta:.3g} {unit}: up to there it may be rounding"
-        return f"{self.delta:.3g} {unit}, {100 * self.smallest_effect:.3g} % of the most that the median total may be"
+            return f"{self.delta:.3g} {unit}, which rounding may reach"
+        return f"{self.delta:.3g} {unit}, {100 * self.smallest_effect:.3g} % of the upper limit of the median total"

@@ -1,4 +1,4 @@
-"""What a span does to heads, as an edit of prompts without it: z <- lambda z + Sigma."""
+"""Apply the effect of a span on heads to prompts without the span: z <- lambda z + Sigma."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from ..prompts.insertions import Insertion
 from ..prompts.prompt import Prompt
 
 AT = "before", "after", "at"
-"""What of an insertion says where it stands."""
+"""The arguments of an insertion that give its place."""
 
 
 @dataclass(frozen=True, eq=False)

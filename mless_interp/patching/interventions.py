@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, check_heads
-from ..models.activation_buffer import Held
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
+from ..models.derived_sites import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Edit, Inputs, Recording
 from ..models.sites import attention_sites, site
@@ -91,7 +91,7 @@ class LayerState:
 
     @property
     def span_keys(self) -> Tensor:
-        """What is cut off, the span's keys, ready to meet a pattern: `[b, 1, 1 or dest, src]`."""
+        """Return the mask of the span's keys, which the edit hides, in the shape of a pattern: `[b, 1, 1 or dest, src]`."""
         keys = self.span[:, None, None, :]
         return keys if self.rows is None else keys & self.rows[:, None, :, None]
 

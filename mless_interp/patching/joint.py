@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..arguments import checked
+from ..arguments import checked, count_of, listed
 from ..heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
@@ -27,7 +27,7 @@ from .prepared import Prepared, Runs, prepare, single
 from .sweep import Sweep, sweep_heads
 
 CHOSEN_HERE = "chosen on these problems, so no p-value"
-"""What stands in the place of a p-value where heads were chosen because of their effects on the same problems."""
+"""Printed instead of a p-value where the same problems chose the heads by their effects."""
 
 
 @checked
@@ -133,13 +133,13 @@ def cutting(contrast: str) -> Contrast:
 def single_knockouts(
     prepared: Prepared, heads: Sequence[Head], *, contrast: str = "content", progress: bool
 ) -> np.ndarray:
-    """What the knockout of each head alone removes of the insertion's effect, `[problem, head]`."""
+    """Return the part of the insertion's effect that the knockout of each single head removes, `[problem, head]`."""
     sweeps = {"knockout": Sweep.named(contrast, edit="knockout" if CONTRASTS[contrast].cuts else "z")}
     return sweep_heads(prepared, sweeps, heads, progress=progress)["knockout"].per_head
 
 
 def count_sets(heads: Sequence[Head], info: ModelInfo) -> int:
-    """How many other sets have the same number of heads in each layer (some of them with some of these heads)."""
+    """Count the other sets with the same number of heads in each layer (some contain some of these heads)."""
     counts = Counter(head.layer for head in heads)
     return math.prod(math.comb(info.n_heads, count) for count in counts.values()) - 1
 
@@ -275,7 +275,7 @@ class JointKnockout(Result):
 
     @property
     def exact(self) -> bool:
-        """Whether every possible random set was taken."""
+        """Return True where every possible random set was taken."""
         return 0 < self.n_possible == len(self.sets)
 
     @property
@@ -318,18 +318,21 @@ class JointKnockout(Result):
             }
         )
 
-    def sentences(self) -> list[str]:
-        """What the set removes together, whether any heads of these layers would, and whether its heads add up."""
+    def headline(self) -> str:
+        """Return what the set removes together."""
         together = " together" if len(self.heads) > 1 else ""
-        found = [
-            f"Knocking out {', '.join(map(str, self.heads))}{together} removes {with_limits(self.interval, self.unit)} "
-            "(median over problems).",
-            self._random_words(),
-        ]
+        return (
+            f"Knocking out {listed(self.heads)}{together} removes {with_limits(self.interval, self.unit)} of the effect "
+            f"(median over {count_of(len(self.problem_ids), 'problem')})."
+        )
+
+    def details(self) -> list[str]:
+        """Return whether other sets of these layers do as much, and whether the heads add up."""
+        found = [self._random_words()]
         if len(self.heads) > 1:
-            made, alone = self.interaction_interval, float(np.median(self.by_group(self.singles.sum(1))))
+            made, single = self.interaction_interval, float(np.median(self.by_group(self.singles.sum(1))))
             found.append(
-                f"One by one they remove {alone:+.4f} in sum; interaction (joint minus sum) "
+                f"The single-head effects add up to {single:+.4f}; interaction (joint minus sum) "
                 f"{with_limits(made)}{self._interaction_word(made)}."
             )
         return [words for words in found if words]
@@ -367,5 +370,5 @@ class JointKnockout(Result):
         return ": they back each other up" if helps else ": they overlap"
 
     def printed(self) -> pd.DataFrame:
-        """Nothing more: the sentences have the numbers."""
-        return pd.DataFrame()
+        """Return the given set."""
+        return self.summary().head(1)

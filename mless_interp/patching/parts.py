@@ -6,22 +6,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arguments import count_of
+from ..arguments import count_of, listed
 from ..prompts.conditions import CONTRASTS
-from ..running.results import Quantity, interval_columns, limits_of, with_limits
-from ..statistics import SENSES, Concentration, Interval, Prevalence, concentration, defined_mean
+from ..running.columns import Column, columns_of
+from ..running.results import Quantity, interval_columns, limits_of
+from ..statistics import SENSES, Interval, Prevalence, concentration, defined_mean
 from .effect import Effect
 
 WHOLE = "1: the whole effect"
-"""How an axis says what a share is of."""
+"""The axis label of a share."""
 FEWEST = 6
 """Problems from which on it is said that a few of them carry the mean; of fewer, one always may."""
-NAMED_AT_MOST = 10
-"""Heads or problems that a sentence names."""
 
 
 class Parts:
-    """What results share that take an effect apart: into heads, edges or sites ("cells").
+    """Share the arithmetic of results that take an effect apart into heads, edges or sites ("cells").
 
     A result gives `per_cell` `[problem, cell]` and `total_effect` `[problem]`, and has the fields below. What is claimed of a
     cell is how many problems show it: more than the smallest effect of interest, with the total effect or against it, in more
@@ -40,6 +39,16 @@ class Parts:
     signed: ClassVar[bool] = True
     drawn: ClassVar[tuple[str, ...]] = ("share", "median")
     what: ClassVar[tuple[str, str]] = ("head", "heads")
+    columns: ClassVar[tuple[Column, ...]] = columns_of("""
+        effect | mean effect | | the part of the insertion's effect that the head carries, in the outcome's unit
+        effect_fraction | share of the mean effect | share | mean effect / the insertion's mean effect
+        k | problems | of n | problems in which the effect exceeds the smallest effect
+        prevalence | share of problems | later | k / n
+        p_prevalence | p, corrected | p | prevalence test: more than half of all problems; Holm over heads and senses
+        sense | sense | later | with the insertion's effect, or against it
+        share | share | share | part of the whole that this one has: 0 nothing, 1 everything, below 0 against it
+    """)
+
     """What a cell is called, one and several."""
 
     @cached_property
@@ -49,12 +58,12 @@ class Parts:
 
     @property
     def established(self) -> bool:
-        """Whether most problems show a total effect; where not, there is nothing for a cell to carry and none is tested."""
+        """Return True where most problems show a total effect; without one no cell is tested."""
         return self.whole.established
 
     @property
     def level(self) -> float:
-        """What corrected p-values of cells are held against."""
+        """Return the level that corrected p-values of cells are compared with."""
         return self.whole.level
 
     @property
@@ -102,11 +111,6 @@ class Parts:
         """Ratio of means per cell: a description; NaN where the mean total is not one to have a share of (`Effect.mean`)."""
         return self.mean_effect / self.whole.mean + 0.0
 
-    @cached_property
-    def concentration(self) -> Concentration:
-        """How far the mean total effect rests on a few problems."""
-        return concentration(self.total_effect)
-
     def claim_columns(self) -> dict[str, Any]:
         """The columns of a summary that say what is claimed (sense, k of n problems with limits, p, median and share with
         limits), and the means that describe."""
@@ -137,42 +141,38 @@ class Parts:
     def _claim(self) -> str:
         return f"more than {100 * self.smallest_effect:.3g} % of the effect in most problems"
 
-    def _total_words(self) -> list[str]:
-        whole, n = self.whole, len(self.problem_ids)
-        same = int((whole.units(whole.turned(self.total_effect)) > 0).sum())
-        contrast = CONTRASTS.get(str(self.settings.get("contrast")))
-        name = "" if contrast is None or contrast.name == "total" else f"{contrast.name} "
-        ends = "" if contrast is None else f" ({contrast.corrupted} - {contrast.clean})"
-        found = [
-            f"Total {name}effect{ends}: median {with_limits(whole.median, self.unit)}, of this sign in {same} of "
-            f"{whole.counted(whole.n)} (sign test, p = {whole.p:.2g}); mean {defined_mean(self.total_effect):+.4f}."
-        ]
-        if np.isnan(whole.mean):
-            found.append("That mean is not told from 0 with the median's sign, so effect_fraction is NaN.")
-        few = self.concentration
-        if few.concentrated and n >= FEWEST:
-            names = listed([str(self.problem_ids[at]) for at in few.problems])
-            found.append(
-                f"A few problems carry most of it: {len(few.problems)} of {n} ({names}) hold {100 * few.share:.0f} % of the "
-                f"sum of all |effects|; as they are left out, the mean lies between {few.low:+.4f} and {few.high:+.4f}."
-            )
-            if self.settings.get("outcome") != "answer_prob":
-                found.append('Patch with outcome="answer_prob" as well: it is bounded and has no such tails.')
-        return found
+    def headline(self) -> str:
+        """Return the total effect with its direction, and which cells carry more than the smallest effect of it."""
+        s = self.settings
+        whole = self.whole.headline(s.get("insertion"), s.get("outcome"), self.unit)
+        contrast = CONTRASTS.get(str(s.get("contrast")))
+        name = f" ({contrast.name})" if contrast is not None and contrast.name not in ("total", "content") else ""
+        return f"{whole}{name}{'; ' if self.established else ', so '}{self.claim()}."
+
+    def claim(self) -> str:
+        """Return which cells carry more than the smallest effect in most problems, as a clause."""
+        one, several = self.what
+        if not self.established:
+            return f"no {one} is tested"
+        table = self.summary()  # type: ignore[attr-defined]
+        table = table[table["p_prevalence"] < self.level].sort_values("p_prevalence", kind="stable")
+        share = f"{100 * self.smallest_effect:.3g} %"
+        if not len(table):
+            return f"no {one} of {self._n_tested} is shown to carry more than {share} of it"
+        named = listed((f"{row['label']} {share_words(row)}" for row in table.to_dict("records")), 3)
+        carry = f"{several} carry" if len(table) > 1 else f"{several} carries"
+        return f"{len(table)} of {self._n_tested} {carry} more than {share} of it in most problems: {named}"
+
+    def caveats(self) -> list[str]:
+        """Return that a few problems carry most of the effect, where they do, and what limits every result."""
+        return [*concentration_words(self.total_effect, self.problem_ids, self.unit), *super().caveats()]  # type: ignore[misc]
 
     def _claim_words(self) -> list[str]:
-        """Which cells are shown to do more than the smallest effect; of a summary with a `label` per row."""
-        if why := self.why_none():
-            return [why]
-        table = self.summary().sort_values("p_prevalence", kind="stable")  # type: ignore[attr-defined]
-        passed = table[table["p_prevalence"] < self.level]
-        rest, share = len(passed) - NAMED_AT_MOST, f"{100 * self.smallest_effect:.3g} %"
-        return [
-            f"{len(passed)} of {count_of(self._n_tested, *self.what)} {'does' if len(passed) == 1 else 'do'} more than {share} "
-            f"of the effect in most problems ({self._test_words()}).",
-            *(self._cell_words(row, share) for row in passed.head(NAMED_AT_MOST).to_dict("records")),
-            *([f"{rest} more {'stands' if rest == 1 else 'stand'} in the table."] if rest > 0 else []),
-        ]
+        """Return the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
+        found = [self.whole.details(self.unit)]
+        if np.isnan(self.whole.mean):
+            found.append("The mean is not told from 0 with the median's sign, so effect_fraction is NaN.")
+        return [*found, self.why_none() or f"Shown in most problems: {self._test_words()}."]
 
     @property
     def _n_tested(self) -> int:
@@ -207,21 +207,20 @@ class Parts:
         found = f"one that does in {100 * power:.0f} % of all problems would be found with 80 % power"
         return f"{said} ({self._test_words()}); {found}."
 
-    def _cell_words(self, row: dict[str, Any], share: str) -> str:
-        """One cell's claim, from its row of the summary."""
-        way = "of the effect" if row["sense"] > 0 else "against the effect"
-        return (
-            f"{row['label']}: more than {share} {way} in {row['k']} of {self.whole.counted(row['n'])}; {share_words(row)} of "
-            "the total."
-        )
+
+def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> list[str]:
+    """Return which problems carry most of an effect, where a few do, and the mean without them."""
+    few = concentration(total)
+    if not few.concentrated or len(total) < FEWEST:
+        return []
+    return [
+        f"{len(few.problems)} of {len(total)} problems carry {100 * few.share:.0f} % of the effect "
+        f"({listed(ids[at] for at in few.problems)}); without them the mean ranges from {few.low:+.4f} to {few.high:+.4f} "
+        f"{unit}."
+    ]
 
 
 def share_words(row: Any, column: str = "share") -> str:
     """A share with its limits in percent, from a row of a summary: `31 % [28, 34]`."""
     limits = limits_of(row[f"{column}_ci_low"], row[f"{column}_ci_high"], "z.0f", scale=100)
     return f"{100 * row[column]:z.0f} %{limits}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """At most ten names, as words."""
-    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")

@@ -54,7 +54,7 @@ class Prepared:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What every result of these problems says of its making."""
+        """Return the settings that every result of these problems records."""
         spelt = sum(bool(pair.special_as_text) for pair in self.bare)
         said: dict[str, Any] = {"special_tokens_as_text": spelt} if spelt else {}
         said |= {"beside": self.beside} if self.beside else {}
@@ -63,7 +63,7 @@ class Prepared:
 
     @property
     def n_groups(self) -> int:
-        """How many problems there are, variants of one another counted once."""
+        """Count the problems, variants of one another once."""
         return len(set(self.groups)) or len(self.ids)
 
     def halves(self) -> "tuple[Prepared, Prepared]":
@@ -165,7 +165,7 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
 
 
 def followed_by(pair: PromptPair) -> int:
-    """How many tokens come after the insertion: those of the prompt and, where it is bare, of the answer."""
+    """Count the tokens after the insertion: those of the prompt and, where it is bare, of the answer."""
     return pair.n_after or (0 if pair.n_answer else len(pair.answer_prefix_ids) + len(pair.answer_ids))
 
 

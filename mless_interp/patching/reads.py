@@ -1,4 +1,4 @@
-"""What the read of a head is: its scale, its bias, or only a place to park attention (methods §8)."""
+"""Decompose a head's read into scale, bias, and a place to park attention (methods §8)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import checked, count_of
+from ..arguments import checked, count_of, listed
 from ..heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
+from ..running.columns import columns_of
+from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
 from ..statistics import CONFIDENCE, holm, prevalence_test
 from ..statistics.arguments import check_share
 from .effect import SMALLEST_EFFECT
@@ -30,7 +31,7 @@ READ_EDITS = {
     "reroute_to_sink": "parking the span's attention on the first token outside it",
     "reroute_uniform": "spreading it evenly over the other tokens",
 }
-"""What is done to a read, and how it is said; the last axis of `ReadEffects.values`."""
+"""The edits of a read and their words; the last axis of `ReadEffects.values`."""
 FOLLOWS = {
     "knockout_zero": {
         "same": "what it takes from the span matters (bias)",
@@ -74,11 +75,11 @@ SO: dict[tuple[str, str], tuple[str, dict[str, tuple[str, ...]]]] = {
         {"knockout_zero": ("same", "other"), "restore_scale": ("less", "other")},
     ),
 }
-"""What follows of that, unless another edit says something that does not go with it."""
+"""The conclusions from these, withheld where another edit contradicts them."""
 ASKED = ("more", "against", "less")
-"""What a cell can be shown to be: beyond the smallest effect with the insertion's effect or against it, or below it."""
+"""The possible verdicts of a cell: beyond the smallest effect with or against the insertion's effect, or below it."""
 BESIDE = ("half", "half_against")
-"""What an edit can be shown to be beside the knockout: less than half of it, where that is with the effect, or against it."""
+"""The verdicts of an edit compared with the knockout: less than half of it, where that is with the effect, or against it."""
 
 
 @checked
@@ -161,7 +162,7 @@ def read_effects(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ReadEffects(Parts, Result, renamed={"alpha": None}):
-    """What each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`, in their order).
+    """Store the effect that each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`).
 
     `total` `[problem]` is the insertion's content effect (inserted - masked), `values` the parts of it that go, both in the
     outcome's unit; `turned` are the parts in the direction of the effect: positive with it, negative against it. `whole` is the
@@ -189,6 +190,16 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
     confidence: float = CONFIDENCE
     chosen_elsewhere: bool = False
 
+    picture = "read_effects"
+    columns = columns_of("""
+        intervention | edit | | what is done to the head's attention to the span
+        shown | shown | verdict | what most problems show, by an exact test
+        p_more | p, more | p | that it does more than the smallest effect in most problems
+        p_against | p, against | p | that it does more than the smallest effect against the insertion's in most problems
+        p_less | p, less | p | that it does less than the smallest effect in most problems
+        p_half | p, half | p | that it does more than half of the knockout in most problems
+        p_half_against | p, half, against | p | that it does more than half of the knockout against the insertion's effect
+    """)
     drawn = ("share", "removed_median")
     axes = (("values", "problem head intervention"), ("total", "problem"))
 
@@ -239,7 +250,7 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
 
     @cached_property
     def verdicts(self) -> np.ndarray:
-        """What is shown of each cell, `[head, intervention]`: one of `ASKED`, "" for nothing."""
+        """Return the verdict of each cell, `[head, intervention]`: one of `ASKED`, "" for none."""
         # one of the three at most: each is about most problems
         return np.select(list(self._sure[: len(ASKED)]), ASKED, default="")
 
@@ -308,37 +319,36 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
 
     # ---------------------------------------------------------------------------------------------------------- words
 
-    def sentences(self) -> list[str]:
-        """What is removed from each head's read, edit by edit, and what follows; what does not follow is not said."""
-        s, n = self.settings, len(self.total)
-        heads = ", ".join(map(str, self.heads))
-        what = f"What the read of {heads} is" if len(self.heads) == 1 else f"What the reads of {heads} are"
-        found = [
-            f"{what}: {s.get('insertion')}, {count_of(n, 'problem')}, outcome "
-            f"{s.get('outcome')}, median total content effect {with_limits(self.whole.median, self.unit)}."
-        ]
+    def headline(self) -> str:
+        """Return what cutting each head's attention to the span removes of the total effect."""
+        if not self.established:
+            s = self.settings
+            return f"{self.whole.headline(s.get('insertion'), s.get('outcome'), self.unit)}, so no read is judged."
+        told = listed(f"{head} {self._amount(at, 0)}" for at, head in enumerate(self.heads))
+        n = count_of(len(self.problem_ids), "problem")
+        return f"Cutting attention to the span removes of the effect (median over {n}): {told}."
+
+    def details(self) -> list[str]:
+        """Return what is concluded of each head's read."""
+        found, n = [], len(self.total)
         n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * len(FOLLOWS))
         needed = self.whole.fewest(n_tests)
         least = f"smallest effect {self.whole.delta_words(self.unit)}"
         if not self.established:
-            p = f", p = {self.whole.p:.2g}" if self.chosen_elsewhere else ""
-            found.append(
-                f"That is no established effect (sign test over problems{p}), so there are no shares of it, and nothing is "
-                "concluded."
-            )
-        elif n < needed:
+            return []
+        if n < needed:
             found.append(
                 f"Nothing can be shown with fewer than {count_of(needed, 'problem')}: the edits are described, no more."
             )
         elif self.chosen_elsewhere:
             found.append(
-                f"What is concluded holds in most problems: {least}, p < {self.whole.level:.3g} after Holm over "
+                f"Conclusions below hold in most problems: {least}, p < {self.whole.level:.3g} after Holm over "
                 f"{np.isfinite(self.p).sum()} tests."
             )
         else:
             found.append(f"{CHOSEN_HERE.capitalize()}: what follows describes these problems, most of them: {least}.")
         for at in range(len(self.heads)):
-            found += [self._edits_words(at), *self._conclusion(at)]
+            found += self._conclusion(at)
         deeper = ", ".join(str(head) for head in self.heads if head.layer > 0)
         if deeper and self.established:
             found.append(
@@ -351,25 +361,8 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
     def _least(self) -> str:
         return f"{100 * self.smallest_effect:g} %"
 
-    def _edits_words(self, at: int) -> str:
-        """What each edit removes of one head's read, and in how many problems."""
-        head, made = self.heads[at], self.share
-        words = []
-        for k, said in enumerate(READ_EDITS.values()):
-            said += f"{' removes' if k == 0 else ''} {self._amount(at, k)}"
-            if k == 0 and not np.isnan(self.whole.delta):
-                against = int(made.estimate[at, k] < -self.smallest_effect)
-                count, n = int(self.prevalence.count[against, at, k]), int(self.prevalence.n[at, k])
-                way = " against it" * against
-                said += f" of the total (more than {self._least}{way} in {count} of {count_of(n, 'problem')})"
-            lacking = len(self.total) - int(made.n[at, k])
-            words.append(
-                said + (f" (undefined in {lacking} of {count_of(len(self.total), 'problem')})" if lacking else "")
-            )
-        return f"{head} ({head.paper_label} in the paper's counting): {'; '.join(words)}."
-
     def _amount(self, at: int, k: int) -> str:
-        """What a cell removes, with its interval: percent of the total where that is established, else its median in `unit`."""
+        """Write the effect of a cell with its interval: percent of an established total, else its median in `unit`."""
         made = self.share if self.established else self.median
         numbers = [float(values[at, k]) for values in (made.estimate, made.low, made.high)]
         if not np.isfinite(numbers[0]):
@@ -379,7 +372,7 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
         return _with_limits([100 * x for x in numbers], "%", form="z.0f")
 
     def _conclusion(self, at: int) -> list[str]:
-        """What is shown of one head's read; only where its knockout is shown to do anything."""
+        """Write the conclusions on one head's read, if its knockout has an effect."""
         if np.isnan(self.whole.delta):
             return []
         head, found = self.heads[at], dict(zip(READ_EDITS, self.verdicts[at], strict=True))

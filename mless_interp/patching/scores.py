@@ -1,4 +1,4 @@
-"""What an exact sweep gives: patched outcomes per problem and head, effects, fractions and intervals."""
+"""Results of an exact sweep: patched outcomes per problem and head, effects, fractions and intervals."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,6 +10,7 @@ import pandas as pd
 from ..arguments import count_of
 from ..heads import Head
 from ..prompts.conditions import DIRECTIONS
+from ..running.columns import columns_of
 from ..running.results import (
     Quantity,
     Result,
@@ -60,6 +61,11 @@ class PatchScores(Parts, Result):
     direction: str = "denoising"
     resolution: float = 0.0
 
+    columns = columns_of("""
+        patching_changes | patching changes | | patched - receiving, mean over problems, in the outcome's unit
+        recovered | recovered | later | (patched - corrupted) / (clean - corrupted)
+    """)
+    picture = "forest"
     axes = (
         ("patched", "problem layer head_of_layer"),
         ("receiving", "problem"),
@@ -72,7 +78,7 @@ class PatchScores(Parts, Result):
 
     @property
     def sign(self) -> int:
-        """What turns changes of the receiving run into parts of the insertion's effect (`prompts.conditions.DIRECTIONS`)."""
+        """Return the sign that turns changes of the receiving run into parts of the insertion's effect (`DIRECTIONS`)."""
         return DIRECTIONS[self.direction]
 
     @property
@@ -97,12 +103,12 @@ class PatchScores(Parts, Result):
 
     @property
     def total_effect(self) -> np.ndarray:
-        """What the insertion does to the outcome (corrupted - clean), `[problem]`, in `unit`."""
+        """Return the insertion's effect on the outcome (corrupted - clean), `[problem]`, in `unit`."""
         return self.sign * (self.donor - self.receiving) + 0.0
 
     @cached_property
     def noise_floor(self) -> float:
-        """What rounding alone can do to a mean effect, in `unit`; NaN where it was not measured.
+        """Return the change of a mean effect that rounding by itself can make, in `unit`; NaN where not measured.
 
         The mean over problems of the largest |noise| of any layer. Not layer by layer: a row that joins late has hardly
         rounded anew, but the run that it continues has; and not a high quantile: the problems that round most are those
@@ -123,7 +129,7 @@ class PatchScores(Parts, Result):
 
     @property
     def within_noise(self) -> np.ndarray:
-        """Whether a head's mean effect is no larger than `noise_floor`, in the order of `heads`."""
+        """Return True for heads whose mean effect is no larger than `noise_floor`, in the order of `heads`."""
         return np.abs(self.mean_effect) <= self.noise_floor
 
     def mean(self) -> np.ndarray:
@@ -183,13 +189,12 @@ class PatchScores(Parts, Result):
         ranked = largest_first(table, key).sort_values("rank", key=np.isnan, kind="stable")
         return ranked.head(k).reset_index(drop=True)
 
-    def sentences(self) -> list[str]:
-        """What was measured, who carries the total effect, and which heads do how much in how many problems."""
+    def details(self) -> list[str]:
+        """Return how the heads were patched, the test, and which heads are undefined or within rounding."""
         s = self.settings
         found = [
             f"{s.get('edit', 'z')} patch of {count_of(len(self.heads), 'head')}, contrast {s.get('contrast')}, "
             f"{self.direction}, outcome {s.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
-            *self._total_words(),
             *self._claim_words(),
         ]
         undefined = int(np.isnan(self.per_head).any(0).sum())
@@ -206,11 +211,16 @@ class PatchScores(Parts, Result):
             )
         return found
 
+    def in_order(self) -> pd.DataFrame:
+        """Return the rows of `summary`, the surest first, of equally sure ones the largest median."""
+        table = self.summary()
+        keys = table.assign(_p=table["p_prevalence"].fillna(2.0), _size=-table["median"].abs().fillna(0.0))
+        return table.loc[keys.sort_values(["_p", "_size"], kind="stable").index].reset_index(drop=True)
+
     def printed(self) -> pd.DataFrame:
-        """The ten heads of the largest share, of those that have a rank."""
-        columns = ["label", "paper_label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "effect"]
-        top = self.top(10)
-        return top.loc[top["rank"].notna(), columns]
+        """Return the heads that have a rank, the surest first."""
+        columns = ["label", "share", "share_ci_low", "share_ci_high", "k", "n", "p_prevalence", "median", "effect"]
+        return self.in_order().dropna(subset="rank")[columns]
 
     def shown(self) -> Shown:
         """Every head's share as a map and a table."""
@@ -220,8 +230,8 @@ class PatchScores(Parts, Result):
         key = self.default_column(table)
         marked = ((table["p_prevalence"] < self.level) & table["rank"].notna()).tolist()
         means = f"outlined: {self._claim()}, p < {self.level:.3g} corrected for testing many heads"
-        caption = f"Patched heads, the largest share first. Effects are the parts of the insertion's, in {self.unit}."
+        caption = f"Patched heads, the surest first. Effects are the parts of the insertion's, in {self.unit}."
         return Shown(
-            (ShownTable(self.top(len(table)), caption, columns),),
+            (ShownTable(self.in_order(), caption, columns),),
             head_map(table, [key], columns, marked=marked, means=means),
         )

@@ -103,7 +103,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is patched: between which two conditions, which way, by which edit, at which positions."""
+    """Specify a sweep: two conditions, a direction, an edit, positions."""
 
     contrast: Contrast
     direction: str
@@ -178,7 +178,7 @@ class Sweep:
         return at, at
 
     def new_z(self, runs: Runs, layer: int, here: "Places", there: "Places") -> Tensor:
-        """What takes the place of a layer's z at `edited`, `[problem, edited, head, d_head]`, each head as if it alone were."""
+        """Return a layer's new z at `edited`, `[problem, edited, head, d_head]`, each head as if the only one edited."""
         donor, receiving = self.recordings(runs)
         if not self.intervention.needs_attention:
             return donor.z[layer][:, there.on(donor.z[layer])]
@@ -192,14 +192,14 @@ class Sweep:
             return new[:, here.on(new)]
 
     def enters_as(self, other: "Sweep") -> bool:
-        """Whether this sweep's edits in layer 0 are those of the other, a sweep of knockouts: nothing comes before that layer,
+        """Return True where this sweep's edits in layer 0 are those of the other, of knockouts: nothing precedes that layer,
         so all that a head answers to the contrast there is its own read (methods §3, I7 and I14)."""
         knockouts = replace(self, intervention=KNOCKOUTS[self.direction])
         return bool(self.contrast.cuts) and self.intervention == PatchZ() and other == knockouts
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What tells this sweep from others."""
+        """Return the settings that distinguish this sweep from others."""
         return {
             "contrast": self.contrast.name,
             "direction": self.direction,
@@ -304,7 +304,7 @@ class Engine:
         return self._kept[what][1]
 
     def new_z(self, layer: int) -> Tensor:
-        """What takes the place of a layer's z at the edited rows, each head as if it alone were edited."""
+        """Return a layer's new z at the edited rows, each head as if the only one edited."""
         return self.kept("z", layer, lambda: self.sweep.new_z(self.runs, layer, self.here, self.there))
 
     def head_edit(self, head: Head) -> Row:

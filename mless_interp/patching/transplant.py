@@ -1,4 +1,4 @@
-"""What a span carries of its problem: its keys and values put into the run of another problem."""
+"""Put the keys and values of a span into the run of another problem."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +23,10 @@ from .prepared import Prepared, prepare, single
 FEWEST_PARTNERS = 2
 """A partner's answer is held against the other partners' spans, so there must be another one."""
 READINGS = {
-    "carried": "the transplanted span raises its own problem's answer",
+    "carried": "The transplanted span raises its own problem's answer",
     "lost": "the problem's own answer loses with a foreign span",
 }
-"""What is told of a transplant, and how it is said."""
+"""The measures of a transplant and their words."""
 
 
 @checked
@@ -183,7 +183,7 @@ class Transplant(Result):
 
     @cached_property
     def carried(self) -> np.ndarray:
-        """How much more likely its own span makes a partner's answer than the other partners' spans do, `[problem]`."""
+        """Return how much more likely its own span makes a partner's answer than the other partners' spans do, `[problem]`."""
         theirs = self.values[:, 1:, 1:]
         n = theirs.shape[1]
         own = np.einsum("pkk->pk", theirs)
@@ -191,7 +191,7 @@ class Transplant(Result):
 
     @cached_property
     def lost(self) -> np.ndarray:
-        """How much more likely the problem's own span makes its answer than the partners' spans do, `[problem]`."""
+        """Return how much more likely the problem's own span makes its answer than the partners' spans do, `[problem]`."""
         return self.values[:, 0, 0] - self.values[:, 0, 1:].mean(1)
 
     def interval(self, reading: str) -> Interval:
@@ -228,24 +228,24 @@ class Transplant(Result):
         """A change of the outcome, in its unit."""
         return Quantity(self.unit, signed=True, limits=(f"{column}_ci_low", f"{column}_ci_high"))
 
-    def sentences(self) -> list[str]:
-        """Whether the span carries its problem's answer, in how many problems, and what a foreign one costs."""
-        s, n = self.settings, len(self.problem_ids)
-        found = [
-            f"Spans transplanted between problems: {s.get('insertion')}, {count_of(n, 'problem')}, the spans of "
-            f"{self.values.shape[1] - 1} others in each, outcome {s.get('outcome')}."
-        ]
+    def headline(self) -> str:
+        """Return whether a span carries its problem's answer into another, and what a foreign one costs."""
         if not any(np.abs(getattr(self, name)).max() > self.resolution for name in READINGS):
-            return [*found, "Nothing changes in any problem: the span holds nothing of the question it is read with."]
+            return "Nothing changes in any problem: the span holds nothing of the question it is read with."
+        told = []
         for name, words in READINGS.items():
-            values = self.by_group(getattr(self, name))
-            above = f"{int((values > self.resolution).sum())} of {count_of(len(values), 'problem')}"
-            sure = self.p(name) < 1 - self.confidence
-            found.append(
-                f"{'Established' if sure else 'Not established'} that {words}{_against(sure, self.interval(name))}: median "
-                f"{with_limits(self.interval(name), self.unit)}, above 0 in {above} (sign "
-                f"test, p = {self.p(name):.2g})."
-            )
+            sure, made = self.p(name) < 1 - self.confidence, self.interval(name)
+            unsure = "" if sure else "not established, "
+            told.append(f"{words}{_against(sure, made)} ({unsure}median {with_limits(made, self.unit)})")
+        return f"{'; '.join(told)}; {count_of(len(self.problem_ids), 'problem')}."
+
+    def details(self) -> list[str]:
+        """Return what was transplanted."""
+        s = self.settings
+        found = [
+            f"Spans transplanted between problems: {s.get('insertion')}, {count_of(len(self.problem_ids), 'problem')}, the "
+            f"spans of {self.values.shape[1] - 1} others in each, outcome {s.get('outcome')}; sign tests over problems."
+        ]
         if s.get("n_prompts", 1) > 1:
             found.append(
                 f"Before their questions these problems have {s['n_prompts']} different prompts, which a span holds too: what "

@@ -1,4 +1,4 @@
-"""What a config alone says of a model: its parameters, its weights and its operations."""
+"""Count a model's parameters, weights and operations from its config."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +73,7 @@ class Shape:
 
     @property
     def is_here(self) -> bool:
-        """Whether its weights are on this machine."""
+        """Return True where the model's weights are on this machine."""
         source = source_of(self.info.name)
         if Path(source).is_dir():
             return any(Path(source).glob("*.safetensors"))

@@ -19,16 +19,14 @@ from ..circuits.site_patches import map_positions, patch_sites
 from ..generation.complete import rows_at_once
 from ..heads import Head
 from ..locating.control import Controls
-from ..locating.curves import circuit_curve
 from ..locating.judge import Claims
 from ..locating.measure import duration, estimated_seconds, extrapolated, sweeps_of
 from ..mechanism import activation_shift, decompose_attention, mediate
+from ..models.arithmetic import product
 from ..models.base import Model
 from ..models.info import ModelError
-from ..models.kernels import product
 from ..models.load import BACKENDS, CONVERTED_AT_MOST, load_model
-from ..models.locking import at_most
-from ..models.memory import TOKENS_PER_PASS, threads_for
+from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
 from ..patching.joint import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
@@ -76,7 +74,7 @@ LIBRARIES = {"cpu": 0.6e9, "cuda": 0.8e9}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """What `plan_run` found.
+    """Store the time and memory that `plan_run` found.
 
     `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `parts`: seconds of each
     part of the run. `memory`: bytes of each part (`Shape.memory`); `available`: bytes of the device. `timed`: whether the
@@ -106,7 +104,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether there is memory for all that the system cannot take back."""
+        """Return True where there is memory for everything that the system cannot take back."""
         return needed(self.memory) <= self.available
 
     def to_dict(self) -> dict[str, Any]:
@@ -225,7 +223,7 @@ def _pairs(shape: Shape, given: Sequence[Any], insertion: Insertion | None, temp
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """What is to be done of which prompts; short-lived."""
+    """Describe the planned work on its prompts; short-lived."""
 
     shape: Shape
     what: str
@@ -366,7 +364,6 @@ class _Work:
             patch_sites(model, pairs, **reads)
             map_positions(model, pairs, some, **reads)
             what_it_writes(model, pairs, some, **quiet)
-            circuit_curve(model, pairs, heads, joint_up_to=0, chosen_elsewhere=True, **reads)
 
         one = prepare(model, self.pairs[:1], self.outcome)
         gates = [gate_row(some[:N_NAMED], model.info)] * N_SETS
@@ -374,7 +371,7 @@ class _Work:
         def sets(count: int) -> None:
             gated_outcomes(one, torch.stack(gates[:count]), label="sets", settings={}, progress=False)
 
-        found[f"edges, sites, positions and writes of {len(some)} heads, curve"] = self._each(take_apart, n)
+        found[f"edges, sites, positions and writes of {len(some)} heads"] = self._each(take_apart, n)
         found[f"sets of {N_NAMED} heads"] = n * extrapolated(sets, N_SETS)
         return found
 

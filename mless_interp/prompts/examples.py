@@ -31,7 +31,7 @@ def with_examples(
     'Q: 1+1? A: 2. '
 
     Raises `ValueError` for an empty text, examples that hold the problem's own question or come twice, too few other problems,
-    and a form that shows nothing of an example or has unknown fields.
+    and a form with unknown fields.
     """
     asked = tuple(problems)
     if isinstance(examples, str):
@@ -45,8 +45,6 @@ def with_examples(
             if problem.asked[1] in " ".join(examples.split()).casefold():
                 raise ValueError(f"problem {problem.id!r}: the examples hold its own question: give others")
         return tuple(replace(problem, examples=examples) for problem in asked)
-    if form is not None and _filled(form, "1", "1", "1") == _filled(form, "2", "2", "2"):
-        raise ValueError(f"the form {form!r} shows nothing of an example: write {{question}} and {{answer}} into it")
     try:
         pool = distinct(examples)
     except ValueError as error:

@@ -511,14 +511,9 @@ PAUSE = ("<pause>", "<|pause|>", "[PAUSE]")
 """Names of tokens that were trained as pauses."""
 
 
-def _pause_token(tokenizer: Any) -> str | None:
-    """The tokenizer's own pause token, or the first of its reserved ones; None where it has neither."""
-    return _pause_token_of(tokenizer, len(tokenizer))
-
-
 @lru_cache(maxsize=8)
-def _pause_token_of(tokenizer: Any, n_tokens: int) -> str | None:
-    """The same; `n_tokens` as it may be given more of them."""
+def _pause_token(tokenizer: Any, n_tokens: int) -> str | None:
+    """The tokenizer's own pause token, or the first of its reserved ones; `n_tokens` as it may be given more of them."""
     vocabulary = tokenizer.get_vocab()
     named = next((name for name in PAUSE if name in vocabulary), None)
     reserved = (name for name in vocabulary if RESERVED.fullmatch(name))
@@ -526,7 +521,7 @@ def _pause_token_of(tokenizer: Any, n_tokens: int) -> str | None:
 
 
 def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    name = insertion.unit or _pause_token(tokenizer)
+    name = insertion.unit or _pause_token(tokenizer, len(tokenizer))
     if insertion.token_ids:
         (number,) = insertion.token_ids
         if number >= len(tokenizer):

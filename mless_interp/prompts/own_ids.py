@@ -8,7 +8,7 @@ from typing import Any
 
 from ..arguments import checked, shown
 from .pairs import Given, PromptPair
-from .problems import Problem
+from .problems import Problem, Several
 from .prompt import Prompt, Template
 
 IDS = Template("ids", system="", answer_prefix="")
@@ -72,7 +72,7 @@ def pairs_from_ids(
             made.append(_pair(prompt, told[at], known, **of))
         except (TypeError, ValueError) as error:
             raise ValueError(f"problem {at} (zero-based): {error}") from None
-    return tuple(made)
+    return Several(made)
 
 
 def _pair(
@@ -214,4 +214,4 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
                 raise ValueError(f"{source.name}, line {number}: {words}") from None
     if not made:
         raise ValueError(f"{source.name} holds no pairs")
-    return tuple(made)
+    return Several(made)

@@ -23,7 +23,7 @@ from ..running.loop import over_problems
 from ..running.text_safety import one_line
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
-from .problems import Problem, overlap
+from .problems import Problem, Several, overlap
 from .prompt import (
     TEMPLATES,
     Prompt,
@@ -366,7 +366,7 @@ def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]
     found = tuple(pairs)
     for pair in found:
         if pair.given:
-            _check_ids(model.info, pair)
+            check_fits(model.info, pair)
         theirs, ours = pair.tokenizer, model.tokenizer
         if theirs is ours or theirs is None or ours is None:
             continue
@@ -385,25 +385,24 @@ def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]
     return found
 
 
-def _check_ids(info: Any, pair: PromptPair) -> None:
-    """`ValueError` unless a model has these token ids, and a context that holds them."""
+def check_fits(info: Any, pair: PromptPair) -> None:
+    """`ValueError` unless a model has a pair's token ids, and a context that holds it with all but the answer's last token."""
     prompts = (pair.inserted, *([] if pair.clean is None else [pair.clean]))
-    highest = max(max(prompt.ids) for prompt in prompts)
+    answers = () if info.n_classes is not None else (*pair.answer_ids, *pair.distractor_ids)
+    highest = max((*(one for prompt in prompts for one in prompt.ids), *pair.answer_prefix_ids, *answers))
     if highest >= info.d_vocab:
+        own = pair.given or highest in pair.span_ids
+        remedy = "its tokenizer is another model's, or has words that were added later; put the model's own beside it"
         raise ValueError(
-            f"pair {pair.id!r} holds token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}"
+            f"problem {pair.id!r} holds token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}"
+            + ("" if own else f": {remedy}")
         )
-    answers = (*pair.answer_ids, *pair.distractor_ids)
-    if info.n_classes is None and max(answers) >= info.d_vocab:
+    fed = 0 if pair.n_answer else len(pair.answer_prefix_ids) + max(0, len(pair.answer_ids) - 1)
+    needed = len(pair.inserted) + fed
+    if needed > info.context_length:
         raise ValueError(
-            f"pair {pair.id!r}: its answer or distractor holds id {max(answers)}, but {info.name} has the ids 0 to "
-            f"{info.d_vocab - 1}"
-        )
-    fed = 0 if pair.n_answer else len(pair.answer_ids) - 1
-    if len(pair.inserted) + fed > info.context_length:
-        raise ValueError(
-            f"pair {pair.id!r} needs {len(pair.inserted) + fed} positions, but {info.name} has a context of "
-            f"{info.context_length}"
+            f"problem {pair.id!r} needs {needed} positions with {pair.n_inserted} inserted, but {info.name} has a context of "
+            f"{info.context_length}: insert fewer tokens or leave this problem out"
         )
 
 
@@ -455,7 +454,7 @@ def make_pairs(
     for told in (words, overlap(asked)):
         if told:
             warnings.warn(told, stacklevel=3)
-    return pairs
+    return Several(pairs)
 
 
 def pairs_of_any(
@@ -472,27 +471,9 @@ def pairs_of_any(
             f"{insertion.n_tokens} tokens to insert do not fit {info.name}, which has a context of {info.context_length}: "
             "insert fewer tokens"
         )
-    if info is not None and insertion.times > info.context_length:
-        raise ValueError(f"{insertion.times} repetitions do not fit {info.name}'s context of {info.context_length}")
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
-    for pair in pairs:
-        if info is not None and insertion.token_ids and max(pair.span_ids) >= info.d_vocab:
-            raise ValueError(
-                f"problem {pair.id!r}: token id {max(pair.span_ids)} is inserted, but {info.name} has the ids 0 to "
-                f"{info.d_vocab - 1}"
-            )
-        highest = max((*pair.inserted.ids, *pair.answer_prefix_ids, *pair.answer_ids, *pair.distractor_ids))
-        if info is not None and highest >= info.d_vocab:
-            raise ValueError(
-                f"problem {pair.id!r} holds the token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}: its "
-                "tokenizer is another model's, or has words that were added later; put the model's own beside it"
-            )
-        longest = len(pair.inserted) + len(pair.answer_prefix_ids) + max(0, len(pair.answer_ids) - 1)
-        if info is not None and longest > info.context_length:
-            raise ValueError(
-                f"problem {pair.id!r} needs {longest} tokens with {pair.n_inserted} inserted, but {info.name} has a "
-                f"context of {info.context_length}: insert fewer tokens or leave this problem out"
-            )
+    for pair in pairs if info is not None else ():
+        check_fits(info, pair)
     return pairs
 
 
@@ -514,15 +495,12 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
         span=(spans[0][0], spans[-1][1]),
         alignment=tuple(at for at, segment in enumerate(inserted.segments) if segment != "inserted"),
         span_source=found.source,
-        template=template,
-        special_as_text=special_as_text(tokenizer, problem),
-        tokenizer=tokenizer,
-        **_endings(tokenizer, problem, template),
+        **_common(tokenizer, problem, template),
     )
 
 
-def _endings(tokenizer: Any, problem: Problem, template: Template) -> dict[str, Any]:
-    """What may follow the prompts of a pair: the answer with its prefix, a wrong answer, the solution.
+def _common(tokenizer: Any, problem: Problem, template: Template) -> dict[str, Any]:
+    """What every pair has, however it is made, with what may follow its prompts: answer and prefix, wrong answer, solution.
 
     Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is.
     """
@@ -533,6 +511,9 @@ def _endings(tokenizer: Any, problem: Problem, template: Template) -> dict[str, 
         return () if getattr(problem, name) is None else encode_part(tokenizer, problem, name, within=within)
 
     return {
+        "template": template,
+        "special_as_text": special_as_text(tokenizer, problem),
+        "tokenizer": tokenizer,
         "answer_prefix": prefix,
         "answer_prefix_ids": part("answer_prefix")
         if own
@@ -585,11 +566,8 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
         span=(start + shift, stop + shift),
         alignment=tuple(range(shift)) + tuple(t + shift if t >= 0 else -1 for t in alignment),
         span_source="text",
-        template=template,
-        special_as_text=special_as_text(tokenizer, problem),
-        tokenizer=tokenizer,
         boundary_merge=not clean,
-        **_endings(tokenizer, problem, template),
+        **_common(tokenizer, problem, template),
     )
 
 

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ..arguments import check_count, checked, shown
+from ..arguments import check_count, checked, listed, shown
 from ..running.text_safety import is_blank, one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
@@ -137,6 +137,20 @@ class DrawsProblems(Protocol):
         """`n` problems."""
 
 
+class Several(tuple[Any, ...]):
+    """A tuple of problems or pairs that a notebook echoes in one line; so are its slices."""
+
+    def __repr__(self) -> str:
+        first = next(iter(self), None)
+        ids = listed((each.id for each in self), 3)
+        what = getattr(first, "insertion", None)
+        return one_line(f"<{len(self)} x {type(first).__name__}{f', {what.label}' if what else ''}: {ids}>")
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        return type(self)(found) if isinstance(at, slice) else found
+
+
 @checked
 def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int | None = None) -> tuple[Problem, ...]:
     """Problems from "demo" (bundled), a .jsonl file with MATH-500's keys, or "math500" (from the hub, needs a network).
@@ -163,7 +177,7 @@ def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int |
         if not path.is_file():
             raise FileNotFoundError(f'no problem file at {str(path)!r}; give a .jsonl file, "demo" or "math500"')
         few = None if limit is None or seed is not None else min(limit, sys.maxsize)
-        problems = tuple(islice(_read(path), few))
+        problems = Several(islice(_read(path), few))
         if not problems:
             raise ValueError(f"{path.name} holds no problems")
     if limit is None or limit >= len(problems):
@@ -190,21 +204,11 @@ def _read(path: Path) -> Iterator[Problem]:
             yield problem
 
 
-def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; of a key that is given twice it is not known which is meant."""
-    twice = next((key for key, n in Counter(key for key, _ in pairs).items() if n > 1), None)
-    if twice is not None:
-        raise ValueError(f"the key {twice!r} is given twice")
-    return dict(pairs)
-
-
 def _problem(line: str, where: str) -> Problem:
     try:
-        record = json.loads(line, object_pairs_hook=_keys_once)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets thousands deep
-        raise ValueError(f"{where}: not JSON that can be read ({error})") from error
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{where}: not valid JSON ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"{where}: expected a JSON object, got {type(record).__name__}")
     try:
@@ -316,4 +320,4 @@ def _stratified(problems: Sequence[Problem], limit: int, seed: int) -> tuple[Pro
     for level in by_remainder[: limit - sum(counts.values())]:
         counts[level] += 1
     chosen = [index for level in sorted(by_level) for index in draw.sample(by_level[level], counts[level])]
-    return tuple(problems[index] for index in sorted(chosen))
+    return Several(problems[index] for index in sorted(chosen))

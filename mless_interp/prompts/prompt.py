@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import checked, shown
+from .conditions import one_of
 from .problems import Problem
 
 SEGMENTS = ("bos", "template", "system", "examples", "inserted", "question", "answer")
@@ -112,11 +113,8 @@ TEMPLATES = {
 
 def template_named(template: str | Template) -> Template:
     """The template of that name, or the given one."""
-    if isinstance(template, Template):
-        return template
-    if template not in TEMPLATES:
-        raise ValueError(f"unknown template {template!r}; choose one of {', '.join(TEMPLATES)}")
-    return TEMPLATES[template]
+    made: Template = template if isinstance(template, Template) else one_of(template, TEMPLATES, "template")
+    return made
 
 
 def tokenizer_of(model: Any) -> Any:
@@ -135,8 +133,6 @@ def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ..
     `markers`: what spells a special token is meant as one (a template's own text, an insertion's unit). Raises `ValueError`
     where this tokenizer cannot tell the text from the token.
     """
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError(f"{text[:60]!r} holds half a character (a lone surrogate), which no tokenizer can read")
     ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not markers))
     return ids if markers else _all_text(tokenizer, ids)
 

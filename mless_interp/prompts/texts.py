@@ -68,10 +68,7 @@ def problems_from_file(
     made = []
     for number, part in enumerate(islice(re.finditer(r"\S.*(?:\n[^\S\n]*\S.*)*", whole), limit)):
         where = f"{file.name}, the text that begins in line {whole.count(chr(10), 0, part.start()) + 1}"
-        try:
-            problem = _problem(tokenizer, f"text-{number}", part.group().strip(), sizes)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+        problem = _problem(tokenizer, f"text-{number}", part.group().strip(), sizes)
         if problem is None:
             n_tokens = len(encode(tokenizer, part.group().strip()))
             raise ValueError(
@@ -125,7 +122,7 @@ def _cut(tokenizer: Any, text: str, sizes: tuple[int, int, int]) -> tuple[str, s
     for size in sizes:
         reached = (end for end in ends if end > places[-1] and len(encode(tokenizer, text[:end])) >= size)
         for end in reached:
-            if _joins(tokenizer, text, [*places, end]):
+            if _pieces(tokenizer, text, [*places, end]):
                 places.append(end)
                 break
         else:
@@ -142,7 +139,3 @@ def _pieces(tokenizer: Any, text: str, places: list[int]) -> list[str]:
         if sum((encode(tokenizer, piece) for piece in pieces), ()) == whole:
             return pieces
     return []
-
-
-def _joins(tokenizer: Any, text: str, places: list[int]) -> bool:
-    return bool(_pieces(tokenizer, text, places))

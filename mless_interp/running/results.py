@@ -1,11 +1,14 @@
-"""What every result has: a table, tidy rows, sentences, how it wants to be shown, and a name under which it is saved."""
+"""What every result has: a headline, a table, tidy rows, caveats, a picture, and a name under which it is saved."""
 
 import dataclasses
 import functools
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -15,14 +18,18 @@ import pandas as pd
 from ..arguments import count_of
 from ..heads import Head
 from ..statistics import Interval, by_group
+from .columns import Column, TextTable, columns_of
 from .registry import savable
 from .tables import Table
-from .text_safety import one_line, visible
+from .text_safety import WIDTH, one_line
 
 savable(Interval)
 
 HALF = {"bfloat16": "8 bits (by up to 0.4 %)", "float16": "11 bits (by up to 0.05 %)"}
 """To what half precision rounds a number."""
+
+ROWS = 5
+"""Rows of the table in a print."""
 
 Found = dict[str, dict[str, np.ndarray]]
 """metric -> condition or contrast -> values."""
@@ -50,7 +57,7 @@ class ShownMap:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """How a result wants to be shown beside its sentences."""
+    """How a result is shown on a page."""
 
     tables: tuple[ShownTable, ...]
     head_map: ShownMap | None = None
@@ -90,14 +97,45 @@ class Grouped:
 class Result(Grouped):
     """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here.
 
-    All data frames that its methods give are `Table`s, and what it prints is `visible`: names and ids that came from outside
-    act neither on a terminal nor in a spreadsheet.
+    All data frames that its methods give are `Table`s, and what it prints is one line each: names and ids that came from
+    outside act neither on a terminal nor in a spreadsheet.
     """
 
     signed: ClassVar[bool] = False
     """Whether its print shows the sign of every number."""
-    number: ClassVar[str] = ".4f"
-    """How its print shows a number."""
+    picture: ClassVar[str] = "summary_plot"
+    """The view that `plot` draws."""
+    columns: ClassVar[tuple[Column, ...]] = columns_of("""
+        label | head | | layer and query head, zero-based
+        paper_label | in the paper's counting | later | one-based
+        median | median | | over problems
+        n_undefined | undefined | | problems where it is not defined
+        contrast | contrast | later | the two runs that are compared
+        metric | metric | | what is measured; units stand beside
+        unit | unit | later | of the values in this row
+        claim | claim | | what the paper says
+        difference | difference | | after - before, or second - first, on the same problems
+        verdict | verdict | verdict | agrees, disagrees, or cannot tell: from the interval against the null, over problems
+        reason | reason | | why nothing can be told, or the rank that the verdict rests on
+        rank | rank | | 1 is the largest; ties share the middle rank
+        condition | condition | | which run: without insertion, with it, ...
+        n_tokens | tokens | | number of inserted tokens
+        outcome | outcome | | mean over problems, with the insertion
+        total | total effect | | with the insertion - without it, median over problems
+        treatment | treatment | | what was done to the problem before it was answered
+        p | p | p | uncorrected
+        p_holm | p, corrected | p | Holm's correction over the comparisons
+        p_corrected | p, corrected | p | Holm's correction over the tests made together
+        flag | remark | later | what is unusual about the interval
+        set | set | | which heads together
+        n | n | later | problems where it is defined
+        n_heads | number of heads | | how many heads
+        heads | heads | | which heads, zero-based
+        side | side | | which end of the tokens: promoted or suppressed, preferred or avoided; of a set: sufficient or necessary
+        layer | layer | later | zero-based
+        head | head | later | query head, zero-based
+    """)
+    """Columns of its tables that no other result declares."""
     drawn: ClassVar[tuple[str, ...]] = ()
     """Columns of its summary that a picture shows unless told otherwise: the first that is known of any row."""
     axes: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -113,19 +151,38 @@ class Result(Grouped):
         for name, member in list(vars(cls).items()):
             if inspect.isfunction(member) and member.__annotations__.get("return") is pd.DataFrame:
                 setattr(cls, name, _then(Table, member))
-            elif name in ("__repr__", "describe"):
-                setattr(cls, name, _then(visible, member))
 
-    def sentences(self) -> list[str]:
-        """What was found, sentence by sentence."""
+    def headline(self) -> str:
+        """Return what was found, in one sentence."""
+        return self.details()[0]
+
+    def details(self) -> list[str]:
+        """Return what else was found, a sentence each."""
         raise NotImplementedError
 
+    def caveats(self) -> list[str]:
+        """Return what limits the finding, at most three lines."""
+        variants = []
+        if self.groups:
+            n = count_of(self.n_groups, "group")
+            variants = [f"These {len(self.groups)} problems are variants in {n}; each group counts once."]
+        return [*variants, *self._precision()]
+
+    def rest(self) -> str:
+        """Return one line on what its printed table leaves out."""
+        return ""
+
+    def explain(self) -> "Words":
+        """Return everything that can be said of it, a sentence per line."""
+        told = dict.fromkeys([self.headline(), *self.details(), self.rest(), *self.caveats()])
+        return Words("\n".join(one_line(each) for each in told if each))
+
     def summary(self) -> pd.DataFrame:
-        """The numbers that the sentences rest on, with intervals."""
+        """Return the numbers that the headline rests on, with intervals."""
         raise NotImplementedError
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and cell."""
+        """Return one tidy row per problem and cell."""
         raise NotImplementedError
 
     def check_axes(self) -> None:
@@ -144,14 +201,6 @@ class Result(Grouped):
                     if length != known:
                         raise ValueError(f"{where} has {length} along {axis!r}, {by} has {known}")
 
-    def told(self) -> list[str]:
-        """The sentences as a reader gets them: where the model ran in half precision, with one on what that resolves."""
-        variants = []
-        if self.groups:
-            n = count_of(self.n_groups, "group")
-            variants = [f"These {len(self.groups)} problems are variants in {n}; each group counts once."]
-        return [*self.sentences(), *variants, *self._precision()]
-
     def _precision(self) -> list[str]:
         dtype = str(self.settings.get("dtype"))
         if dtype not in HALF:
@@ -164,13 +213,14 @@ class Result(Grouped):
             words += f"; effects up to {resolution:.1e} {unit} are taken for rounding"
         return [f"{words.rstrip()}."]
 
-    def describe(self) -> str:
-        """The sentences as one text."""
-        return visible(" ".join(self.told()))
-
     def printed(self) -> pd.DataFrame:
-        """The table under the print's sentences."""
-        return self.summary()
+        """Return the table that a print begins."""
+        table = self.summary()
+        return table.drop(columns=["layer", "head", "paper_label"], errors="ignore") if "label" in table else table
+
+    def plot(self, **options: Any) -> Any:
+        """Draw it as `mless_interp.views` draws its kind; `options` are those of the view (`picture`)."""
+        return getattr(import_module("mless_interp.views"), self.picture)(self, **options)
 
     def quantity(self, column: str) -> Quantity:
         """What a column of its summary is."""
@@ -192,17 +242,36 @@ class Result(Grouped):
         drawn = head_map(table, numbers, columns) if {"layer", "head"} <= set(table.columns) else None
         return Shown((ShownTable(table, f"Summary of {type(self).__name__}.", columns),), drawn)
 
+    def lines(self) -> list[str]:
+        """Return the print: headline, table, the rest and the first caveat, at most 11 lines of at most 110 letters."""
+        table, short = self.printed(), partial(textwrap.shorten, width=WIDTH, placeholder=" ...")
+        more = len(table) - ROWS
+        rest = " ".join([f"... and {count_of(more, 'more row')}."] * (more > 0) + [self.rest()])
+        return [
+            *textwrap.wrap(one_line(self.headline()), WIDTH, max_lines=3, placeholder=" ..."),
+            *(TextTable.of(table.head(ROWS), "").lines() if len(table) else []),
+            *(short(one_line(text)) for text in (rest, *self.caveats()[:1]) if text.strip()),
+        ]
+
     def __repr__(self) -> str:
-        table = self.printed()
-        if table.empty:
-            return self.describe()
-        return f"{self.describe()}\n{as_text(table, signed=self.signed, number=self.number)}"
+        return "\n".join([*self.lines(), "More: .summary() .to_frame() .explain() .plot()"])
 
     def _repr_html_(self) -> str:
-        """In a notebook: the sentences, wrapped, and the table under them."""
+        """In a notebook: the headline and the table of a print, everything else folded."""
         table = self.printed()
-        below = "" if table.empty else as_html(table, signed=self.signed, number=self.number)
-        return told_as_html(self.told(), below)
+        below = TextTable.of(table.head(ROWS), "").html() if len(table) else ""
+        said = "".join(f"<p>{escape(each)}</p>" for each in self.explain().splitlines()[1:])
+        folded = f"<details><summary>Everything else</summary>{said}</details>"
+        return (
+            f'<div style="max-width:60rem;overflow-wrap:anywhere"><p><strong>{escape(one_line(self.headline()))}</strong></p>'
+            f"{below}{folded}</div>"
+        )
+
+
+class Words(str):
+    """A text that a notebook shows as it is."""
+
+    __repr__ = str.__str__
 
 
 def _then(after: Callable[[Any], Any], method: Any) -> Any:
@@ -237,53 +306,6 @@ def head_map(
     if not known or len(table) < 2 or table.duplicated(["layer", "head"]).any():
         return None
     return ShownMap(table, known[0], [name for name in columns if name in table], marked, means)
-
-
-def as_text(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -> str:
-    """A table as a print shows it: no index, four decimals (what they would make 0 in full), a dash where undefined."""
-
-    return _one_lined(table).to_string(index=False, na_rep="-", **_formats(table, signed, number))
-
-
-def as_html(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -> str:
-    """The same as HTML, every text escaped; wide tables scroll in a frame of their own."""
-    made = _one_lined(table).to_html(index=False, na_rep="-", border=0, escape=True, **_formats(table, signed, number))
-    return f'<div style="overflow-x:auto">{made}</div>'
-
-
-def told_as_html(sentences: Iterable[str], below: str) -> str:
-    """Sentences as HTML, each a paragraph, escaped and wrapped, and what stands below them."""
-    said = "".join(f"<p>{escape(visible(sentence))}</p>" for sentence in sentences)
-    return f'<div style="max-width:60rem;overflow-wrap:anywhere">{said}</div>{below}'
-
-
-def _formats(table: pd.DataFrame, signed: bool, number: str) -> dict[str, Any]:
-    """How the numbers of a table are written: a p-value, the column `p_...`, never with a sign."""
-    p_values = [name for name in table.columns if str(name).startswith("p_") and table[name].dtype.kind == "f"]
-    return {"float_format": _shown(signed, number), "formatters": dict.fromkeys(p_values, _shown(False, number))}
-
-
-def _shown(signed: bool, number: str) -> Callable[[float], str]:
-    sign = "+" if signed else ""
-
-    def shown(x: float) -> str:
-        text = f"{x:{sign}{number}}"
-        return f"{x:{sign}.1e}" if x and not float(text) else text
-
-    return shown
-
-
-def _one_lined(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose texts are on one line each, with a dash where there is nothing."""
-
-    def shown(cell: Any) -> Any:
-        return one_line(cell) if isinstance(cell, str) else "-" if cell is None or cell is pd.NA else cell
-
-    made = pd.DataFrame(table, copy=True).rename(columns=shown)
-    for place, kind in enumerate(made.dtypes):
-        if kind.kind not in "fiub" or pd.api.types.is_extension_array_dtype(kind):
-            made.isetitem(place, made.iloc[:, place].astype(object).map(shown))
-    return made
 
 
 def with_limits(made: Interval, unit: str = "") -> str:

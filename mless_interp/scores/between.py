@@ -205,19 +205,22 @@ class SegmentAttention(Result):
         parts = [tidy(axes, share=self._cells(name)).assign(condition=name) for name in self.conditions]
         return pd.concat(parts, ignore_index=True)
 
-    def sentences(self) -> list[str]:
-        """What was measured, and what the question reads."""
-        n, table = len(self.problem_ids), self.over_heads().set_index("reads")
-        found = [
+    def headline(self) -> str:
+        """Return what the question's rows attend to, on average over heads."""
+        table, n = self.over_heads().set_index("reads"), count_of(len(self.problem_ids), "problem")
+        if "question" not in table:
+            return f"No prompt of {n} has a question to attend from."
+        shares = table.loc["question"].dropna().sort_values(ascending=False, kind="stable")
+        said = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items() if share >= 0.005)
+        return f"The question's rows attend to {said} (condition {self.conditions[-1]}, mean over heads and {n})."
+
+    def details(self) -> list[str]:
+        """Return what was measured."""
+        return [
             f"Attention between {count_of(len(self.segments), 'segment')} in {count_of(len(self.heads), 'head')} on "
-            f"{count_of(n, 'problem')}, "
+            f"{count_of(len(self.problem_ids), 'problem')}, "
             f"{self.settings.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}."
         ]
-        if "question" in table:
-            shares = table.loc["question"].dropna().sort_values(ascending=False, kind="stable")
-            said = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items() if share >= 0.005)
-            found.append(f"In condition {self.conditions[-1]} the question's rows read, on average over heads: {said}.")
-        return found
 
     def printed(self) -> pd.DataFrame:
         """The table over all heads, of the last condition."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..metrics import attention, distances, entropy, outputs, received, sinks, spikes
 from ..metrics import recovery as profiles
 from ..metrics.segments import segment_mean
+from ..running.columns import Column, declare
 from .layout import Layout, Thresholds
 from .streaming import Need, RowFormula, Rows, States, flow_step
 
@@ -368,7 +369,7 @@ def _tau(c: TwoProfiles) -> Tensor:
     if not c.one_block:
         return torch.full_like(c.inserted[:, 0], torch.nan)
     ratio = profiles.aligned_ratio(c.base, c.inserted)[:, c.question]
-    return profiles.recovery_time_constant(profiles.running_median(ratio)).tau
+    return profiles.recovery_time_constant(profiles.running_median(ratio))
 
 
 def _peaks(c: TwoProfiles) -> tuple[Tensor, Tensor]:
@@ -511,6 +512,7 @@ STATES = (
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *STATES, *PAIRED)}
 """Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
+declare(*(Column(each.name, each.name.replace("_", " "), f"{each.meaning} ({each.unit})") for each in METRICS.values()))
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
 """What is measured unless metrics are asked for."""
 SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_ratio", *(m.name for m in STATES))

@@ -16,6 +16,7 @@ from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import groups_of
+from ..running.columns import columns_of
 from ..running.engines import Tick
 from ..running.loop import in_context
 from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
@@ -55,7 +56,7 @@ def attention_profile(
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
-    `uniform_received`.
+    that of uniform attention.
     """
     found = own_pairs(model, described_pairs(pairs, conditions, source, rows, min_rows=min_rows))
     chosen = model.info.chosen(heads, what="describe")
@@ -166,6 +167,16 @@ class AttentionProfile(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
+
+    picture = "profiles"
+    columns = columns_of("""
+        before_received | before the span | | attention that a token before the span receives, mean
+        inserted_received | in the span | | attention that an inserted token receives, mean
+        question_received | in the question | | attention that a token of the question receives, mean
+        before_relative | before the span, relative | | the same / uniform attention's
+        inserted_relative | in the span, relative | | the same / uniform attention's
+        question_relative | in the question, relative | | the same / uniform attention's
+    """)
 
     def whole(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
         """Every problem's profile `[head, token]` over its whole sequence; `relative` to uniform attention."""
@@ -328,8 +339,20 @@ class AttentionProfile(Result):
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def sentences(self) -> list[str]:
-        """What was profiled."""
+    def headline(self) -> str:
+        """Return how much attention an inserted token receives beside uniform attention."""
+        last = self.conditions[-1]
+        rows = self.summary().query("condition == @last")
+        of = "inserted" if rows["inserted_relative"].notna().any() else "question"
+        level = float(defined_mean(rows[f"{of}_relative"].to_numpy()))
+        what = "An inserted token" if of == "inserted" else "A token of the question"
+        return (
+            f"{what} receives {level:.2f} times uniform attention ({count_of(len(self.heads), 'head')}, condition {last}, mean "
+            f"over {count_of(len(self.problem_ids), 'problem')})."
+        )
+
+    def details(self) -> list[str]:
+        """Return what was profiled."""
         s = self.settings
         lengths = [len(texts) for texts in self.inserted_texts]
         return [
@@ -337,10 +360,6 @@ class AttentionProfile(Result):
             f"{count_of(len(self.problem_ids), 'problem')} of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, "
             f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
-
-    def printed(self) -> pd.DataFrame:
-        """The first twelve rows."""
-        return self.summary().drop(columns=["layer", "head"]).head(12)
 
     def shown(self) -> Shown:
         """Levels by segment; the curves are a picture (`mi.views.profiles`)."""

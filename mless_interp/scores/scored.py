@@ -1,12 +1,10 @@
 """`HeadScores`: what every head does with an insertion, `[problem, layer, head]` per metric and condition."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binom
 
 from ..arguments import count_of
 from ..heads import Head
@@ -18,12 +16,14 @@ from ..running.results import (
     ShownTable,
     head_columns,
     head_map,
+    interval_columns,
+    limits_of,
     of_heads,
     place_of,
     rows_of,
     undefined,
 )
-from ..statistics import CONFIDENCE, defined_mean, mean_interval, wilson
+from ..statistics import CONFIDENCE, defined_mean, mean_interval, median_interval, wilson
 from .catalogue import metric_named
 
 USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
@@ -60,6 +60,7 @@ class HeadScores(Result):
     n_resamples: int = 2000
     twins: tuple["HeadScores", ...] = ()
 
+    picture = "head_map"
     drawn = ("collapse_relative", "lam")
     axes = (
         ("values", "problem layer head_of_layer"),
@@ -95,7 +96,8 @@ class HeadScores(Result):
     def middle(self, metric: str, condition: str | None = None) -> np.ndarray:
         """The mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
         values = self.by_group(self.of(metric, condition))
-        return _median_interval(values, self.confidence)[0] if metric_named(metric).censored else defined_mean(values)
+        censored = metric_named(metric).censored
+        return median_interval(values, confidence=self.confidence).estimate if censored else defined_mean(values)
 
     def count(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Problems where the metric is defined (not NaN), `[layer, head]`."""
@@ -116,10 +118,10 @@ class HeadScores(Result):
                 continue
             cells = self.by_group(of_heads(found[condition], self.heads))
             if metric_named(metric).censored:
-                estimate, low, high = _median_interval(cells, self.confidence)
+                columns |= interval_columns(metric, median_interval(cells, confidence=self.confidence))
             else:
                 estimate, low, high = self._interval(cells)
-            columns |= {metric: estimate, f"{metric}_ci_low": low, f"{metric}_ci_high": high}
+                columns |= {metric: estimate, f"{metric}_ci_low": low, f"{metric}_ci_high": high}
             columns[f"{metric}_n"] = (~np.isnan(cells)).sum(0)
             if np.isinf(cells).any():
                 columns[f"{metric}_infinite"] = np.isinf(cells).sum(0)
@@ -162,8 +164,30 @@ class HeadScores(Result):
             self.summary(condition).sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
         )
 
-    def sentences(self) -> list[str]:
-        """What was measured, and how much of it is undefined."""
+    def headline(self) -> str:
+        """Return which head's attention drops most inside the span, and which head attends to it most."""
+        table, n = self.summary(), count_of(len(self.problem_ids), "problem")
+        known = [metric for metric in self.metrics if metric in table and table[metric].notna().any()]
+        if not known:
+            return f"Nothing is defined of the span of {self.settings.get('insertion')}."
+        told = []
+        for metric in [name for name in ("span_mass", "collapse_relative") if name in known] or known[:1]:
+            row = table.loc[table[metric].idxmax()]
+            value = f"{row[metric]:.3g}{limits_of(row[f'{metric}_ci_low'], row[f'{metric}_ci_high'], '.3g')}"
+            null = (
+                f", uniform attention {row[f'{metric}_null']:.3g}"
+                if np.isfinite(row.get(f"{metric}_null", np.nan))
+                else ""
+            )
+            if self.twins:
+                of_twins = np.mean([np.nanmax(of_heads(twin.middle(metric), twin.heads)) for twin in self.twins])
+                null += f", untrained twins {of_twins:.3g}"
+            told.append(f"{metric} is largest in {row['label']} ({value}{null})")
+        of = f"{count_of(len(self.heads), 'head')}, means over {n}"
+        return f"{self.settings.get('insertion', 'No insertion')}: {'; '.join(told)} ({of})."
+
+    def details(self) -> list[str]:
+        """Return what was measured, and how much of it is undefined."""
         s = self.settings
         found = [
             f"{count_of(len(self.values), 'attention metric')} of {count_of(len(self.heads), 'head')} on "
@@ -192,7 +216,7 @@ class HeadScores(Result):
         return [*found, f"Infinite, kept as the most extreme: {'; '.join(infinite)}."] if infinite else found
 
     def printed(self) -> pd.DataFrame:
-        """Means (or medians) of a few metrics, ten heads, the largest of the first first (without the cost of intervals)."""
+        """Return means (or medians) of a few metrics, the largest first (without the cost of intervals)."""
         condition = self.conditions[-1]
         here = [metric for metric, found in self.values.items() if condition in found]
         shown = [metric for metric in PRINTED if metric in here] or here[:5]
@@ -201,7 +225,7 @@ class HeadScores(Result):
         table = pd.DataFrame(head_columns(self.heads)).drop(columns=["layer", "head"])
         for metric in shown:
             table[metric] = of_heads(self.middle(metric, condition), self.heads)
-        return table.sort_values(shown[0], ascending=False, kind="stable").head(10)
+        return table.drop(columns="paper_label").sort_values(shown[0], ascending=False, kind="stable")
 
     def quantity(self, column: str) -> Quantity:
         """A metric in its unit, around 0 where it has a sign."""
@@ -277,29 +301,3 @@ def _sink_words(scores: HeadScores) -> str:
         f"{100 * float(limits.high):.0f}])."
         f"{lacking}"
     )
-
-
-def _median_interval(cells: np.ndarray, confidence: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Median `[cell]` of values that may be infinite, with the interval between two order statistics."""
-    found = np.full((3, *cells.shape[1:]), np.nan)
-    for cell in np.ndindex(cells.shape[1:]):
-        values = np.sort(cells[(slice(None), *cell)])
-        values = values[~np.isnan(values)]
-        if not len(values):
-            continue
-        middle = values[(len(values) - 1) // 2 : len(values) // 2 + 1]
-        found[(0, *cell)] = middle[0] if middle[0] == middle[-1] else middle.mean()
-        lower = _lower_rank(len(values), confidence)
-        if lower >= 0:
-            found[(1, *cell)], found[(2, *cell)] = values[lower], values[-1 - lower]
-    return found[0], found[1], found[2]
-
-
-@lru_cache(maxsize=256)
-def _lower_rank(n: int, confidence: float) -> int:
-    """Zero-based rank whose value and its mirror image enclose the median with at least `confidence`; -1: none does.
-
-    They enclose it unless at most `rank` of the n values lie on one side, each with chance 1/2.
-    """
-    tail = (1 - confidence) / 2
-    return max((rank for rank in range(n // 2) if binom.cdf(rank, n, 0.5) <= tail), default=-1)

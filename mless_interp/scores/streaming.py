@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..metrics.patterns import uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
-from ..models.activation_buffer import Held
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
+from ..models.derived_sites import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Inputs, Reducer
 from ..models.sites import attention_sites, site
@@ -311,8 +311,8 @@ def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor]
 class Flow:
     """Attention rollout from the span, carried from layer to layer: `share` `[token]` after the layers seen so far.
 
-    One head's step is `flow_step`; their mean over heads is the next share, which after the last layer
-    equals `metrics.flow.rollout_span_share` without ever holding a tokens x tokens product.
+    One head's step is `flow_step`; their mean over heads is the next share, without ever holding a tokens x tokens product.
+    Source: attention rollout, Abnar & Zuidema 2020 (arXiv 2005.00928). It ignores values, MLPs and norms.
     """
 
     def __init__(self, span: Tensor) -> None:

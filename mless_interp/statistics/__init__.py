@@ -10,7 +10,6 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 - the share of an effect that a part of it is, with exact limits: `share_of_total`
 - means of what is defined: `defined_mean`; random numbers: `derive_generator`
 - intervals of means: `mean_interval` (t below 20 problems), `bootstrap_interval`
-- two groups of problems: `two_groups`
 - many tests at once: `holm`, `benjamini_hochberg`
 - accuracy: `mcnemar`, `paired_difference`, `wilson`, `pass_at_k`
 """
@@ -24,7 +23,6 @@ from .bootstrap import (
     mean_interval,
     one_problem,
 )
-from .groups import TwoGroups, two_groups
 from .medians import Concentration, by_group, concentration, median_interval, sign_test
 from .multiplicity import benjamini_hochberg, holm
 from .prevalence import (
@@ -48,7 +46,6 @@ __all__ = [
     "Effects",
     "Interval",
     "Prevalence",
-    "TwoGroups",
     "benjamini_hochberg",
     "bootstrap_interval",
     "by_group",
@@ -68,7 +65,6 @@ __all__ = [
     "prevalence_test",
     "share_of_total",
     "sign_test",
-    "two_groups",
     "wilson",
     "within_test",
 ]

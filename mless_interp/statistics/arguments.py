@@ -7,7 +7,6 @@ import numpy as np
 from jaxtyping import Float64, Shaped
 
 from ..arguments import as_annotated, count_of
-from ..arguments import check_choice as check_choice
 from ..arguments import check_count as check_count
 from ..arguments import check_share as check_share
 
@@ -38,8 +37,10 @@ def derive_generator(seed: int, *labels: object) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest(), "little"))
 
 
-def check_effects(values: object, *, name: str = "effects", min_problems: int = 2) -> np.ndarray:
-    """The values as float64 `[problem, *cells]`, finite or NaN, with enough problems and at least one cell."""
+def check_effects(
+    values: object, *, name: str = "effects", min_problems: int = 2, infinite: bool = False
+) -> np.ndarray:
+    """The values as float64 `[problem, *cells]`, finite (or `infinite`) or NaN, with enough problems and at least one cell."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim == 0:
         raise ValueError(f"{name} must be [problem, *cells], got a single number")
@@ -50,24 +51,11 @@ def check_effects(values: object, *, name: str = "effects", min_problems: int = 
         )
     if array.size == 0:
         raise ValueError(f"{name} holds no cells (shape {array.shape}): the family is empty")
-    if np.isinf(array).any():
+    if not infinite and np.isinf(array).any():
         raise ValueError(
             f"{name} holds {int(np.isinf(array).sum())} infinite values; use NaN where a value is undefined"
         )
     return array
-
-
-def check_p_values(p_values: object) -> tuple[np.ndarray, np.ndarray]:
-    """The p-values as float64 and the mask of those that are not NaN; there must be at least one."""
-    p = np.asarray(p_values, dtype=np.float64)
-    defined = np.asarray(~np.isnan(p))
-    if not defined.any():
-        raise ValueError(f"no p-value is defined (shape {p.shape}): the family is empty")
-    if ((p[defined] < 0) | (p[defined] > 1)).any():
-        raise ValueError(
-            f"p-values must lie in [0, 1], got values from {np.nanmin(p):g} to {np.nanmax(p):g}; NaN marks an untested cell"
-        )
-    return p, defined
 
 
 def defined_mean(values: AnyArray, axis: int = 0) -> AnyArray:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Shaped
@@ -14,14 +13,12 @@ from .arguments import (
     CellCounts,
     Cells,
     Effects,
-    check_choice,
     check_count,
     check_effects,
     check_share,
     derive_generator,
 )
 
-Method = Literal["bca", "percentile"]
 Flags = Shaped[np.ndarray, "*cells"]
 
 TOO_FEW = "fewer than 2 problems"
@@ -77,7 +74,6 @@ def bootstrap_interval(
     confidence: float = CONFIDENCE,
     n_resamples: int = 10_000,
     seed: int = 0,
-    method: Method = "bca",
 ) -> Interval:
     r"""Bootstrap confidence interval of each cell's mean over problems.
 
@@ -85,10 +81,9 @@ def bootstrap_interval(
        z_0 = \Phi^{-1}\!\left(\frac{\#\{t^* < t\} + \frac12 \#\{t^* = t\}}{B}\right), \qquad
        a = \frac{\sum_i (\bar t - t_{(i)})^3}{6 [\sum_i (\bar t - t_{(i)})^2]^{3/2}} $$
 
-    The limits are the $\alpha'$ quantiles of the $B$ resampled means (`"percentile"`: the plain $\alpha$ quantiles);
-    $t_{(i)}$ leaves problem $i$ out. A cell's interval depends on its own defined values and the seed alone. All values
-    equal: a point, flagged, because a resample cannot show what the sample does not hold. $z_0$ infinite: the percentile
-    interval, flagged.
+    The limits are the $\alpha'$ quantiles of the $B$ resampled means; $t_{(i)}$ leaves problem $i$ out. A cell's interval
+    depends on its own defined values and the seed alone. All values equal: a point, flagged, because a resample cannot show
+    what the sample does not hold. $z_0$ infinite: the percentile interval, flagged.
 
     Source: Efron 1987; agrees with `scipy.stats.bootstrap` on the same resamples | differs in: the flagged cases (NaN
     there), NaN values, and memory (one matrix product per block of cells).
@@ -96,11 +91,14 @@ def bootstrap_interval(
     >>> bootstrap_interval(np.array([2.0, 2.0, 2.0]))
     2 [2, 2] (95 % bca, n = 3; all values equal)
     """
-    _check_options(confidence, n_resamples, method)
+    check_share(confidence, name="confidence")
+    check_count(n_resamples, name="n_resamples", at_least=2)
     array = check_effects(values, name="values")
     shape = array.shape[1:]
     flat = array.reshape(len(array), -1)
-    out = _Table(flat.shape[1], counts=(~np.isnan(flat)).sum(axis=0))
+    counts = (~np.isnan(flat)).sum(axis=0)
+    found = np.full((4, flat.shape[1]), np.nan)
+    flag = np.where(counts < 2, TOO_FEW, "").astype(f"<U{len(FELL_BACK)}")
     for cells, column in _by_count(flat):
         n = len(column)
         weights = resample_weights(n, n_resamples, seed)
@@ -108,23 +106,20 @@ def bootstrap_interval(
             x = column[:, part]
             mean = x.mean(axis=0)
             deviation = x - mean
-            limits = _limits(
+            low, high, fell_back = _limits(
                 _means(x, weights),
                 mean,
                 tie=_TIE * np.abs(x).max(axis=0),
                 skew=_skew(deviation),
                 confidence=confidence,
-                method=method,
             )
             equal = (x == x[0]).all(axis=0)
-            out.put(
-                cells[part],
-                np.where(equal, x[0], mean),
-                limits,
-                equal=equal,
-                error=deviation.std(axis=0, ddof=1) / n**0.5,
-            )
-    return out.interval(shape, confidence=confidence, method=method)
+            error = deviation.std(axis=0, ddof=1) / n**0.5
+            ends = (mean, low, high, error)
+            found[:, cells[part]] = np.where(equal, [x[0], x[0], x[0], np.zeros(len(mean))], ends)
+            flag[cells[part]] = np.where(equal, ALL_EQUAL, np.where(fell_back, FELL_BACK, ""))
+    estimate, low, high, error = (row.reshape(shape) for row in found)
+    return Interval(estimate, low, high, error, counts.reshape(shape), flag.reshape(shape), confidence, "bca")
 
 
 def mean_interval(
@@ -205,49 +200,6 @@ def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interv
     )
 
 
-class _Table:
-    """Collects the cells of one result; short-lived."""
-
-    def __init__(self, n_cells: int, *, counts: np.ndarray) -> None:
-        self.counts = counts
-        self.columns = np.full((4, n_cells), np.nan)
-        self.flag = np.where(counts < 2, TOO_FEW, "").astype(f"<U{len(FELL_BACK)}")
-
-    def put(
-        self,
-        cells: np.ndarray,
-        estimate: np.ndarray,
-        limits: tuple[np.ndarray, np.ndarray, np.ndarray],
-        *,
-        equal: np.ndarray,
-        error: np.ndarray,
-    ) -> None:
-        low, high, fell_back = limits
-        rows = np.stack([estimate, np.where(equal, estimate, low), np.where(equal, estimate, high), error])
-        rows[3, equal] = 0.0
-        self.columns[:, cells] = rows
-        self.flag[cells] = np.where(equal, ALL_EQUAL, np.where(fell_back, FELL_BACK, ""))
-
-    def interval(self, shape: tuple[int, ...], *, confidence: float, method: str) -> Interval:
-        estimate, low, high, error = (row.reshape(shape) for row in self.columns)
-        return Interval(
-            estimate=estimate,
-            low=low,
-            high=high,
-            standard_error=error,
-            n=self.counts.reshape(shape),
-            flag=self.flag.reshape(shape),
-            confidence=confidence,
-            method=method,
-        )
-
-
-def _check_options(confidence: float, n_resamples: int, method: str) -> None:
-    check_share(confidence, name="confidence")
-    check_count(n_resamples, name="n_resamples", at_least=2)
-    check_choice(method, name="method", choices=("bca", "percentile"))
-
-
 def _by_count(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Cells with equally many defined problems, and those problems' values, in the problems' order."""
     undefined = np.isnan(array)
@@ -298,25 +250,21 @@ def _skew(deviation: np.ndarray) -> np.ndarray:
 
 
 def _limits(
-    draws: np.ndarray, estimate: np.ndarray, *, tie: np.ndarray, skew: np.ndarray, confidence: float, method: str
+    draws: np.ndarray, estimate: np.ndarray, *, tie: np.ndarray, skew: np.ndarray, confidence: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Lower and upper limit of each cell, and where BCa had to give way to percentile; sorts `draws` in place."""
     tail = (1 - confidence) / 2
     levels = np.repeat([[tail], [1 - tail]], len(draws), axis=1)
-    fell_back = np.zeros(len(draws), dtype=bool)
-    if method == "bca":
-        difference = draws - estimate[:, None]
-        tied = np.abs(difference) <= tie[:, None]
-        share = (
-            np.count_nonzero((difference < 0) & ~tied, axis=1) + 0.5 * np.count_nonzero(tied, axis=1)
-        ) / draws.shape[1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            z0 = ndtri(share)
-            shifted = z0 + ndtri(np.array([[tail], [1 - tail]]))
-            room = 1 - skew * shifted
-            adjusted = ndtr(z0 + shifted / room)
-            fell_back = ~((room > 0) & np.isfinite(room)).all(axis=0)
-        levels = np.where(fell_back, levels, adjusted)
+    difference = draws - estimate[:, None]
+    tied = np.abs(difference) <= tie[:, None]
+    share = (np.count_nonzero((difference < 0) & ~tied, axis=1) + 0.5 * np.count_nonzero(tied, axis=1)) / draws.shape[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z0 = ndtri(share)
+        shifted = z0 + ndtri(np.array([[tail], [1 - tail]]))
+        room = 1 - skew * shifted
+        adjusted = ndtr(z0 + shifted / room)
+        fell_back = ~((room > 0) & np.isfinite(room)).all(axis=0)
+    levels = np.where(fell_back, levels, adjusted)
     draws.sort(axis=1)
     position = levels * (draws.shape[1] - 1)
     left = np.floor(position).astype(np.intp)

@@ -46,7 +46,8 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
     $$ [x_{(k)}, x_{(n + 1 - k)}], \qquad k = \max\{k : P(\mathrm{Bin}(n, \tfrac12) \le k - 1) \le \alpha / 2\} $$
 
     Exact for any distribution: it covers at least as often as it says (96 to 98 % at 16 to 128 problems for 95 %). With
-    fewer than 6 problems (at 95 %) there is none, flagged. `standard_error` is NaN: none is needed.
+    fewer than 6 problems (at 95 %) there is none, flagged. `standard_error` is NaN: none is needed. Infinite values ("never")
+    rank as the most extreme.
 
     Source: Thompson 1936; Conover 1999. As published.
 
@@ -54,7 +55,7 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
     8.5 [4, 13] (95 % order statistics, n = 16)
     """
     check_share(confidence, name="confidence")
-    array = check_effects(values, name="values", min_problems=1)
+    array = check_effects(values, name="values", min_problems=1, infinite=True)
     flat = array.reshape(len(array), -1)
     middle, low, high = (np.full(flat.shape[1], np.nan) for _ in range(3))
     counts = (~np.isnan(flat)).sum(0)

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from .arguments import Cells, PValues, check_p_values
+from .arguments import Cells, PValues
 
 
 def holm(p_values: PValues) -> Cells:
@@ -18,7 +18,8 @@ def holm(p_values: PValues) -> Cells:
     >>> holm(np.array([0.01, 0.04, 0.03]))
     array([0.03, 0.06, 0.06])
     """
-    p, defined = check_p_values(p_values)
+    p = np.asarray(p_values, dtype=np.float64)
+    defined = ~np.isnan(p)
     family = p[defined]
     order = np.argsort(family, kind="stable")
     steps = np.minimum(1.0, family[order] * np.arange(family.size, 0, -1))
@@ -41,7 +42,9 @@ def benjamini_hochberg(p_values: PValues) -> Cells:
     >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5])).round(6)
     array([0.04    , 0.053333, 0.053333, 0.5     ])
     """
-    p, defined = check_p_values(p_values)
+    p = np.asarray(p_values, dtype=np.float64)
+    defined = ~np.isnan(p)
     result = np.full(p.shape, np.nan)
-    result[defined] = stats.false_discovery_control(p[defined], method="bh")
+    if defined.any():
+        result[defined] = stats.false_discovery_control(p[defined], method="bh")
     return result

@@ -96,7 +96,7 @@ def _most_of_all(count: np.ndarray, n: np.ndarray, tested: np.ndarray | None) ->
     """P(Bin(n, 1/2) >= count), NaN where not tested, and the same after Holm."""
     p = np.where(n > 0, stats.binom.sf(count - 1, n, 0.5), np.nan)
     p = np.asarray(p if tested is None else np.where(tested, p, np.nan))
-    return p, holm(p) if np.isfinite(p).any() else p
+    return p, holm(p)
 
 
 def exact_limits(count: np.ndarray, n: np.ndarray, *, confidence: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,7 @@ from ..heads import Head
 from ..locating.judge import KINDS, NAMED
 from ..locating.located import LocatedHeads
 from ..patching.scores import PatchScores
+from ..running.columns import columns_of
 from ..running.results import Result, Shown, ShownTable, limits_of
 
 SAME = ("outcome", "contrast", "direction", "edit")
@@ -26,9 +27,14 @@ class RunsCompared(Result):
 
     results: dict[str, Any]
 
+    columns = columns_of("""
+        of_this_sign | problems of its sign | of n | problems whose effect has the sign of the median
+        named | heads named | of of_heads | heads that passed on these problems
+    """)
+
     @property
     def of_answers(self) -> bool:
-        """Whether the runs are of answers, not of heads."""
+        """Return True where the runs are of answers, not of heads."""
         return isinstance(next(iter(self.results.values())), AccuracyResults)
 
     def _verdicts(self) -> dict[str, dict[str, tuple[str, bool]]]:
@@ -84,14 +90,16 @@ class RunsCompared(Result):
         """The results' own rows, with their `run`."""
         return pd.concat([found.to_frame().assign(run=run) for run, found in self.results.items()], ignore_index=True)
 
-    def sentences(self) -> list[str]:
-        """What the runs have in common, and whether they are of the same problems."""
-        table, ids = self.summary(), [set(found.problem_ids) for found in self.results.values()]
+    def headline(self) -> str:
+        """Return what the runs have in common."""
+        return self._answers_words(self.summary()) if self.of_answers else self._heads_words(self.summary())
+
+    def details(self) -> list[str]:
+        """Return whether the runs are of the same problems."""
+        ids = [set(found.problem_ids) for found in self.results.values()]
         common, every = set.intersection(*ids), set.union(*ids)
-        found = [self._answers_words(table) if self.of_answers else self._heads_words(table)]
-        if common != every:
-            found.append(f"The runs share {len(common)} of {len(every)} problems (by id).")
-        return [*found, "Each run is judged by its own problems; no test is made between runs."]
+        some = [f"The runs share {len(common)} of {len(every)} problems (by id)."] if common != every else []
+        return [*some, "Each run is judged by its own problems; no test is made between runs."]
 
     def _heads_words(self, table: pd.DataFrame) -> str:
         heads, n = self.heads(), len(self.results)

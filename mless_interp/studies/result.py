@@ -10,16 +10,35 @@ import numpy as np
 import pandas as pd
 
 from ..accuracy import AccuracyResults
-from ..arguments import count_of
+from ..arguments import count_of, listed
 from ..heads import Head
 from ..locating.located import LocatedHeads
+from ..patching.outcomes import OUTCOMES
 from ..patching.scores import PatchScores
-from ..running.results import Quantity, Result, Shown, ShownTable, of_heads, place_of, tidy, with_limits
+from ..prompts.conditions import CONTRASTS
+from ..running.columns import Column, columns_of, declare
+from ..running.results import Quantity, Result, Shown, ShownTable, limits_of, of_heads, place_of, tidy, with_limits
 from ..scores.catalogue import metric_named
 from ..scores.scored import HeadScores
 from ..statistics import CONFIDENCE, Interval, defined_mean, fewest_problems, mean_interval, prevalence_test
 from ..statistics.multiplicity import holm
 from .spec import NONE
+
+OF_EFFECTS = {
+    "median": ("median effect", "median over problems of what the contrast does to the outcome", ""),
+    "k": ("problems", "problems in which the effect has the median's sign, beyond rounding", "of {}_n"),
+    "p": ("p, corrected", "that most problems show one sign (sign test; Holm over all effects of the study)", "p"),
+    "n_undefined": ("undefined", "problems where the outcome is not defined", ""),
+}
+"""What columns such as `content_median` and `shift_logit_diff_k` hold, by their ends."""
+declare(
+    *(
+        Column(f"{key}_{end}", f"{key}, {word}", f"{note} ({CONTRASTS[name].says})", role=role.format(key))
+        for name in CONTRASTS
+        for key in (name, *(f"{name}_{outcome}" for outcome in OUTCOMES))
+        for end, (word, note, role) in OF_EFFECTS.items()
+    )
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,6 +63,15 @@ class StudyResult(Result):
     answers: AccuracyResults | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     confidence: float = CONFIDENCE
+
+    picture = "study_effects"
+    columns = columns_of("""
+        inserts | inserts | | which tokens, how many, and where if not before the question
+        most_read_by | most read by | | the head with the largest share of attention on the inserted tokens, mean over problems
+        shown_again | heads confirmed | | heads that were named and pass again on fresh problems
+        answers_n | answered | | problems answered without the insertion and with it
+        difference_p | p, answers | p | that right answers change; corrected for all insertions of the study
+    """)
 
     @property
     def alpha(self) -> float:
@@ -120,7 +148,7 @@ class StudyResult(Result):
         return float(defined_mean(null.ravel()))
 
     def key(self, contrast: str, outcome: str) -> str:
-        """What columns of an effect begin with: the contrast, where there are several outcomes with the outcome's name."""
+        """Return the prefix of an effect's columns: the contrast, and with several outcomes the outcome's name."""
         return contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
 
     def summary(self) -> pd.DataFrame:
@@ -202,16 +230,38 @@ class StudyResult(Result):
             f"them would pass. {needed} problems are needed, more where some show the other sign."
         ]
 
-    def sentences(self) -> list[str]:
-        """What was asked, what each insertion does, and what the source claims."""
-        n = len(self.problem_ids)
-        many = len(self._effects)
+    def headline(self) -> str:
+        """Return which insertions have an established effect and how large, and which heads carry it."""
+        contrast, outcome = self.contrasts[0], self.outcomes[0]
+        table = self.effect_table().query("contrast == @contrast and outcome == @outcome")
+        sure = table[table["p_holm"] < self.alpha].to_dict("records")
+        have = "has" if len(sure) == 1 else "have"
+        told = (
+            f"{len(sure)} of {count_of(len(table), 'insertion')} {have} an established {contrast} effect on {outcome}"
+        )
+        if sure:
+            sizes = (
+                f"{row['insertion']!r} {row['median']:+.2f}{limits_of(row['median_ci_low'], row['median_ci_high'], '+.2f')}"
+                for row in sure
+            )
+            told += f" (median, {sure[0]['unit']}): {listed(sizes)}"
+        if self.located:
+            tested = any(made.confirmation is not None for made in self.located.values())
+            named = {name: list(made.confirmed if tested else made.found) for name, made in self.located.items()}
+            heads = [f"{listed(heads)} under {name!r}" for name, heads in named.items() if heads]
+            told += f"; heads {'confirmed' if tested else 'named'}: {'; '.join(heads) or 'none'}"
+        return f"{told} ({count_of(len(self.problem_ids), 'problem')})."
+
+    def caveats(self) -> list[str]:
+        """Return that so few problems establish nothing, where they are too few."""
+        return [*self.too_few(), *super().caveats()]
+
+    def details(self) -> list[str]:
+        """Return what each insertion does, and what the source claims."""
         found = [
-            f"{self.title.rstrip('.?')}: {count_of(len(self.insertions), 'insertion')} on {count_of(n, 'problem')}, contrasts "
-            f"{', '.join(self.contrasts)}, outcomes {', '.join(self.outcomes)}; effects are medians over problems, with p of "
-            f"sign tests after Holm over all {many}."
+            f"Contrasts {', '.join(self.contrasts)}, outcomes {', '.join(self.outcomes)}; effects are medians over problems, p "
+            f"of sign tests after Holm over all {len(self._effects)}."
         ]
-        found += self.too_few()
         if self.answers is not None:
             first = self.answers.summary().iloc[0]
             found.append(
@@ -227,7 +277,6 @@ class StudyResult(Result):
         where = self.source or "its source"
         if self.claims:
             found.append(f"Claimed in {where}: {self.claims.rstrip('.')}.")
-        found.append("Effects of inserted tokens are in this model, on these problems; no other model is told of.")
         return found
 
     def _row_words(self, name: str, row: Any) -> str:

@@ -171,7 +171,7 @@ def pairs_of(asked: Study, model: Model, problems: tuple[Problem, ...]) -> dict[
 
 
 def _of(insertion: str, do: Callable[..., Found], *given: Any, **options: Any) -> Found:
-    """What is done for one insertion; what is wrong with it is said with its name."""
+    """Run one insertion's measurement; an error names the insertion."""
     try:
         return do(*given, **options)
     except ValueError as error:
@@ -190,7 +190,7 @@ class _Steps:
         self.bar.set_description(one_line(f"study: {what}"))
 
     def done(self, measure: Callable[..., Found], file: str, *given: Any, **options: Any) -> Found | None:
-        """What is measured, kept in a file of its own; None where other shards' parts are missing."""
+        """Measure and keep the result in a file of its own; None where other shards' parts are missing."""
         kept = None if self.folder is None else self.folder / file
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a study asks: a model, problems, insertions with their places, contrasts, outcomes, seeds; read from one file."""
+"""Read a study from one file: a model, problems, insertions with their places, contrasts, outcomes, seeds."""
 
 import dataclasses
 import re
@@ -25,7 +25,7 @@ DRAWN = ("random_sentence", "other_questions")
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))
 """Where problems are not known yet and an insertion that draws from them is to be checked."""
 SPAN_MASS = "span_mass"
-"""What is always told of attention: the share that the rows after the inserted tokens pay to them."""
+"""The measure of attention that every study reports: the later rows' share on the inserted tokens."""
 FEWEST = 2
 """Problems, the unit of replication."""
 
@@ -133,12 +133,12 @@ class Study:
 
     @property
     def n_problems(self) -> int:
-        """How many problems it takes."""
+        """Count the problems that the study takes."""
         return max(self.limit + self.confirm, self.answers)
 
     @property
     def draws_questions(self) -> bool:
-        """Whether all problems are read, so that what is drawn from them does not depend on how many are measured."""
+        """Return True where all problems are read, so that draws from them do not depend on how many are measured."""
         return any(each.kind == "other_questions" for each in self.insertions)
 
     @property

@@ -3,7 +3,7 @@
 import lazy_loader
 
 PUBLIC = {
-    "head_plots": ["forest", "head_map", "head_patterns", "lambda_map"],
+    "head_plots": ["forest", "head_map", "head_patterns", "lambda_map", "summary_plot"],
     "circuit_plots": ["direct_bars", "path_graph", "site_map"],
     "set_plots": ["set_growth", "transfer_bars"],
     "token_plots": ["token_bars"],

@@ -16,6 +16,8 @@ from .plots import HATCHES, LINES, Picture, draw_cells, key, key_below, name_axe
 
 WIDEST = 6.0
 """Points of the widest edge of a graph."""
+JOINED = {"together": "+", "either": "|"}
+"""Between inputs of an edge that act only together, or in each other's place."""
 NUMBERED = 20
 """Edges of a graph that bear their number, the widest ones: more would lie over each other."""
 GOLDEN = 0.618034
@@ -65,7 +67,8 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     """The edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the share.
 
     Solid lines are with the insertion's effect, dashed ones against it; grey tones do not carry meaning. On the 20 widest
-    edges stand their number and, into a head, those of q, k and v that most problems show. Where a node stands in its layer
+    edges stand their number and, into a head, those of q, k and v that most problems show: "k+v" where they act only together,
+    "k|v" in each other's place. Where a node stands in its layer
     means nothing.
 
     Parameters
@@ -93,6 +96,11 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     rows = largest_first(rows, column)
     largest = float(rows[column].abs().max()) if len(rows) else 1.0
     taken = list(places.values())
+    how = found.together().query("how != ''")
+    mark = {
+        (str(row["sender"]), str(row["receiver"])): JOINED[row["how"]].join(row["inputs"])
+        for row in how.sort_values("inputs", key=lambda each: -each.str.len(), kind="stable").to_dict("records")
+    }
     shown = table[sure].groupby(["sender", "receiver"])["part"].agg(set).to_dict()
     for rank, row in enumerate(rows.to_dict("records")):
         start, end = (np.array(places[row[node]]) for node in ("sender", "receiver"))
@@ -109,7 +117,8 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
         axes.annotate("", end, start, arrowprops=arrow, zorder=1)
         if rank >= NUMBERED:
             continue
-        letters = ", ".join(letter for letter in "qkv" if letter in shown.get((row["sender"], row["receiver"]), ()))
+        ends = (row["sender"], row["receiver"])
+        letters = mark.get(ends) or ", ".join(letter for letter in "qkv" if letter in shown.get(ends, ()))
         text = f"{row[column]:.2f}" + (f" {letters}" if letters else "")
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
         x, y = _free(start, end, taken)

@@ -13,9 +13,23 @@ from ..locating.located import LocatedHeads
 from ..mechanism import AttentionDecomposition
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
+from ..running.columns import column_of
 from ..running.results import Quantity, Result, largest_first
+from ..running.text_safety import one_line
 from .packing import scale_of
-from .plots import DIVERGING, LINES, Picture, draw_forest, draw_map, key, key_below, negative_cells, panel, words_of
+from .plots import (
+    DIVERGING,
+    LINES,
+    Picture,
+    draw_forest,
+    draw_map,
+    key,
+    key_below,
+    negative_cells,
+    panel,
+    shortened,
+    words_of,
+)
 from .pooling import both_names, read_patterns
 
 MADE_WITH = ("model", "insertion", "contrast", "direction", "edit", "outcome")
@@ -223,6 +237,28 @@ def forest(
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     if len(axes.get_legend_handles_labels()[0]) > 1:
         key_below(picture)
+    return picture
+
+
+def summary_plot(found: Result, *, value: str | None = None, top: int = 12) -> Picture:
+    """Draw a number of a result's printed table with its interval, a row each; `value`: default the first number there."""
+    table = found.printed().head(top)
+    ends = ("_ci_low", "_low", "_ci_high", "_high")
+    numbers = [name for name in table if table[name].dtype.kind == "f" and not f"_{name}".endswith(ends)]
+    if not len(table) or (value is None and not numbers):
+        raise ValueError("there is nothing to draw: the table of its print is empty or has no number")
+    value = value or numbers[0]
+    low = next((low for low in (f"{value}_ci_low", f"{value}_low", "ci_low", "low") if low in table), None)
+    unknown = np.full(len(table), np.nan)
+    limits = (unknown, unknown) if low is None else (table[low], table[low.removesuffix("low") + "high"])
+    names = table.select_dtypes(exclude="number").iloc[:, :2].astype(str)
+    picture, axes = panel(7.2, 1.2 + 0.33 * len(table))
+    style = {"fmt": "o", "color": LINES[0][0]}
+    draw_forest(
+        axes, [shortened(one_line(" ".join(row))) for row in names.to_numpy()], [(value, table[value], *limits, style)]
+    )
+    axes.set_xlabel(column_of(value).heading, fontsize=8)
+    axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     return picture
 
 

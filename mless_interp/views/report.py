@@ -20,10 +20,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
+from ..running.columns import TextTable
 from ..running.registry import savable
 from ..running.results import Result, Shown, ShownMap
 from ..running.text_safety import visible
-from .page_parts import HeadMap, Table
+from .page_parts import HeadMap
 
 
 @runtime_checkable
@@ -128,7 +129,7 @@ class Folded:
     parts: tuple["Part", ...]
 
 
-Part = Heading | Text | Answer | Table | HeadMap | Still | Interactive | ShownPrompt | Provenance | Folded
+Part = Heading | Text | Answer | TextTable | HeadMap | Still | Interactive | ShownPrompt | Provenance | Folded
 
 OPEN_TABLES, OPEN_SENTENCES, FIRST_SENTENCES = 2, 6, 2
 """A result with more tables shows the first and folds the others; one with more sentences shows so many first ones."""
@@ -166,7 +167,7 @@ class Report:
         self, frame: pd.DataFrame, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None
     ) -> "Report":
         """A data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them."""
-        return self._with(Table.of(frame, caption, columns=columns))
+        return self._with(TextTable.of(frame, caption, columns=columns))
 
     def head_map(self, frame: pd.DataFrame, caption: str, *, value: str, **options: Any) -> "Report":
         """A layer × head map of a column of a table with one row per head; options: see `HeadMap.of`."""
@@ -230,8 +231,8 @@ class Report:
             page = page._with(_map_of(shown.head_map))
         for caption, picture in (pictures or {}).items():
             page = page.figure(picture, caption)
-        tables = [Table.of(table.frame, table.caption, columns=table.columns) for table in shown.tables]
-        told = result.told()
+        tables = [TextTable.of(table.frame, table.caption, columns=table.columns) for table in shown.tables]
+        told = result.explain().splitlines()
         kept = list(first) or (told[:FIRST_SENTENCES] if len(told) > OPEN_SENTENCES else told)
         open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
         page = page._with(*tables[:open_]).sentence(*(text for text in told if text in kept))

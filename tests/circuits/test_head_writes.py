@@ -114,7 +114,7 @@ def test_few_tokens_rounding_and_wrong_input() -> None:
     pairs = planted_pairs(made, model, 2)
     silent = next(head for head, kind in made.truth.items() if kind == "silent")
     found = mi.what_it_writes(model, pairs, [silent], top=2, progress=False)
-    assert found.of(silent, "Sigma") == ([], []) and "Sigma is 0" in found.describe()
+    assert found.of(silent, "Sigma") == ([], [])
     assert not (found.summary()["of"] == "Sigma").any() and np.isnan(found.alike[:, 0, 0]).all()
     assert found.values.shape == (2, 1, len(KINDS), 4)
     with pytest.raises(ValueError, match="positions"):

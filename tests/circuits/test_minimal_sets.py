@@ -44,7 +44,6 @@ def test_the_planted_sets_and_no_others_are_found(circuit: str, seed: int) -> No
     (head,) = single.heads
     assert single.stand_ins == {head: tuple({A, B} - {head})}
     assert min(np.median(each.fresh[:, -1] / each.fresh_total) for each in found.both) > 0.9
-    assert ("(OR)" if circuit == "any" else "(AND)") in found.describe()
 
 
 @pytest.mark.slow
@@ -111,7 +110,6 @@ def test_the_candidates_alone_can_be_in_a_set_and_what_is_not_reached_is_said() 
     assert len(one.steps[-1]) == 3 and one.sets == ()
     row = found.summary().set_index("side").loc["sufficient"]
     assert np.isnan(row["share"]) and np.isnan(row["p_prevalence"]) and row["heads"] == ""
-    assert "No sufficient set: none of up to 3 of these 3 heads reaches 80 %" in found.describe()
     assert found.necessary.heads == (A,)
 
 
@@ -136,7 +134,6 @@ def test_nothing_is_sought_where_no_effect_is_established() -> None:
     made, model = planted_here(1, null=True, noise=0.0)
     found = mi.minimal_sets(model, planted_pairs(made, model, 12, n_tokens=12), **QUIET)
     assert not found.sufficient.steps and not found.necessary.found
-    assert "No sufficient set: that most problems show an effect of one sign is not established." in found.describe()
 
 
 @pytest.mark.parametrize(
@@ -184,7 +181,7 @@ def test_a_set_that_just_reaches_its_share_is_not_confirmed() -> None:
     edge = replace(head_set(), fresh=0.8 * head_set().fresh_total[:, None] * np.ones((1, 2)))
     assert int(edge.test.count[0, 0]) == 0  # exactly its share is not more than its share
     other = replace(head_set(), fresh_total=-head_set().fresh_total)
-    assert np.isnan(other.p) and "such an effect is not established" in other.describe()
+    assert np.isnan(other.p)
 
 
 def test_problems_without_an_effect_of_their_own_do_not_speak_for_a_set() -> None:

@@ -71,9 +71,7 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
         at = found.by_site[0, SITES.index(kind), layer, found.positions.index(label)]
         assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
     np.testing.assert_allclose(found.by_site[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
-    assert "in the span's own rows" in found.sentences()[0] and any(
-        "of the span" in name for name in found.summary()["label"]
-    )
+    assert any("of the span" in name for name in found.summary()["label"])
     assert np.abs(found.total).min() > 1e-3
 
 
@@ -109,9 +107,7 @@ def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
     counts = table.set_index(["of_layer", "position"])["n"]
     assert counts[0, str(n_rows - 1)] == sum(n >= 2 * n_rows for n in lengths) and counts[0, "all"] == len(pairs)
     short = sum(n < 2 * n_rows for n in lengths)
-    said = f"{n_rows} from each end were asked for, and {short} of {len(pairs)} questions do not have {2 * n_rows} tokens after"
-    assert 0 < short < len(pairs) and any(words.startswith(said) for words in found.sentences())
-    assert not any("from each end" in words for words in long.sentences())
+    assert 0 < short < len(pairs)
 
 
 @pytest.mark.parametrize(

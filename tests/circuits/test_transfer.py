@@ -91,7 +91,7 @@ def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
     assert table.loc["Transfer", "p_prevalence"] < found.level
     without = [at for at, heads in enumerate(found.sets) if not {A, B} & set(heads)]
     assert np.abs(np.median(found.random[:, without], axis=0)).max() < 0.05 * abs(np.median(found.total_effect))
-    assert 0 < len(without) < len(found.sets) and f"{len(without)} of {len(found.sets)} random sets" in found.describe()
+    assert 0 < len(without) < len(found.sets)
     assert abs(table.loc["Random heads", "share"]) < 0.05
     assert abs(table.loc["Other insertion", "share"]) < 0.1  # what the readers read is the slash
     assert (table["p_exceeded"].dropna() < 0.05).all()

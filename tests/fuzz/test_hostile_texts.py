@@ -35,7 +35,7 @@ texts = st.lists(st.one_of(anything, st.sampled_from(ESCAPES + MARKUP + MATH + F
 @fuzz("hostile answers, graded", few=40, share=4, answer=texts, gold=texts, boxed=st.booleans())
 def test_any_answer_is_graded(answer: str, gold: str, boxed: bool) -> None:
     found = grade(f"\\boxed{{{answer}}}" if boxed else answer, gold)
-    assert isinstance(found.strict, bool) and isinstance(found.lenient, bool)
+    assert isinstance(found.strict, bool)
 
 
 @fuzz("hostile names, printed", few=30, share=2, name=texts, insertion=texts)
@@ -43,7 +43,7 @@ def test_no_control_character_reaches_a_terminal(name: str, insertion: str) -> N
     settings = {"model": name, "insertion": insertion}
     for result in (scored(), patched(8)):
         shown = replace(result, settings=dict(result.settings) | settings)
-        for text in (repr(shown), str(shown), shown.describe()):
+        for text in (repr(shown), str(shown), shown.explain()):
             bad = [char for char in text if unicodedata.category(char) == "Cc" and char not in "\n\t"]
             assert not bad and "\u202e" not in text, bad
 

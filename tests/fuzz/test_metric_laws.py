@@ -90,22 +90,3 @@ def check_limits(name: str, values: np.ndarray, n: int) -> None:
         low, high = 0, 1
     if not metric.signed:
         assert ((defined >= low - 1e-9) & (defined <= high + 1e-9)).all(), (name, defined, low, high)
-
-
-@fuzz(
-    "single precision against double (every metric)",
-    few=8,
-    share=1.0,
-    seed=st.integers(0, 2**31),
-    heat=st.sampled_from((0.1, 1.0, 3.0)),
-    **SIZES,
-)
-def test_single_precision_gives_the_same_numbers(
-    seed: int, heat: float, n_before: int, n_span: int, n_after: int
-) -> None:
-    pair = pair_of(n_before, n_span, n_after)
-    pattern, base = pattern_of(len(pair.inserted), 2, seed, heat), pattern_of(len(pair.base), 2, seed + 1, heat)
-    found, lean = scored(pair, pattern, base), scored(pair, pattern.float(), base.float())
-    for name in ("span_mass", "lam", "entropy", "normalised_entropy", "participation", "sink_alpha", "span_received"):
-        for condition, values in found.values[name].items():
-            assert np.allclose(values, lean.values[name][condition], rtol=2e-5, atol=2e-6, equal_nan=True), name

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ import mless_interp as mi
 from mless_interp.grading import equivalence, grade, has_closed_box, last_box
 from mless_interp.grading import worker as grading_worker
 from mless_interp.grading.compare import compare, number
-from mless_interp.grading.graders import found_answer
 from mless_interp.grading.paper_grader import stripped
 
 pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
@@ -66,22 +65,18 @@ balanced = texts.recursive(
 noise = texts.lists(texts.sampled_from(["{", "}", r"\{", r"\}", "\\", r"\boxed{", r"\boxed", "7", " "])).map("".join)
 
 
-@given(before=noise, inside=balanced)
-@settings(max_examples=300, deadline=None)
-def test_a_balanced_box_is_found_whole_after_anything(before: str, inside: str) -> None:
+@given(before=noise, inside=balanced, after=balanced)
+@settings(max_examples=100, deadline=None)
+def test_a_balanced_box_is_found_whole_wherever_it_stands(before: str, inside: str, after: str) -> None:
     before = before.rstrip("\\")  # a backslash at the end would belong to the box's own
-    assert last_box(before + "\\boxed{" + inside + "}") == inside.strip()
-
-
-@given(inside=balanced, after=balanced)
-@settings(max_examples=200, deadline=None)
-def test_braces_after_a_box_do_not_reach_into_it(inside: str, after: str) -> None:
-    assert last_box("x \\boxed{" + inside + "} " + after + " \\boxed{never closed") == inside.strip()
+    text = before + "\\boxed{" + inside + "}"
+    assert last_box(text) == inside.strip()
+    assert last_box(text + " " + after + " \\boxed{never closed") == inside.strip()
 
 
 @given(noise)
 @example("\\boxed{" * 50)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_text_can_be_searched(text: str) -> None:
     found = last_box(text)
     depth = 0
@@ -103,35 +98,18 @@ def test_searching_long_texts_ends() -> None:
 SAME = [
     # numbers
     (r"\dfrac{1}{2}", ".5"),
-    (r"\frac12", "1/2"),
-    ("7.0", "7"),
-    ("+7", "07"),
-    ("$7$", "7"),
-    (r"\(7\).", "7"),
-    (r"\text{7}", "7"),
-    ("9/5", r"1\frac{4}{5}"),
     ("137.5", r"137 \frac{1}{2}"),
-    ("10080", r"10,\!080"),
     ("11111111100", r"11,\! 111,\! 111,\! 100"),
-    ("10\\,080", "10,080"),
-    ("10^6", "1,000,000"),
     (r"6.72 \times 10^{-5}", ".0000672"),
-    (r"-\frac{35}{9}", r"\frac{-35}{9}"),
-    ("−7", "-7"),
     ("2 + 5 = 7", "7"),
     ("2516_{8}", "2516_8"),
     # degrees, currency, percent, units
     (r"90^\circ", "90"),
-    ("90 degrees", r"90^{\circ}"),
     (r"\frac{270}{7}", r"\frac{270}7\text{ degrees}"),
     ("32348.00", r"\$32,\!348"),
-    (r"50\%", "50"),
-    ("50 percent", "50%"),
     ("864 square inches", r"864 \mbox{ inches}^2"),
     (r"864\,\text{in}^{2}", r"864 \mbox{ inches}^2"),
-    ("77 cups", "77"),
     (r"\text{77 cups}", "77 cup"),
-    ("15 cm^2", r"15\mbox{ cm}^2"),
     # expressions
     (r"\sqrt{52}", r"2\sqrt{13}"),
     (r"\frac{1}{\sqrt3}", r"\frac{\sqrt{3}}{3}"),
@@ -139,14 +117,10 @@ SAME = [
     (r"\frac{\cos x}{\sin x}", r"\cot x"),
     ("-5i+6", "6 - 5i"),
     (r"\frac{9a}{20}+0.55", r"\frac{11+9a}{20}"),
-    ("12pi", r"12\pi"),
-    ("sqrt(51)", r"\sqrt{51}"),
     ("3ba", "3ab"),
     (r"\log_2 8", "3"),
     # equations
     ("x = 5", "5"),
-    ("5", "x=5"),
-    ("5 = x", "5"),
     ("2x+3", "y = 2x + 3"),
     ("y = 3+2x", "y = 2x + 3"),
     ("10x-14y+22z+8=0", "5x - 7y + 11z + 4 = 0"),
@@ -164,25 +138,16 @@ SAME = [
     (r"\{5\}", "5"),
     (r"\begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}", r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}"),
     # words
-    ("evelyn", r"\text{Evelyn}"),
     (r"\textbf{(E)}", r"\text{(E)}"),
-    ("C", r"\text{(C)}"),
     # word-level tokens with spaces between
-    (r"\frac { 1 } { 2 }", r"\frac{1}{2}"),
     # mixed numbers with a slash, repeating decimals, roots and currency signs as typed, times of day
-    ("1 1/2", "3/2"),
-    ("-2 3/4", "-2.75"),
-    (r"0.\overline{3}", r"\frac{1}{3}"),
-    (r"-0.1\overline{6}", r"-\frac{1}{6}"),
     ("√12", r"2\sqrt{3}"),
     ("3√(x+1)", r"3\sqrt{x + 1}"),
-    ("€12.50", "12.5"),
     (r"3:30\text{ p.m.}", "3:30 PM"),
     # sets, named tuples and matrices, lists of a number and a number of three digits
     (r"\mathbb{R}", r"(-\infty,\infty)"),
     (r"x \in \mathbb{R}", r"(-\infty,+\infty)"),
     (r"\emptyset", r"\{ \}"),
-    (r"\varnothing", r"\emptyset"),
     ("(x,y)=(1,2)", "(1,2)"),
     ("D = [0, 1)", "[0,1)"),
     (r"A = \begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
@@ -198,41 +163,29 @@ OTHER = [
     ("0.5", r"50\%"),
     ("0.0", "10^{-8}"),
     ("100000000000000000001", "100000000000000000000"),
-    ("2516", "2516_8"),
     ("2516_7", "2516_8"),
     ("5 cm", r"5\text{ m}"),
-    ("5 cm^2", "5 cm^3"),
     ("3ab", "3"),  # math-verify takes ab for a unit
     ("3", "3m"),
     ("2x", "2y"),
-    ("y=5", "x=5"),
     ("x^2=4", "4"),
-    ("(1,2)", "[1,2]"),
     ("(1,2]", "(1,2)"),
     ("1,2", "(1,2)"),
     ("(2,1)", "(1,2)"),
     (r"\{1,2\}", "(1,2)"),
     ("1,1", "1"),
-    ("1,2,2", "1,1,2"),
     (r"1\pm2", "3"),
     (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
-    ("no", "on"),
     ("seat", r"\text{east}"),  # the same letters multiplied
     (r"\text{Navin Evelyn}", r"\text{Evelyn}"),
-    ("A", r"\text{(B)}"),
     (r"\infty", r"-\infty"),
-    ("1 1/2", "11/2"),
-    (r"0.\overline{3}", "0.3"),
-    ("1, 234", "1234"),
     (r"3:30\text{ a.m.}", r"3:30\text{ p.m.}"),
     (r"\mathbb{R}", r"(0,\infty)"),
     (r"\mathbb{Z}", r"\mathbb{R}"),
     ("(a,b)=(1,2)", "(x,y)=(1,2)"),
     ("(x,y)=(1,2)", "(2,1)"),
     (r"\left|\begin{array}{cc}1&2\\3&4\end{array}\right|", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
-    ("", "1"),
-    ("1", ""),
 ]
 
 
@@ -262,48 +215,7 @@ def test_fractions_are_read_exactly_however_written(above: int, below: int) -> N
     assert value is not None and compare(str(above), f"{above + 1}").equal is False
 
 
-# ------------------------------------------------------------------------------------------------- lenient, paper, all
-
-
-@pytest.mark.parametrize(
-    ("completion", "gold"),
-    [
-        ("The answer is 7.", "7"),
-        ("the final answer is $\\frac12$. Thanks", "0.5"),
-        ("Answer: 7 <eos>", "7"),
-        (r"\boxed 7", "7"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed{\frac{1}{2} <eos>", "0.5"),
-        ("so $x = 5$ and so on", "5"),
-        ("we get 5 and 7", "7"),
-        (r"\boxed{0.667}", r"\frac23"),
-        (r"\boxed{1.732}", r"\sqrt3"),
-        (r"\boxed{0.5}", r"50\%"),
-        (r"\boxed{1,2}", "(1,2)"),
-        (r"\boxed{52}", "52_8"),
-        (r"\boxed{5 km}", "5 cm"),
-    ],
-)
-def test_the_lenient_grader_forgives_place_and_form(completion: str, gold: str) -> None:
-    assert mi.grade_lenient(completion, gold)
-    assert not mi.grade_strict(completion, gold)
-
-
-@pytest.mark.parametrize(
-    ("completion", "gold"),
-    [
-        (r"\boxed{}", "7"),
-        ("", "7"),
-        ("The answer is 8, not 7.", "7"),
-        (r"\boxed{1}", r"\frac{14}{3}"),
-        (r"\boxed{0.6}", r"\frac23"),
-        (r"\boxed{0.668}", r"\frac23"),
-        (r"\boxed{8} so 7", "7"),
-        (r"\boxed{0}", "5x + 4 = 0"),
-    ],
-)
-def test_the_lenient_grader_does_not_forgive_another_answer(completion: str, gold: str) -> None:
-    assert not mi.grade_lenient(completion, gold)
+# ----------------------------------------------------------------------------------------------------- paper, all
 
 
 def test_the_papers_grader_is_the_papers() -> None:
@@ -321,31 +233,28 @@ def test_the_papers_grader_is_the_papers() -> None:
 
 def test_all_grades_at_once_with_what_decided() -> None:
     found = grade(r"so \boxed{ 7 } <eos>", "7")
-    assert (found.strict, found.lenient, found.paper, found.boxed, found.answer, found.decided) == (
-        True, True, True, True, "7", "text",
-    )  # fmt: skip
+    assert (found.strict, found.paper, found.boxed, found.answer, found.decided) == (True, True, True, "7", "text")
     assert grade("7", "7").decided == "no box" and grade(r"\boxed{ }", "7").decided == "empty box"
     assert grade(r"\boxed{14/2}", "7").decided == "number"
     assert grade(r"\boxed{\sqrt{49}}", "7").decided == "math-verify"
     assert grade(r"\boxed{1,7}", "7").decided == "parts"
-    assert found_answer("nothing") is None
 
 
 # -------------------------------------------------------------------------------------------- time, threads, processes
 
 
-@pytest.mark.parametrize("answer", ["9^{9^{9^9}}", "10^{10^{10}}"])
+@pytest.mark.parametrize("answer", ["9^{9^{9^9}}+0", "10^{10^{10}}+0", r"\{1,9^{9^{9^8}}+0\}"])
 def test_what_would_never_end_is_given_up(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(r"\sqrt{7}", r"\sqrt{11}")  # the process is there
     monkeypatch.setattr(equivalence, "CPU_SECONDS", 0)
-    found = grade(f"\\boxed{{{answer}+0}}", "1")
-    assert (found.strict, found.lenient, found.decided) == (False, False, "gave up")
+    found = grade(f"\\boxed{{{answer}}}", r"\{3,1\}" if "," in answer else "1")
+    assert (found.strict, found.decided) == (False, "gave up")
     monkeypatch.setattr(equivalence, "CPU_SECONDS", 3)
     assert compare(r"\sqrt{28}", r"2\sqrt{7}").equal  # and the next question has an answer
 
 
 def test_the_process_is_this_python_s_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its path holds no folder of ours, it is begun once, and only its answers come back."""
+    """Its path holds no folder of ours, it is begun once, only its answers come back, and it ends with the interpreter."""
     begun: list[object] = []
     start = subprocess.Popen.__init__
 
@@ -355,51 +264,25 @@ def test_the_process_is_this_python_s_and_quiet(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(subprocess.Popen, "__init__", seen)
     worker = equivalence._Worker()
-    found, seconds = worker.ask(answer=r"\sqrt{4}é", gold=r"2é", decimals=None)
-    assert found is not None and 0 <= seconds < 60
-    assert worker.ask(answer="x", gold="x", decimals=None)[0] is True
+    assert worker.ask(answer=r"\sqrt{4}é", gold=r"2é") is not None
+    assert worker.ask(answer="x", gold="x") is True
     assert begun == [[sys.executable, "-P", str(Path(equivalence.__file__).with_name("worker.py"))]]
+    process = worker.process
     worker.close()
-
-
-@pytest.mark.parametrize("hash_seed", ["113", "114"])
-def test_variables_by_position_are_the_same_in_every_process(hash_seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SymPy's order of variables follows the hashes of texts, which Python draws anew for each process."""
-    monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
-    worker = equivalence._Worker()
-    assert worker.ask(answer="AB_{16}", gold="ab_{15}", decimals=6)[0] is True
+    assert process is not None and process.returncode == 0 and worker.process is None
+    assert worker.ask("x", "x+1") is False, "a next question starts another"
     worker.close()
-
-
-def test_the_process_ends_with_the_interpreter() -> None:
-    """Without the warning that it still runs."""
-    code = r"import mless_interp as mi; assert mi.grade_strict(r'\boxed{\sqrt{4}+x}', '2+x')"
-    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
 
 
 def test_grading_works_in_threads() -> None:
-    equivalence._asked.cache_clear()
-    found: dict[int, bool] = {}
-
-    def one(n: int) -> None:
-        found[n] = mi.grade_strict(rf"\boxed{{\sqrt{{{n * n}}} + x}}", f"x + {n}")
-        found[-n] = mi.grade_strict(rf"\boxed{{\sqrt{{{n * n}}} + x}}", f"x + {n + 1}")
-
-    threads = [threading.Thread(target=one, args=(n,)) for n in range(2, 10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {n: n > 0 for n in [*range(2, 10), *range(-9, -1)]}
+    with ThreadPoolExecutor(8) as pool:
+        asked = [(rf"\boxed{{\sqrt{{{n * n}}} + x}}", f"x + {n + more}") for n in range(2, 10) for more in (0, 1)]
+        assert list(pool.map(lambda each: mi.grade_strict(*each), asked)) == [True, False] * 8
 
 
 def _graded(n: int) -> tuple[int, bool, bool]:
-    return (
-        os.getpid(),
-        mi.grade_strict(rf"\boxed{{\sqrt{{{n}}}}}", rf"{n}^{{\frac12}}"),
-        mi.grade_strict(r"\boxed{9-x}", "x"),
-    )
+    right = mi.grade_strict(rf"\boxed{{\sqrt{{{n}}}}}", rf"{n}^{{\frac12}}")
+    return os.getpid(), right, mi.grade_strict(r"\boxed{9-x}", "x")
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -421,44 +304,12 @@ def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     fake.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fake))
     with pytest.raises(RuntimeError, match="^math-verify did not start; see what .* -c 'import math_verify'. says"):
-        equivalence._Worker().ask(answer="x", gold="y", decimals=None)
-
-
-def test_all_comparisons_of_one_grade_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def slow(answer: str, gold: str, decimals: int | None) -> tuple[bool, float]:
-        asked.append(answer)
-        return False, 2.0
-
-    monkeypatch.setattr(equivalence, "_asked", slow)
-    parts = [rf"\sqrt{{{n}}}+x" for n in range(2, 26)]
-    found = grade(rf"\boxed{{\{{{','.join(parts)}\}}}}", r"\{" + ",".join(f"{part}+y" for part in parts) + r"\}")
-    assert (found.strict, found.lenient, found.decided) == (False, False, "gave up")
-    assert len(asked) == 6, "10 seconds are over after the sixth"
-
-
-def test_a_process_killed_by_the_system_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A right answer stays right; killed every time it is given up."""
-    worker, reply, kills = equivalence._Worker(), equivalence._reply, [1]
-
-    def killed(process: "subprocess.Popen[str]", question: str) -> str:
-        if kills[0]:
-            kills[0] -= 1
-            process.kill()  # as the system does it when memory is short
-        return reply(process, question)
-
-    monkeypatch.setattr(equivalence, "_reply", killed)
-    assert worker.ask(r"\sqrt{63}", r"3\sqrt{7}", None)[0] is True
-    kills[0] = 2
-    assert worker.ask(r"\sqrt{68}", r"2\sqrt{17}", None) == (None, 3.0)
-    assert worker.ask(r"\sqrt{68}", r"2\sqrt{17}", None)[0] is True
-    worker.close()
+        equivalence._Worker().ask(answer="x", gold="y")
 
 
 def test_an_interrupted_question_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = equivalence._Worker()
-    worker.ask("x", "x", None)
+    worker.ask("x", "x")
     process, dumps = worker.process, json.dumps
 
     class Interrupted(str):
@@ -468,10 +319,10 @@ def test_an_interrupted_question_leaves_no_answer_for_the_next(monkeypatch: pyte
 
     monkeypatch.setattr(json, "dumps", lambda question: Interrupted(dumps(question)))
     with pytest.raises(KeyboardInterrupt):
-        worker.ask("y", "y", None)
+        worker.ask("y", "y")
     monkeypatch.undo()
     assert process.returncode == -signal.SIGKILL
-    assert worker.ask("x", "x+1", None)[0] is False
+    assert worker.ask("x", "x+1") is False
     worker.close()
 
 
@@ -485,4 +336,4 @@ def test_a_comparison_short_of_memory_has_no_answer(
         raise error
 
     monkeypatch.setattr(grading_worker, "_read", read)
-    assert grading_worker.compared("x", "y", None) is answer
+    assert grading_worker.compared("x", "y") is answer

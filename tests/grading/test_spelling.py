@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import mless_interp as mi
-from mless_interp.grading import boxes, compare, equivalence, graders, latex
+from mless_interp.grading import boxes, compare, latex
 from mless_interp.grading import worker as grading_worker
 from mless_interp.grading.compare import Equality, number, split
 from mless_interp.grading.paper_grader import stripped
@@ -147,9 +147,10 @@ UNITS = {
     "5miles of foxe": ("5", "mileoffoxe"),
     "5 of them": ("5", "ofthem"),
     "5 of": ("5 of", ""),
-    "5 dollars": ("5", ""),
-    "5 percent": ("5", ""),
-    "90 degrees": ("90", ""),
+    "5 dollars": ("5", "dollar"),
+    "2 billion people": (r"2\cdot10^{9}", "people"),
+    "5 percent": ("5", "percent"),
+    "90 degrees": ("90", "degree"),
     "5 square units": ("5", ""),
     r"5\text{ units}^2": ("5", ""),
     r"\pi \text{ cm}": (r"\pi", "centimeter"),
@@ -248,19 +249,6 @@ VALUES = {
     ("x<=5", "5"): "x<=5", ("x>=5", "5"): "x>=5", ("x!=5", "5"): "x!=5", ("x=", "5"): "x=", ("x=5>", "5"): "x=5>",
     (r"x\leq5=y", "5"): r"x\leq5=y", ("5", "x=5"): "5", ("2x+3=y", "5"): "2x+3", ("2x+3=y", "y=5"): "2x+3=y",
 }  # fmt: skip
-FOUND = {
-    r"so \boxed{7}": "7", r"\boxed X": "X", "the answer is X": "X",
-    r"\boxed{}": None, r"\boxed 7": "7", r"\boxed7.": "7", r"\boxed{7": "7", r"\boxed{ $5$": "5",
-    r"\boxed{\frac{1}{2} <eos>": r"\frac{1}{2}", "\\boxed{a\nb": "a", "\\boxed{\n": None, r"\boxed": None,
-    r"\boxed 7 or \boxed 8": "8", r"\fbox{8}": "8", r"\boxed{7} \fbox{8}": "8", r"\fbox{8} \boxed{7}": "7",
-    r"\boxed{} the answer is 9": "9",
-    "The Answer: 7.": "7", "answer = 7": "7", "answer is: 7": "7", "ANSWER IS 7. Then 8": "7", "the answer is 7\n8": "7",
-    "the answer is $7$ or $8$": "7", "answer is 1. No, the answer is 2.": "2", "answer is *7*": "7", "answer is .": None,
-    "answer is 3.5.": "3.5", "answer is": None, "answer: <eos>8": "8", r"answer is \(5\).": "5",
-    "answer is " + "x" * 100: "x" * 100, "answer is " + "x" * 99 + " 55": "55",
-    "x $1$ y $2$ z 3": "2", "$$3$$": "3", r"\(4\) and \[5\] and \(6": "5", r"\(never $5$": "5", "$5": "5",
-    "1 and 2": "2", "-1,000.5,": "-1,000.5", "1, 2,": "2", "3.5/4": "3.5/4", "no": None, "7<|end|>": "7", "<b>": None,
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -273,9 +261,8 @@ FOUND = {
         (lambda text: (found := compare._parts(text)) and (found[0], *found[1]), PARTS),
         (compare._unwrapped, UNWRAPPED),
         (lambda both: compare._value(*both), VALUES),
-        (graders.found_answer, FOUND),
     ],
-    ids=["plain", "plain twice", "units", "numbers", "parts", "unwrapped", "values", "found"],
+    ids=["plain", "plain twice", "units", "numbers", "parts", "unwrapped", "values"],
 )  # fmt: skip
 def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object], table: dict[object, object]) -> None:
     found = {text: read(text) for text in table}
@@ -335,23 +322,13 @@ def test_small_rules_of_reading() -> None:
     }
     exact |= dict.fromkeys(["7 8", "52_8", "é", r"\frac{1}{2", "}{", "{"]) | {"\x01": r"\\", "x_{2}": "x_{2}", "": ""}
     assert {text: compare._exact(text) for text in exact} == exact
-    decimals = {"0.333": 3, "0.33": None, "1.25": 2, "-0.667": 3, ".333": 3, "12.5": 1, "0.050": None, "0.0500": 4}
-    decimals |= {"00.33": None, "125.": None, "1.2.3": None, "100.0": 1, "125": None}
-    assert {text: graders._decimals(text) for text in decimals} == decimals
-    loose = {"5 cm": "5", "x=5": "5", "x=y=5": "x=y=5", "2x=5": "2x=5", "52_8": "52", "52_{8}": "52", "(1,2)": "1,2"}
-    loose |= {"[1,2)": "1,2", r"\{1,2\}": "1,2", "((1,2))": "((1,2))", "x_2": "x_{2}", "f(x)=5": "5"}
-    assert {text: graders._loose(text) for text in loose} == loose
 
 
 def test_boxes_of_each_kind() -> None:
     text = r"a\boxed{b\boxed {c}d}e{f}\fbox{g}"
     inner, outer = (9, 17, 18), (1, 8, 20)
     assert list(boxes.balanced_boxes(text)) == [inner, outer]
-    assert list(boxes.balanced_boxes(text, commands=("boxed", "fbox"))) == [inner, outer, (25, 31, 32)]
     assert boxes.unboxed(text) == r"abcde{f}\fbox{g}"
-    assert boxes.unboxed(text, commands=("boxed", "fbox")) == "abcde{f}g"
-    for nested in (r"\fbox{\boxed{1}x}", r"\boxed{\fbox{1}x}"):
-        assert boxes.last_box(nested, commands=("boxed", "fbox")) == "1x"
 
 
 @pytest.mark.parametrize(
@@ -400,24 +377,6 @@ def test_boxes_of_each_kind() -> None:
 def test_what_decides_between_two_answers(answer: str, gold: str, equal: bool, by: str) -> None:
     assert compare.compare(answer, gold) == Equality(equal, by)
     assert compare.compare(gold, answer).equal is equal
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "forgiven"),
-    [
-        ("0.5", r"50\%", True), (r"50\%", "0.5", True), ("50", r"0.5\%", False), (r"0.5\%", "50", False), ("50", "0.5", False),
-        ("0.333", r"\frac13", True), ("0.33", r"\frac13", False), ("0.1235", "0.12345", True), ("0.1236", "0.12345", False),
-        ("0.1234", "0.12345", True), ("1.73", r"\sqrt3", True), ("1.74", r"\sqrt3", False), ("1.7", r"\sqrt3", False),
-        ("a+b", "x+y", True), ("x=7", "y=7", True), ("7_8", "7_9", True), ("[1,2)", "1,2", True), ("2,1", "(1,2)", True),
-        ("5 min", "5", True), ("5 km", "5 cm", True), ("6 km", "5 cm", False), ("x+" * 150 + "1", "a+" * 150 + "1", False),
-        (r"\text{east}", "seat", False), ("", "7", False), ("8" * 501, "7", False), ("7", "8" * 501, False),
-        ("()", "7", False), ("7", "()", False),
-    ],
-)  # fmt: skip
-def test_what_is_forgiven(answer: str, gold: str, forgiven: bool) -> None:
-    found = mi.grading.grade(f"\\boxed{{{answer}}}", gold)
-    assert found.lenient is mi.grade_lenient(f"\\boxed{{{answer}}}", gold) is forgiven
-    assert found.strict is mi.grade_strict(f"\\boxed{{{answer}}}", gold)
 
 
 # ------------------------------------------------------------------------------------------------ the paper's own rules
@@ -517,23 +476,19 @@ def test_the_papers_box_is_the_last_one_with_balanced_braces(completion: str, go
     assert mi.grade_paper(completion, gold) is right
 
 
-# ------------------------------------------------------------------------------------- the process, and what a grade asks
+# ------------------------------------------------------------------------------------------------------------ the process
 
 
 def test_the_worker_compares_as_it_is_asked() -> None:
-    """In this process, where it can be looked at: exactly, or rounded and with variables by position."""
-    compared = grading_worker.compared
-    with ThreadPoolExecutor(1) as pool:  # an alarm, which it must not set, is heard in the main thread only
-        assert [pool.submit(compared, r"\sqrt{25}", "5", decimals).result() for decimals in (None, 6)] == [True, True]
+    """In this process, where it can be looked at, outside the main thread: an alarm, which it must not set, is not heard."""
     asked = {
-        ("x+1", "1+x", None): True, ("x+1", "x+2", None): False, ("1.732", r"\sqrt{3}", None): False,
-        ("1.732", r"\sqrt{3}", 3): True, ("1.73", r"\sqrt{3}", 3): False, ("a+b", "x+y", None): False, ("a+b", "x+y", 6): True,
-        ("3ab", "3", None): False, ("", "1", None): False, ("1", "", None): False, ("", "", None): False,
-        (r"\boxed{5}", "5", None): True, (r"\boxed{5}+1", "5", None): False, ("sqrt(4)", "2", None): False,
-        ("(7)_{2}", "42", None): False, ("x>2", r"(2,\infty)", None): False,
-        (r"(2,\infty)", "x>2", None): True, ("x>2", r"(2,\infty)", 6): True,
+        (r"\sqrt{25}", "5"): True, ("x+1", "1+x"): True, ("x+1", "x+2"): False, ("1.732", r"\sqrt{3}"): False,
+        ("a+b", "x+y"): False, ("3ab", "3"): False, ("", "1"): False, ("1", ""): False, ("", ""): False,
+        (r"\boxed{5}", "5"): True, (r"\boxed{5}+1", "5"): False, ("sqrt(4)", "2"): False, ("(7)_{2}", "42"): False,
+        ("x>2", r"(2,\infty)"): False, (r"(2,\infty)", "x>2"): True,
     }  # fmt: skip
-    assert {each: compared(*each) for each in asked} == asked
+    with ThreadPoolExecutor(1) as pool:
+        assert {each: pool.submit(grading_worker.compared, *each).result() for each in asked} == asked
 
 
 def test_the_worker_answers_line_by_line_within_its_limits(
@@ -541,55 +496,16 @@ def test_the_worker_answers_line_by_line_within_its_limits(
 ) -> None:
     """In this process, with its signals and limits replaced by what they were asked for."""
     resource = pytest.importorskip("resource")
-    asked = [{"answer": a, "gold": g, "decimals": d, "cpu_seconds": n} for a, g, d, n in
-             (("x+1", "1+x", None, 3), ("a+b", "x+y", None, 3), ("a+b", "x+y", 6, 0))]  # fmt: skip
+    asked = [{"answer": "x+1", "gold": "1+x", "cpu_seconds": 3}, {"answer": "a+b", "gold": "x+y", "cpu_seconds": 0}]
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(grading_worker.os, "times", lambda: (20.25, 1.5, 7.0, 7.0, 7.0))
     monkeypatch.setattr(grading_worker.signal, "signal", lambda *given: done.append(("signal", *given)))
     monkeypatch.setattr(grading_worker.logging, "disable", lambda level: done.append(("logging", level)))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: done.append((kind, limits[0])))
-    watchdog = "dump_traceback_later"
-    monkeypatch.setattr(
-        grading_worker.faulthandler, watchdog, lambda *given, **how: done.append((watchdog, *given, how))
-    )
     monkeypatch.setattr(grading_worker.sys, "stdin", io.StringIO("".join(json.dumps(each) + "\n" for each in asked)))
     monkeypatch.setattr(grading_worker.sys, "stdout", grading_worker.sys.stdout)  # put back
     grading_worker.main()
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()[1:]] == [[True, 0], [False, 0], [True, 0]]
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()[1:]] == [True, False]
     begun = [("logging", 50), ("signal", signal.SIGINT, signal.SIG_IGN)]
     limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, 4 * 2**30)]
-    each = [[(resource.RLIMIT_CPU, seconds), (watchdog, 60.0, {"exit": True})] for seconds in (25, 25, 22)]
-    assert done == [*begun, *limits, *each[0], *each[1], *each[2]]
-
-
-def test_questions_of_a_grade_are_counted_until_one_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[object, ...]] = []
-
-    def answer(*question: object) -> tuple[bool | None, float]:
-        asked.append(question)
-        return replies.pop(0)
-
-    monkeypatch.setattr(equivalence, "_asked", answer)
-    replies: list[tuple[bool | None, float]] = [(True, 4.0), (False, 6.0), (True, 0.0), (True, 1e-9), (True, 0.0)]
-    ask = equivalence.Questions()
-    assert [ask.equal("a", "b"), ask.equal("c", "d", decimals=3), ask.equal("e", "f")] == [True, False, True]
-    assert not ask.gave_up and asked == [("a", "b", None), ("c", "d", 3), ("e", "f", None)], "10 seconds are allowed"
-    assert ask.equal("g", "h") is None and ask.gave_up
-    assert ask.equal("i", "j") is None and len(asked) == 4, "nothing is asked after that"
-    replies[:] = [(None, 3.0)]
-    again = equivalence.Questions()
-    assert again.equal("a", "b") is None and again.gave_up
-
-
-def test_what_is_asked_when_nothing_else_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly, and at last with as many decimals as the answer has, else 6."""
-    asked: list[int | None] = []
-    monkeypatch.setattr(equivalence, "_asked", lambda a, g, decimals: (asked.append(decimals), (False, 0.0))[1])
-    for answer, gold, decimals in (("a+b", "x+y", 6), ("1.732", r"\sqrt{3}", 3), ("1.7", r"\sqrt{3}", 6)):
-        asked.clear()
-        assert not mi.grade_lenient(rf"\boxed{{{answer}}}", gold)
-        assert asked[-1] == decimals and set(asked[:-1]) == {None}
-    for length, last in ((300, 6), (301, None)):  # longer ones are not compared with their variables by position
-        asked.clear()
-        assert not mi.grade_lenient(rf"\boxed{{{'x+' * 149}{'1' * (length - 298)}}}", "y")
-        assert asked[-1] == last
+    assert done == [*begun, *limits, (resource.RLIMIT_CPU, 25), (resource.RLIMIT_CPU, 22)]

@@ -1,7 +1,6 @@
 """Planted circuits: exact sweeps and the rule of verdicts find of every head what its model declares, and nothing else."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from models_under_test import planted_pairs, planted_problems
 
 from mless_interp.ground_truth.planted import CIRCUITS, PlantedModel, planted_examples, planted_model, random_planted
-from mless_interp.ground_truth.roles import Expected, named_in
+from mless_interp.ground_truth.roles import Expected
 from mless_interp.heads import Head
 from mless_interp.locating.judge import KINDS, Judged, judge
 from mless_interp.models.transformer_lens import bridge_from
@@ -115,31 +114,6 @@ def test_what_is_declared_of_each_circuit() -> None:
     assert all((each.verdict == "negligible") == (each.sense == 0) for each in everything)
 
 
-@pytest.mark.parametrize(
-    ("built", "claimed", "wrong"),
-    [
-        ("any", "plain", {A: ("redundant reader", 1), B: ("redundant reader", 1), C: ("negligible", 0)}),
-        ("switched", "relayed", {A: ("necessary reader", 1), C: ("conditional reader", 1), E: ("conditional reader", 1)}),
-        ("all", "against", {A: ("necessary reader", 1), B: ("negligible", 0), D: ("necessary reader", 1)}),
-        ("any mediators", "all mediators", {C: ("redundant mediator", 1), D: ("redundant mediator", 1)}),
-        ("relayed", "any of three", {A: ("negligible", 0), D: ("negligible", 0), E: ("reader", 1)}),
-    ],
-)  # fmt: skip
-def test_the_expectations_of_another_circuit_fail_head_by_head(
-    built: str, claimed: str, wrong: dict[Head, tuple[str, int]]
-) -> None:
-    assert differing(planted(claimed).expected, small(built)[1]) == wrong
-
-
-def test_a_sense_or_a_verdict_declared_wrong_of_one_head_fails_for_it_alone() -> None:
-    made, found = small("against")
-    turned = made.expected | {D: replace(made.expected[D], sense=1)}
-    assert differing(turned, found) == {D: ("reader", -1)}
-    idle = Head(2, 7)
-    assert idle not in made.truth
-    assert differing(made.expected | {idle: made.expected[A]}, found) == {idle: ("negligible", 0)}
-
-
 def test_the_measures_of_an_and_circuit_are_all_or_nothing() -> None:
     found = small("switched")[1]
     share = {name: np.median(each, axis=0) / np.median(found.effect.total) for name, each in found.values.items()}
@@ -167,14 +141,6 @@ def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() ->
     effect = found.turned("z_removed")[:, found.heads.index(A)] / np.abs(np.median(found.effect.total))
     assert 2 <= named.sum() <= 12
     assert effect[named].min() > 0.25 and np.abs(effect[~named]).max() < 0.05
-
-
-def test_the_share_of_problems_that_name_a_number_is_counted() -> None:
-    made = planted_model(n_heads=8)
-    questions = [set(problem.question.split()) for problem in made.problems(3000, n_clauses=(0, 0))]
-    two = [words for words in questions if len(words & {*NUMBERS}) == 2]
-    for tokens in (["13"], ["2", "3"], NUMBERS[:9]):
-        assert np.mean([bool(words & {*tokens}) for words in two]) == pytest.approx(named_in(tokens), abs=0.03)
 
 
 @torch.no_grad()
@@ -227,7 +193,7 @@ def test_examples_go_round_all_circuits_and_depend_on_their_seed_only() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2 * len(CIRCUITS)))
+@pytest.mark.parametrize("seed", range(len(CIRCUITS)))
 def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> None:
     (made,) = planted_examples(1, seed=seed)
     found = judged(made, 48, n_tokens=int(np.random.default_rng(seed).integers(8, 111)))
@@ -243,24 +209,17 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model([], conditional={A: B}), r"L0H1 cannot be made to look by L0H4.*earlier layer \(zero-based\)"),
         (lambda: planted_model([], relayed={A: C}), r"L0H1 cannot be given anything to read by L1H2"),
         (lambda: planted_model([A], conditional={C: A}), "L0H1 is given two roles, readers and switches"),
-        (lambda: planted_model([A], against=[A]), "two roles, readers and readers against the effect"),
-        (lambda: planted_model([], relayed={C: A, D: A}), "L0H1 is given twice"),
         (lambda: planted_model(null=True, conditional={C: A}), "null=True is a model without readers"),
-        (lambda: planted_model(null=True, against=[A]), "null=True is a model without readers"),
         (lambda: planted_model([A, B], [C], combine="any"), "combine='any' needs two or more readers and no mediators"),
-        (lambda: planted_model([A], combine="all"), "got 1 readers and 0 mediators"),
         (lambda: planted_model([A, B], combine="any", against=[C]), "for readers and mediators alone"),
-        (lambda: planted_model([A, B], combine="most"), "combine must be one of sum, any, all, got 'most'"),
+        (lambda: planted_model([A, B], combine="most"), "combine must be one of 'sum', 'any', 'all', got 'most'"),
         (lambda: planted_model([A], reads_from={B: NUMBERS}), "reads_from: L0H4 is none of the readers"),
         (lambda: planted_model([A], reads_from={A: ["has"]}), r"must look from the rows of .*got \['has'\]"),
-        (lambda: planted_model([A], reads_from={A: []}), "got no token"),
         (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "58% of the problems name one of .*left to chance"),
         (lambda: planted_model([A, B], [], reads_from={A: NUMBERS}), "L0H1 looks from rows of numbers only, so it needs"),
         (lambda: planted_model([A], [C], reads_from={A: [ANSWER]}), "mediator L1H2 has nothing to carry"),
-        (lambda: planted_model([A], [C], reads_from={A: ["13"]}), "mediator L1H2 has nothing to carry"),
-        (lambda: random_planted(0, circuit="loop"), "unknown circuit 'loop'; there are plain, switched"),
+        (lambda: random_planted(0, circuit="loop"), "unknown circuit 'loop'; choose one of plain, switched"),
         (lambda: random_planted(0, circuit="any", null=True), "null=True is a model without any circuit"),
-        (lambda: planted_examples(0), "n must be 1 or more, got 0"),
     ],
 )  # fmt: skip
 def test_wrong_circuits_are_refused(call: Callable[[], object], message: str) -> None:

@@ -1,6 +1,7 @@
 """`python -m mless_interp check MODEL` and `certify_model`: a true backend passes, each way of lying fails and is named."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS, ROOT, needs_hooked_transformer
-from models_under_test import ignores_positions, loaded, lying, pairs_for
+from conftest import ONE_OF_EACH, ROOT, needs_hooked_transformer
+from models_under_test import ignores_positions, loaded, lying
 from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.identities import IDENTITIES
-from mless_interp.identities.certificate import FAIL, N_TOKENS, NOT_APPLICABLE, certify_model, short_pairs
+from mless_interp.identities.certificate import N_TOKENS, NOT_APPLICABLE, certify_model, short_pairs
 from mless_interp.models.checks import FailedCheck
 from mless_interp.models.inputs import Inputs, Run
 
@@ -35,7 +36,7 @@ def status(certificate: Any) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
 def test_a_tiny_model_is_certified_on_every_backend(
     architecture: str, backend: str, tiny_model_dir: Callable[[str], Path]
 ) -> None:
@@ -55,7 +56,7 @@ def test_a_tiny_model_is_certified_on_every_backend(
 def test_the_bundled_model_is_certified_under_fused_attention() -> None:
     done = check("demo", "--backend", "nnsight", "--attention", "sdpa")
     assert done.exit_code == 0, done.output
-    assert "S2  -" in done.output and "fused attention makes no pattern" in done.output
+    assert re.search(r"(?m)^S2 +not applicable", done.output)
     assert "19 passed, 0 failed, 1 not applicable" in done.output
 
 
@@ -88,7 +89,7 @@ def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callab
         certificate = certify_model(mi.wrap_model(hooked, tokenizer=true.tokenizer), progress=False)
     assert not certificate.passed
     assert {"I0", "I1", "I3", "I7", "I8"} <= {v.name for v in certificate.failed}
-    assert "Do not trust results of this model on this backend: I0, I1" in repr(certificate)
+    assert "; do not trust results of this model on this backend: I0, I1" in certificate.headline()
 
 
 def shows_another_pattern(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
@@ -132,14 +133,6 @@ def test_each_way_of_lying_is_named(
     assert not certificate.passed
 
 
-@pytest.mark.slow
-def test_a_failed_self_check_is_a_line_and_not_an_error(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions).checked(None)
-    certificate = certify_model(model, progress=False)
-    assert status(certificate)["self-check"] == FAIL
-    assert "gap condition differs from the masked one" in repr(certificate)
-
-
 # ----------------------------------------------------------------------------------------------------- the certificate
 
 
@@ -147,7 +140,7 @@ def test_a_failed_self_check_is_a_line_and_not_an_error(tiny_model_dir: Callable
 def test_the_certificate_says_what_it_was_made_of(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     model = loaded(tiny_model_dir("gemma3"), "bridge")
     certificate = certify_model(model, progress=False)
-    text = repr(certificate)
+    text = certificate.explain()
     assert "Gemma3ForCausalLM" in text and "sliding windows of 16" in text and "transformers" in text
     assert "norms attention's output before it is added" in text
     frame = certificate.to_frame()
@@ -155,14 +148,7 @@ def test_the_certificate_says_what_it_was_made_of(tiny_model_dir: Callable[[str]
     assert frame[frame.status == NOT_APPLICABLE].error.isna().all()
     assert all(len(record["inserted_ids"]) - len(record["base_ids"]) == N_TOKENS for record in certificate.prompts)
     mi.save(tmp_path / "kept", certificate)
-    assert repr(mi.load(tmp_path / "kept")["Certificate"]) == text
-
-
-def test_own_pairs_are_used(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    pairs = pairs_for(model, count=2)
-    certificate = certify_model(model, pairs, progress=False)
-    assert [record["problem"] for record in certificate.prompts] == ["p0", "p1"] and certificate.passed
+    assert mi.load(tmp_path / "kept")["Certificate"].explain() == text
 
 
 def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[[str], Path]) -> None:
@@ -195,24 +181,6 @@ def with_tokenizer(model: Any, tokenizer: Any) -> Any:
     return other
 
 
-def test_a_tokenizer_without_the_slash_gets_another_unit(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    own = model.tokenizer
-
-    class NoSlash:
-        def encode(self, text: str, **options: Any) -> list[int]:
-            return own.encode(text.replace("/", "unheard"), **options)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(own, name)
-
-        def __len__(self) -> int:
-            return len(own)
-
-    pairs = short_pairs(with_tokenizer(model, NoSlash()))
-    assert pairs[0].insertion.unit == " ?" and len(set(pairs[0].inserted.ids[slice(*pairs[0].span)])) == 1
-
-
 # --------------------------------------------------------------------------------------------------------- the command
 
 
@@ -229,25 +197,6 @@ def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path
     assert np.isfinite([line["error"] for line in found["lines"]]).all()
 
 
-def test_own_problems_can_be_asked(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
-    lines = [{"problem": "Find the sum of all " + "numbers " * n, "answer": "1", "unique_id": f"q{n}"} for n in (9, 1)]
-    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    out = tmp_path / "c.json"
-    done = check(
-        tiny_model_dir("llama"),
-        "--backend",
-        "bridge",
-        "--problems",
-        tmp_path / "p.jsonl",
-        "--n-prompts",
-        1,
-        "--json",
-        out,
-    )
-    assert done.exit_code == 0, done.output
-    assert [record["problem"] for record in json.loads(out.read_text(encoding="utf-8"))["prompts"]] == ["q1", "q1"]
-
-
 @pytest.mark.slow
 def test_a_failure_ends_with_exit_code_1(
     tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,7 +204,7 @@ def test_a_failure_ends_with_exit_code_1(
     true = loaded(tiny_model_dir("qwen2"), "bridge")
     monkeypatch.setattr("mless_interp.models.load.load_model", lambda *a, **k: lying(true, ignores_positions))
     done = check("anything", "--json", tmp_path / "c.json")
-    assert done.exit_code == 1 and "FAIL" in done.output
+    assert done.exit_code == 1 and re.search(r"(?m)^I6 +fail ", done.output)
     assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))["passed"] is False
 
 
@@ -276,10 +225,7 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(tmp_path: Path, mo
     ("arguments", "message"),
     [
         (["./none"], "there is no directory '"),
-        (["demo", "--backend", "jax"], "unknown name 'jax'; choose one of auto"),
-        (["demo", "--attention", "sdpa", "--backend", "bridge"], "attn_implementation"),
         (["demo", "--json", "none/c.json"], "--json none/c.json: there is no folder"),
-        (["demo", "--problems", "none.jsonl"], "there is no file '"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: str, monkeypatch: Any) -> None:
@@ -299,9 +245,3 @@ def test_help_is_there_and_loads_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "0 False"
     said = " ".join(done.stdout.split())
     assert "check [OPTIONS] {MODEL}" in said and "--backend" in said and "Exit code 0 if all is well" in said
-
-
-def test_backends_under_test_are_all_that_there_are() -> None:
-    from mless_interp.models.load import BACKENDS as known
-
-    assert {"auto", *(b if isinstance(b, str) else b.values[0] for b in BACKENDS)} == set(known)

@@ -113,7 +113,7 @@ def test_without_controls_or_heads_there_is_nothing_to_say() -> None:
     assert table["effect"].tolist() == [1.0] and table["random_effect"].isna().all()
     assert table["exceeds_random_n"].tolist() == [0] and table["p_specific"].isna().all()
     words = specific_words(table, level=0.04, n=7)
-    assert words == ["Controls were not run, so whether they are specific is unknown."]
+    assert words == ["Controls were not run, so whether the heads are specific is unknown."]
     nobody = Claims(1.0, (), (), np.zeros(0, int))
     none = {name: np.zeros((7, 0)) for name in MEASURES}
     assert beside_controls(whole(7), nobody, none, {"shift_total": np.ones(7)}, fresh=False).empty
@@ -129,15 +129,13 @@ def test_a_p_of_specificity_comes_from_fresh_problems_only() -> None:
         table = beside_controls(whole(9), said, measured(np.ones(9), "reader"), with_words, fresh=fresh)
         assert table["exceeds_random"].tolist() == [9] and table["exceeds_mass"].tolist() == [9]
         (words,) = specific_words(table, level=0.04, n=9, confirmed=["L1H0"] if fresh else None)
-        counts = "L1H0 more than random words of the same length in 9 of 9, than as much attention elsewhere in 9 of 9"
         if fresh:
             assert table["p_specific"].tolist() == [2.0**-9]
-            also = "10 % [10, 10] of it comes with random words too"
-            assert words == f"Confirmed and specific to this insertion: L1H0. {counts} (p = 0.002); {also}."
+            assert words == "Confirmed and specific to this insertion: L1H0."
             assert table["random_words_share"].tolist() == pytest.approx([0.1])
         else:
             assert table["p_specific"].isna().all()
-            assert words.startswith(f"Beside their controls ({CHOSEN_HERE}): {counts}; 10 % [10, 10] of it")
+            assert words == f"Controls: `control_table()` ({CHOSEN_HERE})."
     (unconfirmed,) = specific_words(
         beside_controls(whole(9), said, measured(np.ones(9), "reader"), held(np.zeros(9), np.zeros(9)), fresh=True),
         level=0.04,
@@ -163,8 +161,6 @@ def test_the_gap_alone_is_the_shift_contrast() -> None:
     assert found.controls["shift_removed"] == pytest.approx(runs["denoising"].effect[at], abs=1e-6)
     assert found.controls["shift_added"] == pytest.approx(runs["noising"].effect[at], abs=1e-6)
     assert np.abs(found.controls["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
-    median = np.median(found.controls["shift_total"])
-    assert f"nothing inserted): median {median:+.4f} nats [" in found.describe()
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -179,13 +175,10 @@ def test_the_readers_are_knocked_out_together_against_random_sets(fresh: bool) -
     reads = [told.heads.index(head) for head in joint.heads]
     assert joint.singles == pytest.approx(told.values["knockout"][:, reads])
     assert joint.n_possible == len(joint.sets) == 27 and joint.exact  # 2 of the 8 heads of layer 0, but for these two
-    assert "Heads that read, as a set: Knocking out L0H3, L0H6 together removes" in found.describe()
-    assert "All 27 other sets of the same layers and size" in found.describe()
     if fresh:
         assert joint.p == pytest.approx(1 / 28) and found.joint is None
-        assert "p = 0.0357" in found.describe()
     else:
-        assert np.isnan(joint.p) and CHOSEN_HERE in joint.describe()
+        assert np.isnan(joint.p)
 
 
 def test_heads_against_the_effect_are_not_in_the_set() -> None:
@@ -212,7 +205,6 @@ def test_controls_stand_beside_the_named_heads() -> None:
         reads = head in readers(found)
         assert row["exceeds_mass_n"] == (np.isfinite(matched).sum() if reads else 0)
         assert np.isnan(row["matched_mass_effect"]) == (not reads or not np.isfinite(matched).any())
-    assert "The named heads' effect beside the same under each control (nats, medians):" in repr(found)
 
 
 def test_specific_where_only_slashes_are_read() -> None:
@@ -220,7 +212,6 @@ def test_specific_where_only_slashes_are_read() -> None:
     table = found.control_table()
     assert set(table["label"]) == {str(head) for head in found.found} and (table["p_specific"] < 0.05).all()
     assert {f"random_{measure}" for measure in MEASURES} <= set(found.confirmation.controls)  # type: ignore[union-attr]
-    assert f"Confirmed and specific to this insertion: {', '.join(table['label'])}." in found.describe()
 
 
 @pytest.mark.slow
@@ -234,7 +225,6 @@ def test_not_specific_where_any_inserted_text_is_read() -> None:
     result = located(any_text, model, 10, confirm=fresh, **options)
     assert result.found == planted_kinds(any_text) and result.confirmed == result.found
     assert not (result.control_table()["p_specific"] < 0.05).any()
-    assert "Confirmed and specific to this insertion: none." in result.describe()
 
 
 @pytest.fixture

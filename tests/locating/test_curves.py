@@ -11,7 +11,6 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs, wi
 from mless_interp.ground_truth.planted import PlantedModel
 from mless_interp.heads import Head
 from mless_interp.locating.curves import FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
-from mless_interp.patching.joint import CHOSEN_HERE
 from mless_interp.patching.sweep import patch_heads
 
 
@@ -43,8 +42,6 @@ def test_a_ranking_made_on_these_problems_is_not_tested_on_them(curve: CircuitCu
     made, model = planted_here()
     here = planted_curve(made, model, curve.ranking[:3], elsewhere=False)
     assert np.array_equal(here.values, curve.values) and np.isnan(here.p_random)
-    assert f"on average; {CHOSEN_HERE}." in here.describe() and "p =" not in here.describe()
-    assert f"on average; p = {curve.p_random:.3f} for the CMD." in curve.describe()
 
 
 def test_areas_are_trapezoids_over_the_shares(curve: CircuitCurve) -> None:
@@ -82,7 +79,6 @@ def test_knocking_out_both_readers_together_is_not_their_sum(curve: CircuitCurve
     assert curve.interaction[:, 0] == pytest.approx(0, abs=1e-4)
     by_hand = curve.joint[:, 1] - curve.singles[:, :3].sum(1)
     assert curve.interaction[:, 1] == pytest.approx(by_hand)
-    assert f"Knocking out the first 16 together removes {curve.joint[:, -1].mean():+.4f} nats" in curve.describe()
 
 
 def test_sizes_that_round_to_the_same_number_count_once() -> None:
@@ -109,7 +105,6 @@ def test_an_effect_that_is_not_there_has_no_curve() -> None:
     made, model = planted_here(null=True, noise=0.0)
     nothing = circuit_curve(model, planted_pairs(made, model, 4), [Head(0, 0)], n_random=2, progress=False)
     assert np.isnan(nothing.faithfulness).all() and np.isnan(nothing.cpr).all() and np.isnan(nothing.p_random)
-    assert "there is no curve to draw" in nothing.describe()
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS
+from conftest import ONE_OF_EACH
 from models_under_test import loaded, pairs_for
 
-import mless_interp as mi
 from mless_interp.mechanism import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.inputs import Inputs
@@ -131,38 +129,10 @@ def test_the_worked_example_changes_only_the_zero() -> None:
         assert same.sum() == 7 and 0 <= made[0, 2] < 0.825
 
 
-def test_draws_fill_the_range_of_each_sign() -> None:
-    a = torch.cat([torch.full((1, 500), -1e-3), torch.full((1, 500), 1e-3), activations(1, 9000, seed=1).float()], 1)
-    arm = ARM(c=0.25, p1=90, fraction="direct", reading="code_replace")
-    made, plan = arm.redistribute(a, generator=seeded()), arm.plan(a)
-    negative, positive = made[0, :500], made[0, 500:1000]
-    assert (
-        (negative <= 0).all()
-        and negative.min() > -plan.lower
-        and negative.mean() == pytest.approx(-float(plan.lower) / 2, abs=0.02)
-    )
-    assert (
-        (positive >= 0).all()
-        and positive.max() < plan.upper
-        and positive.mean() == pytest.approx(float(plan.upper) / 2, abs=0.03)
-    )
-    moved = ARM(c=0.25, p1=90, fraction="direct").redistribute(a, generator=seeded()) - a
-    chosen = moved[plan.selected]
-    assert chosen.min() >= a.min() and chosen.max() <= plan.upper
-    assert chosen.mean() == pytest.approx(float(a.min() + plan.upper) / 2, abs=0.03)
-
-
-def test_a_negative_zero_counts_as_positive() -> None:
-    a = torch.tensor([[-0.0, -1.0, 2.0, 3.0]])
-    made = ARM(c=1e-6, p1=100, reading="code_replace").redistribute(a, generator=seeded())
-    assert 0 < made[0, 0] < 3
-
-
 # --------------------------------------------------------------------------------------------------------------- laws
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("reading", ["paper_add", "code_replace"])
+@pytest.mark.parametrize(("dtype", "reading"), [(torch.float32, "paper_add"), (torch.bfloat16, "code_replace")])
 def test_shape_dtype_and_input_are_kept_and_only_the_selected_change(dtype: torch.dtype, reading: str) -> None:
     a = activations(9, 40, dtype=dtype)
     before = a.clone()
@@ -174,31 +144,6 @@ def test_shape_dtype_and_input_are_kept_and_only_the_selected_change(dtype: torc
     selected = arm.plan(a).selected
     assert torch.equal(made[~selected], a[~selected])
     assert (made != a)[selected].float().mean() > (0.9 if dtype in (torch.bfloat16, torch.float16) else 0.999)
-
-
-def test_tokens_of_the_scope_token_do_not_see_each_other() -> None:
-    a = activations(6, 30)
-    arm = ARM(c=0.3, p1=99, scope="token")
-    made = arm.redistribute(a, generator=seeded())
-    other = a.clone()
-    other[3:] *= 10
-    assert torch.equal(made[:3], arm.redistribute(other, generator=seeded())[:3])
-    whole = ARM(c=0.3, p1=99)
-    assert not torch.equal(
-        whole.redistribute(a, generator=seeded())[:3], whole.redistribute(other, generator=seeded())[:3]
-    )
-
-
-def test_a_row_does_not_depend_on_its_batch_or_padding() -> None:
-    arm = ARM(c=0.3, p1=99)
-    a = activations(8, 30)
-    (alone,) = arm.redistribute_rows(a[None], keys=["x"])
-    padded = torch.stack([activations(11, 30, seed=5), torch.cat([torch.full((3, 30), 9.0, dtype=a.dtype), a])])
-    real = torch.ones(2, 11, dtype=torch.bool)
-    real[1, :3] = False
-    both = arm.redistribute_rows(padded, keys=["y", "x"], real=real)
-    assert torch.equal(both[1, 3:], alone) and torch.equal(both[1, :3], padded[1, :3])
-    assert not torch.equal(arm.redistribute_rows(a[None], keys=["z"])[0], alone)
 
 
 def test_seed_key_layer_and_step_each_change_the_draws() -> None:
@@ -220,7 +165,7 @@ def test_seed_key_layer_and_step_each_change_the_draws() -> None:
 # ------------------------------------------------------------------------------------------------------- odd activations
 
 
-@pytest.mark.parametrize("value", [0.0, 1.5, -1.5])
+@pytest.mark.parametrize("value", [0.0, -1.5])
 def test_equal_activations_have_a_defined_result(value: float) -> None:
     a = torch.full((4, 25), value)
     for reading in ("paper_add", "code_replace"):
@@ -236,31 +181,13 @@ def test_equal_activations_have_a_defined_result(value: float) -> None:
             assert ((made[plan.selected] * value > 0) & (made[plan.selected].abs() < 1.5)).all()
 
 
-def test_without_negative_activations_the_lower_bound_is_zero_and_unused() -> None:
-    a = activations(4, 25).abs()
-    arm = ARM(c=0.3, p1=90, reading="code_replace")
-    assert arm.plan(a).lower == 0
-    made = arm.redistribute(a, generator=seeded())
-    assert (made >= 0).all() and (made != a).sum() == arm.plan(a).selected.sum()
-
-
-@pytest.mark.parametrize(
-    ("values", "words"), [(torch.zeros(0, 4), "at least one activation"), (torch.tensor([[1.0, math.nan]]), "finite")]
-)
-def test_activations_that_cannot_be_redistributed_are_refused(values: torch.Tensor, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ARM(c=0.1, p1=90).redistribute(values, generator=seeded())
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"c": 0.0}, "c and k must be positive"),
         ({"p1": -1}, "p1 is a percentile"),
-        ({"k": -1}, "c and k must be positive"),
         ({"fraction": "x"}, "fraction must be one of"),
-        ({"mad": "x"}, "mad must be one of"),
-        ({"layers": (0, 0)}, "twice"),
+        ({"layers": (0, 0)}, "different zero-based layer numbers"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict, words: str) -> None:
@@ -271,20 +198,14 @@ def test_settings_out_of_range_are_refused(settings: dict, words: str) -> None:
 # ----------------------------------------------------------------------------------------------------- on every backend
 
 
-@pytest.fixture(params=BACKENDS)
-def model(request: pytest.FixtureRequest, architecture: str, tiny_model_dir) -> Model:
-    return loaded(tiny_model_dir(architecture), request.param)
-
-
-EITHER = pytest.mark.parametrize("architecture", ARCHITECTURES)
 POSTS = [site(layer, "mlp.hook_post") for layer in range(3)]
 
 
-@EITHER
-@pytest.mark.parametrize("reading", ["paper_add", "code_replace"])
-def test_edits_put_the_redistributed_gate_into_the_product(model: Model, reading: str) -> None:
+@pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
+def test_edits_put_the_redistributed_gate_into_the_product(architecture: str, backend: str, tiny_model_dir) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
     inputs = pairs_for(model)[0].condition("inserted")
-    arm = ARM(c=0.3, p1=99, layers=(0, 2), reading=reading)
+    arm = ARM(c=0.3, p1=99, layers=(0, 2))
     pre, linear = site(0, "mlp.hook_pre"), site(0, "mlp.hook_pre_linear")
     plain = model.run(inputs.tokens, capture={pre: None, linear: None, **dict.fromkeys(POSTS)}).captured
     edits = arm.edits(model, inputs, keys=["p0"])
@@ -299,33 +220,6 @@ def test_edits_put_the_redistributed_gate_into_the_product(model: Model, reading
     assert all(torch.equal(again.captured[name], edited.captured[name]) for name in POSTS)
     after = model.run(inputs.tokens, capture=dict.fromkeys(POSTS)).captured
     assert all(torch.equal(after[name], plain[name]) for name in POSTS)  # nothing stays behind
-
-
-@EITHER
-def test_backends_agree(model: Model, architecture: str, tiny_model_dir) -> None:
-    inputs = pairs_for(model)[0].condition("inserted")
-    bridge = loaded(tiny_model_dir(architecture), "bridge")
-    arm = ARM(c=0.3, p1=99)
-    mine, theirs = (m.run(inputs.tokens, edits=arm.edits(m, inputs)).logits for m in (model, bridge))
-    plain = bridge.run(inputs.tokens).logits
-    assert (mine - theirs).abs().max() < 1e-4 < 0.1 * (theirs - plain).abs().max()
-
-
-@pytest.mark.parametrize("architecture", ["qwen2"])
-def test_a_bias_before_the_product_is_kept(model: Model) -> None:
-    if model.info.backend != "hooked_transformer":
-        assert model.gated_mlp(0).bias is None
-        return
-    inputs = pairs_for(model)[0].condition("base")
-    bias = model.underlying.blocks[0].mlp.b_in
-    arm = ARM(c=0.3, p1=99)
-    plain = model.run(inputs.tokens, edits=arm.edits(model, inputs), capture={POSTS[0]: None}).captured[POSTS[0]]
-    bias.data += 0.5
-    try:
-        moved = model.run(inputs.tokens, edits=arm.edits(model, inputs), capture={POSTS[0]: None}).captured[POSTS[0]]
-    finally:
-        bias.data -= 0.5
-    torch.testing.assert_close(moved, plain + 0.5)
 
 
 @pytest.fixture
@@ -402,14 +296,3 @@ def test_published_settings_and_their_disagreements() -> None:
     assert ARM.from_paper("gemma-3-4b-it", "AIME24").p1 == 96.5
     assert ARM.from_paper("qwen2.5-7b-instruct", "AIME25", source="code").c == 0.1
     assert ARM.from_paper("gemma-3-27b-it", "GPQA", source="code", p1=85).c == 0.5
-
-    table = mi.mechanism.arm_published.arm_settings()
-    apart = table[table["disagrees"]]
-    assert set(zip(apart["model"], apart["benchmark"], strict=True)) == {
-        ("qwen2.5-7b-instruct", "AIME25"),
-        ("gemma-3-4b-it", "AIME24"),
-        ("gemma-3-27b-it", "AIME24"),
-    }
-    assert not table.duplicated(["model", "benchmark"]).any()
-    assert set(table["model"]) == set(mi.paper.published(source="Table 2")["model"])
-    assert np.isnan(table.set_index(["model", "benchmark"]).loc[("gemma-3-4b-it", "GPQA"), "c"])

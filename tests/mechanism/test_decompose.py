@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from architectures_under_test import folder_of
-from conftest import ARCHITECTURES, needs_hooked_transformer
+from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, problems
 
 from mless_interp.mechanism import decompose_attention
 from mless_interp.mechanism.runs import runs_of
-from mless_interp.metrics.affine import affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
+from mless_interp.metrics.affine import affine_fit, affine_parts, affine_residual, residual_share
 from mless_interp.metrics.attention import retained_mass, span_mass_null
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
@@ -22,12 +22,15 @@ from mless_interp.prompts.conditions import CONDITIONS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 
-SETTINGS = [
-    pytest.param(("hooked_transformer", "eager", 1e-10), marks=needs_hooked_transformer, id="hooked_transformer"),
-    pytest.param(("bridge", "eager", 1e-4), id="bridge"),
-    pytest.param(("nnsight", "eager", 1e-4), id="nnsight-eager"),
-    pytest.param(("nnsight", "sdpa", 1e-10), id="nnsight-sdpa"),
-]
+ACROSS = pytest.mark.parametrize(
+    ("backend", "attention", "tolerance", "architecture", "held_positions"),
+    [
+        pytest.param("hooked_transformer", "eager", 1e-10, "qwen2", "first", marks=needs_hooked_transformer),
+        ("bridge", "eager", 1e-4, "gemma3", "spread"),
+        ("nnsight", "eager", 1e-4, "llama", "first"),
+        ("nnsight", "sdpa", 1e-10, "gemma3", "first"),
+    ],
+)
 CONTRASTS = ("content", "total", "held")
 close = torch.testing.assert_close
 
@@ -59,32 +62,6 @@ def test_a_shift_is_a_third_term_and_what_is_left_is_the_rest() -> None:
     close(affine_residual(parts.rest, parts.change), torch.tensor(0.25))
 
 
-def test_a_change_within_rounding_is_undefined_not_zero() -> None:
-    rest, change = torch.tensor([[[1e-8]], [[0.5]]]), torch.tensor([[[1e-7]], [[1.0]]])
-    eps = affine_residual(rest, change, rounding=torch.tensor([1e-7, 1e-7]))
-    assert torch.isnan(eps[0]) and float(eps[1]) == 0.5
-    assert torch.isnan(affine_residual(torch.zeros(2, 2), torch.zeros(2, 2)))
-
-
-def test_affine_fit_against_least_squares_and_its_laws() -> None:
-    generator = torch.Generator().manual_seed(3)
-    x, y = (torch.randn(5, 9, 4, generator=generator, dtype=torch.float64) for _ in range(2))
-    fit = affine_fit(x, y)
-    for head in range(5):
-        # slope and offset as unknowns of one linear system over rows and elements
-        columns = torch.cat([x[head].reshape(-1, 1), torch.eye(4, dtype=x.dtype).repeat(9, 1)], 1)
-        solved = torch.linalg.lstsq(columns, y[head].reshape(-1, 1)).solution[:, 0]
-        close(fit.slope[head], solved[0])
-        close(fit.offset[head], solved[1:])
-    assert ((fit.r2 >= 0) & (fit.r2 <= 1)).all()
-    exact = affine_fit(x, 2.5 * x - 1)
-    close(exact.slope, torch.full((5,), 2.5, dtype=x.dtype))
-    close(exact.r2, torch.ones(5, dtype=x.dtype))
-    same = affine_fit(torch.ones(3, 2), y[0, :3, :2].float())
-    assert torch.isnan(same.slope) and torch.isnan(same.r2), "rows that do not differ have no slope"
-    assert torch.isnan(affine_fit(x[0, :1], y[0, :1]).slope), "nor has one row"
-
-
 def test_shares_by_hand_and_undefined_where_nothing_changes() -> None:
     parts = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]])
     weights = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [-1.0, 1.0]]])
@@ -92,15 +69,6 @@ def test_shares_by_hand_and_undefined_where_nothing_changes() -> None:
     share = residual_share(parts, change, output_weights=weights)
     close(share, torch.tensor([-0.2, 1.2]))
     assert torch.isnan(residual_share(0 * parts, 0 * change, output_weights=weights)).all()
-
-
-def test_a_frozen_gain_is_the_norm_at_its_point_and_refuses_what_is_not_rms() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, x = (torch.randn(*shape, generator=generator) for shape in ((6,), (4, 6)))
-    rms = lambda x: weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()  # noqa: E731
-    close(frozen_gain(rms, x) * x, rms(x), rtol=1e-4, atol=1e-5)
-    centred = lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + 0.3  # noqa: E731
-    assert torch.isnan(frozen_gain(centred, x)).all()
 
 
 # ---------------------------------------------------------------------------------------------- against whole runs
@@ -115,14 +83,11 @@ def layer_of(model: Model, inputs: Inputs, layer: int, name: str) -> torch.Tenso
     ).captured[full]
 
 
-@pytest.mark.parametrize("held_positions", ["first", "spread"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("setting", SETTINGS)
+@ACROSS
 def test_side_by_side_the_runs_are_the_conditions(
-    setting: tuple[str, str, float], architecture: str, held_positions: str, tiny_model_dir: Any
+    backend: str, attention: str, tolerance: float, architecture: str, held_positions: str, tiny_model_dir: Any
 ) -> None:
     """Rows of one batch, masked and at other positions, have the activations of the conditions, in every layer."""
-    backend, attention, tolerance = setting
     model = loaded(tiny_model_dir(architecture), backend, "float64", attention)
     pair = pairs_for(model, n_tokens=21)[1]
     runs = runs_of(CONTRASTS)
@@ -137,15 +102,14 @@ def test_side_by_side_the_runs_are_the_conditions(
             assert float((there - own).abs().max()) < max(tolerance, 1e-9), (layer, run)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("setting", SETTINGS)
+@ACROSS
 def test_first_layer_is_exact_and_deeper_ones_are_not(
-    setting: tuple[str, str, float], architecture: str, tiny_model_dir: Any
+    backend: str, attention: str, tolerance: float, architecture: str, held_positions: str, tiny_model_dir: Any
 ) -> None:
     """I1, I2 and I10 on every backend; the same formula leaves a real residual from layer 1 on."""
-    backend, attention, tolerance = setting
     model = loaded(tiny_model_dir(architecture), backend, "float64", attention)
-    found = decompose_attention(model, pairs_for(model, n_tokens=9, count=2), progress=False)
+    pairs = pairs_for(model, n_tokens=9, count=2)
+    found = decompose_attention(model, pairs, held_positions=held_positions, progress=False)
     for contrast in CONTRASTS:
         residual = found.of("residual", contrast)
         assert np.nanmax(residual[:, 0]) < tolerance
@@ -163,7 +127,7 @@ def test_first_layer_is_exact_and_deeper_ones_are_not(
     assert np.nanmedian(found.of("shift_left_out")[:, 0]) > 0.05, "Eq. 2 without the shift is not exact"
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["gemma3"])
 def test_numbers_are_those_of_the_model_s_own_pattern(architecture: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir(architecture), "bridge")
     pair = pairs_for(model, n_tokens=9)[2]
@@ -225,14 +189,13 @@ def test_gemma_s_norm_of_attention_is_crossed_with_its_scale_frozen(contrast: st
         before = torch.einsum("rhd,hdm->hrm", z[0] - z[1], weights)
         plain = (before * before.sum(0)).sum((1, 2)) / before.sum(0).square().sum()
         assert found.of("share", contrast)[0, layer] == pytest.approx(plain.numpy(), abs=1e-4)
-    assert "norms what attention writes" in found.describe()
 
 
 # ----------------------------------------------------------------------------------------------------------- planted
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [{"seed": 1}, {"seed": 5, "random": True}, {"seed": 6, "random": True}], ids=str)
+@pytest.mark.parametrize("case", [{"seed": 1}, {"seed": 5, "random": True}], ids=str)
 def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
     """Readers write Sigma, mediators only what came from upstream, a silent decoy attends and writes nothing; a share is
     no proof that anybody reads it: the unread decoy has one too."""
@@ -259,7 +222,6 @@ def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
         assert table.loc[head, "share"] > 10 * usual
     for head in map(str, made.decoys.get("avoids", ())):
         assert table.loc[head, "lam"] > 0.99 and abs(table.loc[head, "bias_share"]) < 1e-3
-    assert "whether anything reads it" in found.describe()
 
 
 # ------------------------------------------------------------------------------------------------------------ results
@@ -293,9 +255,8 @@ def test_a_control_of_the_same_tokens_does_not_differ(tiny: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": []}, "no layers to decompose"),
         ({"layers": [3]}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
-        ({"contrasts": ()}, "one or more different names"),
+        ({"n_control_draws": 0, "control": "random_sentence"}, "n_control_draws .* must be 1 or more, got 0"),
         ({"control": Insertion.meaningless(" /", 4)}, r"must insert as many tokens into the same prompt \(9\)"),
     ],
 )
@@ -306,10 +267,6 @@ def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], messag
 
 def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> None:
     model, pairs = tiny
-    with pytest.raises(ValueError, match="there are no prompt pairs to decompose"):
-        decompose_attention(model, [], progress=False)
-    with pytest.raises(ValueError, match="the problem id .* is given twice"):
-        decompose_attention(model, [pairs[0], pairs[0]], progress=False)
     found = decompose_attention(model, pairs, contrasts=["content"], layers=[0], progress=False)
     with pytest.raises(ValueError, match="no metric 'lambda' here; there are lam,"):
         found.of("lambda")
@@ -323,7 +280,7 @@ def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> Non
         decompose_attention(blind, pairs, progress=False)
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX (Pythia)"])
+@pytest.mark.parametrize("name", ["GPT-NeoX (Pythia)"])
 def test_controls_are_measured_in_whatever_order_queries_keys_and_values_come(name: str) -> None:
     model = loaded(folder_of(name), "bridge")
     pairs = pairs_for(model, 9, 2)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS
+from conftest import ONE_OF_EACH
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
 from mless_interp.heads import Head
@@ -29,8 +29,7 @@ ACTIVATIONS = ("near_zero_arm", "near_zero_quantile", "mean", "mean_absolute", "
 
 
 @pytest.mark.parametrize("contrast", ["content", "held"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
 def test_in_the_first_layer_both_is_the_whole_change(
     backend: str, architecture: str, contrast: str, tiny_model_dir: Any
 ) -> None:
@@ -49,7 +48,7 @@ def test_in_the_first_layer_both_is_the_whole_change(
     assert found.of("outcome", "reference") == pytest.approx(found.of("outcome", "without"), abs=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["gemma3"])
 def test_denoising_takes_away_what_noising_adds(architecture: str, tiny_model_dir: Any) -> None:
     """The same head outputs in the run with the span: equal activations in this layer, another outcome."""
     model = loaded(tiny_model_dir(architecture), "bridge")
@@ -83,8 +82,7 @@ def outcome_under(
     return float(outcome.value(result.logits, pair, None)[0]), result.captured[name][0]
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("architecture", "layer"), [("qwen2", 0), ("gemma3", 0), ("llama", 1)])
 def test_arms_are_the_interventions_of_methods_6(architecture: str, layer: int, tiny_model_dir: Any) -> None:
     """restore_scale leaves the bias; in layer 0 knockout_zero leaves the scale and knockout nothing; a z patch is a z patch."""
     model = loaded(tiny_model_dir(architecture), "bridge")
@@ -165,18 +163,12 @@ def test_effects_by_hand() -> None:
     assert len(found.to_frame()) == 2 * 2 * 7
     with pytest.raises(ValueError, match="unknown effect 'all'; choose one of scale, bias"):
         found.effect("mean", "all")
-    with pytest.raises(ValueError, match="no arm 'none' here"):
-        found.of("mean", "none")
-    with pytest.raises(ValueError, match="no reading 'near' here"):
-        found.of("near", "both")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layer": 3}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
-        ({"heads": [Head(0, 0), Head(0, 0)]}, "L0H0 is given twice"),
-        ({"outcome": "speed"}, "unknown outcome 'speed'"),
+        ({"heads": [Head(1, 0)]}, r"L1H0 is not in layer 0 \(zero-based\)"),
         ({"q": 2.0}, "q must lie between 0 and 1, got 2.0"),
     ],
 )

@@ -2,11 +2,10 @@
 
 import math
 
-import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from formulas_under_test import NAN, PI, QUESTION, SPAN, mask, same
 
+from mless_interp.metrics.rankings import circuit_distance, circuit_performance
 from mless_interp.metrics.recovery import (
     aligned_recovery,
     collapsed_share,
@@ -21,25 +20,10 @@ from mless_interp.metrics.recovery import (
 )
 from mless_interp.metrics.segments import flanks
 
-NAN = float("nan")
-
 # methods 13, shared rows: base tokens [P Q Q], inserted tokens [P I I Q Q]
 BASE = torch.tensor([0.55, 0.3, NAN], dtype=torch.float64)
 INSERTED = torch.tensor([0.365, 0.175, 0.175, 0.15, NAN], dtype=torch.float64)
-PI = torch.tensor([0, 3, 4])
-SPAN = torch.tensor([False, True, True, False, False])
 PREFIX = torch.tensor([True, False, False, False, False])
-QUESTION = torch.tensor([False, False, False, True, True])
-
-
-def same(actual: torch.Tensor, expected: list | float | torch.Tensor, **tolerance: float) -> None:
-    torch.testing.assert_close(
-        actual, torch.as_tensor(expected, dtype=actual.dtype).expand(actual.shape), equal_nan=True, **tolerance
-    )
-
-
-def mask(*positions: int, n: int) -> torch.Tensor:
-    return torch.isin(torch.arange(n), torch.tensor(positions))
 
 
 def test_collapse_and_recovery_of_the_worked_example():
@@ -55,17 +39,6 @@ def test_collapse_takes_a_level_or_flanks_as_its_reference():
     span = mask(2, 3, n=5)
     same(span_collapse(profile, span=span, reference=flanks(span, width=1)), [1 - 0.1 / 0.3, 0.0])
     same(span_collapse(profile, span=span, reference=torch.tensor([0.2, 0.1])), [0.5, -1.0])
-
-
-@given(scale=st.floats(0.01, 100))
-@settings(max_examples=20, deadline=None)
-def test_collapse_and_recovery_do_not_depend_on_the_unit(scale):
-    options = {"span": SPAN, "before": PREFIX, "after": QUESTION}
-    same(
-        span_collapse(scale * INSERTED, span=SPAN, reference=PREFIX),
-        span_collapse(INSERTED, span=SPAN, reference=PREFIX),
-    )
-    same(recovery_fraction(scale * INSERTED, **options), recovery_fraction(INSERTED, **options))
 
 
 def test_a_flat_profile_neither_collapses_nor_recovers():
@@ -94,13 +67,6 @@ def test_onset_step_compares_equal_windows_around_the_start():
     sinkless = torch.cat([torch.tensor([NAN]), relative[1:]])
     same(onset_step(sinkless, span=span, width=5), 0.5 - 1.1)
     same(onset_step(relative, span=mask(0, 1, n=7)), NAN)
-
-
-def test_onset_needs_one_block():
-    with pytest.raises(ValueError, match="onset and latency are only defined for one block"):
-        onset_step(torch.ones(5), span=mask(1, 3, n=5))
-    with pytest.raises(ValueError, match="width must be 1 token or more"):
-        onset_step(torch.ones(5), span=SPAN, width=0)
 
 
 def test_variation_is_population_deviation_over_mean():
@@ -158,8 +124,6 @@ def test_running_median_removes_a_spike_and_keeps_a_trend():
     spiked[4] = 7.0
     assert running_median(spiked).max() <= 1
     same(running_median(torch.tensor([1.0, NAN, 3.0]), width=3), [1, 2, 3])
-    with pytest.raises(ValueError, match="width must be an odd number"):
-        running_median(trend, width=4)
 
 
 def test_time_constant_of_the_worked_series():
@@ -167,47 +131,24 @@ def test_time_constant_of_the_worked_series():
     y = 0.3 - 0.2 * torch.exp(-torch.arange(8, dtype=torch.float64) / 2)
     same(y, [0.1, 0.1787, 0.2264, 0.2554, 0.2729, 0.2836, 0.29, 0.294], atol=5e-5, rtol=0)
     for series in (y, running_median(y)):
-        fit = recovery_time_constant(series)
-        same(fit.tau, 2.0, atol=1e-3, rtol=0)
-        same(fit.r_squared, 1.0)
-        assert not fit.at_grid_edge
-
-
-@given(tau=st.floats(0.5, 15), start=st.floats(-1, 0.9), scale=st.floats(0.1, 10))
-@settings(max_examples=30, deadline=None)
-def test_time_constant_is_found_whatever_the_levels(tau, start, scale):
-    t = torch.arange(20, dtype=torch.float64)
-    fit = recovery_time_constant(scale * (1 - (1 - start) * (-t / tau).exp()))
-    same(fit.tau, tau, rtol=2e-3, atol=0)
-    assert not fit.at_grid_edge
+        same(recovery_time_constant(series), 2.0, atol=1e-3, rtol=0)
 
 
 def test_time_constant_is_fitted_per_head_with_gaps():
     t = torch.arange(30, dtype=torch.float64)
     series = 1 - torch.exp(-t / torch.tensor([[1.0], [4.0], [8.0]]))
     series[1, 3:8] = NAN
-    fit = recovery_time_constant(series)
-    same(fit.tau, [1.0, 4.0, 8.0], rtol=1e-3, atol=0)
-    assert fit.tau.dtype == torch.float64
+    same(recovery_time_constant(series), [1.0, 4.0, 8.0], rtol=1e-3, atol=0)
 
 
-def test_time_constant_needs_points_and_a_curve():
-    t = torch.arange(7.0)
-    same(recovery_time_constant(1 - torch.exp(-t)).tau, NAN)
+def test_time_constant_needs_a_curve():
     noise = torch.rand(200, generator=torch.Generator().manual_seed(3))
-    fit = recovery_time_constant(torch.stack([torch.full((200,), 0.3), noise, torch.full((200,), NAN)]))
-    same(fit.tau, [NAN, NAN, NAN])
-    assert fit.r_squared[1] < 0.1 and fit.r_squared[[0, 2]].isnan().all()
-    assert not fit.at_grid_edge.any()
+    series = torch.stack([torch.full((200,), 0.3), noise, torch.full((200,), NAN)])
+    same(recovery_time_constant(series), [NAN, NAN, NAN])
 
 
-def test_time_constant_says_when_the_series_is_too_short_for_it():
-    assert recovery_time_constant(torch.arange(12.0)).at_grid_edge  # a line never bends: tau beyond the grid
-
-
-def test_inputs_are_not_edited_and_half_precision_is_widened():
-    profile = INSERTED.clone()
-    onset_step(profile, span=SPAN)
-    recovery_time_constant(torch.arange(9.0))
-    same(profile, INSERTED)
-    assert span_collapse(INSERTED.bfloat16(), span=SPAN, reference=PREFIX).dtype == torch.float32
+def test_circuit_curve_of_the_worked_example():
+    # trapezoids of .8: .2 + .45; of |1 - f| = 1, .2, 0: .3 + .05
+    fractions, f = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0.0, 0.8, 1.0])
+    same(circuit_performance(fractions, f), 0.65)
+    same(circuit_distance(fractions, f), 0.35)

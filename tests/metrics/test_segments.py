@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from formulas_under_test import NAN, mask, same, visible_keys
 
-from mless_interp.metrics.patterns import prepared, resolved_visible, row_positions, uniform_pattern, visible_keys
+from mless_interp.metrics.patterns import prepared, uniform_pattern
 from mless_interp.metrics.segments import (
-    check_segment,
     check_span,
     flanks,
     row_mask,
@@ -13,21 +13,9 @@ from mless_interp.metrics.segments import (
     span_bounds,
 )
 
-NAN = float("nan")
-
 
 def checked(pattern: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
     return prepared(pattern, visible=visible, dest_positions=None)[0]
-
-
-def mask(*positions: int, n: int) -> torch.Tensor:
-    return torch.isin(torch.arange(n), torch.tensor(positions))
-
-
-def same(actual: torch.Tensor, expected: list | torch.Tensor, **tolerance: float) -> None:
-    torch.testing.assert_close(
-        actual, torch.as_tensor(expected, dtype=actual.dtype).expand(actual.shape), equal_nan=True, **tolerance
-    )
 
 
 def test_row_masks_are_what_their_names_say():
@@ -60,27 +48,6 @@ def test_segment_mean_leaves_out_the_undefined_and_never_invents_zero():
     same(segment_mean(values, torch.zeros(3, dtype=torch.bool)), [NAN, NAN])
 
 
-def test_visible_keys_are_causal_windowed_and_real():
-    assert visible_keys(3).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
-    assert visible_keys(4, window=2).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    padded = visible_keys(3, real=torch.tensor([[False, True, True], [True, True, True]]))
-    assert padded.shape == (2, 3, 3)
-    assert padded[0].int().tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 1]]
-
-
-def test_a_block_of_visible_keys_is_those_rows_of_the_whole():
-    real = torch.tensor([[[False] * 2 + [True] * 6], [[True] * 8]])
-    whole = visible_keys(8, window=3, real=real)
-    rows = torch.tensor([2, 5, 7])
-    assert visible_keys(8, window=3, real=real, dest_positions=rows).equal(whole[..., rows, :])
-
-
-def test_windows_are_measured_on_position_ids():
-    # indices 0 1 2 with positions 0 1 5: token 2 is 4 positions after token 1, outside a window of 3
-    gapped = visible_keys(3, window=3, position_ids=torch.tensor([0, 1, 5]))
-    assert gapped.int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
-
-
 def test_uniform_pattern_spreads_over_visible_keys_only():
     visible = visible_keys(4, window=2, real=mask(1, 2, 3, n=4))
     same(uniform_pattern(visible), [[0, 0, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]])
@@ -94,12 +61,6 @@ def test_bfloat16_rows_are_renormalised_in_float32():
     row = checked(pattern)
     assert row.dtype == torch.float32
     same(row.sum(-1), torch.ones(2, 50))
-
-
-def test_checking_returns_float32_and_float64_unchanged_and_edits_nothing():
-    pattern = torch.tensor([[1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
-    before = pattern.clone()
-    assert checked(pattern).equal(before) and pattern.equal(before)
 
 
 def test_padded_rows_may_hold_anything():
@@ -122,26 +83,6 @@ def test_attention_to_later_tokens_is_not_accepted():
         checked(torch.full((2, 2), 0.5))
 
 
-@pytest.mark.usefixtures("untyped")
-def test_a_block_needs_its_positions():
-    with pytest.raises(ValueError, match="2 rows over 3 keys needs dest_positions"):
-        checked(torch.ones(2, 3) / 3)
-    with pytest.raises(ValueError, match="dest_positions must lie in 0 to 2, got 1 to 3"):
-        row_positions(torch.ones(2, 3), torch.tensor([1, 3]))
-    with pytest.raises(ValueError, match=r"one position per row \(2 rows\)"):
-        row_positions(torch.ones(2, 3), torch.tensor([1]))
-
-
-@pytest.mark.usefixtures("untyped")
-def test_masks_of_the_wrong_kind_are_refused():
-    with pytest.raises(ValueError, match="span must be a boolean mask over the tokens, got torch.int64"):
-        check_segment(torch.tensor([0, 1]), name="span", n_tokens=2)
-    with pytest.raises(ValueError, match=r"question must have one entry for each of the 3 tokens, got shape \(2,\)"):
-        check_segment(torch.tensor([True, False]), name="question", n_tokens=3)
-    with pytest.raises(ValueError, match="visible must be boolean and fit a pattern"):
-        resolved_visible(torch.ones(2, 5, 3, 3), visible=torch.ones(2, 3, 3, dtype=torch.bool), dest_positions=None)
-
-
 def test_spans_must_hold_some_tokens_and_not_all():
     with pytest.raises(ValueError, match="the span is empty: a prompt without an insertion has no span metrics"):
         check_span(mask(n=3), n_tokens=3)
@@ -155,9 +96,3 @@ def test_bounds_of_one_block_only():
     assert (start.tolist(), stop.tolist()) == ([1, 4], [3, 5])
     with pytest.raises(ValueError, match="one unbroken block of tokens here, but it has several pieces"):
         span_bounds(mask(1, 3, n=5))
-
-
-@pytest.mark.parametrize("window", [0, -1])
-def test_windows_of_no_keys_are_refused(window):
-    with pytest.raises(ValueError, match="window must be 1 key or more"):
-        visible_keys(3, window=window)

@@ -1,7 +1,7 @@
 """Timing and magnitude of attention spikes."""
 
-import pytest
 import torch
+from formulas_under_test import NAN, same
 
 from mless_interp.metrics.spikes import (
     attenuation_r_squared,
@@ -12,18 +12,6 @@ from mless_interp.metrics.spikes import (
     timing_pearson,
     timing_spearman,
 )
-
-NAN = float("nan")
-
-
-def same(actual: torch.Tensor, expected: list | float | torch.Tensor, **tolerance: float) -> None:
-    torch.testing.assert_close(
-        actual, torch.as_tensor(expected, dtype=actual.dtype).expand(actual.shape), equal_nan=True, **tolerance
-    )
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_attenuation_of_the_worked_example():
@@ -37,7 +25,7 @@ def test_attenuation_of_the_worked_example():
 
 
 def test_a_scaled_profile_keeps_its_timing():
-    x = torch.rand(3, 40, generator=seeded(0), dtype=torch.float64)
+    x = torch.rand(3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     same(timing_spearman(x, 0.4 * x), 1.0)
     same(timing_pearson(x, 0.4 * x + 0.1), 1.0)
     same(attenuation_slope(x, 0.4 * x), 0.4)
@@ -81,24 +69,9 @@ def test_matched_peaks_use_each_peak_once():
     same(matched_peaks_f1(x, x), 1.0)
     same(matched_peaks_f1(x & y, x & y), NAN)
     same(matched_peaks_f1(x, x & y), 0.0)
-    with pytest.raises(ValueError, match="tolerance must be 0 tokens or more, got -1"):
-        matched_peaks_f1(x, y, tolerance=-1)
-
-
-def test_matched_peaks_are_counted_per_head():
-    peaks = torch.eye(3, dtype=torch.bool)
-    same(matched_peaks_f1(peaks, peaks.flip(0), tolerance=0), [0, 1, 0])
 
 
 def test_peak_attenuation_averages_ratios_at_base_peaks():
     base, inserted = torch.tensor([0.4, 0.1, 0.2, NAN]), torch.tensor([0.2, 0.1, 0.05, 0.1])
     same(peak_attenuation(base, inserted, peaks=torch.tensor([True, False, True, True])), (0.5 + 0.25) / 2)
     same(peak_attenuation(base, inserted, peaks=torch.zeros(4, dtype=torch.bool)), NAN)
-
-
-def test_half_precision_is_widened_and_inputs_are_kept():
-    x = torch.rand(20, generator=seeded(0))
-    before = x.clone()
-    assert timing_spearman(x.bfloat16(), x.bfloat16()).dtype == torch.float32
-    spike_peaks(x)
-    assert x.equal(before)

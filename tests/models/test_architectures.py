@@ -12,7 +12,7 @@ import pytest
 import torch
 from architecture_features import FEATURES, model_of, pairs_of
 from architectures_under_test import CONFIGS, folder_of, random_model
-from conftest import BACKENDS, word_tokenizer
+from conftest import word_tokenizer
 from models_under_test import loaded, pairs_for
 
 from mless_interp.mechanism.decompose import decompose_attention
@@ -22,13 +22,11 @@ from mless_interp.models.sites import site
 from mless_interp.models.transformer_lens import has_hooked_transformer
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
-from mless_interp.scores.cache import score_cache
-from mless_interp.scores.score import score_heads
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-OFTEN = ("GPT-2", "GPT-NeoX (Pythia)", "Falcon 40B")
+OFTEN = ("GPT-2",)
 COLUMNS = {"bridge": f"bridge ({version('transformer-lens').split('.')[0]}.x)", "nnsight": "nnsight"}
 COLUMNS |= {"hooked_transformer": "HookedTransformer (3.x)"} if has_hooked_transformer() else {}
 
@@ -74,36 +72,6 @@ def test_an_architecture_does_what_the_page_says(architecture: str, backend: str
                 feature(model, pairs)
         else:
             feature(model, pairs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-@pytest.mark.parametrize(
-    "architecture", ["GPT-2", "GPT-Neo", "GPT-J", "GPT-NeoX (Pythia)", "Falcon 7B", "OPT", "Phi-2"]
-)
-def test_precisions(architecture: str, dtype: str) -> None:
-    for backend in COLUMNS:
-        if page()[architecture, COLUMNS[backend]] == "all":
-            model = loaded(folder_of(architecture), backend, dtype)
-            assert model.stepper is not None and model.shows_rotated
-            assert model.checks.entering_error < {"float64": 1e-6, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("architecture", "options"),
-    [
-        ("Phi-3", {"num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 112}),
-        ("Phi-3", {"num_key_value_heads": 1}),
-        ("Falcon 40B", {"num_kv_heads": 1}),
-        ("Falcon 40B", {"num_kv_heads": 8}),
-        ("StableLM 2 12B", {"num_key_value_heads": 4}),
-    ],
-)
-def test_groups_of_every_size(architecture: str, options: dict[str, Any], tmp_path: Path) -> None:
-    model = load_model(saved(tmp_path, architecture, **options), backend="nnsight")
-    assert model.stepper is not None and model.shows_rotated
-    FEATURES["z sweep"](model, pairs_for(model, count=1))
 
 
 @pytest.mark.parametrize("backend", ["bridge", "nnsight"])
@@ -155,7 +123,7 @@ def test_attention_of_another_kind_is_refused(tmp_path: Path) -> None:
     types = ["chunked_attention", "full_attention"]
     llama = {"intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 8, "layer_types": types}
     said = refused("Llama4Text", tmp_path, "nnsight", **small, **heads, **llama)
-    assert "has layers of chunked_attention: only those that attend to all tokens before" in said
+    assert "has layers of chunked_attention, and only those that attend to all tokens before" in said
 
 
 @pytest.mark.filterwarnings("ignore:Module .* has a submodule named:UserWarning")  # nnsight's, of BERT
@@ -179,13 +147,6 @@ def test_gpt_neos_own_windows_are_lifted_where_positions_are_set(backend: str, t
     if model.hf_model is not None:  # they are as they were
         attentions = [model._attention(layer) for layer in range(4)]
         assert all(attention.bias.shape[-1] == 256 and not attention.bias[0, 0, 20, 2] for attention in attentions)
-
-
-@pytest.mark.parametrize("backend", [backend for backend in COLUMNS if backend != "nnsight"])
-def test_what_a_library_cannot_convert_is_said_in_a_sentence(backend: str, tmp_path: Path) -> None:
-    folder = saved(tmp_path, "GPT-NeoX (Pythia)", attention_bias=False)
-    with pytest.raises(ModelError, match="cannot take .*GPTNeoX|GPTNeoX.* cannot be converted"):
-        load_model(folder, backend=backend)
 
 
 @pytest.mark.skipif(not has_hooked_transformer(), reason="removed in TransformerLens 4.0")
@@ -384,35 +345,6 @@ def test_a_gate_and_matched_mass_leave_a_learned_sink_its_share(name: str) -> No
     torch.testing.assert_close(ones[defined].double(), expected[defined], atol=1e-5, rtol=1e-4)
 
 
-def test_metrics_count_a_learned_sink_as_a_key_outside_the_span() -> None:
-    """From patterns, from queries and keys, and from a cache: the same; by hand from what rows lack."""
-    model, pair = model_of("GPT-OSS", "nnsight"), pairs_of("GPT-OSS", "nnsight")[0]
-    (start, stop), metrics = pair.span, ("span_mass", "lam", "entropy", "normalised_entropy", "span_mass_without_sink")
-    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.info.n_layers)]
-    cache = model.run(pair.inserted.tokens, capture=dict.fromkeys(names), logits_at="none").captured
-    found = score_heads(model, [pair], metrics="all", progress=False)
-    cached = score_cache(cache, pair, metrics=metrics, windows=model.info.windows, sinks=True)
-    pattern = torch.stack([cache[name][0] for name in names]).double()[:, :, stop:]
-    lacks = 1 - pattern.sum(-1)
-    inside, whole = pattern[..., start:stop].sum(-1), torch.cat([pattern, lacks[..., None]], -1)
-    entropy = -torch.xlogy(whole, whole).sum(-1)
-    window = torch.tensor([w or 10**6 for w in model.info.windows])
-    n_keys = torch.minimum(torch.arange(stop, pattern.shape[-1]) + 1, window[:, None]) + 1  # and the sink
-    by_hand = {
-        "span_mass": inside,
-        "lam": 1 - inside,
-        "entropy": entropy,
-        "normalised_entropy": entropy / n_keys[:, None].log(),
-        "span_mass_without_sink": inside / (1 - lacks - pattern[..., 0]),
-    }
-    for name in metrics:
-        expected = by_hand[name].mean(-1).numpy()
-        for scores in (found, cached):
-            np.testing.assert_allclose(scores.of(name, "inserted")[0], expected, atol=2e-5, err_msg=name)
-    with pytest.raises(ValueError, match="must sum to 1 over the keys.*learned sinks.*with_sink_key"):
-        score_cache(cache, pair, metrics=metrics, windows=model.info.windows)
-
-
 REFUSED = {
     "BitNet": ("norms the outputs of all heads together", {}),
     "DeepseekV3": (
@@ -437,12 +369,6 @@ def test_attention_of_another_form_is_refused_with_what_it_is(kind: str, backend
     word_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=why):
         load_model(tmp_path, backend=backend)
-
-
-@pytest.mark.parametrize("architecture", ["SmolLM3", "HunYuan"])
-def test_layers_without_rotation_and_norms_after_it_are_continued(architecture: str) -> None:
-    model = model_of(architecture, "nnsight")
-    assert model.stepper is not None and model.checks.replay_difference < 1e-4
 
 
 def test_longrope_ends_where_its_rotation_would_change(tmp_path: Path) -> None:
@@ -480,56 +406,17 @@ def test_a_bridge_installs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert load_model(tmp_path, backend="nnsight").stepper is not None
 
 
-@pytest.mark.parametrize("architecture", ["GPT-OSS", "Mixtral"])
-def test_experts_run_in_float64(architecture: str) -> None:
-    model = load_model(folder_of(architecture), backend="nnsight", dtype="float64")
-    assert model.info.dtype == "float64" and model.stepper is not None
-    assert model.checks.replay_difference < (1e-5 if model.float32_softmax else 1e-6)
-
-
 def test_an_opt_that_norms_after_is_refused_with_what_is_not_known_of_it(tmp_path: Path) -> None:
     folder = saved(tmp_path, "OPT", do_layer_norm_before=False)
     with pytest.raises(ModelError, match=r'its norms go by names that are not known here.*backend="bridge"'):
         load_model(folder, backend="nnsight")
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
-def test_an_opt_whose_embedding_is_narrower_is_refused_with_what_to_do(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["bridge", "auto"])
+def test_an_opt_whose_embedding_is_narrower_is_refused(backend: str, tmp_path: Path) -> None:
     folder = saved(tmp_path, "OPT", word_embed_proj_dim=16)
-    with pytest.raises(ModelError, match="embeds its tokens in 16 dimensions .* use an OPT of another size"):
+    with pytest.raises(ModelError, match="embeds its tokens in 16 dimensions .*: it is not taken"):
         load_model(folder, backend=backend)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["Llama", "GPT-2"])
-def test_weights_offloaded_to_disk_give_the_same_numbers_to_the_last_digit(architecture: str) -> None:
-    """They are brought for each product: what reads them by itself would get memory that holds anything."""
-    folder = folder_of(architecture)
-    ends = {
-        "Llama": ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"),
-        "GPT-2": ("transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head"),
-    }[architecture]
-    layers = {"Llama": "model.layers", "GPT-2": "transformer.h"}[architecture]
-    places = {**dict.fromkeys(ends, "cpu"), f"{layers}.0": "disk", f"{layers}.1": "cpu", f"{layers}.2": "disk"}
-    whole, offloaded = load_model(folder, backend="nnsight"), load_model(folder, backend="nnsight", device_map=places)
-    assert any(weight.is_meta for weight in offloaded.hf_model.parameters()) and offloaded.stepper is not None
-    pairs = pairs_for(whole, count=2)
-    for edit in ("z", "knockout"):
-        swept = [patch_heads(model, pairs, edit=edit, progress=False).patched for model in (whole, offloaded)]
-        assert np.array_equal(*swept, equal_nan=True)
-    split = [decompose_attention(model, pairs, contrasts=["content"], progress=False) for model in (whole, offloaded)]
-    assert np.array_equal(*(each.of("lam") for each in split))
-    assert torch.equal(*(model.attention_output(0).weights for model in (whole, offloaded)))
-
-
-@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
-def test_a_prompt_fills_the_context_and_no_more(backend: str) -> None:
-    model = model_of("GPT-2", backend)
-    longest = model.info.context_length
-    tokens = torch.randint(0, model.info.d_vocab, (1, longest + 1), generator=torch.Generator().manual_seed(0))
-    assert model.run(tokens[:, :-1], logits_at="last").logits.isfinite().all()
-    with pytest.raises(ValueError, match=rf"needs {longest + 1} positions but .* has a context of {longest}"):
-        model.run(tokens)
 
 
 def test_a_backend_whose_queries_are_not_those_of_the_scores_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

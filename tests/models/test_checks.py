@@ -1,20 +1,18 @@
 """The self-check: each promise that a backend can break is found, and the model that is checked stays as it is."""
 
 import re
-from dataclasses import replace
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer, word_tokenizer
+from conftest import needs_hooked_transformer, word_tokenizer
 from models_under_test import ignores_positions, loaded, lying
 from transformers import AutoModelForCausalLM
 
 import mless_interp as mi
 from mless_interp.identities.certificate import _self_check
-from mless_interp.models import checks
 from mless_interp.models.checks import TOLERANCE, FailedCheck, check_model
 from mless_interp.models.info import BY_LAYERS
 from mless_interp.models.inputs import Inputs
@@ -102,18 +100,11 @@ def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -
         check_model(model, wrong)
 
 
-def test_a_reference_without_numbers_is_refused(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    with pytest.raises(FailedCheck, match="the plain Hugging Face forward pass gives NaN or infinity"):
-        check_model(model, torch.full((1, 12, model.info.d_vocab), torch.nan))
-
-
 @pytest.mark.parametrize("without", ["o_proj", "v_proj"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_model_whose_attention_writes_nothing_is_loaded_and_its_edits_are_checked(
-    without: str, architecture: str, backend: str, tiny_model_dir: Any
+    without: str, backend: str, tiny_model_dir: Any
 ) -> None:
-    weights, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model_dir(architecture)), word_tokenizer()
+    weights, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model_dir("llama")), word_tokenizer()
     for layer in weights.model.layers:
         part = getattr(layer.self_attn, without)
         for weight in part.parameters():
@@ -124,18 +115,6 @@ def test_a_model_whose_attention_writes_nothing_is_loaded_and_its_edits_are_chec
     if without == "o_proj":
         with pytest.raises(FailedCheck, match="an edit of its attention pattern is not obeyed"):
             check_model(lying(model, ignores_edits))
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_check_gives_its_figures_again_and_leaves_the_model_as_it_was(
-    architecture: str, backend: str, tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
-    before = dict(vars(model))
-    first, second = check_model(model), check_model(model)
-    assert first == second == replace(model.checks, logits_difference=None)
-    assert vars(model).keys() == before.keys() and all(vars(model)[name] is value for name, value in before.items())
 
 
 @lru_cache
@@ -190,13 +169,6 @@ def test_a_wrong_replay_is_refused_also_where_rounding_is_coarse(
     assert re.match(
         r"whole forward passes \(continuing layer by layer was off by .* more than rounding", figures.replay
     )
-
-
-@pytest.mark.parametrize("moved", [float("inf"), float("nan"), 0.0])
-def test_rounding_that_cannot_be_measured_excuses_nothing(moved: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_moved_by_rounding", lambda *_: moved)
-    replayed = check_model(small_logits("bfloat16")).replay
-    assert replayed.startswith("whole forward passes (continuing layer by layer was off")
 
 
 def test_a_replay_that_disagrees_is_reported_and_switched_off_where_the_figures_are_taken_over(

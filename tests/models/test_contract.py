@@ -60,16 +60,6 @@ def test_nnsight_and_bridge_are_equal_bit_for_bit(bridge: Model, architecture: s
 
 
 @EITHER
-@pytest.mark.parametrize("condition", ["base", "inserted", "gap", "masked", "held"])
-def test_every_condition_agrees_with_the_bridge(model: Model, bridge: Model, condition: str) -> None:
-    for pair in pairs_for(model, count=2):
-        inputs = pair.condition(condition)
-        assert close(logits_of(model, inputs), logits_of(bridge, inputs), 2e-5)
-    spread = pairs_for(model)[0].condition("held", held_positions="spread")
-    assert close(logits_of(model, spread), logits_of(bridge, spread), 2e-5)
-
-
-@EITHER
 @pytest.mark.parametrize("place", [{}, {"before": "system"}, {"at": 3}])
 def test_gap_equals_masked_on_shared_tokens_at_every_layer(model: Model, place: dict) -> None:
     for pair in pairs_for(model, count=2, **place):
@@ -135,32 +125,12 @@ def test_captures_are_reduced_inside_and_see_the_edit(model: Model) -> None:
 
 
 @EITHER
-def test_an_edit_may_compute_in_another_precision_and_keep_a_graph(model: Model) -> None:
-    inputs, name = pairs_for(model)[0].condition("base"), site(1, "attn.hook_z")
-    for edit in (torch.Tensor.double, lambda z: z.clone().requires_grad_()):
-        run = model.run(inputs, edits={name: edit}, capture={name: None})
-        assert torch.equal(run.logits, logits_of(model, inputs))
-        assert run.captured[name].dtype == torch.float32 and not run.captured[name].requires_grad
-
-
-@EITHER
 def test_a_recording_holds_no_more_than_it_shows(model: Model) -> None:
     inputs = pairs_for(model)[0].condition("inserted")
     recording = model.record(inputs, start=inputs.n_tokens - 3)
     for held in (recording.resid_pre, recording.q, recording.k, recording.v, recording.z):
         assert len(held) == 3
         assert all(part.untyped_storage().nbytes() == part.numel() * part.element_size() for part in held)
-
-
-@EITHER
-def test_logits_are_unembedded_where_asked(model: Model) -> None:
-    inputs = pairs_for(model)[0].condition("inserted")
-    whole = logits_of(model, inputs)
-    some = model.run(inputs.tokens, logits_at=[3, 7]).logits
-    assert close(some, whole[:, [3, 7]], 1e-5)
-    assert close(model.run(inputs.tokens, logits_at="last").logits, whole[:, -1:], 1e-5)
-    with pytest.raises(ValueError, match="logits_at must be positions 0 to"):
-        model.run(inputs.tokens, logits_at=[whole.shape[1]])
 
 
 @EITHER
@@ -181,14 +151,6 @@ def test_an_error_inside_an_edit_leaves_no_hook_behind(model: Model) -> None:
 
 
 @EITHER
-def test_inputs_are_left_as_they_were(model: Model) -> None:
-    inputs = pairs_for(model)[0].condition("masked")
-    copies = inputs.tokens.clone(), inputs.attention_mask.clone()
-    model.run(inputs.tokens, attention_mask=inputs.attention_mask)
-    assert torch.equal(inputs.tokens, copies[0]) and torch.equal(inputs.attention_mask, copies[1])
-
-
-@EITHER
 @pytest.mark.parametrize("condition", ["inserted", "gap", "masked", "held"])
 @pytest.mark.parametrize("layer", [0, 1, 2])
 def test_replay_equals_whole_forward_passes(model: Model, condition: str, layer: int) -> None:
@@ -204,21 +166,6 @@ def test_replay_equals_whole_forward_passes(model: Model, condition: str, layer:
         slow = model.replay(recording, layer, z, logits_at=reads, exact_forward=True)
         assert close(fast, slow, 1e-4)
     assert not close(model.replay(recording, layer, z), logits_of(model, inputs)[:, -1:], 1e-2)
-
-
-@EITHER
-def test_replay_takes_several_prompts_at_once(model: Model) -> None:
-    pairs = [pair for pair in pairs_for(model) if len(pair.base) == len(pairs_for(model)[1].base)]
-    pair = pairs[0]
-    one = pair.condition("masked")
-    both = Inputs(one.tokens.repeat(2, 1), None, one.attention_mask.repeat(2, 1, 1, 1))
-    both.tokens[1, -3] = both.tokens[1, 0]
-    start = both.tokens.shape[1] - pair.n_after
-    recording = model.record(both, start=start)
-    noise = torch.randn((2, 3, *recording.z[1].shape[1:]), generator=torch.Generator().manual_seed(0))
-    z = (recording.z[1][:, None] + noise).flatten(0, 1)
-    fast = model.replay(recording, 1, z, logits_at="all")
-    assert close(fast, model.replay(recording, 1, z, logits_at="all", exact_forward=True), 1e-4)
 
 
 @EITHER
@@ -310,13 +257,10 @@ def test_what_a_backend_says_of_its_softmax_is_so(backend: str, architecture: st
     assert (float((pattern.sum(-1) - 1).abs().max()) > 1e-10) == model.float32_softmax
 
 
-@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
-@pytest.mark.parametrize("architecture", ["Falcon 7B", "Falcon 40B", "GPT-NeoX (Pythia)"])
+@pytest.mark.parametrize(("architecture", "backend"), [("Falcon 7B", "bridge"), ("GPT-NeoX (Pythia)", "nnsight")])
 def test_what_is_captured_is_what_it_was_also_where_the_library_adds_to_it_in_place(
     architecture: str, backend: str
 ) -> None:
-    if (architecture, backend) == ("Falcon 40B", "bridge"):
-        pytest.skip("TransformerBridge reads another layout of queries, keys and values than Falcon 40B has")
     model = loaded(folder_of(architecture), backend)
     inputs, name = pairs_for(model)[0].condition("inserted"), site(1, "hook_mlp_out")
     kept, last, copied = (

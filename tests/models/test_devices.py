@@ -4,11 +4,9 @@ import gc
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,17 +14,15 @@ import pytest
 import torch
 from models_under_test import pairs_for, problems
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from virtual_devices import ONE, OTHER, watched
 
 import mless_interp as mi
-from mless_interp.models import load, memory, nnsight
+from mless_interp.models import load, memory
 from mless_interp.models.base import Model
-from mless_interp.models.loaded_weights import device_of, refuse_not_finite
 from mless_interp.models.nnsight import wrapped
 from mless_interp.models.sites import SITES, site
 from mless_interp.patching.interventions import INTERVENTIONS
-from mless_interp.scores import streaming
 
 SLASHES = mi.Insertion.meaningless(" /", 21)
 
@@ -194,27 +190,6 @@ def same(whole: list[np.ndarray], split: list[np.ndarray]) -> None:
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
-@pytest.mark.parametrize("analysis", ["capture", "attribute_heads", "score_heads", "evaluate_accuracy"])
-def test_one_virtual_device_gives_what_memory_gives(analysis: str, tiny_model_dir: Any) -> None:
-    """Up to rounding, as products in memory are another kernel's."""
-    folder = tiny_model_dir("llama")
-    plain = found(mi.load_model(folder, backend="nnsight"), analysis)
-    for a, b in zip(computed(folder, ALONE, "eager", analysis), plain, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_blocks_of_rows_on_two_devices_are_the_whole(
-    attention: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tiny_model_dir("llama")
-    whole = computed(folder, ALONE, attention, "score_heads")
-    monkeypatch.setattr(streaming, "BLOCK_ELEMENTS", 8 * 60 * 7)  # some seven rows
-    blocks = found(here(folder, "112222", attn_implementation=attention), "score_heads")
-    for a, b in zip(whole, blocks, strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("analysis", ["capture", "patch_heads between other conditions", "decompose_attention"])
 def test_a_bridge_is_split_too(analysis: str, tiny_model_dir: Any) -> None:
     folder = tiny_model_dir("llama")
@@ -283,62 +258,6 @@ def whole_in_memory(folder: Path, attention: str) -> Model:
     return mi.load_model(folder, backend="nnsight", attn_implementation=attention)
 
 
-@pytest.mark.parametrize("order", OFFLOADED)
-def test_output_weights_are_brought_and_the_hash_is_the_same(order: str, tiny_model_dir: Any) -> None:
-    folder = tiny_model_dir("llama")
-    model, whole = offloaded(folder, order), whole_in_memory(folder, "eager")
-    for layer in range(3):
-        assert torch.equal(model.output_weights(layer).cpu(), whole.output_weights(layer))
-    assert model.weights_hash == whole.weights_hash
-
-
-def test_a_model_wrapped_by_its_owner_may_be_split(tiny_model_dir: Any) -> None:
-    folder = tiny_model_dir("llama")
-    split = here(folder, "112222")
-    again = mi.wrap_model(split.underlying, tokenizer=split.tokenizer)
-    same(computed(folder, "112222", "eager", "capture"), found(again, "capture"))
-
-
-def test_an_offloaded_embedding_that_its_owner_wrapped_is_refused(tiny_model_dir: Any) -> None:
-    brought = offloaded(tiny_model_dir("llama"), "disk first")
-    options = {"tokenizer": deepcopy(brought.tokenizer), "task": "text-generation"}
-    traced = nnsight.nnsight.TransformersModel(brought.hf_model, **options)
-    with pytest.raises(
-        mi.ModelError, match=r"its embedding is offloaded, .*: load it with load_model\(device_map=...\)"
-    ):
-        mi.wrap_model(traced, tokenizer=brought.tokenizer)
-
-
-def test_tokens_go_where_the_embedding_is_or_is_computed() -> None:
-    def place(embedding: nn.Module, hook: Any = None) -> str:
-        if hook is not None:
-            embedding._hf_hook = hook
-        behind = nn.Linear(2, 2).to(OTHER)
-        return str(device_of(SimpleNamespace(get_input_embeddings=lambda: embedding, parameters=behind.parameters)))
-
-    def brought() -> nn.Module:
-        return nn.Embedding(3, 2, device="meta")
-
-    first, second = (SimpleNamespace(execution_device=device) for device in (ONE, OTHER))
-    without, empty = SimpleNamespace(), SimpleNamespace(execution_device=None)
-    assert place(nn.Embedding(3, 2).to(ONE), second) == "virtual:1"
-    assert place(nn.Module(), first) == "virtual:2", "without weights of its own"
-    assert place(brought()) == place(brought(), empty) == place(brought(), without) == "cpu"
-    assert place(brought(), first) == "virtual:1"
-    assert place(brought(), SimpleNamespace(hooks=(without, empty, second, first))) == "virtual:2"
-
-
-def test_what_is_not_finite_is_found_wherever_it_lies() -> None:
-    module = nn.Linear(2, 2).requires_grad_(False).to(OTHER)
-    module.counts = nn.Buffer(torch.tensor([7], device=ONE))
-    module.nothing = nn.Buffer(torch.empty(0))
-    module.elsewhere = nn.Buffer(torch.empty(2, device="meta"))
-    refuse_not_finite(module, name="m")
-    module.bias[1] = float("nan")
-    with pytest.raises(mi.ModelError, match="m.*bias"):
-        refuse_not_finite(module, name="m")
-
-
 # -------------------------------------------------------------------------------------------------------------- the choice
 
 
@@ -348,13 +267,6 @@ def test_auto_converts_only_what_is_small(tiny_model_dir: Any, monkeypatch: pyte
     assert mi.load_model(folder).info.backend == "bridge"
     assert mi.load_model(folder, device_map={"": "cpu"}).info.backend == "nnsight"
     assert mi.load_model(folder, attn_implementation="sdpa").info.backend == "nnsight"
-
-
-def test_max_memory_bounds_what_auto_places(tiny_model_dir: Any, tmp_path: Path) -> None:
-    model = mi.load_model(
-        tiny_model_dir("llama"), device_map="auto", max_memory={"cpu": 200_000}, offload_folder=tmp_path / "weights"
-    )
-    assert set(model.hf_model.hf_device_map.values()) == {"cpu", "disk"}
 
 
 def test_two_models_share_an_offload_folder_and_keep_their_own_weights(tmp_path: Path) -> None:
@@ -375,14 +287,6 @@ def test_two_models_share_an_offload_folder_and_keep_their_own_weights(tmp_path:
     assert list((tmp_path / "weights").iterdir()) == []
 
 
-def test_an_offload_folder_that_cannot_be_written_is_told(tiny_model_dir: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(
-        mi.ModelError, match=r"the offload_folder '.*file' cannot be written \(File exists\): choose another"
-    ):
-        mi.load_model(tiny_model_dir("llama"), device_map={"": "cpu"}, offload_folder=tmp_path / "file")
-
-
 @pytest.mark.parametrize("where", [{"device_map": {"": "disk"}}, {"device_map": "auto", "max_memory": {"cpu": 0}}])
 def test_a_model_that_lies_on_the_disk_alone_has_no_device_to_run_on(
     where: dict[str, Any], tiny_model_dir: Any, tmp_path: Path
@@ -392,36 +296,6 @@ def test_a_model_that_lies_on_the_disk_alone_has_no_device_to_run_on(
     ):
         mi.load_model(tiny_model_dir("llama"), offload_folder=tmp_path / "weights", **where)
     assert list((tmp_path / "weights").iterdir()) == []
-
-
-def test_nothing_is_moved_when_it_is_wrapped(tiny_model_dir: Any) -> None:
-    """A pipeline of transformers would move it to the first GPU."""
-    model = here(tiny_model_dir("llama"), ALONE)
-    assert {str(weight.device) for weight in model.hf_model.parameters()} == {"virtual:1"}
-
-
-def test_a_wrapped_model_stays_where_it_is_and_has_a_tokenizer_of_its_own(
-    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, made = tiny_model_dir("llama"), []
-    models = {"cpu": whole_in_memory(folder, "eager"), "virtual:1": here(folder, ALONE), "": here(folder, "112222")}
-    monkeypatch.setattr(nnsight.nnsight, "TransformersModel", lambda model, **how: made.append((model, how)))
-    for place, model in models.items():
-        wrapped(model.hf_model, model.tokenizer)
-        hf_model, how = made.pop()
-        own = how.pop("tokenizer")
-        assert hf_model is model.hf_model and how.pop("task") == "text-generation"
-        assert how == ({"device": torch.device(place)} if place else {}), "what is placed already is not moved"
-        own.add_tokens("<new>")
-        assert "<new>" in own.get_vocab() and "<new>" not in model.tokenizer.get_vocab()
-
-
-def test_where_a_model_lies(tiny_model_dir: Any) -> None:
-    folder = tiny_model_dir("llama")
-    assert here(folder, "112222").devices == ("virtual:1", "virtual:2")
-    assert here(folder, "211111").devices == ("virtual:2", "virtual:1"), "where tokens go in comes first"
-    assert offloaded(folder, "memory first").devices == ("cpu",)
-    assert offloaded(folder, "a device, then memory").devices == ("virtual:1",)
 
 
 def products_in_passes(model: Model, pairs: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -459,17 +333,6 @@ def test_products_are_in_tf32_on_a_device_within_passes_alone(
         torch.set_float32_matmul_precision(before)
     assert model.identity["computed_on"]["products"] == ("tf32" if products == "high" else "highest")
     assert model.checks.tolerance == (2e-2 if products == "high" else 1e-3)
-
-
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"dtype": "float64"}])
-def test_elsewhere_and_in_other_precisions_products_are_left_to_the_process(
-    options: dict[str, Any], tiny_model_dir: Any
-) -> None:
-    folder = tiny_model_dir("qwen2")
-    model = placed(folder, ALONE, **options) if options else mi.load_model(folder, backend="nnsight")
-    assert model.tf32 is None and model.multiplying(tf32=True) is model
-    assert model.identity["computed_on"]["products"] == torch.get_float32_matmul_precision()
-    assert mi.wrap_model(placed(folder, ALONE).underlying).tf32 is None, "its owner's"
 
 
 def test_the_smallest_gpu_decides_how_much_goes_into_a_pass(
@@ -538,34 +401,6 @@ def test_output_weights_of_quantised_layers_are_what_they_compute_with(tiny_mode
     assert not calls, "its hooks are those of a run"
 
 
-@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
-def test_a_directory_that_is_quantised_loads_by_itself(bits: str, tiny_model_dir: Any, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is no dependency")
-    config = {"quant_method": "bitsandbytes", bits: True}
-    tokenizer = whole_in_memory(tiny_model_dir("llama"), "eager").tokenizer
-    torch.manual_seed(0)
-    shape = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }  # in blocks of 32
-    plain = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **shape))
-    plain.save_pretrained(tmp_path / "plain")
-    tokenizer.save_pretrained(tmp_path / "plain")
-    made = mi.load_model(tmp_path / "plain", device="cpu", backend="nnsight", quantization_config=config)
-    assert made.quantised and made.output_weights(1).is_floating_point()
-    made.hf_model.save_pretrained(tmp_path)
-    made.tokenizer.save_pretrained(tmp_path)
-    again = mi.load_model(tmp_path, device="cpu")
-    assert again.quantised and again.info.backend == "bridge"
-    whole = plain.model.layers[1].self_attn.o_proj.weight.detach().T.view(4, 16, 64)
-    assert (again.output_weights(1).float() - whole).abs().max() < 0.2 * whole.abs().max(), "up to its rounding"
-    pairs = pairs_for(made, count=1)
-    for model in (made, again):
-        mi.decompose_attention(model, pairs, contrasts=["content"], control=None, progress=False)
-
-
 # ------------------------------------------------------------------------------------------------------- synchronisations
 
 
@@ -583,17 +418,6 @@ def test_a_sweep_waits_once_a_pass_and_never_for_a_head(edit: str, tiny_model_di
     assert few == all_of_them, "one pass each, 3 heads or 24"
     passes = 27 - 1  # in single rows: 24 heads and one row of each layer without an edit
     assert (stops(max_rows=1) - all_of_them) / passes <= 10
-
-
-def test_scores_and_decompositions_wait_per_layer_not_per_head(tiny_model_dir: Any) -> None:
-    model = here(tiny_model_dir("llama"), ALONE)
-    pairs = pairs_for(model, count=1)
-    with watched() as seen:
-        mi.score_heads(model, pairs, progress=False)
-    assert seen.waits / (2 * 3) <= 40, "per condition and layer"
-    with watched() as seen:
-        mi.decompose_attention(model, pairs, contrasts=["content"], control=None, progress=False)
-    assert seen.waits / 3 <= 25, "per layer"
 
 
 # ------------------------------------------------------------------------------------------------- the devices themselves
@@ -615,14 +439,3 @@ def test_virtual_devices_do_not_mix() -> None:
     assert torch.equal((one + torch.tensor(1.0)).cpu(), memory + 1), "single numbers may join"
     assert torch.equal(one.to(other).cpu() + memory, 2 * memory) and one.to(other).device == OTHER
     assert torch.arange(3, device=OTHER).tolist() == [0, 1, 2] and torch.zeros_like(other).device == OTHER
-
-
-def test_gradients_cross_virtual_devices_and_do_not_mix_them() -> None:
-    x = torch.tensor([1.0, 2.0], device=ONE).requires_grad_()
-    y = (x * x).to(OTHER)[torch.tensor([1, 1])].sum()
-    (slope,) = torch.autograd.grad(y, x)
-    assert (y.device, slope.device) == (OTHER, ONE) and slope.tolist() == [0.0, 8.0]
-    lost = (x * x).view(2)
-    lost.register_hook(lambda slope: slope.to(OTHER))  # a gradient that came to the wrong device
-    with pytest.raises(RuntimeError, match="same device"):
-        torch.autograd.grad(lost.sum(), x)

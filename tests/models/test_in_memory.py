@@ -8,30 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS, qwen2_tokenizer, tiny_model, word_tokenizer
+from conftest import BACKENDS, qwen2_tokenizer, tiny_model
 from safetensors.torch import load_file, save_file
 
 import mless_interp as mi
-from mless_interp.models.load import InMemory
 from mless_interp.models.sites import site
 
 TOKENS = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
 
 
-def in_memory(architecture: str) -> SimpleNamespace:
-    tokenizer = qwen2_tokenizer() if architecture == "qwen2" else word_tokenizer()
-    return SimpleNamespace(name="mine", hf_model=tiny_model(architecture, tokenizer), tokenizer=tokenizer)
+def in_memory() -> SimpleNamespace:
+    tokenizer = qwen2_tokenizer()
+    return SimpleNamespace(name="mine", hf_model=tiny_model("qwen2", tokenizer), tokenizer=tokenizer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_it_gives_the_same_numbers_bit_for_bit_as_from_a_folder(
-    architecture: str, backend: str, dtype: str, tiny_model_dir: Any
-) -> None:
-    saved = mi.load_model(tiny_model_dir(architecture), backend=backend, dtype=dtype)
-    held = mi.load_model(in_memory(architecture), backend=backend, dtype=dtype)
+def test_it_gives_the_same_numbers_bit_for_bit_as_from_a_folder(backend: str, dtype: str, tiny_model_dir: Any) -> None:
+    saved = mi.load_model(tiny_model_dir("qwen2"), backend=backend, dtype=dtype)
+    held = mi.load_model(in_memory(), backend=backend, dtype=dtype)
     assert held.info.name == "mine" and held.checks == saved.checks
     names = [site(layer, name) for layer in range(3) for name in ("hook_resid_pre", "attn.hook_pattern", "attn.hook_z")]
     ours, theirs = (model.run(TOKENS, capture=dict.fromkeys(names)) for model in (held, saved))
@@ -57,10 +53,9 @@ def test_numbers_do_not_depend_on_where_a_file_has_the_weights(backend: str, tmp
         assert np.array_equal(mi.patch_heads(saved, pairs, edit="knockout", progress=False).patched, expected.patched)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_object_stays_as_it_was(architecture: str, backend: str) -> None:
-    mine = in_memory(architecture)
+def test_the_object_stays_as_it_was(backend: str) -> None:
+    mine = in_memory()
     mine.hf_model.generation_config.repetition_penalty = 1.5
     weights, config = copy.deepcopy(mine.hf_model.state_dict()), mine.hf_model.config.to_dict()
     parts = {name: type(part) for name, part in mine.hf_model.named_modules()}
@@ -79,21 +74,3 @@ def test_the_object_stays_as_it_was(architecture: str, backend: str) -> None:
     with torch.no_grad():
         mine.hf_model.get_input_embeddings().weight.zero_()
     assert torch.equal(model.run(TOKENS).logits, before), "no weight is shared"
-
-
-def test_what_is_not_in_memory_is_a_name(tmp_path: Path) -> None:
-    assert isinstance(in_memory("llama"), InMemory) and not isinstance(tmp_path, InMemory)
-    with pytest.raises(mi.ModelError, match=r"holds no config\.json"):
-        mi.load_model(tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_planted_model_is_one(backend: str, tmp_path: Path) -> None:
-    planted = mi.planted_model(readers=[mi.Head(0, 3)], mediators=[], n_layers=2, n_heads=8, seed=3)
-    model = mi.load_model(planted, backend=backend)
-    assert model.info.name == "planted-3"
-    saved = mi.load_model(planted.save(tmp_path / "planted", n_problems=1), backend=backend)
-    assert torch.equal(model.run(TOKENS).logits, saved.run(TOKENS).logits) and model.checks == saved.checks
-    pairs = mi.make_pairs(model, mi.load_problems(planted, limit=4), mi.Insertion.meaningless(" /", 20))
-    assert mi.patch_heads(model, pairs, progress=False).top(1)["label"][0] == "L0H3"

@@ -8,7 +8,7 @@ import torch
 from models_under_test import loaded
 
 from mless_interp.models.base import Model
-from mless_interp.models.checks import _log_probability, _resolution
+from mless_interp.models.checks import _resolution
 from mless_interp.models.inputs import Recording
 
 TOKENS = torch.arange(3, 16)[None]
@@ -67,16 +67,6 @@ def test_heads_outputs_are_moved_by_their_smallest_step(
             off.append(float(new - old) ** 2)
     assert found == pytest.approx(2 * (sum(off) / len(off)) ** 0.5, rel=1e-9)
     assert found == _resolution(seen.model, TOKENS), "the same each time"
-
-
-def test_fewer_rows_and_log_probabilities_by_hand(tiny_model_dir: Any) -> None:
-    seen = Seen(loaded(tiny_model_dir("llama"), "bridge"), 3)
-    _resolution(seen.model, TOKENS, rows=2)
-    assert seen.joins == [0, 0, 1, 1, 2, 2]
-    logits, ids = torch.tensor([[[0.0, 0.0], [0.0, 3.0]]]), torch.tensor([[[1], [0]]])
-    found = _log_probability(logits, ids)
-    wanted = [-torch.tensor(2.0).double().log(), -(1 + torch.tensor(3.0).double().exp()).log()]
-    assert found.dtype == torch.float64 and found.flatten().tolist() == pytest.approx([float(x) for x in wanted])
 
 
 def test_the_same_numbers_put_back_leave_a_resolution_of_a_few_steps(tiny_model_dir: Any) -> None:

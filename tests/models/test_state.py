@@ -30,15 +30,8 @@ def mlp_of(model: Model) -> Any:
 
 
 @contextmanager
-def forward_hook(model: Model) -> Iterator[None]:
-    handle = mlp_of(model).register_forward_hook(lambda module, given, made: made * 2)
-    yield
-    handle.remove()
-
-
-@contextmanager
-def pre_hook(model: Model) -> Iterator[None]:
-    handle = mlp_of(model).register_forward_pre_hook(lambda module, given: (given[0] * 2, *given[1:]))
+def forward_hook(model: Model, by: float = 2.0) -> Iterator[None]:
+    handle = mlp_of(model).register_forward_hook(lambda module, given, made: made * by)
     yield
     handle.remove()
 
@@ -72,7 +65,7 @@ def nnsight_edit(model: Model) -> Iterator[None]:
     model.underlying.clear_edits()
 
 
-KINDS = [forward_hook, pre_hook, replaced_forward, transformer_lens_hook, nnsight_edit]
+KINDS = [forward_hook, replaced_forward, transformer_lens_hook, nnsight_edit]
 
 
 def swept(model: Model, **options: Any) -> torch.Tensor:
@@ -113,6 +106,17 @@ def test_a_checkpoint_made_without_hooks_is_not_resumed_with_them(model: Model, 
     swept(model, checkpoint=tmp_path / "kept.jsonl")
     with forward_hook(model), pytest.raises(ValueError, match="hooks"):
         swept(model, checkpoint=tmp_path / "kept.jsonl")
+
+
+@pytest.mark.filterwarnings("ignore:.* is slow. hooks were added to it")
+def test_a_checkpoint_made_with_a_hook_is_not_resumed_with_another_at_its_place(model: Model, tmp_path) -> None:
+    with forward_hook(model):
+        found = swept(model, checkpoint=tmp_path / "kept.jsonl")
+    with forward_hook(model, by=3.0), pytest.raises(ValueError, match="hooks"):
+        swept(model, checkpoint=tmp_path / "kept.jsonl")
+    with forward_hook(model):
+        again = swept(model, checkpoint=tmp_path / "kept.jsonl")
+    assert torch.equal(again, found)
 
 
 @pytest.fixture(scope="module")
@@ -199,16 +203,6 @@ def test_a_pass_computes_with_as_many_threads_as_its_products_are_worth(monkeypa
         with pytest.raises(ZeroDivisionError):
             model.run(torch.arange(3), capture={"blocks.0.hook_mlp_out": lambda value: 1 // 0})
         assert torch.get_num_threads() == 3
-
-
-def test_what_the_process_has_decides_no_bit_of_a_small_model() -> None:
-    model = mi.load_model("demo")
-    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=2), mi.Insertion.meaningless(" /", n_tokens=5))
-    found = []
-    for n in (1, 2):
-        with threads(n):
-            found.append((mi.attribute_heads(model, pairs, **QUIET).to_frame().to_csv(), model.identity))
-    assert found[0] == found[1]
 
 
 @needs_hooked_transformer

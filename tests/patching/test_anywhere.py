@@ -177,7 +177,6 @@ def test_gate_gradients_of_computed_add_up(place: str, tiny_model_dir: Any) -> N
     exact = patch_heads(model, pairs, contrast="computed", heads=["L0H0"], **QUIET).total_effect
     assert found.inserted - found.masked == pytest.approx(exact, abs=1e-6)
     assert np.abs(found.completeness).max() < 1e-3 * np.abs(exact).max()
-    assert "inserted - blind" in found.describe()
     verified = mi.attribute_heads(model, pairs, contrast="computed", verify=2, **QUIET)
     knocked = patch_heads(model, pairs, contrast="computed", edit="knockout", **QUIET)
     sure = verified.verified
@@ -227,7 +226,7 @@ def test_attention_is_described_anywhere(place: str, tiny_model_dir: Any) -> Non
     profile = mi.attention_profile(model, pairs, conditions=("base", "inserted", "blind"), **QUIET)
     frame = profile.to_frame().query("problem == 'p0' and condition == 'inserted' and label == 'L0H0'")
     assert ((frame["segment"] == "inserted").to_numpy() == asked[0].span_mask.numpy()).all()
-    assert mi.views.tokens(profile, ["L0H0"]).data["elements"] and profile.sentences()
+    assert mi.views.tokens(profile, ["L0H0"]).data["elements"]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_gate_gradients_add_up_to_the_total_effect(
     total = found.inserted - found.masked
     assert np.abs(total).max() > 0.01
     assert np.abs(found.completeness).max() < tolerance * np.abs(total).max()
-    assert f"{np.abs(found.completeness).max():.2e}" in repr(found)
+    assert f"{np.abs(found.completeness).max():.2e}" in found.explain()
 
 
 @pytest.mark.parametrize("outcome", list(OUTCOMES))
@@ -129,9 +129,8 @@ def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_
     mean = table.groupby(["layer", "head"])["score"].mean()
     assert mean.loc[(2, 5)] == pytest.approx(found.mean()[2, 5])
     first = found.ranking()[0]
-    row = f"{first} exact {found.mean()[first.layer, first.head]:+.4f} "
-    assert any(" ".join(line.split()).startswith(row) for line in repr(found).splitlines())
-    assert "The first 24 heads were verified by an exact sweep and are ranked by it." in repr(found)
+    assert repr(found).splitlines()[3].split()[:2] == [str(first), "exact"]
+    assert "The first 24 heads were verified by an exact sweep and are ranked by it." in found.explain()
     kept = load(save(tmp_path / "screen", found))["HeadAttribution"]
     assert np.array_equal(kept.scores, found.scores) and kept.problem_ids == found.problem_ids
     assert kept.settings == found.settings and kept.ranking() == found.ranking()
@@ -199,8 +198,9 @@ def test_estimates_never_stand_before_heads_that_were_verified() -> None:
     assert labels[:3] == ["L1H2", "L0H0", "L0H1"], "verified by their exact value (0.4, 0.1), then the rest by estimate"
     table = made.summary()
     assert table["label"].tolist() == labels and table["ranked by"].tolist() == ["exact"] * 2 + ["estimate"] * 4
-    assert "The first 2 heads were verified by an exact sweep and are ranked by it; the other 4 follow" in repr(made)
-    assert "ranked by" in made.printed()
+    assert (
+        "The first 2 heads were verified by an exact sweep and are ranked by it; the other 4 follow" in made.explain()
+    )
     made.exact[0, 0, 0] = np.nan
     assert not made.verified[0, 0] and np.array_equal(made.best[:, 0, 0], made.knockout[:, 0, 0]), (
         "not on every problem"
@@ -248,7 +248,7 @@ def test_an_outcome_that_does_not_change_is_said_and_not_divided() -> None:
     made, model = planted_here(null=True, noise=0.0)
     nothing = attribute_heads(model, planted_pairs(made, model, 2), progress=False)
     assert np.abs(nothing.scores).max() < 1e-5 and np.abs(nothing.completeness).max() < 1e-4
-    assert "The outcome does not change at all in any problem: there is nothing to attribute." in repr(nothing)
+    assert "The outcome does not change at all in any problem: there is nothing to attribute." in nothing.explain()
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_means_have_no_limits_and_no_share_of_a_mean_that_is_not_told_from_0(tot
     made = scores([0.1] * 32, [0.0] * 32, total, "denoising")
     row = made.summary().iloc[0]
     assert np.isnan(row["effect_fraction"]) and np.isnan(row["recovered"]) and row["effect"] == pytest.approx(-0.1)
-    assert "so effect_fraction is NaN" in repr(made)
+    assert "so effect_fraction is NaN" in made.explain()
     assert {name for name in made.summary() if name.endswith("ci_low")} == {
         f"{name}_ci_low" for name in ("prevalence", "median", "share")
     }
@@ -156,8 +156,6 @@ def test_a_head_is_told_by_the_problems_that_show_it() -> None:
     values = np.linspace(0.4, 0.6, 12)
     assert (row["median"], row["median_ci_low"], row["median_ci_high"]) == pytest.approx((-0.5, -values[9], -values[2]))
     assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == pytest.approx((0.5, values[2], values[9]))
-    assert "1 of 6 heads does more than 5 % of the effect in most problems" in made.describe()
-    assert "L1H2: more than 5 % of the effect in 12 of 12 problems; 50 % [44, 56] of the total." in made.sentences()
     (marked,) = [name for name, on in zip(made.summary()["label"], made.shown().head_map.marked, strict=True) if on]
     assert marked == "L1H2" and made.quantity("effect").p == "p_prevalence"
 
@@ -168,7 +166,6 @@ def test_a_head_against_a_rising_effect_is_told_so() -> None:
     row = made.summary().set_index("label").loc["L1H2"]
     assert (row["sense"], row["k"], row["share"]) == (-1, 12, pytest.approx(-0.25))
     assert row["share_ci_low"] < row["share"] < row["share_ci_high"]
-    assert "L1H2: more than 5 % against the effect in 12 of 12 problems; -25 % [-28, -22]" in made.describe()
 
 
 def test_a_mean_that_few_problems_carry_names_no_head() -> None:
@@ -180,35 +177,27 @@ def test_a_mean_that_few_problems_carry_names_no_head() -> None:
     found = replace(made, patched=values)
     row = found.summary().set_index("label").loc["L1H2"]
     assert row["effect"] < -3 and row["k"] == 3 and row["p_prevalence"] == 1.0
-    assert not any(found.shown().head_map.marked) and "No head is shown to do more than 5 %" in found.describe()
-    assert "would be found with 80 % power" in found.describe()
+    assert not any(found.shown().head_map.marked)
 
 
 def test_without_an_effect_in_most_problems_no_head_is_tested() -> None:
     found = patched(12, donor=np.array([1.0, -1.0] * 6))
     assert found.summary()["p_prevalence"].isna().all() and found.summary()["share"].isna().all()
-    assert (
-        "That most problems show an effect of one sign is not established, so no head is tested." in found.sentences()
-    )
 
 
 def test_too_few_problems_for_any_head_are_said() -> None:
-    assert "No head can pass with 8 problems: 6 heads take at least 9" in patched(8).describe()
     assert patched(9).summary()["p_prevalence"].min() < 0.04
     unknown = patched(6)  # the total effect is established, and its median has no upper limit at 99 %
     assert unknown.established and np.isnan(unknown.whole.delta) and unknown.summary()["k"].isna().all()
-    assert "No head can pass with 6 problems: 6 heads take at least 9" in unknown.describe()
 
 
 def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
     made = patched(12)
     assert replace(made, smallest_effect=0.55).summary()["k"].max() == 3, "0.4 to 0.6 of 1: three exceed 0.55"
-    assert "smallest effect 0.55 nats, 55 % of the most that the" in replace(made, smallest_effect=0.55).describe()
     wide = patched(12, donor=np.repeat([1.0, 2.0], 6))  # of medians, 1 to 2: 10 % of 2
     assert wide.whole.delta == pytest.approx(0.1)
-    assert "more than 55 % of the effect" in replace(made, smallest_effect=0.55).describe()
     strict = replace(made, confidence=0.999)
-    assert "p < 0.0008" in strict.describe() and not any(strict.shown().head_map.marked)
+    assert not any(strict.shown().head_map.marked)
     with pytest.raises(
         ValueError, match="smallest_effect is a share of the median total effect, from 0 to below 1, got 5"
     ):
@@ -221,9 +210,7 @@ def test_what_rounding_alone_may_do_is_no_effect() -> None:
     assert made.whole.delta == pytest.approx(0.1) and made.summary()["k"].max() == 12
     coarse = replace(made, resolution=0.55)
     assert coarse.established and coarse.whole.delta == 0.55
-    assert coarse.summary()["k"].max() == 3 and "No head is shown to do more than 5 %" in coarse.describe()
-    assert "smallest effect 0.55 nats: up to there it may be rounding" in coarse.describe()
-    assert "rounding" not in made.describe()
+    assert coarse.summary()["k"].max() == 3
     noise = np.zeros((12, 2))
     noise[:, 0] = 0.55
     assert replace(made, noise=noise).whole.delta == pytest.approx(0.55), "a sweep's own noise counts as well"
@@ -235,7 +222,7 @@ def test_a_head_that_is_undefined_on_some_problem_has_fewer_problems() -> None:
     made = patched(14)
     made.patched[:2, 1, 2] = np.nan
     row = made.summary().set_index("label").loc["L1H2"]
-    assert (row["k"], row["n"], row["prevalence"]) == (12, 12, 1.0) and "1 head is undefined" in made.describe()
+    assert (row["k"], row["n"], row["prevalence"]) == (12, 12, 1.0)
 
 
 def test_one_problem_has_an_estimate_without_an_interval() -> None:
@@ -327,11 +314,8 @@ def test_heads_within_the_noise_have_no_rank() -> None:
     assert made.noise_floor == pytest.approx(1.0)
     assert made.rank[[0, 3]].tolist() == [1.0, 2.0] and np.isnan(made.rank[[1, 2]]).all()
     assert made.top(4)["label"].tolist() == ["L0H0", "L1H1", "L1H0", "L0H1"]
-    assert "2 heads are not ranked: the mean effect is within 1.0e+00 nats" in made.describe()
-    assert made.printed()["label"].tolist() == ["L0H0", "L1H1"]
     before = replace(made, noise=None)
     assert np.isnan(before.noise_floor) and before.rank.tolist() == [1.0, 4.0, 3.0, 2.0]
-    assert "not ranked" not in before.describe() and len(before.printed()) == 4
 
 
 def test_same_seed_same_result_and_batching_does_not_matter(tiny_model_dir: Any) -> None:
@@ -363,7 +347,6 @@ def test_matched_mass_takes_as_much_as_the_span_holds_or_is_nan(tiny_model_dir: 
     few = patch_heads(model, pairs_for(model, n_tokens=1), edit=MatchedMassKnockout(seed=1), progress=False)
     many = patch_heads(model, pairs_for(model, n_tokens=60), edit=MatchedMassKnockout(seed=1), progress=False)
     assert np.isfinite(few.patched).mean() > np.isfinite(many.patched).mean()
-    assert "undefined on some problem" in many.describe()
 
 
 def wrong(tiny_model_dir: Any) -> tuple[Model, Any]:

@@ -43,7 +43,6 @@ def test_a_span_that_computes_carries_its_problem_s_answer() -> None:
     model, pairs = planted(12, after="question")
     found = transplant_span(model, pairs, n_partners=3, **QUIET)
     assert (found.carried > 0.2).all() and (found.lost > 0.1).all()
-    assert "Established that the transplanted span raises its own problem's answer" in found.describe()
     table = found.summary().set_index("reading")
     assert table.loc["carried", "above"] == 12 and table.loc["carried", "p"] < 0.001
     own = found.to_frame().query("answer_of == span_of and answer_of != problem")
@@ -54,7 +53,6 @@ def test_before_the_question_it_is_exactly_nothing() -> None:
     model, pairs = planted(12)
     found = transplant_span(model, pairs, n_partners=3, **QUIET)
     assert not found.carried.any() and not found.lost.any()
-    assert "Nothing changes in any problem" in found.describe()
 
 
 def test_a_span_that_is_only_read_carries_nothing() -> None:

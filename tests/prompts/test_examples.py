@@ -78,19 +78,12 @@ def test_which_examples_depends_on_seed_and_problem_never_on_the_list() -> None:
     [
         (" ", {}, "the text of the examples is empty"),
         (f"Look :  {POOL[0].question} 3", {}, "problem 'p0': the examples hold its own question"),
-        (f"LOOK : {POOL[0].question.upper()} 3", {}, "problem 'p0': the examples hold its own question"),
         (POOL[:1], {}, "problem 'p0' is itself among the examples: give others, or n= to draw"),
-        ([replace(POOL[0], id="x"), POOL[1]], {}, "problem 'p0' is itself among the examples"),
         (POOL[:1], {"n": 1}, "problem 'p0': 1 examples are asked for, but only 0 of the 1 given ask another question"),
         ([*POOL[1:], POOL[1]], {"n": 1}, "among the examples, the problem id 'p1' is given twice"),
-        ([*POOL[1:], replace(POOL[1], id="x")], {}, "among the examples, problem 'x' asks the same as 'p1'"),
-        (POOL[1:], {"form": ""}, "the form '' shows nothing of an example: write {question}"),
-        (POOL[1:], {"form": "an example."}, "the form 'an example.' shows nothing of an example"),
         ("Two is 2 .", {"form": FORM}, "n and form write examples that are given as problems"),
-        ("Two is 2 .", {"n": 2}, "n and form write examples that are given as problems"),
         (POOL, {"n": 3}, "problem 'p0': 3 examples are asked for, but only 2 of the 3 given"),
-        (POOL, {"n": 0}, "n must be 1 or more, got 0"),
-        (POOL, {"form": "{question} {hint}"}, "its fields are {question}, {answer} and {solution}"),
+        (POOL[1:], {"form": "{question} {hint}"}, "its fields are {question}, {answer} and {solution}"),
     ],
 )
 def test_what_makes_no_sense_is_refused(examples: Any, options: dict[str, Any], message: str) -> None:
@@ -110,15 +103,3 @@ def test_examples_are_text_and_words_that_the_tokenizer_knows() -> None:
         make_pairs(word_tokenizer(), [unknown], Insertion.meaningless(" /", 4))
     with pytest.raises(ValueError, match='takes no examples; use template="raw"'):
         make_pairs(tokenizer, [unknown], Insertion.meaningless(" /", 4), template="paper")
-
-
-def test_a_file_may_bring_examples(tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl"
-    file.write_text('{"problem": "1+1?", "answer": "2", "unique_id": "a", "examples": "2+2? 4. "}\n')
-    assert mi.load_problems(file)[0].examples == "2+2? 4. "
-
-
-@pytest.mark.parametrize("wrong", [3, [None], None])
-def test_examples_are_a_text_or_problems(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="examples must be text or several Problems, got"):
-        mi.with_examples(POOL, wrong)

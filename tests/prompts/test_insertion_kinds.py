@@ -1,14 +1,12 @@
 """Insertions that depend on the problem, and tokens that are no text: what goes in, what is refused, what analyses do."""
 
 import copy
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
@@ -17,10 +15,10 @@ from tokenizers_under_test import REAL, read_tokenizer
 
 import mless_interp as mi
 from mless_interp.prompts import pairs as prompt_pairs
-from mless_interp.prompts.insertions import KINDS, PLACES, Insertion
+from mless_interp.prompts.insertions import KINDS, Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import LEADS, Template, build_prompt, encode
+from mless_interp.prompts.prompt import Template, build_prompt, encode
 
 Folder = Callable[[str], Path]
 words, bytewise = lru_cache(word_tokenizer), lru_cache(qwen2_tokenizer)
@@ -47,23 +45,6 @@ def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None
         own.other_repeats(words(), 9999)
 
 
-def few_words() -> Any:
-    """A tokenizer that knows "1" and no other number."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "river": 1, "1": 2}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
-
-
-def test_a_question_is_repeated_as_often_as_asked() -> None:
-    assert shown(Insertion.repeat_question()) == "How many apples ?"
-    assert shown(Insertion.repeat_question(3)) == " ".join(["How many apples ?"] * 3)
-    span = Insertion.repeat_question(2).span(bytewise(), ASKED)
-    assert span.ids == encode(bytewise(), " How many apples ?") * 2 and span.source == "the problem's question"
-
-
 def test_a_problem_s_own_text_is_inserted_by_its_key() -> None:
     assert shown(Insertion.from_key("distractor_text")) == "Ben has 7 cards ."
     assert shown(Insertion.from_key("distractor")) == "5"
@@ -79,12 +60,6 @@ def test_a_problem_s_own_text_is_inserted_by_its_key() -> None:
         Insertion.from_key(" ")
 
 
-@pytest.mark.parametrize("insertion", [Insertion.repeat_question(), Insertion.from_key("distractor")])
-def test_what_depends_on_the_problem_needs_the_problem(insertion: Insertion) -> None:
-    with pytest.raises(ValueError, match="depends on the problem: give the Problem, not its id 'p' alone"):
-        insertion.span(words(), "p")
-
-
 @pytest.mark.parametrize("make", [qwen2_tokenizer, word_tokenizer])
 def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], Any]) -> None:
     tokenizer = make()
@@ -94,26 +69,6 @@ def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], An
     for insertion in (Insertion.repeat_question(), Insertion.from_key("distractor_text")):
         span = insertion.span(tokenizer, spelt)
         assert special not in span.ids and "special tokens in it as text" in span.source
-
-
-def test_keys_of_a_file_that_are_not_ours_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {"problem": "How many ?", "answer": 3, "unique_id": "a", "hint": "Ben has 7 .", "votes": [1], "n": 4}
-    file = tmp_path / "problems.jsonl"
-    file.write_text(json.dumps(record) + "\n")
-    (found,) = mi.load_problems(file)
-    assert found.extra == (("hint", "Ben has 7 ."),) and found.text("hint") == "Ben has 7 ." and found.text("n") is None
-    assert found == Problem("a", "How many ?", "3", extra={"hint": "Ben has 7 ."}) and hash(found)
-    with pytest.raises(ValueError, match="problem 'a': extra holds 'system', which is a field of its own"):
-        replace(found, extra={"system": "x"})
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run it
-    with pytest.raises(TypeError, match="problem 'a': hint must be text"):
-        Problem("a", "q", "1", extra={"hint": 3})  # type: ignore[dict-item]
-
-
-def test_counting_goes_up_from_one_and_is_cut_to_length() -> None:
-    assert shown(Insertion.counting(12)) == "1 2 3 4 5 6 7 8 9 1 0 1", "one token to a digit here"
-    with pytest.raises(ValueError, match="becomes the unknown token"):
-        Insertion.counting(300).span(few_words(), "p")
 
 
 def test_white_space_is_repeated_without_merging_and_nothing_else_is_white_space() -> None:
@@ -139,12 +94,6 @@ def test_ids_go_in_as_they_are() -> None:
         Insertion.ids([-1])
 
 
-def test_ids_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(tiny_model_dir: Folder) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    with pytest.raises(ValueError, match=f"token id {model.info.d_vocab} is inserted, but .* has the ids 0 to"):
-        make_pairs(model, problems(), Insertion.ids([model.info.d_vocab]))
-
-
 def test_words_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(tiny_model_dir: Folder) -> None:
     """Also where only the last of many problems holds one: a tokenizer with words that were added later."""
     model = copy.copy(loaded(tiny_model_dir("qwen2"), "bridge"))
@@ -153,7 +102,7 @@ def test_words_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(ti
     highest = model.info.d_vocab + 3
     word = model.tokenizer.convert_ids_to_tokens(highest)
     last = replace(problems()[2], question=f"How many {word} does Ben have ?")
-    with pytest.raises(ValueError, match=rf"problem 'p2' holds the token id {highest}, but .* has the ids 0 to"):
+    with pytest.raises(ValueError, match=rf"problem 'p2' holds token id {highest}, but .* has the ids 0 to"):
         make_pairs(model, [*problems()[:2], last], Insertion.meaningless(" /", 3))
 
 
@@ -247,65 +196,6 @@ def test_a_space_that_the_tokenizer_puts_between_parts_is_no_difference(form: st
     assert chat.ids != encode(tokenizer, "a b.\nb a?") and chat.joined_differs is True
 
 
-def test_a_space_that_merges_with_what_follows_two_of_them_is_a_difference() -> None:
-    """With the space between them, too, the parts can be other tokens than the whole."""
-    from tokenizers import Tokenizer, models, normalizers
-    from transformers import PreTrainedTokenizerFast
-
-    pieces = ["<unk>", *"▁ab", "b▁"]
-    tokenizer = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, [("b", "▁")], unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    merging = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
-    assert build_prompt(merging, Problem("p", "b", "b", system="ab")).joined_differs is True
-    assert build_prompt(merging, Problem("p", "b", "b", system="ba")).joined_differs is False
-
-
-@pytest.mark.parametrize(("name", "differs"), [("stories260K", False), ("tinystories3M-gpt2", False)])
-def test_a_text_cut_for_a_trained_model_is_the_whole_text(name: str, differs: bool, shared_dir: Path) -> None:
-    folder = shared_dir / "models" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent")
-    tokenizer = read_tokenizer(folder)
-    text = "Once upon a time there was a little girl who had a red ball. She liked to play with it every day."
-    (problem,) = mi.problems_from_texts(tokenizer, [text], n_context=20, n_before=8)
-    prompt = build_prompt(tokenizer, problem, "text")
-    assert prompt.ids[prompt.bos_added :] == encode(tokenizer, text)[: len(prompt) - prompt.bos_added]
-    assert prompt.joined_differs is differs
-
-
-def test_a_text_that_merges_with_whatever_precedes_it_is_refused() -> None:
-    from tokenizers import Tokenizer, models, normalizers
-    from transformers import PreTrainedTokenizerFast
-
-    signs = ["<unk>", "▁", *(lead for lead in LEADS), "!"]
-    merges = [(lead, "!") for lead in LEADS]
-    vocabulary = {piece: at for at, piece in enumerate([*signs, *(lead + "!" for lead in LEADS)])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Prepend("▁")
-    with pytest.raises(ValueError, match="'!' merges with whatever stands before it"):
-        Insertion.meaningless("!", 2).span(PreTrainedTokenizerFast(tokenizer_object=tokenizer), "p")
-
-
-def test_a_trained_model_s_own_space_is_not_doubled(shared_dir: Path) -> None:
-    folder = shared_dir / "models" / "stories260K"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent")
-    tokenizer = read_tokenizer(folder)
-    for unit, n_tokens in ((" /", 2), (" ", 1), ("\n", 1), (" Lily was sad", 4)):
-        ids = Insertion.text(unit, n_tokens).span(tokenizer, "p").ids
-        assert encode(tokenizer, "Tom sat." + unit) == encode(tokenizer, "Tom sat.") + ids
-
-
-def test_an_ordinary_word_is_no_pause() -> None:
-    for token in ("apples", words().convert_tokens_to_ids("apples")):
-        with pytest.raises(ValueError, match="'apples' is an ordinary token of this tokenizer, which texts hold"):
-            Insertion.pause(2, token=token).span(words(), "p")
-    with pytest.raises(ValueError, match="no token 'two words' to pause with"):
-        Insertion.pause(2, token="two words").span(words(), "p")
-    special = words().convert_tokens_to_ids("<|im_end|>")
-    assert Insertion.pause(2, token=special).span(words(), "p").ids == (special,) * 2
-
-
 PAUSES = {"llama3_1": "<|reserved_special_token_0|>", "gemma3": "<unused0>", "qwen2_5": None}
 
 
@@ -352,14 +242,6 @@ def test_every_kind_says_where_its_tokens_come_from() -> None:
     assert found == {name: name for name in made}
 
 
-def test_one_unknown_token_of_twenty_is_let_through() -> None:
-    hints = {"few": "apples " * 19 + "zebra", "many": "apples " * 18 + "zebra"}
-    asked = replace(ASKED, extra=hints)
-    assert len(Insertion.from_key("few").span(words(), asked).ids) == 20
-    with pytest.raises(ValueError, match="problem 'p', its many: 5 % of its tokens are '<unk>'"):
-        Insertion.from_key("many").span(words(), asked)
-
-
 # ---------------------------------------------------------------------------------------------------- names and places
 
 
@@ -378,42 +260,42 @@ def test_an_insertion_takes_the_place_of_another(place: dict[str, Any]) -> None:
     )
 
 
-def test_all_places_at_once_and_no_others() -> None:
-    assert Insertion.counting(4, before=PLACES).where.count("before") == len(PLACES)
-    with pytest.raises(ValueError, match="^unknown insertion 'x'; choose one of meaningless, "):
-        Insertion("x", "", 4)
+NAMED = {
+    "meaningless": (" ?", Insertion.meaningless(" ?", 6)),
+    "meaningful": ("she", Insertion.meaningful("she", 6)),
+    "random_sentence": (None, Insertion.random_sentence(6, seed=4)),
+    "other_questions": (None, Insertion.other_questions(problems(), 6, seed=4)),
+    "repeat_question": ("2", Insertion.repeat_question(2)),
+    "from_key": ("hint", Insertion.from_key("hint")),
+    "counting": (None, Insertion.counting(6)),
+    "whitespace": ("\n", Insertion.whitespace(6, unit="\n")),
+    "pause": ("17", Insertion.pause(6, token=17)),
+    "repeated_bos": (None, Insertion.repeated_bos(6)),
+    "ids": ("5, 6", Insertion.ids([5, 6], 6)),
+    "text": ("Anna has", Insertion.text("Anna has", 6)),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "unit", "made"),
-    [
-        ("counting", None, Insertion.counting(6)),
-        ("whitespace", None, Insertion.whitespace(6)),
-        ("whitespace", "\n", Insertion.whitespace(6, unit="\n")),
-        ("pause", None, Insertion.pause(6)),
-        ("pause", "<pause>", Insertion.pause(6, token="<pause>")),
-        ("pause", "17", Insertion.pause(6, token=17)),
-        ("ids", "5, 6", Insertion.ids([5, 6], 6)),
-    ],
-)
-def test_a_command_line_names_the_kinds(kind: str, unit: str | None, made: Insertion) -> None:
-    assert Insertion.named(kind, unit=unit, n_tokens=6) == made
-
-
-def test_a_command_line_names_the_kinds_that_are_not_counted() -> None:
-    assert Insertion.named("repeat_question") == Insertion.repeat_question()
-    assert Insertion.named("repeat_question", unit="2") == Insertion.repeat_question(2)
-    assert Insertion.named("from_key", unit="hint") == Insertion.from_key("hint")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_command_line_names_every_kind(kind: str) -> None:
+    unit, made = NAMED[kind]
+    length = None if KINDS[kind].own_length else 6
+    options: dict[str, Any] = {"unit": unit, "n_tokens": length, "seed": 4, "problems": problems()}
+    assert Insertion.named(kind, **options) == made
+    assert Insertion.named(kind, **options, at=0) == replace(made, before=None, at=0)
+    assert not KINDS[kind].counted or Insertion.named(kind, problems=problems()).n_tokens == 55
+    if KINDS[kind].own_length:
+        with pytest.raises(ValueError, match=f"insertion '{kind}' is as long as each problem's own text, .* got 9"):
+            Insertion.named(kind, unit=unit, n_tokens=9)
 
 
 @pytest.mark.parametrize(
     ("kind", "unit", "message"),
     [
         ("ids", None, "cannot read '': give token ids such as 128002,128003"),
-        ("ids", "5,x", "cannot read '5,x': give token ids"),
         ("repeat_question", "twice", "cannot read 'twice': give how many times, such as 2"),
-        ("repeat_question", "1,2", "cannot read '1,2': give how many times"),
-        ("repeat_question", "0", "times must be 1 or more, got 0"),
+        ("noise", None, "unknown insertion 'noise'; choose one of meaningless, meaningful, random_senten"),
+        ("counting", "x", "insertion 'counting' has no unit, got 'x': leave it out"),
         ("from_key", None, "from_key needs the key"),
     ],
 )
@@ -438,15 +320,6 @@ def test_labels_are_short_and_tell_insertions_apart() -> None:
     assert {name: insertion.label for name, insertion in made.items()} == {name: name for name in made}
     many, others = Insertion.ids(range(100)).label, Insertion.ids([*range(99), 200]).label
     assert many != others and len(many) < 30
-
-
-def test_tokens_that_are_no_text_are_not_put_into_a_string() -> None:
-    for insertion in (Insertion.ids([9, 10]), Insertion.pause(2, token=9)):
-        with pytest.raises(ValueError, match='template="paper" inserts text between system and question'):
-            make_pairs(words(), [ASKED], insertion, template="paper")
-    (pair,) = make_pairs(bytewise(), [ASKED], Insertion.repeat_question(), template="paper")
-    assert bytewise().decode(list(pair.inserted.ids)).count("How many apples ?") == 2
-    assert {name for name, kind in KINDS.items() if not kind.is_text} == {"pause", "repeated_bos", "ids"}
 
 
 # ------------------------------------------------------------------------------------------------------- every analysis
@@ -511,17 +384,6 @@ def test_controls_are_as_long_as_each_problem_s_own_insertion(
     control.check_controls(pairs)
     own = {pair.id: pair.n_inserted for pair in pairs}
     assert len(made) == 6 and all(own[name] == n for _, name, n in made)
-
-
-def test_what_was_inserted_is_part_of_a_checkpoint(tmp_path: Path, tiny_model_dir: Folder) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    kept = tmp_path / "kept.jsonl"
-    options: dict[str, Any] = {"heads": ["L0H1"], "checkpoint": kept, "progress": False}
-    mi.patch_heads(model, make_pairs(model, UNEVEN, Insertion.ids([70, 71])), **options)
-    first = mi.patch_heads(model, make_pairs(model, UNEVEN, Insertion.ids([70, 71])), **options)
-    assert first.problem_ids == ("p0", "p1", "p2")
-    with pytest.raises(ValueError, match="insertion was 'ids 70,71', now 'ids 70,72'"):
-        mi.patch_heads(model, make_pairs(model, UNEVEN, Insertion.ids([70, 72])), **options)
 
 
 def test_drawn_sentences_do_not_depend_on_how_the_list_is_split() -> None:

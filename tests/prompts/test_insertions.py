@@ -9,11 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
 from conftest import qwen2_tokenizer, word_tokenizer
-from tokenizers_under_test import REAL, read_problems, read_tokenizer, slash_pairs
+from tokenizers_under_test import REAL, read_tokenizer, slash_pairs
 
 from mless_interp.models.arithmetic import visibility
 from mless_interp.prompts.insertions import Insertion, _common_words
@@ -23,11 +22,9 @@ from mless_interp.prompts.pairs import (
     digest_of,
     insert_tokens,
     make_pairs,
-    own_pairs,
-    pairs_of_any,
 )
 from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import CHAT_SYSTEM, PAPER_SYSTEM_AS_SENT, TEMPLATES, Prompt, encode
+from mless_interp.prompts.prompt import PAPER_SYSTEM_AS_SENT, Prompt, encode
 
 Folder = Callable[[str], Path]
 words = lru_cache(word_tokenizer)
@@ -36,12 +33,6 @@ SLASHES = Insertion.meaningless(" /", 4)
 PROBLEM = Problem(
     id="p", question="How many apples ?", answer="3", system="reason .", distractor="5", solution="Anna has 3 apples ."
 )
-
-
-@pytest.fixture
-def as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the type checks of the tests, which would speak before our own messages."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def pair_of(insertion: Insertion = SLASHES, tokenizer: Any = None, template: str = "raw", **changes: Any) -> PromptPair:
@@ -61,16 +52,6 @@ def tiny_words(*vocabulary: str) -> Any:
 # ----------------------------------------------------------------------------------------------------- what is inserted
 
 
-def test_a_unit_of_one_token_is_repeated_n_times() -> None:
-    span = SLASHES.span(words(), "p")
-    assert span.ids == (words().convert_tokens_to_ids("/"),) * 4 and span.source == "unit"
-
-
-def test_a_unit_of_several_tokens_is_counted_in_tokens() -> None:
-    span = Insertion.meaningless(" / ?", 6).span(words(), "p")
-    assert words().convert_ids_to_tokens(span.ids) == ["/", "?"] * 3
-
-
 @pytest.mark.parametrize(("unit", "n_tokens", "use"), [(" / ?", 55, 54), (" / ?", 1, 2), (" / ? !", 7, 6)])
 def test_a_unit_must_divide_the_number_of_tokens(unit: str, n_tokens: int, use: int) -> None:
     size = len(unit.split())
@@ -82,22 +63,6 @@ def test_a_unit_must_divide_the_number_of_tokens(unit: str, n_tokens: int, use: 
     assert len(Insertion.meaningless(unit, use).span(words(), "p").ids) == use
 
 
-def test_a_meaningful_word_is_repeated_with_its_space() -> None:
-    for word in ("he", " he", "he "):
-        span = Insertion.meaningful(word, 55).span(bytewise(), "p")
-        assert span.ids == encode(bytewise(), " he") * 55
-
-
-def test_a_run_of_bos_is_that_token_alone() -> None:
-    span = Insertion.repeated_bos(3).span(words(), "p")
-    assert span.ids == (words().bos_token_id,) * 3 and span.source == "bos token"
-
-
-def test_a_text_goes_in_once_as_it_is() -> None:
-    assert Insertion.text("Anna has 3").span(words(), "p").ids == encode(words(), "Anna has 3")
-    assert len(Insertion.text("Anna has 3", 3).span(words(), "p").ids) == 3
-
-
 @pytest.mark.parametrize(
     ("insertion", "message"),
     [
@@ -105,8 +70,6 @@ def test_a_text_goes_in_once_as_it_is() -> None:
             Insertion.meaningless("zebra", 2),
             "the insertion 'zebra' becomes the unknown token '<unk>'.*choose a unit that",
         ),
-        (Insertion.meaningless(" / zebra", 2), "becomes the unknown token '<unk>'"),
-        (Insertion.meaningful("zebra", 2), "becomes the unknown token '<unk>'"),
         (Insertion.text("Anna has zebra"), "becomes the unknown token '<unk>'"),
         (Insertion.meaningless(" ", 2), "the insertion ' ' encodes to no tokens with this tokenizer"),
         (Insertion.text("Anna has", 3), "the text 'Anna has' is 2 tokens, not n_tokens=3"),
@@ -115,68 +78,6 @@ def test_a_text_goes_in_once_as_it_is() -> None:
 def test_what_the_tokenizer_cannot_say_is_refused(insertion: Insertion, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         insertion.span(words(), "p")
-
-
-def test_a_tokenizer_without_bos_cannot_repeat_it() -> None:
-    with pytest.raises(ValueError, match="has no beginning-of-sequence token, so repeated_bos cannot be inserted"):
-        Insertion.repeated_bos(3).span(bytewise(), "p")
-
-
-@pytest.mark.parametrize("n_tokens", [0, -1])
-def test_fewer_than_one_token_is_refused(n_tokens: int) -> None:
-    with pytest.raises(ValueError, match=f"n_tokens must be 1 or more, got {n_tokens}"):
-        Insertion.meaningless(" /", n_tokens)
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize("n_tokens", [None, True, 2.5, "55"])
-def test_a_number_of_tokens_is_a_whole_number(n_tokens: Any) -> None:
-    for make in (Insertion.meaningless, Insertion.meaningful):
-        with pytest.raises(TypeError, match=f"n_tokens must be a whole number, got {n_tokens!r}"):
-            make("he", n_tokens)
-    for make in (Insertion.random_sentence, Insertion.repeated_bos):
-        with pytest.raises(TypeError, match=f"n_tokens must be a whole number, got {n_tokens!r}"):
-            make(n_tokens)
-
-
-def test_inserting_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="the text to insert is empty"):
-        Insertion.text("")
-    with pytest.raises(ValueError, match="the word to insert is empty"):
-        Insertion.meaningful(" ")
-
-
-@pytest.mark.parametrize(
-    ("kind", "unit", "made"),
-    [
-        ("meaningless", None, Insertion.meaningless(" /", 7)),
-        ("meaningless", " ?", Insertion.meaningless(" ?", 7)),
-        ("meaningful", None, Insertion.meaningful("he", 7)),
-        ("meaningful", "she", Insertion.meaningful("she", 7)),
-        ("random_sentence", None, Insertion.random_sentence(7, seed=4)),
-        ("repeated_bos", None, Insertion.repeated_bos(7)),
-    ],
-)
-def test_a_command_line_names_every_kind(kind: str, unit: str | None, made: Insertion) -> None:
-    assert Insertion.named(kind, unit=unit, n_tokens=7, seed=4) == made
-    placed = Insertion.named(kind, unit=unit, n_tokens=7, seed=4, at=0)
-    assert placed == replace(made, before=None, at=0)
-
-
-def test_a_length_is_taken_or_refused_never_dropped() -> None:
-    assert Insertion.named("text", unit="Anna has") == Insertion.text("Anna has")
-    assert Insertion.named("text", unit="Anna has", n_tokens=2) == Insertion.text("Anna has", 2)
-    assert Insertion.named("meaningless") == Insertion.meaningless() and Insertion.named("counting").n_tokens == 55
-    assert Insertion.named("ids", unit="5,6").n_tokens is None
-    for kind, unit in (("repeat_question", None), ("from_key", "hint")):
-        with pytest.raises(ValueError, match=f"insertion '{kind}' is as long as each problem's own text, .* got 9"):
-            Insertion.named(kind, unit=unit, n_tokens=9)
-
-
-@pytest.mark.parametrize("kind", ["random_sentence", "other_questions", "counting", "repeated_bos"])
-def test_a_unit_that_a_kind_has_no_use_for_is_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"insertion '{kind}' has no unit, got 'x': leave it out"):
-        Insertion.named(kind, unit="x")
 
 
 def test_a_place_that_is_given_is_the_only_one() -> None:
@@ -191,23 +92,6 @@ def test_a_place_that_is_given_is_the_only_one() -> None:
 def test_a_place_that_is_given_twice_is_refused_before_any_prompt(place: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a place is given twice"):
         Insertion.meaningless(" /", 4, **place)
-
-
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match="unknown insertion 'noise'; choose one of meaningless, meaningful, random_senten"
-    ):
-        Insertion.named("noise")
-    with pytest.raises(ValueError, match="the text to insert is empty"):
-        Insertion.named("text")
-
-
-def test_labels_name_kind_unit_and_size() -> None:
-    assert Insertion.meaningless().label == "Mless ' /' x55"
-    assert Insertion.meaningful("he", 3).label == "Mful ' he' x3"
-    assert Insertion.random_sentence(9).label == "random words x9"
-    assert Insertion.repeated_bos(2).label == "repeated_bos x2"
-    assert Insertion.text("Hm.").label == "text 'Hm.'"
 
 
 # --------------------------------------------------------------------------------------------------------- random words
@@ -236,11 +120,6 @@ def test_a_tokenizer_that_knows_few_words_gives_its_ordinary_tokens() -> None:
     assert set(few.convert_ids_to_tokens(span.ids)) == {"river", "stone", "xx", "yy"}
 
 
-def test_a_tokenizer_of_digits_has_no_random_sentence() -> None:
-    with pytest.raises(ValueError, match="this tokenizer has no tokens to draw random words from"):
-        Insertion.random_sentence(3).span(tiny_words("1", "22", "a3"), "p")
-
-
 @pytest.mark.parametrize("name", REAL)
 def test_a_random_sentence_has_exactly_n_tokens_of_common_words_and_no_digit(name: str, tokenizer_dir: Folder) -> None:
     tokenizer = read_tokenizer(tokenizer_dir(name))
@@ -252,13 +131,6 @@ def test_a_random_sentence_has_exactly_n_tokens_of_common_words_and_no_digit(nam
             assert len(span.ids) == n_tokens and span.source == "words"
             assert set(text.split()) <= common and not any(sign.isdigit() for sign in text)
             assert not set(span.ids) & set(tokenizer.all_special_ids)
-
-
-@pytest.mark.parametrize(("n_known", "source"), [(8, "words"), (7, "tokens")])
-def test_eight_common_words_are_enough_for_a_random_sentence(n_known: int, source: str) -> None:
-    tokenizer = tiny_words("qqq", *_common_words()[:n_known])
-    span = Insertion.random_sentence(200).span(tokenizer, "p")
-    assert span.source == source and ("qqq" in tokenizer.decode(list(span.ids))) == (source == "tokens")
 
 
 # ------------------------------------------------------------------------------------------------ questions of others
@@ -296,14 +168,6 @@ def test_a_question_that_is_asked_is_not_inserted_whatever_its_problem_is_called
         assert tokenizer.decode(list(pair.inserted.ids[slice(*pair.span)])) == "stone lamp"
 
 
-def test_other_questions_that_are_too_few_or_too_short_are_refused() -> None:
-    tokenizer = tiny_words("river", "stone", "lamp")
-    with pytest.raises(ValueError, match="all other questions together are 2 tokens, fewer than n_tokens=3: give more"):
-        Insertion.other_questions(asked("river", "stone lamp"), 3).span(tokenizer, "p0")
-    with pytest.raises(ValueError, match="give at least 2 with different questions"):
-        Insertion.other_questions(asked("river", "river"), 3)
-
-
 # ----------------------------------------------------------------------------------------------------- where it goes in
 
 BY_HAND = Prompt((1, 2, 3, 4, 5), ("bos", "system", "system", "question", "template"))
@@ -313,7 +177,7 @@ BY_HAND = Prompt((1, 2, 3, 4, 5), ("bos", "system", "system", "question", "templ
     ("place", "at"),
     [({}, (3,)), ({"before": "question"}, (3,)), ({"before": "system"}, (1,)), ({"after": "question"}, (4,))]
     + [({"before": "bos"}, (0,)), ({"after": "bos"}, (1,)), ({"after": "system"}, (3,)), ({"after": "template"}, (5,))]
-    + [({"at": at}, (at,)) for at in range(6)]
+    + [({"at": at}, (at,)) for at in (0, 5)]
     + [({"at": (4, 1)}, (1, 4)), ({"at": [4, 1]}, (1, 4)), ({"before": "question", "after": "question"}, (3, 4))]
     + [({"before": ("system", "template"), "at": 0}, (0, 1, 4))],
 )
@@ -346,61 +210,10 @@ def test_blocks_that_keep_the_questions_positions_stand_where_they_were_put() ->
     assert pair.held_positions("spread")[0, :6].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 1.5, 2])
 
 
-def test_a_place_that_is_not_the_papers_is_named_in_the_label() -> None:
-    assert Insertion.meaningless(" /", 2).label == "Mless ' /' x2"
-    assert Insertion.meaningless(" /", 2, after="question", at=3).label == "Mless ' /' x2, after question and at 3"
-
-
-def test_inserting_by_hand() -> None:
-    made = insert_tokens(BY_HAND, 3, [8, 9])
-    assert made.ids == (1, 2, 3, 8, 9, 4, 5)
-    assert made.segments == ("bos", "system", "system", "inserted", "inserted", "question", "template")
-    assert insert_tokens(BY_HAND, 0, [8]).ids == (8, 1, 2, 3, 4, 5)
-    assert insert_tokens(BY_HAND, 5, [8]).ids == (1, 2, 3, 4, 5, 8)
-
-
-@pytest.mark.parametrize("at", [-1, 6])
-def test_inserting_outside_the_prompt_is_refused(at: int) -> None:
-    with pytest.raises(ValueError, match=f"cannot insert at token {at}: the prompt has 5 tokens"):
-        insert_tokens(BY_HAND, at, [8])
-
-
-@pytest.mark.parametrize("place", [{"at": None}, {"at": ()}, {"before": None}])
-def test_a_place_is_given(place: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match='give a place: before= or after= "question", "system", .*, or at=<token'):
-        Insertion.meaningless(" /", 2, **place)
-
-
-def test_a_negative_index_is_refused() -> None:
-    with pytest.raises(ValueError, match="at must be a token index, 0 or more, got -1"):
-        Insertion.meaningless(" /", 2, at=-1)
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize("place", [{"before": "answer"}, {"after": ("question", "inserted")}])
-def test_an_unknown_place_is_refused(place: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match="unknown place before=.* after=.*; before and after take 'question', 'system'"
-    ):
-        Insertion.meaningless(" /", 2, **place)
-
-
-def test_a_misspelt_place_is_not_dropped_silently() -> None:
-    with pytest.raises(TypeError, match=r"unknown arguments \['were'\]; the place is given by before=, after= or at="):
-        Insertion.meaningless(" /", 2, were="question")
-
-
 def test_an_index_beyond_the_prompt_is_refused_with_the_problem() -> None:
     with pytest.raises(ValueError, match="problem 'p': at=8 is beyond the prompt's 7 tokens"):
         pair_of(Insertion.meaningless(" /", 2, at=8))
     assert pair_of(Insertion.meaningless(" /", 2, at=7)).n_after == 0
-
-
-def test_a_place_that_the_prompt_lacks_is_refused_with_the_problem() -> None:
-    with pytest.raises(
-        ValueError, match="problem 'p': the prompt has no system tokens; use before=\"question\" or at="
-    ):
-        pair_of(Insertion.meaningless(" /", 2, before="system"), system="")
 
 
 # ------------------------------------------------------------------------------------------------ pairs and their proof
@@ -423,39 +236,6 @@ def test_a_pair_by_hand() -> None:
     assert pair.answer_prefix_ids == encode(words(), "\nThe final answer is \\boxed{")
     assert pair.answer_ids == encode(words(), "3") and pair.distractor_ids == encode(words(), "5")
     assert pair.solution_ids == encode(words(), "Anna has 3 apples .")
-
-
-def test_a_pair_remembers_its_template() -> None:
-    for name, template in TEMPLATES.items():
-        pair = pair_of(template=name)
-        assert pair.template is template and pair.answered().template is template
-        assert pair.base.template == pair.inserted.template == name
-
-
-def test_a_problems_own_answer_prefix_goes_before_the_templates() -> None:
-    assert pair_of(answer_prefix="So :").answer_prefix_ids == encode(words(), "So :")
-    assert pair_of(answer_prefix="").answer_prefix_ids == ()
-
-
-def test_the_record_of_a_pair_holds_ids_and_span() -> None:
-    pair = pair_of()
-    assert pair.record() == {
-        "problem": "p",
-        "template": "raw",
-        "insertion": "Mless ' /' x4",
-        "span_source": "unit",
-        "span": [3, 7],
-        "base_ids": list(pair.base.ids),
-        "inserted_ids": list(pair.inserted.ids),
-        "bos_added": True,
-        "joined_differs": False,
-        "special_as_text": [],
-        "sink_moved": False,
-        "answer_prefix": "\nThe final answer is \\boxed{",
-        "answer_prefix_ids": list(encode(words(), "\nThe final answer is \\boxed{")),
-        "answer_ids": list(encode(words(), "3")),
-    }
-    assert replace(pair, special_as_text=("answer",)).record()["special_as_text"] == ["answer"]
 
 
 def test_a_pair_is_told_from_any_other_by_its_fingerprint() -> None:
@@ -481,46 +261,6 @@ def test_a_pair_is_told_from_any_other_by_its_fingerprint() -> None:
     )
 
 
-class Named:
-    """A tokenizer as far as `own_pairs` asks it: the names of its tokens, none beyond its end."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def convert_ids_to_tokens(self, one: int) -> str:
-        return self.names[one]
-
-
-def test_any_token_that_another_tokenizer_calls_otherwise_is_told() -> None:
-    """Of the prompts, the answer with its prefix, the distractor, the solution; the lowest first; others do not matter."""
-    names = [f"t{i}" for i in range(61)]
-    pair = replace(hand_pair(3), tokenizer=Named(*names), distractor_ids=(60,))
-    used = [7, 10, 11, 12, 20, 21, 22, 30, 31, 40, 50, 51, 52, 60]
-
-    def model(*own: str) -> SimpleNamespace:
-        return SimpleNamespace(tokenizer=Named(*own), info=SimpleNamespace(name="tiny"))
-
-    for at in range(61):
-        changed = model(*names[:at], "other", *names[at + 1 :])
-        if at not in used:
-            assert own_pairs(changed, iter([pair])) == (pair,)
-            continue
-        message = (
-            f"pair 'p' was made for another tokenizer: its token {at} is 't{at}' there and 'other' in that of tiny"
-        )
-        with pytest.raises(ValueError, match=message):
-            own_pairs(changed, [hand_pair(3), pair])
-    for known in (60, 53):
-        with pytest.raises(ValueError, match="its token 60 is 't60' there and nothing in that of tiny; make the pairs"):
-            own_pairs(model(*names[:known]), [pair])
-    for own in (replace(pair, tokenizer=None), replace(pair, tokenizer=(same := model("x")).tokenizer)):
-        assert own_pairs(same, [own]) == (own,)
-    assert own_pairs(SimpleNamespace(tokenizer=None), [pair]) == (pair,)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -532,23 +272,13 @@ def test_any_token_that_another_tokenizer_calls_otherwise_is_told() -> None:
             lambda p: {"base": Prompt(p.base.ids[:-1], p.base.segments[:-1])},
             r"first differ at clean position 6 \(\d+ vs nothing\). Insert token ids with `Insertion`, or tokenise",
         ),
-        (
-            lambda p: {"base": p.base.extended((9,), "question")},
-            r"first differ at clean position 7 \(nothing vs 9\)",
-        ),
         (lambda p: {"alignment": (0, 1, 2, 6, 8, 9, 10)}, r"the alignment map does not skip exactly .* span \(3, 7\)"),
-        (lambda p: {"alignment": tuple(range(7))}, "the alignment map does not skip"),
-        (lambda p: {"alignment": p.alignment[:-1]}, "the alignment map does not skip"),
         (
             lambda p: {"span": (2, 6)},
             r"must cover the span \(2, 6\) and nothing else, but its tokens lie in \[\(3, 7\)\]",
         ),
-        (lambda p: {"span": (3, 6)}, r"must cover the span \(3, 6\) and nothing else"),
         (lambda p: {"span": (3, 3)}, r"the span \(3, 3\) is empty or outside the prompt"),
-        (lambda p: {"span": (7, 3)}, r"the span \(7, 3\) is empty or outside"),
-        (lambda p: {"span": (-1, 3)}, r"the span \(-1, 3\) is empty or outside"),
         (lambda p: {"span": (3, 12)}, r"the span \(3, 12\) is empty or outside"),
-        (lambda p: {"span": (0, 11)}, r"must cover the span \(0, 11\) and nothing else"),
         (
             lambda p: {"span": (0, 11), "inserted": replace(p.inserted, segments=("inserted",) * 11)},
             "the inserted span covers the whole prompt",
@@ -558,10 +288,6 @@ def test_any_token_that_another_tokenizer_calls_otherwise_is_told() -> None:
                 "inserted": replace(p.inserted, segments=p.base.segments[:3] + ("inserted",) * 3 + ("question",) * 5)
             },
             r"the segment 'inserted' must cover the span \(3, 7\) and nothing else",
-        ),
-        (
-            lambda p: {"inserted": replace(p.inserted, segments=("inserted", *p.inserted.segments[1:]))},
-            "the segment 'inserted' must cover the span",
         ),
         (
             lambda p: {"base": replace(p.base, segments=("system", *p.base.segments[1:]))},
@@ -577,20 +303,7 @@ def test_a_pair_that_does_not_fit_together_cannot_be_made(
         replace(pair, **change(pair))
 
 
-def test_a_span_of_the_same_token_as_its_neighbour_is_still_where_it_was_put() -> None:
-    pair = pair_of(Insertion.meaningless(" apples", 2, at=5))
-    assert pair.span == (5, 7) and pair.inserted.ids[5:8] == (pair.inserted.ids[5],) * 3
-    with pytest.raises(ValueError, match=r"must cover the span \(6, 8\)"):
-        replace(pair, span=(6, 8))
-    later = replace(
-        pair.inserted, segments=(*pair.inserted.segments[:5], "question", "inserted", "inserted", "question")
-    )
-    with pytest.raises(ValueError, match="alignment"):
-        replace(pair, inserted=later, span=(6, 8))
-
-
-@pytest.mark.parametrize("tokenizer", [words, bytewise])
-@pytest.mark.parametrize("template", ["raw", "raw_as_sent", "chat"])
+@pytest.mark.parametrize(("tokenizer", "template"), [(words, "raw"), (bytewise, "chat")])
 def test_wherever_it_goes_dropping_the_span_gives_the_clean_prompt(tokenizer: Callable[[], Any], template: str) -> None:
     length = len(pair_of(tokenizer=tokenizer(), template=template).base)
     places: list[dict[str, Any]] = [{"at": at} for at in range(length + 1)]
@@ -627,15 +340,6 @@ def table(*rows: str) -> list[list[bool]]:
     return [[sign == "x" for sign in row.replace(" ", "")] for row in rows]
 
 
-def test_base_and_inserted_are_the_bare_prompts() -> None:
-    pair = hand_pair(3)
-    base, inserted = pair.condition("base"), pair.condition("inserted")
-    assert base.tokens.tolist() == [[10, 11, 12, 20, 21, 22]]
-    assert inserted.tokens.tolist() == [[10, 11, 12, 7, 7, 20, 21, 22]]
-    for plain in (base, inserted):
-        assert plain.position_ids is None and plain.attention_mask is None
-
-
 def test_gap_keeps_the_questions_positions_by_hand() -> None:
     gap = hand_pair(3).condition("gap")
     assert gap.tokens.tolist() == [[10, 11, 12, 20, 21, 22]] and gap.attention_mask is None
@@ -666,14 +370,7 @@ def test_held_keeps_the_questions_old_positions_by_hand() -> None:
     assert held.position_ids.dtype == torch.long
 
 
-def test_spread_positions_lie_evenly_before_the_insertion_point_by_hand() -> None:
-    held = hand_pair(3).condition("held", held_positions="spread")
-    assert held.position_ids.dtype == torch.float32
-    assert held.position_ids[0].tolist() == pytest.approx([0, 1, 2, 2 + 1 / 3, 2 + 2 / 3, 3, 4, 5])
-
-
-@pytest.mark.parametrize("held_positions", [None, "spread"])
-@pytest.mark.parametrize("at", [0, 3, 6])
+@pytest.mark.parametrize(("at", "held_positions"), [(0, None), (3, None), (3, "spread"), (6, "spread")])
 def test_rows_side_by_side_are_the_conditions(at: int, held_positions: str | None) -> None:
     """Of the inserted prompt's length each: its own positions, and what it hides; one without the span hides it."""
     pair, options = hand_pair(at), {} if held_positions is None else {"held_positions": held_positions}
@@ -707,15 +404,8 @@ def test_an_insertion_at_the_start_moves_the_sink_by_hand() -> None:
     assert seen[:4].tolist() == table("x. ......", "xx ......", ".. x.....", ".. xx....")
 
 
-def test_an_insertion_at_the_end_leaves_no_question() -> None:
-    pair = hand_pair(6)
-    assert pair.n_after == 0
-    assert pair.condition("gap").position_ids.tolist() == [[0, 1, 2, 3, 4, 5]]
-    assert pair.answered().n_after == 3
-
-
-@pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 6, 8])
-@pytest.mark.parametrize("at", range(7))
+@pytest.mark.parametrize("window", [None, 1, 3, 6])
+@pytest.mark.parametrize("at", [0, 3, 6])
 def test_shared_tokens_see_the_same_in_gap_and_masked(at: int, window: int | None) -> None:
     pair = hand_pair(at)
     gap, masked = pair.condition("gap"), pair.condition("masked")
@@ -725,24 +415,6 @@ def test_shared_tokens_see_the_same_in_gap_and_masked(at: int, window: int | Non
     assert torch.equal(short, long[shared][:, shared])
     outside = long[shared][:, pair.span_mask]
     assert not outside.any()
-
-
-@pytest.mark.parametrize("at", [0, 3, 5])
-def test_every_condition_holds_all_tokens_and_the_lengths_of_its_contrast(at: int) -> None:
-    pair = hand_pair(at).answered()
-    lengths = {name: pair.condition(name).tokens.shape[1] for name in CONDITIONS if name not in ("apart", "clean")}
-    assert lengths == lengths | {"base": 9, "inserted": 11, "gap": 9, "masked": 11, "held": 11}
-
-
-def test_an_unknown_condition_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=f"unknown condition 'C1'; choose one of {', '.join(CONDITIONS)}"):
-        hand_pair(3).condition("C1")
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_unknown_held_positions_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown held_positions 'last'; choose one of first, spread"):
-        hand_pair(3).condition("held", held_positions="last")
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -760,24 +432,6 @@ def test_an_answered_pair_ends_with_prefix_and_answer_on_both_sides() -> None:
     assert pair.condition("held").position_ids.tolist() == [[0, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8]]
 
 
-def test_a_solution_follows_the_question_without_the_answers_prefix() -> None:
-    pair = hand_pair(3).answered("solution")
-    assert pair.base.ids[6:] == (50, 51, 52) and pair.n_answer == 3
-    assert pair.base.segments[6:] == ("answer",) * 3
-
-
-def test_answering_leaves_the_bare_pair_as_it_was() -> None:
-    pair = hand_pair(3)
-    before = pair.shared.tolist()
-    pair.answered()
-    assert len(pair.base) == 6 and pair.n_answer == 0 and pair.shared.tolist() == before
-
-
-def test_an_answer_is_not_appended_twice() -> None:
-    with pytest.raises(ValueError, match="pair 'p' already ends with its answer; use the pair that make_pairs gave"):
-        hand_pair(3).answered().answered("solution")
-
-
 def test_an_answer_without_tokens_is_refused() -> None:
     with pytest.raises(ValueError, match="problem 'p': its answer encodes to no tokens; leave it out or give it one"):
         pair_of(answer=" ").answered()
@@ -788,14 +442,10 @@ def test_an_answer_without_tokens_is_refused() -> None:
 # ----------------------------------------------------------------------------------------------------------- make_pairs
 
 
-def test_pairs_keep_the_order_of_their_problems() -> None:
-    problems = [replace(PROBLEM, id=name) for name in "cab"]
-    assert [pair.id for pair in make_pairs(words(), iter(problems), SLASHES)] == ["c", "a", "b"]
-
-
 def model_of(context_length: int) -> SimpleNamespace:
     return SimpleNamespace(
-        tokenizer=words(), info=SimpleNamespace(context_length=context_length, d_vocab=10**6, name="tiny")
+        tokenizer=words(),
+        info=SimpleNamespace(context_length=context_length, d_vocab=10**6, name="tiny", n_classes=None),
     )
 
 
@@ -803,31 +453,9 @@ def test_the_context_must_hold_the_prompt_with_span_prefix_and_all_but_the_last_
     pair = pair_of()
     needed = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids) - 1
     assert len(make_pairs(model_of(needed), [PROBLEM], SLASHES)) == 1
-    message = f"problem 'p' needs {needed} tokens with 4 inserted, but tiny has a context of {needed - 1}: insert"
+    message = f"problem 'p' needs {needed} positions with 4 inserted, but tiny has a context of {needed - 1}: insert"
     with pytest.raises(ValueError, match=message):
         make_pairs(model_of(needed - 1), [PROBLEM], SLASHES)
-
-
-def test_an_insertion_that_fills_the_context_is_told_by_its_problem_a_longer_one_before() -> None:
-    with pytest.raises(ValueError, match="problem 'p' needs .* tokens with 4 inserted, but tiny has a context of 4"):
-        make_pairs(model_of(4), [PROBLEM], SLASHES)
-    with pytest.raises(ValueError, match="4 tokens to insert do not fit tiny, which has a context of 3: insert fewer"):
-        make_pairs(model_of(3), [PROBLEM], SLASHES)
-    with pytest.raises(ValueError, match="problem 'p' needs"):
-        make_pairs(model_of(1), [PROBLEM], Insertion.text("/ /"))
-
-
-def test_pairs_of_any_tokens_are_those_of_make_pairs() -> None:
-    (made,) = pairs_of_any(words(), [PROBLEM], SLASHES)
-    assert made.record() == pair_of().record() and made.tokenizer is words()
-    for part in ("distractor", "solution"):
-        (without,) = pairs_of_any(words(), [replace(PROBLEM, **{part: None})], SLASHES)
-        assert getattr(without, f"{part}_ids") == () and without.answer_ids == made.answer_ids
-
-
-def test_pairs_of_no_problems_are_refused() -> None:
-    with pytest.raises(ValueError, match="there are no problems to make pairs of"):
-        make_pairs(words(), [], SLASHES)
 
 
 def test_pairs_need_a_tokenizer() -> None:
@@ -836,19 +464,6 @@ def test_pairs_need_a_tokenizer() -> None:
         match="model must be a Model or a tokenizer, got a SimpleNamespace without a tokenizer: give it one, wrap_model",
     ):
         make_pairs(SimpleNamespace(tokenizer=None), [PROBLEM], SLASHES)
-
-
-@pytest.mark.usefixtures("as_users_run_it")
-def test_pairs_need_an_insertion() -> None:
-    with pytest.raises(
-        TypeError, match=r"insertion must be an Insertion, got ' /' \(str\): for example Insertion.meaningless\("
-    ):
-        make_pairs(words(), [PROBLEM], " /")
-
-
-def test_pairs_need_a_known_template() -> None:
-    with pytest.raises(ValueError, match="unknown template 'plain'; choose one of"):
-        make_pairs(words(), [PROBLEM], SLASHES, template="plain")
 
 
 # -------------------------------------------------------------------------------------------- the paper's own text mode
@@ -869,26 +484,6 @@ def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
     (several,) = make_pairs(words(), [PROBLEM], Insertion.meaningless(" / ?", 6), template="paper")
     assert words().decode(list(several.inserted.ids[3:9])) == "/ ? / ? / ?" and several.span == (3, 9)
     assert pair_of(Insertion.text("Anna has"), template="paper").span == (3, 5)
-
-
-def test_tokens_merged_behind_a_bos_have_no_counterpart_and_it_keeps_its_own() -> None:
-    """As `merged_pair`, with a tokenizer that puts a BOS: all one further on, but what is not there."""
-    from tokenizers import processors
-
-    tokenizer = qwen2_tokenizer()
-    tokenizer.add_special_tokens({"bos_token": "<|bos|>"})
-    bos = tokenizer.bos_token_id
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<|bos|> $A", special_tokens=[("<|bos|>", bos)]
-    )
-    pair = pair_of(Insertion.text(" ap"), tokenizer, "paper", system="red ", question="ples ?")
-    plain = merged_pair()
-    assert pair.base.ids == (bos, *plain.base.ids) and pair.inserted.ids == (bos, *plain.inserted.ids)
-    assert pair.alignment == (0, *(t + 1 if t >= 0 else -1 for t in plain.alignment)) and -1 in pair.alignment
-    assert pair.span == tuple(t + 1 for t in plain.span) and pair.boundary_merge and pair.base.bos_added
-    assert pair.inserted.segments == ("bos", *plain.inserted.segments)
-    assert pair.base.segments == ("bos", *plain.base.segments) and "question" in plain.base.segments
-    assert set(plain.inserted.segments[plain.span[0] : plain.span[1]]) == {"inserted"}
 
 
 def test_tokens_that_share_one_character_are_told_apart() -> None:
@@ -921,26 +516,6 @@ def test_no_token_is_aligned_into_the_span() -> None:
     assert pair.span[0] <= pair.inserted.ids.index(apples) < pair.span[1]
 
 
-@pytest.mark.parametrize("name", ["gap", "masked", "held"])
-def test_a_merged_pair_has_no_position_or_mask_conditions(name: str) -> None:
-    message = (
-        f"pair 'p': tokens merged at the border .* condition '{name}' is not defined; make the pair with template=.raw"
-    )
-    with pytest.raises(ValueError, match=message):
-        merged_pair().condition(name)
-
-
-def test_a_merged_pair_still_has_its_two_prompts() -> None:
-    pair = merged_pair()
-    assert pair.condition("base").tokens.shape == (1, len(pair.base))
-    assert pair.condition("inserted").tokens.shape == (1, len(pair.inserted))
-
-
-def test_a_merged_pair_is_not_answered() -> None:
-    with pytest.raises(ValueError, match="pair 'p' has merged borders; make it with template=\"raw\""):
-        merged_pair().answered()
-
-
 @pytest.mark.parametrize(
     "insertion",
     [
@@ -955,13 +530,6 @@ def test_text_goes_only_between_system_and_question(insertion: Insertion) -> Non
         ValueError, match='template="paper" inserts text between system and question; use template="raw"'
     ):
         pair_of(insertion, template="paper")
-
-
-def test_white_space_alone_cannot_be_inserted_as_text() -> None:
-    with pytest.raises(
-        ValueError, match='template="paper" strips the inserted text and nothing is left; use template='
-    ):
-        pair_of(Insertion.meaningless("\n", 2), bytewise(), "paper")
 
 
 # ----------------------------------------------------------------------------------- published tokenizers, all MATH-500
@@ -1002,31 +570,6 @@ def test_in_all_of_math500_the_span_is_where_it_says_and_drops_out(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
-def test_every_other_insertion_drops_out_of_a_published_prompt_too(
-    name: str, tokenizer_dir: Folder, math500_path: Path
-) -> None:
-    tokenizer = read_tokenizer(tokenizer_dir(name))
-    problems = read_problems(math500_path)[:20]
-    insertions = [
-        Insertion.meaningful("he", 55, before="system"),
-        Insertion.random_sentence(55, after="question"),
-        Insertion.meaningless(" ?", 10, at=0),
-        Insertion.text("\u221a2 \u2264 3\n", at=5),
-    ]
-    if tokenizer.bos_token_id is not None:
-        insertions.append(Insertion.repeated_bos(3))
-    for insertion in insertions:
-        for template in ("raw", "chat"):
-            for pair in make_pairs(tokenizer, problems, insertion, template=template):
-                start, stop = pair.span
-                assert pair.inserted.ids[:start] + pair.inserted.ids[stop:] == pair.base.ids
-                assert pair.inserted.ids[start:stop] == insertion.span(tokenizer, pair.id).ids
-                first = insertion.before == "system" and template == "raw" and name == "qwen2_5"  # no BOS before it
-                assert pair.sink_moved == (first or insertion.at == 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
 def test_the_papers_text_merges_at_a_border_in_all_of_math500(
     name: str, tokenizer_dir: Folder, math500_path: Path
 ) -> None:
@@ -1042,15 +585,3 @@ def test_the_papers_text_merges_at_a_border_in_all_of_math500(
     sent = PAPER_SYSTEM_AS_SENT + "/ " * 54 + "/" + pairs[0].problem.question
     skip = int(name != "qwen2_5")
     assert tokenizer.decode(list(pairs[0].inserted.ids[skip:])) == sent
-
-
-def test_chat_prompts_hold_the_span_between_the_header_and_the_question(
-    tokenizer_dir: Folder, math500_path: Path
-) -> None:
-    tokenizer = read_tokenizer(tokenizer_dir("qwen2_5"))
-    pair = slash_pairs(tokenizer_dir("qwen2_5"), math500_path, "chat")[0]
-    assert tokenizer.decode(list(pair.inserted.ids)) == (
-        f"<|im_start|>system\n{CHAT_SYSTEM}<|im_end|>\n<|im_start|>user\n"
-        + " /" * 55
-        + f"{pair.problem.question}<|im_end|>\n<|im_start|>assistant\n"
-    )

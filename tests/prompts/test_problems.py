@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jaxtyping
-import numpy as np
 import pytest
 
 from mless_interp.prompts.problems import Problem, distinct, load_problems, overlap, whole_groups
@@ -68,20 +66,6 @@ def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
     )
 
 
-def test_absent_and_null_optional_keys_are_none(write: Write) -> None:
-    problem = load_problems(write(record(solution=None)))[0]
-    assert (problem.solution, problem.system, problem.level, problem.distractor) == (None,) * 4
-
-
-def test_numbers_as_answer_and_id_become_text(write: Write) -> None:
-    problem = load_problems(write(record(answer=0, unique_id=7)))[0]
-    assert (problem.answer, problem.id) == ("0", "7")
-
-
-def test_an_empty_answer_is_a_problem_that_only_patching_needs_answered(write: Write) -> None:
-    assert load_problems(write(record(answer="")))[0].answer == ""
-
-
 def test_blank_lines_are_skipped_but_counted(write: Write) -> None:
     path = write("", record(1), "   ", record(2), "")
     assert [problem.id for problem in load_problems(path)] == ["id-1", "id-2"]
@@ -89,12 +73,7 @@ def test_blank_lines_are_skipped_but_counted(write: Write) -> None:
         load_problems(write("", record(1), "   ", "{"))
 
 
-def test_a_line_separator_inside_a_text_does_not_end_the_line(write: Write) -> None:
-    question = "one\u2028two\u0085three"
-    assert load_problems(write(record(1, problem=question), record(2)))[0].question == question
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig"])
 def test_windows_line_ends_and_byte_order_marks_are_read(write: Write, encoding: str) -> None:
     path = write(json.dumps(record(1)) + "\r", json.dumps(record(2)) + "\r", encoding=encoding)
     assert len(load_problems(path)) == 2
@@ -119,10 +98,8 @@ def test_all_of_math500_is_read(math500_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not valid JSON .* at column 2"),
-        ('{"problem": "a"} x', "not valid JSON"),
+        ("{", "not valid JSON .* column 2"),
         ("[1]", "expected a JSON object, got list"),
-        ("3", "expected a JSON object, got int"),
         (record(answer=None), "missing answer; a problem needs the keys problem, answer, unique_id"),
         ({"question": "a"}, "missing problem, answer, unique_id; a problem needs"),
         (record(problem=" \n"), "problem 'id-1': its question is empty"),
@@ -138,40 +115,21 @@ def test_a_faulty_line_is_refused_with_its_number(write: Write, line: object, me
     ("line", "message"),
     [
         (record(answer=[1, 2]), r"answer must be text or a number, got a list"),
-        (record(answer={"a": 1}), "answer must be text or a number, got a dict"),
         (record(answer=True), r"answer must be text or a number, got True \(bool\)"),
         ('{"problem": "q", "answer": NaN, "unique_id": "a"}', r"answer must be text or a number, got nan \(float\)"),
-        ('{"problem": "q", "answer": 1e999, "unique_id": "a"}', "answer must be text or a number, got inf"),
         (record(unique_id=1.5), "unique_id must be text or a whole number, got 1.5"),
-        (record(unique_id=[1]), "unique_id must be text or a whole number, got a list"),
         (record(problem=12), r"problem must be text, got 12 \(int\)"),
-        (record(problem=["a"]), "problem must be text, got a list"),
         (record(system=3), "system must be text, got 3"),
         (record(distractor=False), "distractor must be text or a number, got False"),
-        (record(solution=["s"]), "solution must be text, got a list"),
         (
             '{"problem": "\\ud800 ?", "answer": "1", "unique_id": "a"}',
             r"problem 'a': its question holds half a character",
         ),
-        ('{"problem": "q", "answer": "\\udc00", "unique_id": "a"}', r"problem 'a': its answer holds half a character"),
-        ('{"answer": ' + "[" * 100_000, "not JSON that can be read"),
-        ('{"answer": ' + "9" * 5000 + "}", "not JSON that can be read"),
     ],
 )
 def test_what_is_no_text_is_refused_with_its_key(write: Write, line: object, message: str) -> None:
     with pytest.raises(ValueError, match=f"^p.jsonl, line 2: {message}"):
         load_problems(write(record(9), line))
-
-
-def test_a_number_keeps_its_digits_and_odd_characters_stay(write: Write) -> None:
-    path = write(record(1, answer=-0.25, distractor=3), record(2, problem="a\x00b\x1b[2J ?", answer="\u202e1"))
-    first, second = load_problems(path)
-    assert (first.answer, first.distractor) == ("-0.25", "3")
-    assert (second.question, second.answer) == ("a\x00b\x1b[2J ?", "\u202e1")
-
-
-def test_a_line_of_ten_million_characters_is_read(write: Write) -> None:
-    assert len(load_problems(write(record(problem="x" * 10_000_000)))[0].question) == 10_000_000
 
 
 def test_an_id_used_twice_is_refused_with_both_lines(write: Write) -> None:
@@ -199,12 +157,7 @@ def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> Non
         load_problems(tmp_path)
 
 
-def test_an_empty_question_is_refused_everywhere() -> None:
-    with pytest.raises(ValueError, match="problem 'a': its question is empty"):
-        Problem(id="a", question="\t", answer="1")
-
-
-@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff \u2060", "\u00ad", "\u3164", "\u2800\ufe0f", "\x00"])
+@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff \u2060"])
 def test_what_shows_nothing_is_no_question_and_no_id(nothing: str) -> None:
     with pytest.raises(
         ValueError, match="problem 'a': its question is empty \\(it contains only invisible characters: '"
@@ -214,12 +167,6 @@ def test_what_shows_nothing_is_no_question_and_no_id(nothing: str) -> None:
         with pytest.raises(ValueError, match="of the problem 'how many\\?' shows nothing: give every problem an id"):
             Problem(id=blank, question="how many?", answer="1")
     assert Problem(id=f"a{nothing}", question=f"q{nothing}", answer="1").question.startswith("q")
-
-
-def test_text_is_asked_of_every_required_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(TypeError, match=r"problem 'a': answer must be text, got 3 \(int\)"):
-        Problem(id="a", question="q", answer=3)
 
 
 # ------------------------------------------------------------------------------------------------------------ the hub
@@ -237,72 +184,16 @@ def test_math500_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("HuggingFaceH4/MATH-500", "test")]
 
 
-def test_without_a_network_math500_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(name: str, *, split: str) -> None:
-        raise RuntimeError("offline")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(
-        ConnectionError, match=r"MATH-500 could not be loaded from the hub \(RuntimeError\); give a .jsonl"
-    ):
-        load_problems("math500")
-
-
 # ------------------------------------------------------------------------------------------------------------- limits
 
 
-@pytest.mark.parametrize("limit", [0, -3])
-def test_a_limit_below_one_is_refused(write: Write, limit: int) -> None:
-    with pytest.raises(ValueError, match=f"limit must be 1 or more, got {limit}"):
-        load_problems(write(record()), limit=limit)
-
-
-def test_a_limit_without_a_seed_keeps_the_first(write: Write) -> None:
-    path = write(*(record(i) for i in range(5)))
-    assert [problem.id for problem in load_problems(path, limit=3)] == ["id-0", "id-1", "id-2"]
-
-
-@pytest.mark.parametrize("rest", ["{", "\xff", '{"problem": 1}'])
+@pytest.mark.parametrize("rest", ["{", "\xff"])
 def test_a_limit_reads_no_further_than_it_has_to(write: Write, rest: str) -> None:
     path = write(*(record(i) for i in range(3)), rest, encoding="latin-1")
     assert len(load_problems(path, limit=3)) == 3
     for further in ({"limit": 4}, {}, {"limit": 3, "seed": 0}):
         with pytest.raises(ValueError, match=r"p.jsonl, line 4: "):
             load_problems(path, **further)
-
-
-@pytest.mark.parametrize("limit", [True, 2.5, "3"])
-def test_a_limit_that_is_no_whole_number_is_refused(write: Write, limit: Any) -> None:
-    with pytest.raises(TypeError, match="limit must be a whole number or None, got "):
-        load_problems(write(record()), limit=limit)
-
-
-def test_numpys_numbers_are_limits_and_seeds(write: Write) -> None:
-    path = write(*(record(i) for i in range(5)))
-    assert len(load_problems(path, limit=np.int64(2))) == 2
-    assert load_problems(path, limit=3, seed=np.int64(1)) == load_problems(path, limit=3, seed=1)
-
-
-def test_a_key_that_is_given_twice_is_refused_with_its_line(write: Write) -> None:
-    path = write(json.dumps(record())[:-1] + ', "answer": "2"}')
-    with pytest.raises(ValueError, match="line 1: .*the key 'answer' is given twice"):
-        load_problems(path)
-
-
-def test_a_limit_may_be_any_number() -> None:
-    assert len(load_problems(limit=10**30)) == len(load_problems())
-
-
-@pytest.mark.parametrize("source", [3, None, ["p.jsonl"]])
-def test_a_source_of_another_kind_is_refused(source: Any) -> None:
-    with pytest.raises(TypeError, match='source must be "demo", "math500", a path or a PlantedModel, got '):
-        load_problems(source)
-
-
-@pytest.mark.parametrize("limit", [5, 9])
-def test_a_limit_beyond_the_file_gives_all_of_it(write: Write, limit: int) -> None:
-    path = write(*(record(i) for i in range(5)))
-    assert len(load_problems(path, limit=limit, seed=1)) == 5
 
 
 def levels_of(counts: dict[str | None, int], limit: int, seed: int, write: Write) -> Counter[str | None]:
@@ -326,21 +217,6 @@ def test_levels_keep_their_shares_by_largest_remainders(
     write: Write, limit: int, drawn: dict[str, int], seed: int
 ) -> None:
     assert levels_of({"1": 5, "2": 3, "3": 2}, limit, seed, write) == Counter(drawn)
-
-
-def test_a_draw_keeps_the_order_of_the_file(write: Write) -> None:
-    path = write(*(record(i, level="21"[i % 2]) for i in range(8)))
-    for seed in range(5):
-        drawn = [problem.id for problem in load_problems(path, limit=6, seed=seed)]
-        assert drawn == sorted(drawn)
-
-
-def test_equal_remainders_go_to_the_lower_level_first(write: Write) -> None:
-    assert levels_of({"2": 2, "1": 2}, 1, 0, write) == Counter({"1": 1})
-
-
-def test_problems_without_a_level_are_a_level_of_their_own(write: Write) -> None:
-    assert levels_of({None: 4, "1": 4}, 4, 0, write) == Counter({None: 2, "1": 2})
 
 
 def test_a_draw_is_the_same_for_its_seed_in_file_order_and_another_for_another(math500_path: Path) -> None:

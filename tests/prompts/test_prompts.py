@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +18,8 @@ from mless_interp.prompts.prompt import (
     PAPER_SYSTEM,
     TEMPLATES,
     Prompt,
-    Template,
     build_prompt,
     encode,
-    prepends_bos,
-    template_named,
     word_boundaries,
 )
 
@@ -45,18 +41,6 @@ def texts(tokenizer: Any, prompt: Prompt) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------------------------- Prompt
 
 
-def test_a_prompt_has_one_segment_name_per_token() -> None:
-    with pytest.raises(ValueError, match="2 token ids but 1 segment names"):
-        Prompt((1, 2), ("question",))
-
-
-def test_segments_have_fixed_names() -> None:
-    with pytest.raises(
-        ValueError, match=r"unknown segments \['user'\]; known: bos, template, system, examples, inserted"
-    ):
-        Prompt((1, 2), ("question", "user"))
-
-
 def test_positions_of_segments_are_found_together_and_alone() -> None:
     prompt = Prompt((7, 8, 9, 7), ("bos", "system", "question", "system"))
     assert len(prompt) == 4
@@ -66,35 +50,7 @@ def test_positions_of_segments_are_found_together_and_alone() -> None:
     assert torch.equal(prompt.tokens, torch.tensor([[7, 8, 9, 7]]))
 
 
-def test_a_misspelt_segment_is_not_taken_for_an_absent_one() -> None:
-    prompt = Prompt((7,), ("question",))
-    for ask in (prompt.mask, prompt.indices):
-        with pytest.raises(ValueError, match=r"unknown segments \['questions'\]; known: bos"):
-            ask("questions")
-
-
-def test_extending_makes_a_new_prompt() -> None:
-    prompt = Prompt((7, 8), ("bos", "question"), "chat", True, False)
-    grown = prompt.extended((1, 2), "answer")
-    assert grown == Prompt((7, 8, 1, 2), ("bos", "question", "answer", "answer"), "chat", True, False)
-    assert len(prompt) == 2
-    assert prompt.extended((), "answer") == prompt
-
-
 # ---------------------------------------------------------------------------------------------------------- templates
-
-
-def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown template 'plain'; choose one of raw, raw_as_sent, paper, text, chat"):
-        template_named("plain")
-
-
-def test_a_template_of_ones_own_is_taken_as_it_is() -> None:
-    own = Template("own", "You are a helpful assistant")
-    assert template_named(own) is own
-    prompt = build_prompt(words(), Problem(id="p", question="How many ?", answer="3"), own)
-    assert prompt.template == "own"
-    assert texts(words(), prompt)[1] == ("system", "You are a helpful assistant")
 
 
 def test_the_papers_code_sends_doubled_braces_and_ours_does_not() -> None:
@@ -103,10 +59,6 @@ def test_the_papers_code_sends_doubled_braces_and_ours_does_not() -> None:
     assert TEMPLATES["paper"].system == TEMPLATES["raw_as_sent"].system
     assert [name for name, template in TEMPLATES.items() if template.as_text] == ["paper"]
     assert all(name == template.name for name, template in TEMPLATES.items())
-
-
-def test_only_a_tokenizer_that_puts_a_bos_itself_gets_one() -> None:
-    assert prepends_bos(words()) and not prepends_bos(bytewise())
 
 
 def test_a_raw_prompt_is_system_then_question_by_hand() -> None:
@@ -120,43 +72,12 @@ def test_a_raw_prompt_is_system_then_question_by_hand() -> None:
     assert (prompt.bos_added, prompt.template) == (True, "raw")
 
 
-def test_a_raw_prompt_has_nothing_between_system_and_question() -> None:
-    prompt = build_prompt(bytewise(), Problem(id="p", question="How many apples ?", answer="3"))
-    assert texts(bytewise(), prompt) == [("system", PAPER_SYSTEM), ("question", "How many apples ?")]
-    assert not prompt.bos_added
-
-
-def test_a_problems_own_system_prompt_goes_before_the_templates() -> None:
-    assert ("system", "reason step by step") in texts(words(), build_prompt(words(), PROBLEM, "raw_as_sent"))
-    assert ("system", "reason step by step") in texts(bytewise(), build_prompt(bytewise(), PROBLEM, "chat"))
-
-
-def test_an_empty_system_prompt_leaves_the_question_alone() -> None:
-    prompt = build_prompt(bytewise(), Problem(id="p", question="How many ?", answer="3", system=""))
-    assert runs(prompt) == [("question", encode(bytewise(), "How many ?"))]
-
-
 def test_a_seam_that_would_merge_in_one_piece_is_recorded_not_mended() -> None:
     apart = build_prompt(bytewise(), Problem(id="p", question="apples ?", answer="3", system="red ap"))
     merges = build_prompt(bytewise(), Problem(id="p", question="ples ?", answer="3", system="red ap"))
     assert merges.joined_differs and merges.ids == encode(bytewise(), "red ap") + encode(bytewise(), "ples ?")
     assert "".join(text for _, text in texts(bytewise(), merges)) == "red apples ?"
     assert apart.joined_differs is not None
-
-
-def test_the_bos_is_no_seam() -> None:
-    problem = Problem(id="p", question="How many ?", answer="3", system="reason .")
-    prompt = build_prompt(words(), problem)
-    assert prompt.bos_added and prompt.joined_differs is False
-
-
-def test_a_question_without_tokens_is_refused() -> None:
-    from tokenizers import normalizers
-
-    tokenizer = word_tokenizer()
-    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
-    with pytest.raises(ValueError, match="problem 'p': its question encodes to no tokens with this tokenizer"):
-        build_prompt(tokenizer, Problem(id="p", question="~", answer="3"))
 
 
 # --------------------------------------------------------------------------------------------------------------- chat
@@ -184,11 +105,6 @@ def test_a_bos_that_the_chat_template_writes_is_a_bos_once_and_not_ours() -> Non
     prompt = build_prompt(words(), PROBLEM, "chat")
     assert prompt.indices("bos") == (0,) and prompt.ids.count(words().bos_token_id) == 1
     assert not prompt.bos_added
-
-
-def test_the_chat_system_prompt_is_the_papers_figure_1() -> None:
-    prompt = build_prompt(bytewise(), Problem(id="p", question="How many ?", answer="3"), "chat")
-    assert texts(bytewise(), prompt)[1] == ("system", CHAT_SYSTEM)
 
 
 @pytest.mark.parametrize("question", ["How many ?\n", "  How many ?", "How many ?"])
@@ -229,16 +145,12 @@ def test_character_ranges_spell_the_text() -> None:
     assert ["How many  apples?"[a:b] for a, b in ranges] == ["How", "many", "apples", "?"]
 
 
-def test_the_papers_template_needs_character_offsets() -> None:
-    with pytest.raises(ValueError, match='template="paper" needs a fast tokenizer .*; use template="raw"'):
-        word_boundaries(SimpleNamespace(is_fast=False), "text")
-
-
 # ---------------------------------------------------------------------------------- published tokenizers, all MATH-500
 
 Folder = Callable[[str], Path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_every_part_of_a_raw_math500_prompt_decodes_to_its_text(
     name: str, tokenizer_dir: Folder, math500_path: Path
@@ -250,19 +162,7 @@ def test_every_part_of_a_raw_math500_prompt_decodes_to_its_text(
         assert pair.base.bos_added == bool(bos)
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_every_part_of_a_chat_math500_prompt_decodes_to_its_text(
-    name: str, tokenizer_dir: Folder, math500_path: Path
-) -> None:
-    tokenizer = read_tokenizer(tokenizer_dir(name))
-    for pair in slash_pairs(tokenizer_dir(name), math500_path, "chat"):
-        parts = texts(tokenizer, pair.base)
-        assert [text for part, text in parts if part == "system"] == [CHAT_SYSTEM]
-        assert [text for part, text in parts if part == "question"] == [pair.problem.question]
-        assert pair.base.indices("bos") == (() if name == "qwen2_5" else (0,))
-        assert not pair.base.bos_added
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_a_chat_prompt_is_what_the_tokenizers_own_template_encodes(
     name: str, tokenizer_dir: Folder, math500_path: Path
@@ -277,6 +177,7 @@ def test_a_chat_prompt_is_what_the_tokenizers_own_template_encodes(
     assert compared == 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("qwen2_5", 4), ("llama3_1", 4), ("gemma3", 2)])
 def test_few_raw_prompts_would_merge_in_one_piece(
     name: str, count: int, tokenizer_dir: Folder, math500_path: Path
@@ -287,10 +188,6 @@ def test_few_raw_prompts_would_merge_in_one_piece(
     for pair in pairs:
         whole = tuple(tokenizer.encode(PAPER_SYSTEM + pair.problem.question))
         assert pair.base.joined_differs == (whole != pair.base.ids)
-
-
-def test_the_papers_system_sentence_is_14_tokens_with_qwen(tokenizer_dir: Folder) -> None:
-    assert len(encode(read_tokenizer(tokenizer_dir("qwen2_5")), PAPER_SYSTEM)) == 14
 
 
 # ------------------------------------------------------------------------------------------------- of another tokenizer
@@ -324,17 +221,3 @@ def test_pairs_of_another_tokenizer_are_refused_by_every_analysis(tiny_model_dir
     assert mi.score_heads(same, own, progress=False).problem_ids == ("p0", "p1", "p2"), (
         "a copy of the tokenizer will do"
     )
-
-
-@pytest.mark.parametrize("tokenizer", [words, bytewise])
-def test_half_a_character_is_named_before_the_tokenizer_sees_it(tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="holds half a character .a lone surrogate., which no tokenizer can read"):
-        encode(tokenizer(), " a\ud800", markers=True)
-
-
-def test_an_insertion_beyond_the_context_is_refused_before_it_is_made(tiny_model_dir: Any) -> None:
-    import mless_interp as mi
-
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    with pytest.raises(ValueError, match="1000000000000000 tokens to insert do not fit .*, which has a context of"):
-        mi.make_pairs(model, problems(), mi.Insertion.meaningless(" /", 10**15))

@@ -16,11 +16,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from small_results import RESULTS, located, patched
+from matplotlib.figure import Figure
+from small_results import RESULTS, confirmed, located, patched
 
 import mless_interp as mi
+from mless_interp.locating.judge import Verdicts
+from mless_interp.patching.parts import Parts
 from mless_interp.running import registry
-from mless_interp.running.results import Result, as_text, head_map, of_heads, tidy
+from mless_interp.running.columns import WIDTH, TextTable
+from mless_interp.running.results import Result, head_map, of_heads, tidy
 
 EVERY = pytest.mark.parametrize("name", RESULTS)
 
@@ -40,23 +44,68 @@ def test_every_kind_of_result_is_under_test() -> None:
 
 
 @EVERY
-def test_it_tells_itself_in_sentences(name: str) -> None:
+def test_it_prints_at_most_twelve_short_lines_and_names_what_else_there_is(name: str) -> None:
     result = RESULTS[name]()
-    sentences = result.sentences()
-    assert sentences and all(isinstance(sentence, str) for sentence in sentences)
-    assert all(sentence == sentence.strip() and sentence.endswith(".") for sentence in sentences)
-    assert all(sentence[0].isupper() or sentence[0] in "\"'" or sentence[0].isdigit() for sentence in sentences[1:])
-    assert result.describe() == " ".join(sentences)
+    lines = repr(result).splitlines()
+    assert len(lines) <= 12 and max(map(len, lines)) <= WIDTH == 110
+    assert lines[-1] == "More: .summary() .to_frame() .explain() .plot()"
+    assert " ".join(lines).startswith(result.headline()[:200])
+    assert "nan" not in repr(result).lower().split() and "dtype" not in repr(result) and "array(" not in repr(result)
 
 
-@pytest.mark.parametrize("name", [name for name in RESULTS if name != "Certificate"])  # has a layout of its own
-def test_it_prints_its_sentences_and_a_table(name: str) -> None:
+@EVERY
+def test_its_headline_is_one_sentence_and_what_limits_it_three_lines_at_most(name: str) -> None:
     result = RESULTS[name]()
-    printed = " ".join(repr(result).split())
-    table = result.printed()
-    columns = () if table.empty else table.columns
-    assert printed.startswith(" ".join([result.describe(), *columns]))
-    assert "nan" not in printed.lower().split() and "dtype" not in printed and "array(" not in printed
+    told = [result.headline(), *result.details(), *result.caveats()]
+    assert all(each == each.strip() and each.endswith(".") and "\n" not in each for each in told)
+    assert not re.search(r"[.!?] [A-Z]", result.headline()) and result.headline()[0] not in " ;,"
+    assert len(result.caveats()) <= 3
+    assert result.explain().splitlines()[0] == result.headline() and set(told) <= set(result.explain().splitlines())
+
+
+@pytest.mark.parametrize("made", [located, confirmed, lambda: patched(12, insertion="slashes", outcome="p")])
+def test_a_headline_says_which_way_the_effect_goes_and_in_how_many_problems(made: Any) -> None:
+    found = made()
+    turned = replace(found, **(
+        {"patched": -found.patched, "donor": -found.donor} if isinstance(found, mi.PatchScores)
+        else {"total": -found.total, "values": {name: -values for name, values in found.values.items()}}
+        | ({"direction": -1.0} if hasattr(found, "direction") else {})
+    ))  # fmt: skip
+    n = len(found.problem_ids)
+    words = [
+        f"{verb} (?:answer_logprob|p|the outcome) by [0-9.]+ nats .* in {n} of {n} problems"
+        for verb in ("raises", "lowers")
+    ]
+    first, second = words if not isinstance(found, mi.PatchScores) else words[::-1]
+    assert re.search(first, found.headline()) and re.search(second, turned.headline())
+
+
+@EVERY
+def test_every_column_that_it_declares_is_in_its_tables(name: str) -> None:
+    result = RESULTS[name]()
+    tables = [result.summary(), result.to_frame(), result.printed(), *(table.frame for table in result.shown().tables)]
+    there = {column for table in tables for column in table}
+    declared = [
+        column for kind in type(result).__mro__[:-1] if kind is not Result for column in vars(kind).get("columns", ())
+    ]
+    missing = {column.name for column in declared} - there - ASKED_FOR
+    assert not missing or kinds_with(missing), missing
+
+
+def kinds_with(names: set[str]) -> bool:
+    """Whether another result of the same family has each of them: a mixin declares for several."""
+    return all(
+        any(name in set(make().summary()) | set(make().printed()) for make in RESULTS.values()) for name in names
+    )
+
+
+ASKED_FOR = {"lam_control", "lam_control_p", "shown_again", "answers_n", "difference_p", "reads_sink", "gave_up"}
+"""Columns of what the small results were not asked to measure."""
+
+
+def test_one_name_is_declared_once() -> None:
+    every = [column for kind in {Result, *kinds(Result), Parts, Verdicts} for column in vars(kind).get("columns", ())]
+    assert len({column.name for column in every}) == len(every) and all(column.heading for column in every)
 
 
 @EVERY
@@ -74,7 +123,7 @@ def test_a_page_shows_what_it_says_and_its_tables(name: str) -> None:
     every = mi.Report("T", question="Q?").result(result, heading=None).parts
     parts = [inner for part in every for inner in (part.parts if part.kind == "folded" else (part,))]
     shown = result.shown()
-    assert [part.text for part in parts if part.kind == "text"] == result.sentences()
+    assert [part.text for part in parts if part.kind == "text"] == result.explain().splitlines()
     tables = [part for part in parts if part.kind == "table"]
     assert [table.caption for table in tables] == [table.caption for table in shown.tables]
     assert [len(table.rows) for table in tables] == [len(table.frame) for table in shown.tables]
@@ -112,7 +161,7 @@ def test_a_count_of_one_is_singular(name: str) -> None:
         pytest.skip(f"not of one problem: {error}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        told = " ".join([*result.sentences(), *(table.caption for table in result.shown().tables)])
+        told = " ".join([result.explain(), *(table.caption for table in result.shown().tables)])
     wrong = re.findall(rf"(?<![\d.,x-])1 (?:\w+ )?(?:{'|'.join(OF_COUNTS)})s\b", told)
     assert not wrong, told
 
@@ -158,7 +207,7 @@ def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
         pd.testing.assert_frame_equal(again.outcome_table(), result.outcome_table())
         pd.testing.assert_frame_equal(again.reading_table(), result.reading_table())
     n = len(result.problem_ids)
-    assert f"These {3 * n} problems are variants in {n} groups; each group counts once." in again.told()
+    assert f"These {3 * n} problems are variants in {n} groups; each group counts once." in again.explain()
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +247,11 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> type[Result]:
     class Bare(Result):
         table: pd.DataFrame
 
-        def sentences(self) -> list[str]:
-            return ["Two things.", "Both true."]
+        def headline(self) -> str:
+            return "Two things."
+
+        def details(self) -> list[str]:
+            return ["Both true."]
 
         def summary(self) -> pd.DataFrame:
             return self.table
@@ -211,16 +263,20 @@ def heads_table() -> pd.DataFrame:
     return pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "label": list("abc"), "x": [np.nan, -1.5, 0.25]})
 
 
+@EVERY
+def test_it_draws_itself(name: str) -> None:
+    assert isinstance(RESULTS[name]().plot(), Figure)
+
+
 def test_a_result_that_says_no_more_is_shown_by_its_summary(bare: type[Result]) -> None:
     found = bare(heads_table())
-    assert repr(found) == (
-        "Two things. Both true.\n layer  head label       x\n     0     0     a       -\n     0     1     b -1.5000\n"
-        "     1     0     c  0.2500"
-    )
+    more = "More: .summary() .to_frame() .explain() .plot()"
+    assert repr(found) == f"Two things.\nhead        x\na           –\nb     -1.5000\nc     +0.2500\n{more}"
     shown = found.shown()
     assert shown.head_map is not None and shown.head_map.value == "x"
     assert shown.tables[0].columns == ["label", "x"] and found.default_column(found.summary()) == "x"
-    assert repr(bare(heads_table().iloc[:0])) == "Two things. Both true.", "no table, no empty one"
+    assert repr(bare(heads_table().iloc[:0])) == f"Two things.\n{more}", "no table, no empty one"
+    assert repr(found.explain()) == "Two things.\nBoth true."
 
 
 def test_a_summary_without_a_number_has_nothing_to_draw(bare: type[Result]) -> None:
@@ -245,12 +301,16 @@ def test_no_map_of_one_head_nor_of_several_rows_of_a_head() -> None:
     assert head_map(table.assign(x=np.nan), ["x"], ["label"]) is None
 
 
-def test_numbers_are_printed_alike() -> None:
-    table = pd.DataFrame({"n": [1, 20], "x": [0.5, np.nan]})
-    assert as_text(table) == " n      x\n 1 0.5000\n20      -"
-    some = pd.DataFrame({"who": ["a", None], "count": pd.array([None, 14], dtype="Int64")})
-    assert as_text(some, signed=True) == "who count\n  a     -\n  -    14"
-    assert as_text(table, signed=True, number=".1f") == " n    x\n 1 +0.5\n20    -"
+def test_cells_are_printed_by_the_role_of_their_column() -> None:
+    table = pd.DataFrame(
+        {"label": ["a", "b"], "share": [0.5, np.nan], "share_ci_low": [0.4, np.nan], "k": [3, 4], "n": 4}
+    )
+    table = table.assign(share_ci_high=[0.61, np.nan], p_prevalence=[3e-19, 1.0], who=["x" * 60, None])
+    assert [line.split() for line in TextTable.of(table, "").lines()] == [
+        ["head", "share", "[95", "%]", "problems", "p,", "corrected", "who"],
+        ["a", "50", "%", "[40,", "61]", "3/4", "3e-19", "x" * 51 + "…"],
+        ["b", "–", "4/4", "1", "–"],
+    ]
 
 
 def test_cells_of_heads_and_tidy_rows_by_hand() -> None:

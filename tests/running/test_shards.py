@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -198,65 +197,30 @@ def results_of(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_commands_in_parts_are_merged_also_from_elsewhere(tmp_path: Path) -> None:
-    whole, here, there = (str(tmp_path / name) for name in ("whole", "here", "there"))
+def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path) -> None:
+    whole, here = (str(tmp_path / name) for name in ("whole", "here"))
     command(*SWEEP, "--out", whole)
-    said = command(*SWEEP, "--out", here, "--shard", "0/2")
-    assert "Shard 0/2 is done, " in said and f"mless-interp merge {here}" in said
-    command(*SWEEP, "--out", there, "--shard", "1/2")
-    assert not Path(here).exists() and not Path(there).exists()
-    merged = command("merge", here, "--from", there)
-    assert "Results:" in merged
+    for index in range(2):
+        said = command(*SWEEP, "--out", here, "--shard", f"{index}/2")
+        repeat = shlex.join(["mless-interp", *SWEEP, "--out", here])
+        assert repeat in said and "--shard" not in said.rpartition("mless-interp")[2] and not Path(here).exists()
+    command(*SWEEP, "--out", here)
     ours, theirs = results_of(Path(here)), results_of(Path(whole))
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equals(theirs[name]) for name in ours)
     assert not (tmp_path / ".here.partial").exists()
-    repeat = json.loads((Path(here) / "run.json").read_text())["repeat"]
-    assert repeat == shlex.join(["mless-interp", *SWEEP, "--out", here]), "neither the merging nor a shard"
+    assert json.loads((Path(here) / "run.json").read_text())["repeat"] == repeat
 
 
 @pytest.mark.slow
-def test_damaged_options_are_told_and_nothing_is_lost(tmp_path: Path) -> None:
-    here, there = (str(tmp_path / name) for name in ("here", "there"))
+def test_shards_of_other_options_are_refused(tmp_path: Path) -> None:
+    here = str(tmp_path / "here")
     command(*SWEEP, "--out", here, "--shard", "0/2")
-    begun = tmp_path / ".here.partial" / "options.json"
-    begun.write_text("")
-    assert "start the command of the shards without --shard" in command("merge", here, code=2)
-    known = tmp_path / ".here.partial" / "analysis.json"
-    kept = known.read_text()
-    for damaged in ("null", "{"):
-        known.write_text(damaged)
-        assert "analysis.json' is missing or damaged: start the command of the shards" in command("merge", here, code=2)
-    known.write_text(kept)
-    command(*SWEEP, "--out", here, "--shard", "1/2", "--overwrite")  # writes them anew
-    assert "--wait is for --shard" in command(*SWEEP, "--out", here, "--wait", "5", code=2)
-    command(*SWEEP, "--out", there, "--shard", "1/2")
-    (theirs,) = (tmp_path / ".there.partial").glob("*.1-of-2.jsonl")
-    ours = tmp_path / ".here.partial" / theirs.name
-    ours.write_bytes(theirs.read_bytes()[:200])  # a copy that was cut off
-    assert "Results:" in command("merge", here, "--from", there)
-
-
-@pytest.mark.slow
-def test_merging_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
-    here, there = (str(tmp_path / name) for name in ("here", "there"))
-    assert "holds no shards" in command("merge", here, code=2)
-    for program in ("merge", "report"):
-        for nameless in (".", "..", "/", ""):
-            assert "is no folder of results by its own name: give that, '/" in command(program, nameless, code=2)
-    command(*SWEEP, "--out", here, "--shard", "0/2")
-    command(*SWEEP, "--seed", "1", "--out", there, "--shard", "1/2")
-    assert "merge shards of one command only" in command("merge", here, "--from", there, code=2)
-    new = str(tmp_path / "new")
-    assert "merge shards of one command only" in command("merge", new, "--from", here, "--from", there, code=2)
-    assert not (tmp_path / ".new.partial").exists()
     assert "keeps what a run with other options" in command(
         *SWEEP, "--seed", "1", "--out", here, "--shard", "1/2", code=2
     )
     assert "shards are numbered 0/" in command(*SWEEP, "--out", here, "--shard", "2/2", code=2)
-    shutil.rmtree(tmp_path / ".there.partial")
-    command(*SWEEP, "--out", there, "--shard", "0/2")
-    (kept,) = (tmp_path / ".there.partial").glob("*.0-of-2.jsonl")
-    kept.write_text(kept.read_text().replace('"value": ', '"value":  ', 1))
-    assert "is there already, and other than" in command("merge", here, "--from", there, code=2)
-    assert json.loads((tmp_path / ".here.partial" / "options.json").read_text())["options"]["seed"] == 0
+    assert "--wait is for --shard" in command(*SWEEP, "--out", here, "--wait", "5", code=2)
+    (tmp_path / ".here.partial" / "options.json").write_text("")
+    command(*SWEEP, "--out", here, "--shard", "1/2")  # damaged options are written anew
+    command(*SWEEP, "--out", here)

@@ -14,8 +14,9 @@ from hypothesis import strategies as texts
 from models_under_test import loaded, pairs_for
 from small_results import RESULTS
 
+import mless_interp as mi
+from mless_interp.running.columns import TextTable
 from mless_interp.running.progress import progress_bar
-from mless_interp.running.results import as_html, as_text
 from mless_interp.running.tables import Table, neutral, original, read_csv
 from mless_interp.running.text_safety import one_line, visible
 
@@ -35,7 +36,7 @@ def hostile(name: str, text: str) -> Any:
 @EVERY
 def test_nothing_that_acts_is_printed(name: str) -> None:
     result = hostile(name, ACTS + "<b>")
-    for said in (repr(result), result.describe(), repr(result.summary()), result._repr_html_()):
+    for said in (repr(result), result.explain(), repr(result.summary()), result._repr_html_()):
         assert not set(said) & set(ACTS) - set("[]0;1m3tile"), said
     assert "<b>" not in result._repr_html_()
 
@@ -44,23 +45,24 @@ def test_nothing_that_acts_is_printed(name: str) -> None:
 def test_a_notebook_shows_sentences_and_table(name: str) -> None:
     result = RESULTS[name]()
     page = result._repr_html_()
-    assert page.count("<p>") == len(result.sentences()) and ("<table" in page) == (not result.printed().empty)
+    assert page.count("<p>") == len(result.explain().splitlines()) and ("<table" in page) == (
+        not result.printed().empty
+    )
 
 
 def test_texts_are_shown_by_their_codes() -> None:
     assert visible("a\x1b\x9b\u202e\n\tb") == "a\\x1b\\x9b\\u202e\n\tb"
     assert one_line("a\n\tb") == "a\\n\\tb" and visible(visible(ACTS)) == visible(ACTS)
     table = pd.DataFrame({"a\x1b": ["x\x1b[2J\ny", None], "n": [1.5, np.nan], "b": [True, False]})
-    assert "\x1b" not in as_text(table) and as_text(table).count("\n") == 2 and "x\\x1b[2J\\ny" in as_text(table)
-    assert "<i>" not in as_html(pd.DataFrame({"<i>": ["<i>"]})) and "+1.5000" in as_html(table, signed=True)
+    shown = TextTable.of(table, "")
+    assert "\x1b" not in "".join(shown.lines()) and len(shown.lines()) == 3 and "x\\x1b[2J\\ny" in shown.lines()[1]
+    assert "<i>" not in TextTable.of(pd.DataFrame({"<i>": ["<i>"]}), "").html()
 
 
 def test_a_p_value_has_no_sign_and_a_small_effect_has() -> None:
-    table = pd.DataFrame({"effect": [0.5, 2e-5, np.nan], "p_more": [0.25, 3e-7, np.nan]})
-    rows = [line.split() for line in as_text(table, signed=True).splitlines()]
-    assert rows == [["effect", "p_more"], ["+0.5000", "0.2500"], ["+2.0e-05", "3.0e-07"], ["-", "-"]]
-    page = as_html(table, signed=True)
-    assert "<td>+2.0e-05</td>" in page and "<td>0.2500</td>" in page and page.count("<td>-</td>") == 2
+    table = TextTable.of(pd.DataFrame({"effect": [-0.5, 2e-5, np.nan], "p_more": [0.25, 3e-7, np.nan]}), "")
+    assert [line.split() for line in table.lines()[1:]] == [["-0.5000", "0.25"], ["+2e-05", "3e-07"], ["–", "–"]]
+    assert "<td>+2e-05</td><td>3e-07</td>" in table.html()
 
 
 def test_progress_bars_show_their_label_and_do_not_act(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +101,12 @@ def test_every_table_of_a_result_is_safe_and_as_pandas_writes_it_where_nothing_i
     for table in (result.summary(), result.to_frame(), result.printed()):
         assert isinstance(table, Table) and isinstance(table.head(1), Table)
     assert result.to_frame().to_csv() == pd.DataFrame(result.to_frame()).to_csv()
+
+
+def test_problems_echo_in_one_line() -> None:
+    problems = mi.load_problems("demo")
+    assert repr(problems[:2]) == f"<2 x Problem: {problems[0].id}, {problems[1].id}>" and isinstance(problems, tuple)
+    assert repr(problems).endswith(f" and {len(problems) - 3} more>") and "\n" not in repr(problems)
 
 
 def test_a_pair_is_one_line(tiny_model_dir: Any) -> None:

@@ -1,18 +1,18 @@
 """Attention profiles: alignment, curves and levels by hand, the formulas as oracle, pictures, messages."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS
+from conftest import ONE_OF_EACH
 from models_under_test import loaded, pairs_for
 
 import mless_interp as mi
 from mless_interp.heads import Head
-from mless_interp.metrics.received import received_attention, uniform_received
+from mless_interp.metrics.patterns import uniform_pattern
+from mless_interp.metrics.received import received_attention
 from mless_interp.models.sites import site
 from mless_interp.scores import AttentionProfile, attention_profile
 from mless_interp.views.plots import Picture
@@ -49,11 +49,6 @@ def test_aligned_profiles_leave_out_the_span() -> None:
     np.testing.assert_allclose(by_hand().aligned("inserted", relative=True)[0], [[1.0, 1.0, NAN]])
 
 
-def test_a_token_without_a_match_is_undefined() -> None:
-    made = AttentionProfile(**{**vars(by_hand()), "alignment": (np.array([0, -1, 4]), np.array([0, 1, 4, 5]))})
-    np.testing.assert_allclose(made.aligned("inserted")[0], [[0.3, NAN, NAN]])
-
-
 def test_curves_put_insertion_points_on_each_other() -> None:
     curve = by_hand().curve(Head(0, 13), "inserted")
     np.testing.assert_allclose(curve.mean, [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
@@ -86,23 +81,7 @@ def test_the_tidy_frame_says_where_each_token_belongs() -> None:
     assert set(by_hand().curves()["tokens"]) == {"shared", "whole"}
 
 
-def test_one_problem_has_a_curve_without_a_band() -> None:
-    whole = by_hand()
-    one = AttentionProfile(
-        **{
-            **vars(whole),
-            **{name: getattr(whole, name)[:1] for name in ("problem_ids", "alignment", "spans", "base_texts")},
-            "inserted_texts": whole.inserted_texts[:1],
-            "received": {name: found[:1] for name, found in whole.received.items()},
-            "uniform": {name: found[:1] for name, found in whole.uniform.items()},
-        }
-    )
-    curve = one.curve(Head(0, 13), "base")
-    assert np.isnan(curve.low).all() and curve.mean[0] == 0.4
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
 @pytest.mark.parametrize("rows", ["shared", "all"])
 def test_profiles_equal_the_formula_on_whole_patterns(
     architecture: str, backend: str, rows: Any, tiny_model_dir: Any
@@ -121,7 +100,7 @@ def test_profiles_equal_the_formula_on_whole_patterns(
             visible = model.visible(inputs)[layer][0].cpu()
             options: dict[str, Any] = {"rows": taken, "sink": sink}
             expected = received_attention(captured[name][0].cpu(), visible=visible, **options)
-            null = uniform_received(visible, **options)[0]
+            null = received_attention(uniform_pattern(visible), visible=visible, **options)[0]
             for head in range(8):
                 place = made.of(Head(layer, head))
                 np.testing.assert_allclose(made.received[condition][0][place], expected[head], atol=1e-6)
@@ -136,20 +115,6 @@ def test_the_first_token_is_left_out_where_it_is_a_bos(tiny_model_dir: Any) -> N
         assert np.isnan(attention_profile(model, pairs, **options).received["base"][0][0, 0]) == undefined
         forced = attention_profile(model, pairs, exclude_sink=not undefined, **options)
         assert np.isnan(forced.received["base"][0][0, 0]) != undefined
-
-
-def test_a_profile_of_one_condition_has_a_map_of_its_heads_and_several_have_none() -> None:
-    whole = by_hand()
-    two = replace(
-        whole,
-        heads=(Head(0, 0), Head(0, 1)),
-        received={name: tuple(np.repeat(r, 2, 0) for r in found) for name, found in whole.received.items()},
-        uniform={name: tuple(np.repeat(u, 2, 0) for u in found) for name, found in whole.uniform.items()},
-    )
-    assert two.shown().head_map is None
-    shown = replace(two, conditions=("inserted",)).shown()
-    assert shown.head_map is not None and shown.head_map.value == "inserted_relative"
-    assert len(shown.tables[0].frame) == 2
 
 
 def test_profiles_are_drawn_with_both_ways_of_counting(tmp_path: Path) -> None:
@@ -177,19 +142,6 @@ def test_only_inserted_tokens_are_shaded_also_in_several_blocks(tiny_model_dir: 
     drawn = [tuple(patch.get_extents().transformed(axes.transData.inverted()).intervalx) for patch in axes.patches]
     assert np.allclose(drawn, [(start - 0.5, stop - 0.5), (again - 0.5, end - 0.5)]), "nothing between the blocks"
     assert [text.get_text() for text in axes.get_legend().get_texts()].count("inserted tokens") == 1
-
-
-def test_titles_name_a_model_from_a_folder_by_the_folder() -> None:
-    made = replace(by_hand(), settings={**by_hand().settings, "model": "/a/long/way/to/tiny"})
-    assert mi.views.profiles(made).axes[0].get_title().startswith("tiny\n")
-
-
-def test_what_is_not_there_is_named() -> None:
-    made = by_hand()
-    with pytest.raises(ValueError, match=r"L0H1 \(zero-based\) was not profiled"):
-        made.curve(Head(0, 1), "base")
-    with pytest.raises(ValueError, match="no condition 'gap' here; there are base, inserted"):
-        made.whole("gap")
 
 
 def test_a_prompt_shorter_than_min_rows_has_an_undefined_profile(tiny_model_dir: Any) -> None:

@@ -18,7 +18,6 @@ from mless_interp.statistics import (
     prevalence_test,
     share_of_total,
     sign_test,
-    two_groups,
     within_test,
 )
 
@@ -51,7 +50,7 @@ def test_holm_is_over_all_cells_and_both_senses() -> None:
     assert fewer.p_corrected[0, 0] == pytest.approx(2 * 2.0**-16) and np.isnan(fewer.p_corrected[0, 2])
 
 
-@pytest.mark.parametrize("n", [16, 32, 64])
+@pytest.mark.parametrize("n", [32])
 def test_no_more_false_names_than_stated_where_the_test_of_the_mean_rejects_almost_always(n: int) -> None:
     """Every head exceeds delta in just half of the problems: a true null, far from symmetric."""
     rng = np.random.default_rng(n)
@@ -64,15 +63,6 @@ def test_no_more_false_names_than_stated_where_the_test_of_the_mean_rejects_almo
         mean += bool((stats.ttest_1samp(centred, 0).pvalue < 0.05 / heads).any())
     assert prevalence / sets <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / sets)
     assert mean / sets > 0.5
-
-
-def test_it_finds_what_it_promises_to_find() -> None:
-    n, heads = 64, 112
-    truth = detectable_prevalence(n, 2 * heads)
-    rng = np.random.default_rng(0)
-    d = np.where(rng.random((4000, n)) < truth, 1.0, -0.1)
-    p = stats.binom.sf((d > 0).sum(1) - 1, n, 0.5)
-    assert (p <= 0.05 / (2 * heads)).mean() == pytest.approx(0.8, abs=0.03)
 
 
 def test_the_fewest_problems_are_the_first_that_can_reject() -> None:
@@ -89,14 +79,6 @@ def test_small_effects_are_shown_to_be_small_and_nothing_else_is() -> None:
     p, corrected = within_test(d, 1.0)
     assert p == pytest.approx([2.0**-20, 1.0, sum(comb(20, i) for i in range(12, 21)) / 2**20])
     assert (corrected < 0.05).tolist() == [True, False, False]
-
-
-@pytest.mark.parametrize("delta", [-1.0, float("inf")])
-def test_a_smallest_effect_that_is_none_is_refused(delta: float) -> None:
-    with pytest.raises(ValueError, match="finite number, 0 or more"):
-        prevalence_test(np.ones(5), delta)
-    with pytest.raises(ValueError, match="above 0"):
-        within_test(np.ones(5), min(delta, 0.0))
 
 
 def test_beside_an_unknown_smallest_effect_nothing_is_counted() -> None:
@@ -123,8 +105,7 @@ def test_shares_by_hand() -> None:
     assert str(unknown.flag) == "the total effect is not established"
 
 
-@pytest.mark.parametrize("n", [16, 64])
-@pytest.mark.parametrize("noise", [0.1, 0.5])
+@pytest.mark.parametrize(("n", "noise"), [(16, 0.5), (64, 0.1)])
 def test_a_share_s_limits_cover_it_where_a_quotient_of_medians_does_not(n: int, noise: float) -> None:
     """The part does not follow the total from problem to problem, and is 35 % of its median."""
     rng = np.random.default_rng([n, int(10 * noise)])
@@ -140,7 +121,7 @@ def test_a_share_s_limits_cover_it_where_a_quotient_of_medians_does_not(n: int, 
 # ---------------------------------------------------------------------------------------------------------- medians
 
 
-@pytest.mark.parametrize(("n_groups", "n_each"), [(32, 2), (8, 8)])
+@pytest.mark.parametrize(("n_groups", "n_each"), [(8, 8)])
 def test_effects_that_variants_share_name_heads_at_the_stated_rate_by_groups_alone(n_groups: int, n_each: int) -> None:
     rng = np.random.default_rng(5)
     named = np.zeros(2)
@@ -152,7 +133,7 @@ def test_effects_that_variants_share_name_heads_at_the_stated_rate_by_groups_alo
     assert named[0] / 200 > 0.1 and named[1] / 200 <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
 
 
-@pytest.mark.parametrize("n", [6, 7, 16, 33, 128])
+@pytest.mark.parametrize("n", [6, 33])
 def test_the_median_s_interval_covers_at_least_as_often_as_it_says(n: int) -> None:
     rng = np.random.default_rng(n)
     made = median_interval(skewed(rng, (n, 4000)))  # true median 1
@@ -226,13 +207,3 @@ def test_interval_and_exact_test_never_contradict_each_other() -> None:
                 made = paired_difference(b, c, n)
                 holds_zero = float(made.low) <= 0 <= float(made.high)
                 assert holds_zero == (mcnemar(b, c) >= 0.05), (b, c, n)
-
-
-def test_two_groups_of_different_spread_and_size_keep_the_rate() -> None:
-    rng, sets = np.random.default_rng(0), 200
-    group = np.arange(100) < 9
-    hits = 0
-    for seed in range(sets):
-        values = np.where(group, 3.0, 1.0)[:, None] * rng.normal(size=(100, 1))
-        hits += bool(two_groups(values, group, seed=seed).p_corrected[0] <= 0.05)
-    assert hits / sets <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / sets)

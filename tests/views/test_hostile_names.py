@@ -67,6 +67,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "head_map of scores": lambda: mi.views.head_map(named(scored())),
     "head_map of an attribution": lambda: mi.views.head_map(named(attributed())),
     "forest": lambda: mi.views.forest(named(located())),
+    "summary_plot": lambda: mi.views.summary_plot(named(located())),
     "lambda_map": lambda: mi.views.lambda_map(named(decomposed())),
     "profile": lambda: mi.views.profile(named(profiled()), SEEN, names={"base": BAD}),
     "profiles": lambda: mi.views.profiles(named(profiled()), [SEEN]),

@@ -34,18 +34,19 @@ from small_results import (
 )
 
 import mless_interp as mi
-from mless_interp.views.page_parts import HeadMap, Table, colour
+from mless_interp.running.columns import TextTable
+from mless_interp.views.page_parts import HeadMap, colour
 
 NAN, INF = float("nan"), float("inf")
 BAD = '</script><script>window.hacked=1</script><img src="x:y" onerror="window.hacked=2">"\'&{{ 7*7 }}'
 """A text that would become code anywhere on a page that forgets to escape it."""
 
 
-def texts(table: Table, column: int) -> list[str]:
+def texts(table: TextTable, column: int) -> list[str]:
     return [row[column].text for row in table.rows]
 
 
-def keys(table: Table, column: int) -> list[str]:
+def keys(table: TextTable, column: int) -> list[str]:
     return [row[column].key for row in table.rows]
 
 
@@ -53,19 +54,21 @@ def keys(table: Table, column: int) -> list[str]:
 
 
 def test_a_column_has_one_number_of_decimals_and_signs_where_one_is_negative() -> None:
-    table = Table.of(pd.DataFrame({"a": [0.5, -0.25, 0.0], "b": [12.3456, 1.0, 1e-05], "c": [1, 20, 3]}), "")
+    table = TextTable.of(pd.DataFrame({"a": [0.5, -0.25, 0.0], "b": [12.3456, 1.0, 1e-05], "c": [1, 20, 3]}), "")
     assert texts(table, 0) == ["+0.5000", "-0.2500", "0.0000"]
     assert texts(table, 1) == ["12.3456", "1.0000", "1e-05"], (
         "as a print shows them; what would round to nothing in full"
     )
     assert texts(table, 2) == ["1", "20", "3"]
-    assert texts(Table.of(pd.DataFrame({"x": [123.456, 1.0]}), ""), 0) == ["123.5", "1.0"], "large ones in four digits"
+    assert texts(TextTable.of(pd.DataFrame({"x": [123.456, 1.0]}), ""), 0) == ["123.5", "1.0"], (
+        "large ones in four digits"
+    )
     assert keys(table, 1) == ["12.3456", "1", "1e-05"], "sorting uses the numbers, not what is shown"
 
 
 def test_undefined_is_no_number_and_never_is_infinite() -> None:
     frame = pd.DataFrame({"x": [NAN, INF, -INF, 2.0], "yes": pd.array([None, True, False, True], dtype="boolean")})
-    table = Table.of(frame, "")
+    table = TextTable.of(frame, "")
     assert texts(table, 0) == ["–", "∞", "-∞", "+2.0000"] and keys(table, 0) == ["", "Infinity", "-Infinity", "2"]
     assert texts(table, 1) == ["–", "yes", "no", "yes"] and keys(table, 1)[0] == ""
 
@@ -73,26 +76,28 @@ def test_undefined_is_no_number_and_never_is_infinite() -> None:
 def test_an_interval_stands_in_its_estimates_cell_under_a_heading_that_names_both() -> None:
     frame = pd.DataFrame({"x_ci_low": [-0.5, NAN], "x": [0.1, 0.2], "x_ci_high": [0.7, NAN], "ci_low": [1.0, 2.0]})
     frame["ci_high"] = [3.0, 4.0]
-    table = Table.of(frame, "")
-    assert labels(table) == ["x [95 % interval]", "95 % interval"]
+    table = TextTable.of(frame, "")
+    assert labels(table) == ["x [95 %]", "95 % interval"]
     assert [str(row[0]) for row in table.rows] == ["+0.1000 [-0.5000, +0.7000]", "+0.2000"]
     assert keys(table, 0) == ["0.1", "0.2"], "sorted by the estimate"
     assert texts(table, 1) == ["[1.0000, 3.0000]", "[2.0000, 4.0000]"] and keys(table, 1) == ["1", "2"]
-    own = Table.of(pd.DataFrame({"a": ["p"], "m": [0.5], "ci_low": [0.1], "ci_high": [0.9]}), "")
-    assert labels(own) == ["a", "m [95 % interval]"], "bare ends belong to the number before them"
-    bare = Table.of(pd.DataFrame({"low": [1.0], "high": [2.0], "y_ci_low": [3.0], "z": 4, "z_low": 2, "z_high": 8}), "")
-    assert [(column.label, cell.text) for column, cell in zip(bare.columns, bare.rows[0], strict=True)] == [
+    own = TextTable.of(pd.DataFrame({"a": ["p"], "m": [0.5], "ci_low": [0.1], "ci_high": [0.9]}), "")
+    assert labels(own) == ["a", "m [95 %]"], "bare ends belong to the number before them"
+    bare = TextTable.of(
+        pd.DataFrame({"low": [1.0], "high": [2.0], "y_ci_low": [3.0], "z": 4, "z_low": 2, "z_high": 8}), ""
+    )
+    assert [(column.heading, cell.text) for column, cell in zip(bare.columns, bare.rows[0], strict=True)] == [
         ("95 % interval", "[1.0000, 2.0000]"),
         ("y ci low", "3.0000"),
         ("z [from, to]", "4.0000"),
     ], "a lower end without an upper one is a column like any other"
-    chosen = Table.of(frame, "", columns={"ci_low": "range", "x": "my x"})
-    assert labels(chosen) == ["range", "my x [95 % interval]"]
+    chosen = TextTable.of(frame, "", columns={"ci_low": "range", "x": "my x"})
+    assert labels(chosen) == ["range", "my x [95 %]"]
 
 
 def test_a_column_that_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match="no column 'effects' to show; there are effect, n"):
-        Table.of(pd.DataFrame({"effect": [1.0], "n": [2]}), "", columns=["effects"])
+        TextTable.of(pd.DataFrame({"effect": [1.0], "n": [2]}), "", columns=["effects"])
 
 
 # ----------------------------------------------------------------------------------------------------- maps, by hand
@@ -118,7 +123,7 @@ def test_a_map_has_a_square_per_head_with_its_interval_in_words() -> None:
     )
     assert (made.n_layers, made.n_heads, made.limit, made.marked_means) == (2, 3, "0.5", "m")
     by_place = {(square.layer, square.head): square for square in made.squares}
-    assert by_place[0, 1].words == "head L0H1; mean effect [95 % interval] -0.5000 [-0.6000, -0.4000]"
+    assert by_place[0, 1].words == "head L0H1; mean effect [95 %] -0.5000 [-0.6000, -0.4000]"
     assert (made.signed, made.undefined) == (True, True)
     assert by_place[0, 1].colour == colour(-1.0) == "#053061" and by_place[1, 1].colour == colour(1.0) == "#67001f"
     assert by_place[0, 0].colour == colour(0.0) and by_place[1, 0].colour == "#bbbbbb", "grey: undefined, not 0"
@@ -136,7 +141,7 @@ def test_a_map_refuses_two_rows_of_one_head() -> None:
 # ------------------------------------------------------------------------------------------- what results say of themselves
 
 
-def shown(result: Any) -> tuple[list[str], HeadMap | None, list[Table]]:
+def shown(result: Any) -> tuple[list[str], HeadMap | None, list[TextTable]]:
     """What a page tells and shows of a result, folded or not: sentences, head map, tables."""
     made = mi.Report("T", question="Q?").result(result, heading=None).parts
     parts = [each for part in made for each in (part.parts if part.kind == "folded" else (part,))]
@@ -146,8 +151,8 @@ def shown(result: Any) -> tuple[list[str], HeadMap | None, list[Table]]:
     return texts_, maps[0] if maps else None, [part for part in parts if part.kind == "table"]
 
 
-def labels(table: Table) -> list[str]:
-    return [column.label for column in table.columns]
+def labels(table: TextTable) -> list[str]:
+    return [column.heading for column in table.columns]
 
 
 def marked(head_map: HeadMap | None) -> list[tuple[int, int]]:
@@ -157,15 +162,15 @@ def marked(head_map: HeadMap | None) -> list[tuple[int, int]]:
 
 def test_a_sweep_becomes_sentences_a_map_and_a_table_with_the_largest_share_first() -> None:
     sentences, head_map, (table,) = shown(patched(12))
-    assert " ".join(sentences) == patched(12).describe() and len(sentences) == 4
+    assert sentences[0] == patched(12).headline()
     assert texts(table, 0)[0] == "L1H2" and len(table.rows) == 6
     assert head_map is not None and head_map.value == "share" and marked(head_map) == [(1, 2)]
     assert "more than 5 % of the effect in most problems, p < 0.04 corrected" in head_map.marked_means
-    assert {"n", "share of problems [95 % interval]", "recovered"} <= set(labels(table))
+    assert {"share of problems [95 %]", "recovered"} <= set(labels(table))
     assert labels(table)[: table.at_once] == [
-        *("head", "share [95 % interval]", "problems", "p, corrected", "median [95 % interval]", "mean effect"),
+        *("head", "share [95 %]", "problems", "p, corrected", "median [95 %]", "mean effect"),
     ]
-    assert texts(table, 2)[0] == "12 of 12"
+    assert texts(table, 2)[0] == "12/12"
     assert marked(shown(patched(4))[1]) == [], "4 problems name no head"
 
 
@@ -177,10 +182,10 @@ def test_where_shares_are_undefined_the_map_shows_effects() -> None:
 
 def test_located_heads_are_outlined_and_come_first() -> None:
     sentences, head_map, (table, controls) = shown(located())
-    assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.value == "removed, share"
+    assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.value == "undone"
     assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 1) == ["reader", "mediator", "undecided"]
     assert texts(controls, 0) == ["L0H1", "L1H0"]
-    assert any(sentence.startswith("Beside their controls (chosen on these problems") for sentence in sentences)
+    assert any(sentence.startswith("Controls: `control_table()` (chosen on these problems") for sentence in sentences)
     _, _, (_, fresh, again) = shown(replace(located(), confirmation=confirmed()))
     assert "on fresh problems" in fresh.caption
     assert labels(again)[:4] == ["head", "claimed", "confirmed", "verdict"] and texts(again, 2) == ["yes", "yes", "no"]
@@ -190,7 +195,7 @@ def test_located_heads_are_outlined_and_come_first() -> None:
 def test_scores_have_intervals_of_the_usual_metrics_and_the_means_of_all() -> None:
     _, head_map, (first, all_means) = shown(scored())
     assert head_map is not None and head_map.value == "collapse relative" and marked(head_map) == []
-    assert labels(first)[: first.at_once] == ["head", "collapse relative [95 % interval]", "span mass [95 % interval]"]
+    assert labels(first)[: first.at_once] == ["head", "collapse relative [95 %]", "span mass [95 %]"]
     assert set(labels(first)[3:]) == {"in the paper's counting", "collapse relative n", "span mass null", "span mass n"}
     assert labels(all_means)[2:] == ["span mass", "collapse relative", "recovery latency"]
     assert "∞" in texts(all_means, 4), "a latency that is never reached"
@@ -204,19 +209,16 @@ def test_doses_have_a_table_per_number_of_tokens_and_one_per_head() -> None:
 
 def test_answers_and_their_comparisons_say_what_they_found() -> None:
     sentences, _, (table,) = shown(answered(n=20))
-    assert texts(table, 0) == ["none", "Mless", "Mful"] and texts(table, 1) == ["0.7000", "0.7500", "–"]
-    assert table.columns[1].label == "right [95 % interval]" and sentences[0].startswith("Accuracy of")
+    assert texts(table, 0) == ["none", "Mless", "Mful"] and texts(table, 1) == ["70 %", "75 %", "–"]
+    assert table.columns[1].heading == "right [95 %]" and sentences[1].startswith("Accuracy of")
     sentences, _, (table,) = shown(answered(n=20).compare_all())
-    assert len(table.rows) == 2 and "'Mless' against 'none'" in sentences[0]
+    assert len(table.rows) == 2 and "under 'none'" in sentences[0]
 
 
 def test_claims_are_counted_and_listed_with_their_nulls() -> None:
     sentences, _, (table,) = shown(checked())
-    assert sentences == [
-        "2 claims checked on tiny, heads L0H1 (zero-based), Mless, 6 problems: 1 agree, 1 cannot tell. 1 of those that agree "
-        "holds without training (1 untrained twin)."
-    ]
-    assert labels(table)[:5] == ["claim", "verdict", "untrained twins", "measured [95 % interval]", "null"]
+    assert sentences[0].endswith("1 agree, 1 cannot tell; 1 of those that agree holds without training.")
+    assert labels(table)[:5] == ["claim", "verdict", "untrained twins", "measured [95 %]", "null"]
     assert "95 % interval of the difference" in labels(table)
     assert texts(table, labels(table).index("reason")) == ["", "no profile with random words"]
 
@@ -224,7 +226,7 @@ def test_claims_are_counted_and_listed_with_their_nulls() -> None:
 def test_activations_have_their_claims_and_every_metric_by_class() -> None:
     _, _, (claims, by_class) = shown(activations())
     assert len(claims.rows) == 3 and len(by_class.rows) == 8
-    assert {"before", "after", "difference [95 % interval]"} <= set(labels(by_class)), "intervals of what is tested"
+    assert {"before", "after", "difference [95 %]"} <= set(labels(by_class)), "intervals of what is tested"
 
 
 def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that_name_their_columns() -> None:
@@ -235,10 +237,10 @@ def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that
     assert head_map is not None and head_map.value == "lambda minus uniform" and marked(head_map) == [(0, 0), (1, 0)]
     words = {(square.layer, square.head): square.words for square in head_map.squares}[0, 1]
     assert "lambda minus uniform +0.0500" in words
-    assert labels(first)[1] == "lambda [95 % interval]" and "uniform attention's" in labels(first)
-    assert len(first.rows) == len(further.rows) == 3 and "sigma norm [95 % interval]" in labels(further)
+    assert labels(first)[1] == "lambda [95 %]" and "uniform attention's" in labels(first)
+    assert len(first.rows) == len(further.rows) == 3 and "sigma norm [95 %]" in labels(further)
     _, _, (table,) = shown(mediated())
-    assert labels(table)[:4] == ["reading", "part", "without the span", "change [95 % interval]"]
+    assert labels(table)[:4] == ["reading", "part", "without the span", "change [95 %]"]
     assert "interaction is both minus their sum" in table.caption
 
 
@@ -272,7 +274,7 @@ def every_small_result() -> list[Any]:
 def test_every_heading_has_a_definition_of_its_own_and_six_stand_at_once(result: Any) -> None:
     for table in shown(result)[2]:
         assert table.at_once <= 6 and len(set(labels(table))) == len(labels(table)), "no two columns share a heading"
-        assert [column.label for column in table.columns if not column.note] == []
+        assert [column.heading for column in table.columns if not column.note] == []
 
 
 def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome: Browser, tmp_path: Path) -> None:
@@ -294,7 +296,7 @@ def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome:
 
 def test_of_many_sentences_and_tables_the_first_stand_open(chrome: Browser, tmp_path: Path) -> None:
     made = replace(located(), confirmation=confirmed())
-    told, tables = made.told(), made.shown().tables
+    told, tables = made.explain().splitlines(), made.shown().tables
     assert len(told) > 6 and len(tables) > 2
     page = mi.Report("T", question="Q?").result(made)
     folds = [part for part in page.parts if part.kind == "folded"]
@@ -515,13 +517,13 @@ def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browse
         "(({ x, y }) => [x + 9, y + 9])(document.querySelector('rect[data-at=\"0 1\"]').getBoundingClientRect())"
     )
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
-    assert page.run(told) == "head L0H1\nmean effect [95 % interval] -0.5000 [-0.6000, -0.4000]"
+    assert page.run(told) == "head L0H1\nmean effect [95 %] -0.5000 [-0.6000, -0.4000]"
     assert page.run(height) == before, "what is told moves nothing"
     page.run("document.querySelector('svg.heads').focus()")
     page.press("ArrowDown")
-    assert page.run(told).startswith("head L1H1\nmean effect [95 % interval] +0.5000")
+    assert page.run(told).startswith("head L1H1\nmean effect [95 %] +0.5000")
     page.press("ArrowLeft")
-    assert page.run(told) == "head L1H0\nmean effect [95 % interval] –"
+    assert page.run(told) == "head L1H0\nmean effect [95 %] –"
     page.press("ArrowLeft")
     assert page.run(told).startswith("head L1H0"), "the edge holds"
     assert page.errors == []

@@ -1,17 +1,44 @@
-"""Queries and keys as they enter the scores, where a library shows only those before it rotates them; scores and patterns,
-where those that it shows act on nothing."""
+"""What no library shows at a site of its own, made of activations that wait for it inside one forward pass: queries and keys
+as they enter the scores, patterns that act, the activations of an MLP."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .activation_buffer import Held
 from .arithmetic import masked_scores, mix_values, softmax
-from .info import AttentionRule
-from .inputs import Tap, Taps
+from .info import AttentionRule, GatedMlp, ModelError
+from .inputs import Edit, Reducer, Tap, Taps
 from .sites import EAGER_SITES, attention_sites, parsed, site
+
+
+class Held:
+    """Activations by hook name, from when a forward pass reaches them until a later site of it takes them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Tensor] = {}
+
+    def captures(self, *names: str) -> dict[str, Reducer]:
+        """Reducers that hold these sites; the run itself keeps nothing."""
+        return {name: partial(self._values.__setitem__, name) for name in names}
+
+    def edits(self, *names: str) -> dict[str, Edit]:
+        """Edits that hold these sites and change nothing."""
+        return {name: partial(self._passed_on, name) for name in names}
+
+    def _passed_on(self, name: str, value: Tensor) -> Tensor:
+        self._values[name] = value
+        return value
+
+    def take(self, *names: str) -> tuple[Tensor, ...]:
+        """These activations, held no longer."""
+        missing = [name for name in names if name not in self._values]
+        if missing:
+            raise ModelError(f"{', '.join(missing)} did not come before the site that is computed from it")
+        return tuple(self._values.pop(name) for name in names)
+
 
 ENTERING = {"attn.hook_rot_q": "attn.hook_q", "attn.hook_rot_k": "attn.hook_k"}
 """Sites of what enters the scores, and of what it is made of."""
@@ -87,3 +114,42 @@ def _mixed(scores: Tap, pattern: Tap, z: Tap, parts: Callable[[], Any], visible:
         return edit(value) if z.edit is None else z.edit(edit(value))
 
     return Tap(then, z.keep)
+
+
+UNGATED = (
+    "This model's MLP has no gate, so its activations are act(up(x)) themselves: our extension of the paper's gated form, "
+    "act(gate(x))."
+)
+"""What a result says whose activations are those of an MLP without a gate."""
+
+
+def extension_of(settings: Mapping[str, Any]) -> list[str]:
+    """The sentence that labels a result made with these settings; none for the paper's form, which alone older ones have."""
+    return [] if settings.get("gated", True) else [UNGATED]
+
+
+def gate_edits(layer: int, gate: GatedMlp, change: Callable[[Tensor], Tensor]) -> dict[str, Edit]:
+    """Edits that put `change(a)` in the place of a layer's activations a `[batch, token, d_mlp]`, and only where `a` changed.
+
+    With a gate, a = act(gate(x)): no library has a hook on it, so the product is made again at `hook_post`. Without one
+    a = act(up(x)) is `hook_post` itself.
+    """
+    held, factors = Held(), [site(layer, "mlp.hook_pre")]
+    factors += [site(layer, "mlp.hook_pre_linear")] if gate.gated else []
+    name = site(layer, "mlp.hook_post")
+
+    def override(post: Tensor) -> Tensor:
+        pre, *linear = held.take(*factors)
+        activations = gate.activation(pre)
+
+        def made(activations: Tensor) -> Tensor:
+            product = activations * linear[0] if gate.gated else activations
+            return product if gate.bias is None else product + gate.bias
+
+        if not torch.allclose(made(activations), post, rtol=2e-2, atol=1e-3 * float(post.abs().max())):
+            form = "act(pre) * pre_linear" if gate.gated else "act(pre)"
+            raise ModelError(f"{name} is not {form} here: this MLP is built otherwise, edit it by hand")
+        changed = change(activations)
+        return torch.where(changed == activations, post, made(changed))
+
+    return {**held.edits(*factors), name: override}

@@ -1,0 +1,357 @@
+"""What every metric obeys: leading axes, half precision, devices, blocks of rows, probabilities only, masks named."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+
+import pytest
+import torch
+from formulas_under_test import NAN, SINK, mask, random, random_pattern, same, visible_keys
+
+from mless_interp import metrics
+from mless_interp.metrics import (
+    activations,
+    affine,
+    attention,
+    distances,
+    entropy,
+    logits,
+    outputs,
+    patterns,
+    rankings,
+    received,
+    recovery,
+    segments,
+    sinks,
+    spikes,
+)
+
+N = 12
+SPAN, BEFORE, AFTER = mask(4, 5, 6, 7, n=N), mask(0, 1, 2, 3, n=N), mask(8, 9, 10, 11, n=N)
+FIRST_TOKEN = mask(0, n=N)
+FRACTIONS = torch.linspace(0, 1, N, dtype=torch.float64)
+EDGES = torch.linspace(-3, 3, 7, dtype=torch.float64)
+ANSWER = torch.tensor([0, 1])
+
+Tensors = dict[str, torch.Tensor]
+OF_PROFILES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "span_collapse": lambda x, y, v: recovery.span_collapse(x, span=SPAN, reference=BEFORE),
+    "span_collapse_of_a_level": lambda x, y, v: recovery.span_collapse(x, span=SPAN, reference=y.amax(-1)),
+    "collapsed_share": lambda x, y, v: recovery.collapsed_share(x, span=SPAN),
+    "onset_step": lambda x, y, v: recovery.onset_step(x, span=SPAN),
+    "span_variation": lambda x, y, v: recovery.span_variation(x, span=SPAN),
+    "recovery_ratio": lambda x, y, v: recovery.recovery_ratio(x, before=BEFORE, after=AFTER),
+    "recovery_fraction": lambda x, y, v: recovery.recovery_fraction(x, before=BEFORE, span=SPAN, after=AFTER),
+    "aligned_recovery": lambda x, y, v: recovery.aligned_recovery(x, y, tokens=AFTER),
+    "aligned_ratio": lambda x, y, v: recovery.aligned_ratio(x, y),
+    "recovery_latency": lambda x, y, v: recovery.recovery_latency(x, y, width=2),
+    "running_median": lambda x, y, v: recovery.running_median(x),
+    "recovery_time_constant": lambda x, y, v: recovery.recovery_time_constant(x, min_r_squared=0.0),
+    "timing_pearson": lambda x, y, v: spikes.timing_pearson(x, y),
+    "timing_spearman": lambda x, y, v: spikes.timing_spearman(x, y),
+    "attenuation_slope": lambda x, y, v: spikes.attenuation_slope(x, y),
+    "attenuation_r_squared": lambda x, y, v: spikes.attenuation_r_squared(x, y),
+    "spike_peaks": lambda x, y, v: spikes.spike_peaks(x).to(segments.widened(x).dtype),
+    "matched_peaks_f1": lambda x, y, v: spikes.matched_peaks_f1(x > 1, y > 1, tolerance=1).to(x),
+    "peak_attenuation": lambda x, y, v: spikes.peak_attenuation(x, y, peaks=spikes.spike_peaks(x)),
+    "kurtosis": lambda x, y, v: received.kurtosis(x),
+    "sink_rate": lambda x, y, v: received.sink_rate(x, SPAN),
+    "relative_received": lambda x, y, v: received.relative_received(x, y),
+    "circuit_performance": lambda x, y, v: rankings.circuit_performance(FRACTIONS.to(segments.widened(x)), x),
+    "circuit_distance": lambda x, y, v: rankings.circuit_distance(FRACTIONS.to(segments.widened(x)), x),
+    "arm_threshold": lambda x, y, v: activations.arm_threshold(x, c=0.3),
+    "arm_threshold_signed": lambda x, y, v: activations.arm_threshold(x, c=0.3, absolute=False),
+    "quantile": lambda x, y, v: activations.quantile(x, q=0.3),
+    "near_zero_fraction": lambda x, y, v: activations.near_zero_fraction(x, threshold=activations.quantile(y, q=0.4)),
+    "l1_norm": lambda x, y, v: activations.l1_norm(x),
+    "l2_norm": lambda x, y, v: activations.l2_norm(x),
+    "mean_absolute": lambda x, y, v: activations.mean_absolute(x),
+    "root_mean_square": lambda x, y, v: activations.root_mean_square(x),
+    "gini": lambda x, y, v: activations.gini(x),
+    "histogram": lambda x, y, v: activations.histogram(x, edges=EDGES),
+    "histogram_gini": lambda x, y, v: activations.histogram_gini(x, edges=EDGES),
+    "wasserstein": lambda x, y, v: activations.wasserstein(x, y),
+    "kolmogorov_smirnov": lambda x, y, v: activations.kolmogorov_smirnov(x, y),
+    "median_variance": lambda x, y, v: activations.median_variance(v),
+    "relative_norms": lambda x, y, v: sinks.relative_norms(v, others=AFTER),
+    "cosines_to_sink": lambda x, y, v: sinks.cosines_to_sink(v, sink=FIRST_TOKEN),
+    "first_of": lambda x, y, v: sinks.first_of(x, SPAN),
+    "first_against_rest": lambda x, y, v: sinks.first_against_rest(x, SPAN),
+    "value_cosine": lambda x, y, v: outputs.value_cosine(v, span=SPAN),
+    "value_spectral_share": lambda x, y, v: outputs.value_spectral_share(v, span=SPAN),
+    "value_effective_rank": lambda x, y, v: outputs.value_effective_rank(v, span=SPAN),
+    "direction_coherence": lambda x, y, v: outputs.direction_coherence(v, rows=SPAN),
+    "segment_mean": lambda x, y, v: segments.segment_mean(x, SPAN),
+    "affine_fit": lambda x, y, v: affine.affine_fit(v, v.flip(-2)).r2,
+    "affine_residual": lambda x, y, v: affine.affine_residual(v, v.flip(-1)),
+    "affine_parts": lambda x, y, v: affine.affine_parts(v, v + 1, lam=x, sigma=v.flip(-1), matched=2 * v).rest,
+}
+"""Metrics of profiles `x`, `y` `[*lead, token]` and vectors `v` `[*lead, token, d]`."""
+
+OF_PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor, Tensors], torch.Tensor]] = {
+    "span_mass": lambda p, v, m: attention.span_mass(p, span=m["span"], **v),
+    "retained_mass": lambda p, v, m: attention.retained_mass(p, span=m["span"], **v),
+    "span_log_odds": lambda p, v, m: attention.span_log_odds(p, span=m["span"], **v),
+    "non_sink_span_mass": lambda p, v, m: attention.non_sink_span_mass(p, span=m["span"], sink=m["sink"], **v),
+    "log_density_ratio": lambda p, v, m: attention.log_density_ratio(p, span=m["span"], **v),
+    "log_density_ratio_no_sink": lambda p, v, m: attention.log_density_ratio(p, span=m["span"], sink=m["sink"], **v),
+    "attention_entropy": lambda p, v, m: entropy.attention_entropy(p, **v),
+    "normalised_entropy": lambda p, v, m: entropy.normalised_entropy(p, **v),
+    "effective_tokens": lambda p, v, m: entropy.effective_tokens(p, **v),
+    "participation": lambda p, v, m: entropy.participation(p, **v),
+    "chain_between": lambda p, v, m: entropy.entropy_chain(p, span=m["span"], **v).between,
+    "chain_outside": lambda p, v, m: entropy.entropy_chain(p, span=m["span"], **v).outside,
+    "chain_inside": lambda p, v, m: entropy.entropy_chain(p, span=m["span"], **v).inside,
+    "within_span_entropy": lambda p, v, m: entropy.within_span_entropy(p, span=m["span"], **v),
+    "entropy_without_sink": lambda p, v, m: entropy.entropy_without_sink(p, sink=m["sink"], **v),
+    "span_output": lambda p, v, m: outputs.span_output(p, m["values"], span=m["span"], **v).movedim(-1, -2),
+    "span_output_weight": lambda p, v, m: outputs.span_output_weight(
+        p, m["values"], span=m["span"], output_weights=m["weights"], **v
+    ),
+}
+"""Metrics of each row of a pattern `p`, with its visible keys `v` and masks, values and output weights `m`; rows last."""
+
+OF_COLUMNS: dict[str, Callable[[torch.Tensor, torch.Tensor, Tensors], torch.Tensor]] = {
+    "received": lambda p, v, m: received.received_attention(p, rows=m["rows"], min_rows=1, **v),
+    "received_no_sink": lambda p, v, m: received.received_attention(p, sink=m["sink"], renorm=True, min_rows=1, **v),
+}
+
+PROFILE, OTHER, VECTORS = random(2, 3, N).abs(), random(2, 3, N, seed=1).abs(), random(2, 3, N, 4)
+
+REAL = torch.arange(9) >= torch.tensor([[0], [2]])
+VISIBLE = visible_keys(9, window=5, real=REAL)[:, None]
+PATTERN = random_pattern(2, 3, visible=VISIBLE)
+MASKS = {
+    "span": ((torch.arange(9) >= 3) & (torch.arange(9) < torch.tensor([[6], [7]])))[:, None],
+    "sink": (torch.arange(9) == torch.tensor([[0], [2]]))[:, None],
+    "rows": (torch.arange(9) >= torch.tensor([[6], [7]]))[:, None],
+    "values": random(2, 3, 9, 4, seed=1),
+    "weights": random(2, 3, 4, 5, seed=2),
+}
+
+
+def made_elsewhere_by_default(expected: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
+    """What a metric makes on the way lies where its inputs lie, whatever the default device: it gives the same here."""
+    with torch.device("meta"):
+        found = compute()
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", OF_PROFILES)
+def test_metrics_of_profiles_reduce_their_own_axis_edit_nothing_and_widen_half_precision(name: str) -> None:
+    metric, given = OF_PROFILES[name], (PROFILE.clone(), OTHER.clone(), VECTORS.clone())
+    together = metric(*given)
+    assert together.dtype == torch.float64 and together.shape[:2] == (2, 3)
+    assert all(x.equal(kept) for x, kept in zip(given, (PROFILE, OTHER, VECTORS), strict=True))
+    made_elsewhere_by_default(together, lambda: metric(*given))
+    for i in range(2):
+        for j in range(3):
+            same(together[i, j], metric(PROFILE[i, j], OTHER[i, j], VECTORS[i, j]))
+    for dtype in (torch.float16, torch.bfloat16):
+        halves = [x.to(dtype) for x in given]
+        if name != "matched_peaks_f1":
+            assert metric(*halves).dtype == torch.float32
+            same(metric(*halves), metric(*[x.float() for x in halves]))
+
+
+@pytest.mark.parametrize("name", OF_PATTERNS | OF_COLUMNS)
+def test_metrics_of_patterns_give_each_prompt_what_it_has_alone(name: str) -> None:
+    """Padding, a window and a span differ between the prompts; rows that see nothing are undefined."""
+    metric, kept = (OF_PATTERNS | OF_COLUMNS)[name], PATTERN.clone()
+    together = metric(PATTERN, {"visible": VISIBLE}, MASKS)
+    assert kept.equal(PATTERN) and together[1, :, ..., :2].isnan().all()
+    made_elsewhere_by_default(together, lambda: metric(PATTERN, {"visible": VISIBLE}, MASKS))
+    for i in range(2):
+        for j in range(3):
+            alone = {key: x[i, j if x.shape[1] == 3 else 0] for key, x in MASKS.items()}
+            same(together[i, j], metric(PATTERN[i, j], {"visible": VISIBLE[i, 0]}, alone))
+
+
+@pytest.mark.parametrize("name", OF_PATTERNS)
+def test_blocks_of_rows_concatenate_to_the_whole(name: str) -> None:
+    metric, masks = OF_PATTERNS[name], {key: x[0, :1] for key, x in MASKS.items()}
+    pattern, visible = PATTERN[0, :1], VISIBLE[0]
+    blocks = [
+        metric(pattern[..., rows, :], {"visible": visible[..., rows, :], "dest_positions": rows}, masks)
+        for rows in torch.arange(9).split(4)
+    ]
+    same(torch.cat(blocks, -1), metric(pattern, {"visible": visible}, masks))
+    causal = random_pattern(1, visible=visible_keys(9))
+    blocks = [metric(causal[..., rows, :], {"dest_positions": rows}, masks) for rows in torch.arange(9).split(2)]
+    same(torch.cat(blocks, -1), metric(causal, {}, masks))
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> None:
+    at = torch.arange(14)
+    visible = visible_keys(14, window=window, real=at >= padding)
+    pattern = patterns.uniform_pattern(visible, dtype=torch.float64)
+    span, sink = (at >= 5) & (at < 8), at == padding
+    density = attention.log_density_ratio(pattern, span=span, sink=sink, visible=visible)
+    assert (~density.isnan()).sum() >= 5
+    same(density[~density.isnan()], 0.0)
+    null = attention.span_mass_null(visible, span=span, dtype=torch.float64)
+    same(attention.span_mass(pattern, span=span, visible=visible), null)
+    keys = torch.where(visible.any(-1), visible.sum(-1).double(), NAN)
+    for metric in (entropy.effective_tokens, entropy.participation):
+        same(metric(pattern, visible=visible), keys)
+    full = entropy.normalised_entropy(pattern, visible=visible)
+    same(full, torch.where(keys > 1, 1.0, NAN))
+    for rows in ("all", "shared", "question"):
+        for renorm in (False, True):
+            options = {
+                "rows": segments.row_mask(rows, question=at >= 8, span=span),
+                "sink": sink if renorm else None,
+                "renorm": renorm,
+            }
+            sums, counts = received.received_sums(pattern, visible=visible, **options)
+            halves = torch.arange(14).split(5)
+            parts = [
+                received.received_sums(pattern[part], visible=visible[part], dest_positions=part, **options)
+                for part in halves
+            ]
+            same(sum(part[0] for part in parts), sums)
+            assert sum(part[1] for part in parts).equal(counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_outcomes_and_gains_of_half_precision_are_computed_in_float32(dtype: torch.dtype) -> None:
+    found, rows = random(2, 2, 5).to(dtype), VECTORS[0, 0].to(dtype)
+    for value in (
+        logits.answer_logprob(found, ANSWER),
+        logits.mean_logprob(found, ANSWER),
+        logits.answer_probability(found, ANSWER),
+        logits.logit_difference(found, 1, 2),
+        logits.kl_divergence(found, found.flip(0)),
+        affine.frozen_gain(lambda x: 2 * x, rows),
+        affine.residual_share(rows[None], rows, output_weights=torch.ones(1, 4, 4, dtype=dtype)),
+        attention.span_log_odds(torch.zeros(4, 4, dtype=dtype), span=mask(1, n=4)),
+    ):
+        assert value.dtype == torch.float32
+    same(logits.answer_logprob(torch.full((1, 1, 2), 6e4, dtype=torch.float16), ANSWER[:1]), -0.6931472)
+    p, q = (3 * random(2, 40)).softmax(-1).to(dtype)
+    for distance in (distances.total_variation, distances.hellinger, distances.jensen_shannon_distance):
+        exact = distance(p.double() / p.double().sum(), q.double() / q.double().sum())
+        same(distance(p, q), exact.float(), atol=1e-6, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------------- probabilities
+
+GOOD = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]])
+WRONG = {
+    "negative": ([0.9, -0.3, 0.4], "negative entry"),
+    "too little": ([0.5, 0.3, 0.1], "must sum to 1"),
+    "too much": ([0.5, 0.5, 0.5], "must sum to 1"),
+    "one NaN": ([NAN, 0.5, 0.5], "must sum to 1"),
+    "infinite": ([float("inf"), 0.5, 0.5], "must sum to 1"),
+}
+NEEDED = {"span": mask(1, n=3), "sink": mask(0, n=3), "values": torch.eye(3)}
+
+
+def takes(parameter: str) -> list[Callable]:
+    """The public metrics whose first parameter has this name."""
+    found = []
+    for module in pkgutil.iter_modules(metrics.__path__):
+        made = importlib.import_module(f"{metrics.__name__}.{module.name}")
+        found += [
+            each
+            for name, each in inspect.getmembers(made, inspect.isfunction)
+            if each.__module__ == made.__name__ and not name.startswith(("_", "x_"))  # x_: what mutation testing adds
+            if next(iter(inspect.signature(each).parameters), None) == parameter
+        ]
+    return found
+
+
+NO_PROBABILITIES_NEEDED = {"row_positions", "renormalised_rows", "prepared", "with_sink_key"}
+OF_A_PATTERN = [each for each in takes("pattern") if each.__name__ not in NO_PROBABILITIES_NEEDED]
+
+
+def asked(metric: Callable) -> dict[str, torch.Tensor]:
+    """What a metric needs beside the pattern."""
+    _, *parameters = inspect.signature(metric).parameters.values()
+    return {each.name: NEEDED[each.name] for each in parameters if each.default is each.empty}
+
+
+def test_every_row_that_is_no_probability_is_refused_by_every_metric() -> None:
+    assert len(OF_A_PATTERN) >= 13 and len(takes("p")) == 4
+    for row, message in WRONG.values():
+        for metric in OF_A_PATTERN:
+            metric(GOOD, **asked(metric))
+            with pytest.raises(ValueError, match=message):
+                metric(torch.cat([GOOD[:2], torch.tensor([row])]), **asked(metric))
+        for distance in takes("p"):
+            for pair in ((GOOD[2], torch.tensor(row)), (torch.tensor(row), GOOD[2])):
+                with pytest.raises(ValueError, match=message):
+                    distance(*pair)
+        if message != "must sum to 1" or sum(row) != pytest.approx(0.9):
+            with pytest.raises(ValueError, match=r"shares of at most 1 together, but row \[2\]"):
+                patterns.with_sink_key(torch.cat([GOOD[:2], torch.tensor([row])]))
+    assert patterns.with_sink_key(GOOD / 2)[0][:, -1].tolist() == [0.5] * 3
+
+
+def test_rounding_is_allowed_up_to_its_limit() -> None:
+    for dtype, tolerance in patterns.ROW_SUM_TOLERANCE.items():
+        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        entry = torch.tensor(-tolerance, dtype=dtype).to(wide).item()
+        if entry < -tolerance:  # the nearest number beyond it
+            entry = torch.nextafter(torch.tensor(-tolerance, dtype=dtype), torch.tensor(0.0, dtype=dtype)).item()
+        seen = {"visible": torch.ones(1, 2, dtype=torch.bool), "dest_positions": None}
+        allowed = patterns.prepared(torch.tensor([[1 - entry, entry]], dtype=dtype), **seen)[0]
+        assert allowed[0, 1] == 0, dtype
+        with pytest.raises(ValueError, match=r"row \[0\] has a negative entry"):
+            patterns.prepared(torch.tensor([[1 - 1.1 * entry, 1.1 * entry]], dtype=dtype), **seen)
+    ends = torch.tensor([1 + 9e-6, 0.0], dtype=torch.float64)  # rows may be so much too large, a distance may not
+    assert distances.jensen_shannon_divergence(ends, ends.flip(0)) == 1.0
+    nothing_left = distances.renormalised_rows(torch.tensor([[0.0, 1.0, 0.0]]), alignment=torch.tensor([0, 2]))
+    for metric in takes("p"):
+        assert metric(nothing_left, torch.tensor([[0.5, 0.5]])).isnan().all()
+
+
+# -------------------------------------------------------------------------------------------------------------- messages
+
+HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
+THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3)
+
+
+@pytest.mark.usefixtures("untyped")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: attention.span_mass(HALF, span=torch.tensor([0, 1, 1])),
+            "span must be a boolean mask over the tokens",
+        ),
+        (lambda: attention.span_mass(HALF, span=SINK[:2]), r"span must have one entry for each of the 3 tokens"),
+        (lambda: attention.non_sink_span_mass(HALF, span=LAST, sink=SINK), "sink must have one entry"),
+        (lambda: attention.non_sink_span_mass(HALF, span=LAST, sink=LAST), "the sink and the span share a token"),
+        (lambda: attention.span_mass(HALF, span=mask(n=3)), "the span is empty"),
+        (lambda: attention.span_mass(HALF, span=mask(0, 1, 2, n=3)), "covers all tokens"),
+        (lambda: received.received_sums(HALF, rows=SINK), "rows must have one entry"),
+        (lambda: received.received_sums(HALF, renorm=True), "say which tokens are the `sink`"),
+        (lambda: recovery.onset_step(THREE, span=LAST, width=0), "width must be 1 token or more, got 0"),
+        (lambda: recovery.onset_step(torch.ones(5), span=mask(1, 3, n=5)), "only defined for one block"),
+        (lambda: recovery.recovery_latency(THREE, THREE, width=0), "width must be 1 token or more, got 0"),
+        (lambda: recovery.running_median(THREE, width=4), "odd number of tokens, got 4"),
+        (lambda: segments.flanks(LAST, width=0), "width must be 1 token or more, got 0"),
+        (lambda: segments.row_mask("some", question=LAST), '"all", "shared", "question" or "last", got \'some\''),
+        (lambda: activations.quantile(THREE, q=95.0), "between 0 and 1, got 95.0; 95 per cent is 0.95"),
+        (lambda: activations.gini(THREE[:0]), "there are no activations: the selection of tokens is empty"),
+        (lambda: activations.wasserstein(THREE, THREE[:2]), "same number of elements, got 3 and 2"),
+        (lambda: activations.histogram(THREE, edges=torch.tensor([1.0])), r"strictly increasing numbers, got \[1.0\]"),
+        (lambda: rankings.circuit_distance(torch.tensor([0.5, 0.5]), torch.ones(2)), "strictly increasing sizes"),
+        (lambda: distances.total_variation(HALF[0], HALF[0, :2]), "over the same tokens, got 3 and 2"),
+        (lambda: distances.renormalised_rows(HALF, alignment=torch.tensor([1, 3])), r"in 0 to 2, got \[1, 3\]"),
+        (lambda: distances.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),
+        (lambda: spikes.matched_peaks_f1(LAST, LAST, tolerance=-1), "tolerance must be 0 tokens or more"),
+        (lambda: sinks.cosines_to_sink(VECTORS, sink=SPAN), "the sink is one token, got a mask of 4"),
+        (lambda: patterns.row_positions(HALF[:2], None), "2 rows over 3 keys needs dest_positions"),
+        (lambda: patterns.row_positions(HALF[:2], torch.tensor([1, 3])), "must lie in 0 to 2, got 1 to 3"),
+        (lambda: patterns.row_positions(HALF[:2], torch.tensor([1])), r"one position per row \(2 rows\)"),
+        (lambda: attention.span_mass(HALF, span=LAST, visible=VISIBLE), "visible must be boolean and fit a pattern"),
+    ],
+)
+def test_what_is_wrong_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
