@@ -175,7 +175,7 @@ def present(kept: Kept) -> Presented:
         if located is not None:
             effects = {"Median effects with 95 % intervals over problems.": views.forest(located)}
             made = made.heading("Which heads").answered(located.headline())
-            made = made.result(located, heading=None, pictures=effects, first=())
+            made = made.result(located, heading=None, pictures=effects)
             if not circuit.heads:
                 made = made.sentence("No head, no circuit: nothing further was measured.")
         for name in PARTS:

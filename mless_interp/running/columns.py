@@ -34,7 +34,8 @@ class Column:
 
 
 DECLARED: dict[str, Column] = {}
-"""Every column that a result, a metric or a contrast declares, by name: one name means the same in all results."""
+"""Every column that a metric, a contrast or else a result declares, by name. A result's own come first for its tables
+(`Result.declared`), so what they say does not depend on what else is imported."""
 ENDS = {
     "_null": ", of uniform attention on the same prompts",
     "_untrained": ", of untrained twins of the model",
@@ -46,27 +47,30 @@ ENDS = {
 
 
 def declare(*columns: Column) -> tuple[Column, ...]:
-    """Make columns known by their names, and return them."""
+    """Make columns of metrics and contrasts known by their names, and return them."""
     DECLARED.update((column.name, column) for column in columns)
     return columns
 
 
 def columns_of(text: str) -> tuple[Column, ...]:
-    """Declare columns, a line each: `name | heading | role | note`.
+    """Declare columns of a result, a line each: `name | heading | role | note`.
 
     >>> columns_of("n_twins | twins | | untrained twins of the model")[0].heading
     'twins'
     """
     parts = ([part.strip() for part in line.split("|")] for line in text.splitlines() if line.strip())
-    return declare(*(Column(name, heading, note, role=role) for name, heading, role, note in parts))
+    made = tuple(Column(name, heading, note, role=role) for name, heading, role, note in parts)
+    for column in made:
+        DECLARED.setdefault(column.name, column)
+    return made
 
 
-def column_of(name: str) -> Column:
+def column_of(name: str, known: Mapping[str, Column] = DECLARED) -> Column:
     """The declared column of this name; else one with its name for a heading and, of a metric's, what its end means."""
-    if name in DECLARED:
-        return DECLARED[name]
-    end = next((end for end in ENDS if name.endswith(end) and name.removesuffix(end) in DECLARED), "")
-    metric = DECLARED.get(name.removesuffix(end)) if end else None
+    if name in known:
+        return known[name]
+    end = next((end for end in ENDS if name.endswith(end) and name.removesuffix(end) in known), "")
+    metric = known.get(name.removesuffix(end)) if end else None
     role = "later" if name.endswith(("_null", "_untrained", "_n", "_infinite")) else ""
     role = "p" if name.startswith("p_") or name.endswith("_p") else f"of {name[:-2]}_n" if name.endswith("_k") else role
     return Column(name, name.replace("_", " "), f"{metric.note}{ENDS[end]}" if metric else "", role=role)
@@ -96,25 +100,30 @@ class TextTable:
 
     @classmethod
     def of(
-        cls, frame: pd.DataFrame, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None
+        cls,
+        frame: pd.DataFrame,
+        caption: str,
+        *,
+        columns: Sequence[str] | Mapping[str, str] | None = None,
+        known: Mapping[str, Column] = DECLARED,
     ) -> "TextTable":
-        """A table of a data frame; `columns` chooses and orders them, as a mapping also names them.
+        """A table of a data frame; `columns` chooses and orders them, as a mapping also names them; `known`: what they mean.
 
         `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`; bare `low`, `high` belong to the number before
         them) in the same cell, under a heading that names both; counts say of how many. Verdicts stand second; where there
         are more than six columns, those that matter less stand last.
         """
         names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
-        roles = [column_of(str(name)).role for name in names]
+        roles = [column_of(str(name), known).role for name in names]
         of = {role[3:] for role in roles if role.startswith("of ")}
         names = {name: label for name, label in names.items() if name not in of}
         unknown = [name for name in names if name not in frame.columns]
         if unknown:
             raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(map(str, frame.columns))}")
         made, cells = [], []
-        ordered, at_once = _ordered(_with_intervals(names, frame), frame)
+        ordered, at_once = _ordered(_with_intervals(names, frame), frame, known)
         for name, low in ordered:
-            column, values = column_of(str(name)), frame[name].tolist()
+            column, values = column_of(str(name), known), frame[name].tolist()
             numeric = frame[name].dtype.kind in "fiu"
             label, role = names[name] or column.heading or str(name).replace("_", " "), column.role
             limits = None if low is None else (frame[low].tolist(), frame[_upper(low, frame)].tolist())
@@ -184,14 +193,14 @@ def _with_intervals(names: Mapping[Any, str], frame: pd.DataFrame) -> list[tuple
 
 
 def _ordered(
-    columns: Sequence[tuple[Any, str | None]], frame: pd.DataFrame
+    columns: Sequence[tuple[Any, str | None]], frame: pd.DataFrame, known: Mapping[str, Column]
 ) -> tuple[list[tuple[Any, str | None]], int]:
     """The first column, verdicts, the others; where there are many, last those that matter less or say nothing. And how
     many of them are shown at once."""
     many = len(columns) > AT_ONCE
 
     def rank(at: int) -> int:
-        name, role = columns[at][0], column_of(str(columns[at][0])).role
+        name, role = columns[at][0], column_of(str(columns[at][0]), known).role
         if at == 0:
             return 0
         says = (frame[name].notna() & (frame[name].astype(object) != "")).any()

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import textwrap
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,7 @@ import pandas as pd
 from ..arguments import count_of
 from ..heads import Head
 from ..statistics import Interval, by_group
-from .columns import Column, TextTable, columns_of
+from .columns import DECLARED, Column, TextTable, columns_of
 from .registry import savable
 from .tables import Table
 from .text_safety import WIDTH, one_line
@@ -135,7 +136,7 @@ class Result(Grouped):
         layer | layer | later | zero-based
         head | head | later | query head, zero-based
     """)
-    """Columns of its tables that no other result declares."""
+    """Columns of its tables, beside those of the classes that it is made of."""
     drawn: ClassVar[tuple[str, ...]] = ()
     """Columns of its summary that a picture shows unless told otherwise: the first that is known of any row."""
     axes: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -151,6 +152,11 @@ class Result(Grouped):
         for name, member in list(vars(cls).items()):
             if inspect.isfunction(member) and member.__annotations__.get("return") is pd.DataFrame:
                 setattr(cls, name, _then(Table, member))
+
+    @classmethod
+    def declared(cls) -> Mapping[str, Column]:
+        """Return what columns of its tables mean, by name: its own, those of its bases, then everybody's."""
+        return ChainMap(*({c.name: c for c in vars(kind).get("columns", ())} for kind in cls.__mro__), DECLARED)
 
     def headline(self) -> str:
         """Return what was found, in one sentence."""
@@ -249,7 +255,7 @@ class Result(Grouped):
         rest = " ".join([f"... and {count_of(more, 'more row')}."] * (more > 0) + [self.rest()])
         return [
             *textwrap.wrap(one_line(self.headline()), WIDTH, max_lines=3, placeholder=" ..."),
-            *(TextTable.of(table.head(ROWS), "").lines() if len(table) else []),
+            *(TextTable.of(table.head(ROWS), "", known=self.declared()).lines() if len(table) else []),
             *(short(one_line(text)) for text in (rest, *self.caveats()[:1]) if text.strip()),
         ]
 
@@ -259,7 +265,7 @@ class Result(Grouped):
     def _repr_html_(self) -> str:
         """In a notebook: the headline and the table of a print, everything else folded."""
         table = self.printed()
-        below = TextTable.of(table.head(ROWS), "").html() if len(table) else ""
+        below = TextTable.of(table.head(ROWS), "", known=self.declared()).html() if len(table) else ""
         said = "".join(f"<p>{escape(each)}</p>" for each in self.explain().splitlines()[1:])
         folded = f"<details><summary>Everything else</summary>{said}</details>"
         return (

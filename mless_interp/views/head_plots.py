@@ -257,7 +257,7 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 12) -> P
     draw_forest(
         axes, [shortened(one_line(" ".join(row))) for row in names.to_numpy()], [(value, table[value], *limits, style)]
     )
-    axes.set_xlabel(column_of(value).heading, fontsize=8)
+    axes.set_xlabel(column_of(value, found.declared()).heading, fontsize=8)
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     return picture
 

@@ -1,13 +1,13 @@
 """Turn a table with a row per head into a map of colours and words. No HTML here."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pandas as pd
 
-from ..running.columns import TextTable, column_of
+from ..running.columns import DECLARED, Column, TextTable, column_of
 
 BLUE_TO_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f".split()
 """ColorBrewer's RdBu, reversed, as in the still pictures: told apart by colour-blind readers, 0 in the middle."""
@@ -50,15 +50,16 @@ class HeadMap:
         columns: Sequence[str] | None = None,
         marked: Sequence[bool] | None = None,
         marked_means: str = "",
+        known: Mapping[str, Column] = DECLARED,
     ) -> "HeadMap":
-        """A map of one column of a table with columns layer and head; `columns` are told on hover."""
+        """A map of one column of a table with columns layer and head; `columns` are told on hover; `known`: what they mean."""
         for name in ("layer", "head", value):
             if name not in frame.columns:
                 raise ValueError(f"no column {name!r} to draw; there are {', '.join(map(str, frame.columns))}")
         layers, heads = frame["layer"].tolist(), frame["head"].tolist()
         if len(set(zip(layers, heads, strict=True))) != len(layers):
             raise ValueError("a head map needs one row per head; this table has several rows of the same head")
-        table = TextTable.of(frame, "", columns=columns)
+        table = TextTable.of(frame, "", columns=columns, known=known)
         numbers = [float("nan") if pd.isna(number) else float(number) for number in frame[value].tolist()]
         finite = [abs(number) for number in numbers if math.isfinite(number)]
         limit = max(finite, default=0.0) or 1.0
@@ -69,7 +70,7 @@ class HeadMap:
         )
         return cls(
             caption=caption,
-            value=column_of(value).heading,
+            value=column_of(value, known).heading,
             limit=f"{limit:.3g}",
             signed=any(number < 0 for number in numbers),
             undefined=any(math.isnan(number) for number in numbers),
@@ -77,7 +78,7 @@ class HeadMap:
             n_heads=max(heads) + 1,
             squares=squares,
             marked_means=marked_means if any(shown) else "",
-            note=column_of(value).note,
+            note=column_of(value, known).note,
         )
 
 

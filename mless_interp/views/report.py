@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..running.columns import TextTable
+from ..running.columns import Column, TextTable
 from ..running.registry import savable
 from ..running.results import Result, Shown, ShownMap
 from ..running.text_safety import visible
@@ -228,10 +228,11 @@ class Report:
         shown = result.shown() if shown is None else shown
         page = self if heading is None else self.heading(heading)
         if shown.head_map is not None:
-            page = page._with(_map_of(shown.head_map))
+            page = page._with(_map_of(shown.head_map, result.declared()))
         for caption, picture in (pictures or {}).items():
             page = page.figure(picture, caption)
-        tables = [TextTable.of(table.frame, table.caption, columns=table.columns) for table in shown.tables]
+        known = result.declared()
+        tables = [TextTable.of(each.frame, each.caption, columns=each.columns, known=known) for each in shown.tables]
         told = result.explain().splitlines()
         kept = list(first) or (told[:FIRST_SENTENCES] if len(told) > OPEN_SENTENCES else told)
         open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
@@ -285,9 +286,15 @@ def _first_clause(text: str) -> str:
     return re.split(r"[.;:] ", text.rstrip("."), maxsplit=1)[0]
 
 
-def _map_of(shown: ShownMap) -> HeadMap:
+def _map_of(shown: ShownMap, known: Mapping[str, Column]) -> HeadMap:
     return HeadMap.of(
-        shown.frame, "", value=shown.value, columns=shown.columns, marked=shown.marked, marked_means=shown.means
+        shown.frame,
+        "",
+        value=shown.value,
+        columns=shown.columns,
+        marked=shown.marked,
+        marked_means=shown.means,
+        known=known,
     )
 
 

@@ -109,6 +109,17 @@ def test_one_name_is_declared_once() -> None:
 
 
 @EVERY
+def test_its_page_says_what_it_declared_whatever_else_is_imported(name: str) -> None:
+    """A metric may have the name of a result's column: `recovered`, `lam`."""
+    result = RESULTS[name]()
+    own = {column.name: column for kind in type(result).__mro__ for column in vars(kind).get("columns", ())}
+    parts = mi.Report("T", question="Q?").result(result).parts
+    tables = [part for outer in parts for part in getattr(outer, "parts", (outer,)) if part.kind == "table"]
+    shown = {column.name: column.note for table in tables for column in table.columns if column.name in own}
+    assert shown == {each: own[each].note or note for each, note in shown.items()}
+
+
+@EVERY
 def test_it_has_a_table_and_tidy_rows(name: str) -> None:
     result = RESULTS[name]()
     for table in (result.summary(), result.to_frame()):
