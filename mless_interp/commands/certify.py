@@ -38,8 +38,8 @@ def check(options: Options) -> None:
     """Check a model on a backend: the self-check at loading and the exact identities, on a few short prompts.
 
     Prints how many lines passed and the first of them, those that failed before the others: the largest error, the
-    tolerance for this dtype and backend, what holds. --json writes all. Exit code 0 if all is well, 1 if
-    anything fails, 2 for wrong input.
+    tolerance for this dtype and backend, what holds; and why lines failed or do not apply. --json writes all. Exit code 0
+    if all is well, 1 if anything fails, 2 for wrong input.
     """
     from ..identities.certificate import as_json, certify_model, short_pairs
     from ..models.checks import FailedCheck
@@ -60,7 +60,7 @@ def check(options: Options) -> None:
         tell(f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend")
         raise typer.Exit(1) from error
     certificate = certify_model(loaded, short_pairs(loaded, asked, n_prompts), progress=not options.no_progress)
-    tell("\n".join(certificate.lines()))
+    tell("\n".join([*certificate.lines(), *certificate.reasons()]))
     if json_file is not None:
         json_file.write_text(as_json(certificate), encoding="utf-8")
     raise typer.Exit(0 if certificate.passed else 1)

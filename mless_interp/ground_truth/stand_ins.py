@@ -58,6 +58,8 @@ def stand_in(
 
 def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:
     """Problems in the words that the stand-ins' tokenizer knows, 40 to 60 tokens long."""
+    if n < 1:
+        raise ValueError(f"n must be 1 or more, got {n}")
     drawn = draw_records(draw_vocabulary(0), n, seed=seed, name="stand-in", n_clauses=(4, 5), swap=False)
     return tuple(Problem.from_dict({key: value for key, value in found.items() if key != "system"}) for found in drawn)
 

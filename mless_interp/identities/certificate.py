@@ -112,11 +112,15 @@ class Certificate(Result):
         return [
             f"{i.n_layers} layers of {i.n_heads} query heads over {i.n_key_value_heads} key-value heads, d_head {i.d_head}, "
             f"d_model {i.d_model}, context {i.context_length}{sliding}.",
-            *(f"{each.name}, {each.status}: {each.reason.rstrip('.')}." for each in self.verdicts if each.reason),
+            *self.reasons(),
             f"With {', '.join(f'{name} {number}' for name, number in i.versions.items())}.",
             f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
             f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value.",
         ]
+
+    def reasons(self) -> list[str]:
+        """Return why lines failed or do not apply, a sentence each."""
+        return [f"{each.name}, {each.status}: {each.reason.rstrip('.')}." for each in self.verdicts if each.reason]
 
     def printed(self) -> pd.DataFrame:
         """Return the lines, those that failed first."""

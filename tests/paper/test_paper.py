@@ -248,3 +248,5 @@ def test_a_stand_in_has_the_heads_of_its_model_and_reads_its_problems(key: str) 
 def test_unknown_models_are_named() -> None:
     with pytest.raises(ValueError, match="no model 'gpt' in the figures; there are qwen2.5-math-7b"):
         paper.load_panel_model("gpt", tiny=True)
+    with pytest.raises(ValueError, match="n must be 1 or more"):
+        paper.stand_in_problems(0)

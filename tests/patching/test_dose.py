@@ -82,7 +82,10 @@ def test_a_planted_model_s_effect_grows_with_the_dose() -> None:
     assert table.loc[str(made.readers[0]), "slope_held"] == pytest.approx(1, abs=1e-6)
     assert list(table.columns[:3]) == ["layer", "head", "paper_label"] and (table["n"] == 6).all()
     assert "held positions 1.0000 to 1.0000" in found.explain()
-    assert f"that of 40: {total.estimate[-1]:+.4f} nats" in found.headline(), "six problems show nothing after Holm"
+    none = "No number of inserted tokens is shown to move answer_logprob; the most is that of 40"
+    assert found.headline().startswith(f"{none}: {total.estimate[-1]:+.4f} nats"), (
+        "six problems show nothing after Holm"
+    )
     assert len(found.to_frame()) == 6 * 4 * 8
 
 

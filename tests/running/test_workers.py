@@ -110,7 +110,7 @@ def test_a_unit_that_ends_every_worker_ends_the_run_and_loses_nothing(workers: A
         MemoryError, match=r"3 workers ended in the middle of the same unit \(place 3 in the list"
     ) as told:
         run(workers, dies, checkpoint=tmp_path / "run.jsonl")
-    assert any("kept in" in note for note in told.value.__notes__)
+    assert any("completed, kept in" in note for note in told.value.__notes__)
     assert (tmp_path / "tries").read_text() == "xxx"
     healthy: list[Any] = []
 
