@@ -1,6 +1,6 @@
 """Does this model have the circuit for indirect objects that was published of GPT-2 small?
 
-Prompts are drawn as Wang et al. (2211.00593) describe ("When Mary and John went to the store, John gave a drink to"), beside
+Prompts are drawn as Wang et al. (2211.00593) describe, from ten of the fifteen templates of their Figure 14, and compared with
 the same sentence with three other names. Heads are named by the logit difference of the indirect object and the subject and
 confirmed on fresh prompts; the published edges are traced.
 """

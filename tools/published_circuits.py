@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import save_file
+from scipy.stats import mannwhitneyu
 
 import mless_interp as mi
 from mless_interp.circuits.paths import INPUTS, LOGITS, PAIRS_OF_INPUTS, Edge, Mlp
@@ -363,13 +364,15 @@ def compiled(path: Path, folder: Path) -> Program:
     unembed[np.flatnonzero(output), np.arange(output.sum())] = 10
     state |= {"embed.W_E": weights["token_embed/embeddings"], "pos_embed.W_pos": weights["pos_embed/embeddings"]}
     state |= {"unembed.W_U": unembed, "unembed.b_U": np.zeros(unembed.shape[1], dtype=np.float32)}
-    config = {"n_layers": n_layers, "n_heads": n_heads, "d_model": width, "d_head": size, "act_fn": about["activation"]}
-    config |= {
+    config = {
+        "n_layers": n_layers,
+        "n_heads": n_heads,
+        "d_model": width,
+        "d_head": size,
+        "d_mlp": about["mlp_hidden_size"],
+        "act_fn": about["activation"],
         "n_ctx": len(state["pos_embed.W_pos"]),
         "d_vocab": len(state["embed.W_E"]),
-        "d_mlp": about["mlp_hidden_size"],
-    }
-    config |= {
         "d_vocab_out": unembed.shape[1],
         "normalization_type": None,
     }
@@ -471,8 +474,9 @@ def rates(truth: Any, found: Any, scores: Mapping[str, float]) -> tuple[str, str
     """Precision and recall of what is found, and the AUROC of the scores."""
     right = len(truth & found)
     here, others = ([score for name, score in scores.items() if (name in truth) == side] for side in (True, False))
-    above = [(one > other) + (one == other) / 2 for one in here for other in others]
-    return f"{right} of {len(found)}", f"{right} of {len(truth)}", f"{np.mean(above):.3f}" if above else "-"
+    pairs = len(here) * len(others)
+    auroc = f"{mannwhitneyu(here, others).statistic / pairs:.3f}" if pairs else "-"
+    return f"{right} of {len(found)}", f"{right} of {len(truth)}", auroc
 
 
 # ------------------------------------------------------------------------------------------------------------ the page

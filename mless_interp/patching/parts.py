@@ -39,6 +39,7 @@ class Parts:
     signed: ClassVar[bool] = True
     drawn: ClassVar[tuple[str, ...]] = ("share", "median")
     what: ClassVar[tuple[str, str]] = ("head", "heads")
+    """What a cell is called, one and several."""
     columns: ClassVar[tuple[Column, ...]] = columns_of("""
         effect | mean effect | | the part of the insertion's effect that the head carries, in the outcome's unit
         effect_fraction | share of the mean effect | share | mean effect / the insertion's mean effect
@@ -48,8 +49,6 @@ class Parts:
         sense | sense | later | with the insertion's effect, or against it
         share | share | share | part of the whole that this one has: 0 nothing, 1 everything, below 0 against it
     """)
-
-    """What a cell is called, one and several."""
 
     @cached_property
     def whole(self) -> Effect:

@@ -186,6 +186,8 @@ def _tags(tags: Any, n: int) -> list[dict[str, str]]:
 
 KEYS = ("ids", "answer", "distractor", "clean", "span", "tags", "id")
 """What a line of a file of pairs may hold."""
+OF_A_PAIR = {"answers": "answer", "distractors": "distractor", "clean": "clean", "names": "id", "span": "span"}
+"""What `pairs_from_ids` calls these."""
 
 
 def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[PromptPair, ...]:
@@ -197,21 +199,19 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
     made: list[PromptPair] = []
     with source.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            if len(made) == limit or not line.strip():
+            if len(made) == limit:
+                break
+            if not line.strip():
                 continue
             try:
                 row = json.loads(line)
                 if not isinstance(row, dict) or not {"ids", "answer"} <= row.keys() <= set(KEYS):
                     raise ValueError(f"a pair is an object with ids and answer, and of {', '.join(KEYS[2:])}")
-                of = {
-                    name: [row[key]] for name, key in (("distractors", "distractor"), ("clean", "clean")) if key in row
-                }
-                of |= {"names": [row["id"]]} if "id" in row else {}
-                tags = [row.get("tags") or {}]
-                made += pairs_from_ids([row["ids"]], [row["answer"]], span=row.get("span"), tags=tags, **of)
+                (tags,) = _tags([row.get("tags")], 1)
+                of = {name: row.get(key) for name, key in OF_A_PAIR.items()}
+                made.append(_pair(_ids(row["ids"], "ids"), tags, {}, **of))
             except (TypeError, ValueError) as error:
-                words = str(error).removeprefix("problem 0 (zero-based): ")
-                raise ValueError(f"{source.name}, line {number}: {words}") from None
+                raise ValueError(f"{source.name}, line {number}: {error}") from None
     if not made:
         raise ValueError(f"{source.name} holds no pairs")
     return Several(made)
