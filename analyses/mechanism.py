@@ -3,12 +3,12 @@
 Splits every head's output into lambda z + Sigma (exact in the first layer, with a residual in deeper ones), compares the
 activations of one MLP with and without the insertion, and gives the layer's heads only the scale or only the bias.
 
-The same as `mless-interp mechanism`. Options, what is computed and what is shown of it: `mless_interp/commands/mechanism.py`.
+The same as `mless-interp mechanism`. Options, what is computed and what is shown of it: `mless_interp/app/mechanism.py`.
 """
 
 import mless_interp as mi
 
-app = mi.commands.mechanism.app
+app = mi.app.mechanism.app
 
 if __name__ == "__main__":
     app()

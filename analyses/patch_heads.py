@@ -5,12 +5,12 @@ carry the effect in most problems, and with `--confirm` tests them on fresh ones
 (`--mode sweep`). Writes a table of heads with intervals, a map, a page of attention patterns and everything needed to
 repeat the run.
 
-The same as `mless-interp locate`. Options, what is computed and what is shown of it: `mless_interp/commands/patch_heads.py`.
+The same as `mless-interp locate`. Options, what is computed and what is shown of it: `mless_interp/app/patch_heads.py`.
 """
 
 import mless_interp as mi
 
-app = mi.commands.patch_heads.app
+app = mi.app.patch_heads.app
 
 if __name__ == "__main__":
     app()

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 from typer import Argument, Option
 
-from mless_interp.command_line import Loading, OutOption, Saving, is_model
-from mless_interp.commands.run_folder import Computed, Kept, Presented, program
+from mless_interp.app.command_line import Loading, OutOption, Saving, is_model
+from mless_interp.app.run_folder import Computed, Kept, Presented, program
 
 CLASSES = {
     "name mover": "9.9 10.0 9.6",
@@ -109,8 +109,8 @@ def compute(options: Options) -> Computed:
     Writes comparison.csv (a row per published head: its class, what the toolkit calls it, its share), heads.csv, edges.csv,
     head_map.png, edges.png, the results in results/ (mi.load) and run.json; with --report also report.html.
     """
+    from mless_interp.circuits.locate import locate_heads
     from mless_interp.circuits.paths import Edge, trace_paths
-    from mless_interp.locating.locate import locate_heads
     from mless_interp.models.load import load_model
     from mless_interp.prompts.own_ids import pairs_from_ids
 

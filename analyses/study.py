@@ -5,12 +5,12 @@ published work asks. Every insertion gets a row: its effects, the attention to i
 
     python analyses/study.py paper --out results/paper --report
 
-The same as `mless-interp study`. Options, what is computed and what is shown of it: `mless_interp/commands/study.py`.
+The same as `mless-interp study`. Options, what is computed and what is shown of it: `mless_interp/app/study.py`.
 """
 
 import mless_interp as mi
 
-app = mi.commands.study.app
+app = mi.app.study.app
 
 if __name__ == "__main__":
     app()

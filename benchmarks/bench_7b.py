@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import mless_interp as mi
-from mless_interp.locating.measure import sweeps_of
+from mless_interp.circuits.measure import sweeps_of
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import sweep_heads
 from mless_interp.prompts.conditions import CONTRASTS

@@ -19,7 +19,7 @@ import torch
 import typer
 
 import mless_interp as mi
-from mless_interp.grading import has_closed_box
+from mless_interp.answers import has_closed_box
 
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight")
 

@@ -30,21 +30,15 @@ import torch
 from scipy import stats
 
 import mless_interp as mi
-from mless_interp.generation.complete import generate_completions
-from mless_interp.generation.decoding import Request
+from mless_interp.answers.complete import generate_completions
+from mless_interp.answers.decoding import Request
+from mless_interp.circuits.judge import NAMED, SIDES, Judged, judge
+from mless_interp.circuits.located import LocatedHeads
+from mless_interp.circuits.sentences import PER_HEAD
+from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
 from mless_interp.ground_truth.stand_ins import stand_in, stand_in_problems
-from mless_interp.heads import Head
-from mless_interp.locating.judge import NAMED, SIDES, Judged, judge
-from mless_interp.locating.located import LocatedHeads
-from mless_interp.locating.sentences import PER_HEAD
-from mless_interp.statistics import (
-    exact_limits,
-    fewest_problems,
-    median_interval,
-    prevalence_test,
-    share_of_total,
-)
+from mless_interp.statistics import exact_limits, fewest_problems, median_interval, prevalence_test, share_of_total
 from mless_interp.views.plots import LINES, Picture
 
 ROOT = Path(__file__).resolve().parents[1]

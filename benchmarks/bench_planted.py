@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 import mless_interp as mi
-from mless_interp.locating.control import specificity
-from mless_interp.locating.judge import NAMED, PARTS, Claims, Judged, judge, measured
-from mless_interp.locating.measure import MEASURES
+from mless_interp.circuits.judge import NAMED, PARTS, Claims, Judged, judge, measured
+from mless_interp.circuits.measure import MEASURES
+from mless_interp.circuits.specificity import specificity
 from mless_interp.statistics import (
     by_group,
     exact_limits,

@@ -10,7 +10,7 @@ from typing import Any
 import lazy_loader
 
 PUBLIC = {
-    "heads": ["Head"],
+    "core.heads": ["Head"],
     "prompts": [
         "Insertion",
         "Problem",
@@ -26,7 +26,7 @@ PUBLIC = {
     "models.info": ["ModelError"],
     "models.load": ["load_model", "untrained_twin", "wrap_model"],
     "ground_truth.planted": ["planted_model"],
-    "identities.certificate": ["certify_model"],
+    "ground_truth.certificate": ["certify_model"],
     "scores": ["attention_between_segments", "attention_profile", "score_cache", "score_heads"],
     "patching": ["patch_heads"],
     "patching.attribution": ["attribute_heads"],
@@ -35,8 +35,8 @@ PUBLIC = {
     "patching.reads": ["read_effects"],
     "patching.transplant": ["transplant_span"],
     "mechanism": ["ARM", "activation_shift", "decompose_attention", "mediate"],
-    "locating.curves": ["circuit_curve"],
-    "locating.locate": ["locate_heads"],
+    "circuits.curves": ["circuit_curve"],
+    "circuits.locate": ["locate_heads"],
     "circuits.circuit": ["trace_circuit"],
     "circuits.direct": ["direct_effects"],
     "circuits.minimal_sets": ["minimal_sets"],
@@ -45,22 +45,21 @@ PUBLIC = {
     "circuits.importances": ["load_importances", "save_importances"],
     "circuits.paths": ["Edge", "trace_paths"],
     "circuits.site_patches": ["map_positions", "patch_sites"],
-    "grading": ["grade_paper", "grade_strict"],
-    "accuracy": ["Treatment", "evaluate_accuracy"],
-    "studies.compared": ["compare_runs"],
-    "studies.spec": ["read_study"],
-    "studies.runner": ["run_study"],
-    "planning.planned": ["plan_run"],
+    "answers": ["Treatment", "evaluate_accuracy", "grade_paper", "grade_strict"],
+    "app.runs_compared": ["compare_runs"],
+    "app.study_spec": ["read_study"],
+    "app.study_runner": ["run_study"],
+    "app.planned": ["plan_run"],
     "paper": ["enrichment"],
-    "generation.vllm": ["Vllm"],
-    "running.store": ["load", "provenance"],
-    "running.engines": ["Shard", "ShardDone"],
-    "running.workers": ["RayWorkers"],
+    "answers.vllm": ["Vllm"],
+    "runtime.store": ["load", "provenance"],
+    "runtime.engines": ["Shard", "ShardDone"],
+    "runtime.workers": ["RayWorkers"],
     "views.report": ["Report"],
 }
 """module -> its public names: what a researcher types."""
 RESULTS = {
-    "identities.certificate": ["Certificate"],
+    "ground_truth.certificate": ["Certificate"],
     "scores": ["AttentionProfile", "HeadScores", "SegmentAttention"],
     "patching": ["PatchScores"],
     "patching.attribution": ["HeadAttribution"],
@@ -69,9 +68,9 @@ RESULTS = {
     "patching.reads": ["ReadEffects"],
     "patching.transplant": ["Transplant"],
     "mechanism": ["ActivationShift", "AttentionDecomposition", "Mediation"],
-    "locating.curves": ["CircuitCurve"],
-    "locating.confirmation": ["Confirmation"],
-    "locating.located": ["LocatedHeads"],
+    "circuits.curves": ["CircuitCurve"],
+    "circuits.confirmation": ["Confirmation"],
+    "circuits.located": ["LocatedHeads"],
     "circuits.circuit": ["Circuit"],
     "circuits.direct": ["DirectEffects"],
     "circuits.head_sets": ["HeadSet", "MinimalSets"],
@@ -79,40 +78,31 @@ RESULTS = {
     "circuits.head_writes": ["HeadWrites"],
     "circuits.paths": ["PathEffects"],
     "circuits.site_patches": ["PositionMap", "SitePatches"],
-    "accuracy": ["AccuracyResults", "Comparison", "Comparisons"],
-    "studies.compared": ["RunsCompared"],
-    "studies.result": ["StudyResult"],
-    "planning.planned": ["Plan"],
+    "answers": ["AccuracyResults", "Comparison", "Comparisons"],
+    "app.runs_compared": ["RunsCompared"],
+    "app.study_result": ["StudyResult"],
+    "app.planned": ["Plan"],
     "paper": ["ClaimChecks", "Enrichment"],
 }
-"""module -> classes of results: by these names folders are read (`running.store`); functions give them."""
+"""module -> classes of results: by these names folders are read (`runtime.store`); functions give them."""
 ROOMS = [
-    "accuracy",
+    "answers",
+    "app",
     "circuits",
-    "command_line",
-    "commands",
-    "generation",
-    "grading",
     "ground_truth",
-    "heads",
-    "identities",
-    "locating",
     "mechanism",
     "metrics",
     "models",
     "paper",
     "patching",
-    "planning",
     "prompts",
-    "running",
+    "runtime",
     "scores",
-    "shapes",
     "statistics",
-    "studies",
     "views",
 ]
 
-SHOWN = ("grading", "metrics", "paper", "statistics", "views")
+SHOWN = ("answers", "metrics", "paper", "statistics", "views")
 """Rooms that a notebook offers after `mi.`; the others are there without being offered."""
 
 _attribute, _, _ = lazy_loader.attach(
@@ -127,12 +117,12 @@ def __dir__() -> list[str]:
 
 
 def save(path: Any, *results: Any, **options: Any) -> Any:
-    """Save results of this toolkit in one folder; see `mless_interp.running.store.save`.
+    """Save results of this toolkit in one folder; see `mless_interp.runtime.store.save`.
 
     The one name that is not lazy: importing nnsight gives every Python object, this module too, a method `save`, which
     would be found before `__getattr__` is asked.
     """
-    from .running.store import save as save_results
+    from .runtime.store import save as save_results
 
     return save_results(path, *results, **options)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import typer
 
-from .command_line import Command, of_options, one_line_errors
-from .commands import COMMANDS
-from .commands.certify import Options as Checking
-from .commands.certify import check
-from .commands.compare_runs import compare
-from .commands.plan import NOT_ASKED, plan
-from .commands.plan import Options as Planning
-from .commands.run_folder import report
+from .app import COMMANDS
+from .app.certify import Options as Checking
+from .app.certify import check
+from .app.command_line import Command, of_options, one_line_errors
+from .app.compare_runs import compare
+from .app.plan import NOT_ASKED, plan
+from .app.plan import Options as Planning
+from .app.run_folder import report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -24,7 +24,7 @@ def about() -> None:
 
 
 for _name, _file in COMMANDS.items():
-    (_command,) = import_module(f"mless_interp.commands.{_file}").app.registered_commands
+    (_command,) = import_module(f"mless_interp.app.{_file}").app.registered_commands
     app.command(_name, cls=Command)(_command.callback)
 app.command(cls=Command)(one_line_errors(of_options(check, Checking)))
 app.command(cls=Command)(one_line_errors(of_options(plan, Planning, without=NOT_ASKED)))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mless_interp.circuits.paths import Edge, Mlp
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.sites import attention_sites, site
 from mless_interp.patching.outcomes import OUTCOMES

@@ -242,6 +242,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.fixture
 def nothing_is_remembered() -> None:
     """No answer of math-verify that an earlier test got."""
-    from mless_interp.grading import equivalence
+    from mless_interp.answers import equivalence
 
     equivalence._asked.cache_clear()

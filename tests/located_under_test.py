@@ -5,11 +5,11 @@ from typing import Any
 
 from models_under_test import planted_here, planted_problems
 
+from mless_interp.circuits.judge import KINDS
+from mless_interp.circuits.locate import locate_heads
+from mless_interp.circuits.located import LocatedHeads
+from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel
-from mless_interp.heads import Head
-from mless_interp.locating.judge import KINDS
-from mless_interp.locating.locate import locate_heads
-from mless_interp.locating.located import LocatedHeads
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import mless_interp as mi
+from mless_interp.answers.graders import GRADERS
 from mless_interp.circuits.cells import Place, Site, Way
-from mless_interp.grading.graders import GRADERS
-from mless_interp.identities.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
+from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
 from mless_interp.mechanism.mediation_results import ARMS, READINGS
 from mless_interp.models.info import ModelInfo
 from mless_interp.paper import CLAIMS, ClaimCheck

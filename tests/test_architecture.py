@@ -13,7 +13,7 @@ import pytest
 from conftest import ROOT
 
 import mless_interp
-from mless_interp.running.results import Result
+from mless_interp.runtime.results import Result
 
 HEAVY = "torch transformers pandas scipy datasets pyarrow transformer_lens nnsight matplotlib circuitsvis vllm".split()
 
@@ -25,16 +25,14 @@ def test_importing_the_package_is_light() -> None:
 
 
 def test_analyses_are_the_face_of_commands() -> None:
-    from mless_interp.commands import COMMANDS
+    from mless_interp.app import COMMANDS
 
     for name in COMMANDS.values():
         script = (ROOT / "analyses" / f"{name}.py").read_text(encoding="utf-8").partition('"""\n')[2]
         assert (
             script.split()
             == (
-                f"import mless_interp as mi app = mi.commands.{name}.app if __name__ == '__main__': app()".replace(
-                    "'", '"'
-                )
+                f"import mless_interp as mi app = mi.app.{name}.app if __name__ == '__main__': app()".replace("'", '"')
             ).split()
         )
 

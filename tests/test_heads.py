@@ -6,7 +6,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from mless_interp.heads import Head, as_heads, check_heads
+from mless_interp.core.heads import Head, as_heads, check_heads
 
 
 @pytest.fixture

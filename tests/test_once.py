@@ -2,8 +2,8 @@
 
 import torch
 
+from mless_interp.core.once import computed_once, once
 from mless_interp.metrics import entropy
-from mless_interp.once import computed_once, once
 
 CALLS: list[int] = []
 

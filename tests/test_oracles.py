@@ -20,7 +20,7 @@ from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special
 from statsmodels.stats import contingency_tables, descriptivestats, multitest, proportion, weightstats
 
 from mless_interp import statistics as st
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.mechanism.decompose import decompose_attention
 from mless_interp.metrics import (
     activations,

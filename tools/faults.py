@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 import mless_interp as mi
-from mless_interp.running.folders import MANIFEST, RUN, damaged_files
+from mless_interp.runtime.folders import MANIFEST, RUN, damaged_files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -159,7 +159,7 @@ class Run:
         try:
             sys.argv = [self.name, *self.arguments]
             before()
-            import_module(f"mless_interp.commands.{self.name}").app(self.arguments, standalone_mode=True)
+            import_module(f"mless_interp.app.{self.name}").app(self.arguments, standalone_mode=True)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -436,7 +436,7 @@ def main(argv: list[str] | None = None) -> int:
         work = Path(folder)
         model = model_in(work, seed=asked.seed)
         for name, _ in ANALYSES.values():
-            import_module(f"mless_interp.commands.{name}")
+            import_module(f"mless_interp.app.{name}")
         warm(model, work)
         found: list[Tally] = []
         for analysis in asked.analyses or ANALYSES:

@@ -2,7 +2,7 @@
 
     python tools/mutants.py                                # every room, as `make mutants` does
     python tools/mutants.py metrics statistics --sample 150
-    python tools/mutants.py mless_interp/running/store.py --tests tests/running
+    python tools/mutants.py mless_interp/runtime/store.py --tests tests/runtime
 
 [mutmut](https://mutmut.readthedocs.io) makes the faults ("mutants") and runs, in a copy of the project under `build/mutants`,
 the tests that call the changed function. This adds what it has not: the rooms and their tests, a sample drawn from a seed,
@@ -59,20 +59,20 @@ ROOMS = {
     ),
     "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
     "grading": Room(
-        ("mless_interp/grading/*.py",), ("tests/grading/test_graders.py", "tests/grading/test_spelling.py")
+        ("mless_interp/answers/*.py",), ("tests/answers/test_graders.py", "tests/answers/test_spelling.py")
     ),
     "damaged files": Room(
         (
-            "mless_interp/running/checkpoint.py",
-            "mless_interp/running/folders.py",
-            "mless_interp/running/store.py",
+            "mless_interp/runtime/checkpoint.py",
+            "mless_interp/runtime/folders.py",
+            "mless_interp/runtime/store.py",
             "mless_interp/models/loaded_weights.py",
             "mless_interp/models/model_folder.py",
         ),
         (
-            "tests/running/test_checkpoint.py",
-            "tests/running/test_folders.py",
-            "tests/running/test_store.py",
+            "tests/runtime/test_checkpoint.py",
+            "tests/runtime/test_folders.py",
+            "tests/runtime/test_store.py",
             "tests/models/test_saved.py",
             "tests/fuzz/test_damaged_files.py::test_saved_results_are_right_or_refused",
             "tests/fuzz/test_damaged_files.py::test_a_damaged_checkpoint_never_changes_a_number",

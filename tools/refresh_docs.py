@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import mless_interp as mi
-from mless_interp.locating.judge import KINDS
+from mless_interp.circuits.judge import KINDS
 from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
-from mless_interp.running.columns import TextTable
+from mless_interp.runtime.columns import TextTable
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTH, SENTENCES = 118, 150

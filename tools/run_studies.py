@@ -86,7 +86,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
-@mi.command_line.one_line_errors
+@mi.app.command_line.one_line_errors
 def main(
     stories: Annotated[str, typer.Option(help="The directory of stories260K.")],
     problems: Annotated[str, typer.Option(help="Its problems.")],

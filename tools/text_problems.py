@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import typer
 
 import mless_interp as mi
-from mless_interp.generation.complete import generate_completions
-from mless_interp.generation.decoding import Request
+from mless_interp.answers.complete import generate_completions
+from mless_interp.answers.decoding import Request
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
-@mi.command_line.one_line_errors
+@mi.app.command_line.one_line_errors
 def main(
     model: Annotated[str, typer.Option(help="A directory or hub id.")],
     out: Annotated[Path, typer.Option(help="The file to write; an existing one is refused.")],

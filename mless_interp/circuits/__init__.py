@@ -1,1 +1,1 @@
-"""From heads to circuits: how a head acts, on whom, and from which tokens."""
+"""Which heads carry an effect, held against controls; how they act, on whom, and from which tokens."""

@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..arguments import count_of
-from ..heads import Head
+from ..core.arguments import count_of
+from ..core.heads import Head
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.parts import Parts
 from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
 from ..prompts.conditions import DIRECTIONS
-from ..running.engines import Tick, Unit
-from ..running.registry import savable
-from ..running.results import Grouped, Shown, ShownTable, largest_first, tidy
-from ..running.tables import Table
+from ..runtime.engines import Tick, Unit
+from ..runtime.registry import savable
+from ..runtime.results import Grouped, Shown, ShownTable, largest_first, tidy
+from ..runtime.tables import Table
 from ..statistics import CONFIDENCE
 from .stream_changes import Flow, named_on, named_words
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import pandas as pd
 
-from ..arguments import checked, count_of, listed
-from ..heads import Head
-from ..locating.located import LocatedHeads
+from ..core.arguments import checked, count_of, listed
+from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelError
 from ..patching.effect import fewest_for
 from ..prompts.conditions import one_of, several_of
 from ..prompts.pairs import PromptPair
-from ..running.results import Result, largest_first
+from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
 from .cells import CellEffects
 from .direct import DirectEffects, direct_effects
 from .head_sets import MinimalSets
 from .head_writes import HeadWrites, what_it_writes
+from .located import LocatedHeads
 from .minimal_sets import minimal_sets
 from .paths import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, Edge, PathEffects, trace_paths
 from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites

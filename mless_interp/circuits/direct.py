@@ -8,19 +8,19 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..arguments import checked, count_of
-from ..heads import Head
-from ..locating.located import LocatedHeads
+from ..core.arguments import checked, count_of
+from ..core.heads import Head
 from ..models.base import Model
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..prompts.pairs import PromptPair
-from ..running.columns import columns_of
-from ..running.results import Result, largest_first
+from ..runtime.columns import columns_of
+from ..runtime.results import Result, largest_first
 from .cells import PRINTED, CellEffects, Way, measured
 from .controls import prepared_with, sweep_of
+from .located import LocatedHeads
 from .stream_changes import Flow, check_options, heads_of, need_weights, writes
 
 WAYS = ("direct", "indirect")

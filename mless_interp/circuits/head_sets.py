@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of, listed
-from ..heads import Head
+from ..core.arguments import count_of, listed
+from ..core.heads import Head
 from ..patching.effect import Effect
 from ..patching.parts import WHOLE
-from ..running.columns import columns_of
-from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns
+from ..runtime.columns import columns_of
+from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns
 from ..statistics import CONFIDENCE, Interval, Prevalence, holm, prevalence_test
 from .stream_changes import named_words
 

@@ -10,9 +10,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..arguments import check_count, checked
-from ..heads import Head
-from ..locating.located import LocatedHeads
+from ..core.arguments import check_count, checked
+from ..core.heads import Head
 from ..metrics.token_classes import token_texts
 from ..models.arithmetic import masked_scores
 from ..models.base import Model
@@ -21,12 +20,13 @@ from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair, over_pairs
-from ..running.columns import columns_of
-from ..running.engines import Tick, Unit
-from ..running.results import Quantity, Result, Shown, ShownTable, tidy
-from ..running.text_safety import one_line
+from ..runtime.columns import columns_of
+from ..runtime.engines import Tick, Unit
+from ..runtime.results import Quantity, Result, Shown, ShownTable, tidy
+from ..runtime.text_safety import one_line
 from ..statistics import defined_mean
 from .cells import made_with
+from .located import LocatedHeads
 from .stream_changes import Flow, heads_of, named_words, need_layers, need_weights
 
 WRITTEN = ("Sigma", "change")

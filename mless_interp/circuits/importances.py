@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import checked
-from ..heads import Head
-from ..locating.located import LocatedHeads
+from ..core.arguments import checked
+from ..core.heads import Head
 from ..models.base import Model
 from ..patching.scores import PatchScores
+from .located import LocatedHeads
 from .paths import INPUTS, LOGITS, Edge, Mlp, PathEffects
 from .stream_changes import need_layers
 

@@ -8,11 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..arguments import checked
-from ..heads import Head
-from ..locating.locate import fresh_problems
-from ..locating.located import LocatedHeads
-from ..locating.measure import kept_file
+from ..core.arguments import checked
+from ..core.heads import Head
 from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import HeadAttribution, attribute_heads
 from ..patching.effect import SMALLEST_EFFECT, Effect
@@ -21,10 +18,13 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
-from ..running.results import of_heads
+from ..runtime.results import of_heads
 from ..statistics import fewest_problems
 from ..statistics.arguments import check_count, derive_generator
 from .head_sets import SIDES, HeadSet, MinimalSets, named
+from .locate import fresh_problems
+from .located import LocatedHeads
+from .measure import kept_file
 from .stream_changes import heads_of, named_on
 
 SHARE = 0.8

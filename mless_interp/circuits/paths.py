@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..arguments import checked, count_of
-from ..heads import Head, as_head
-from ..locating.located import LocatedHeads
+from ..core.arguments import checked, count_of
+from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.replay import Layers
 from ..patching.effect import SMALLEST_EFFECT
@@ -20,20 +19,12 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
 from ..prompts.pairs import PromptPair
-from ..running.registry import savable
-from ..running.results import Result
+from ..runtime.registry import savable
+from ..runtime.results import Result
 from .cells import CellEffects, measured
 from .controls import prepared_with, sweep_of
-from .stream_changes import (
-    INPUTS,
-    Flow,
-    check_options,
-    heads_of,
-    mlp_reads,
-    need_layers,
-    need_weights,
-    writes,
-)
+from .located import LocatedHeads
+from .stream_changes import INPUTS, Flow, check_options, heads_of, mlp_reads, need_layers, need_weights, writes
 
 LOGITS = "logits"
 TOGETHER = "".join(INPUTS)

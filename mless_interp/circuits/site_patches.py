@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_count, checked, count_of
-from ..heads import Head
-from ..locating.located import LocatedHeads
+from ..core.arguments import check_count, checked, count_of
+from ..core.heads import Head
 from ..models.base import Model
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Knockout, LayerState
@@ -21,9 +20,10 @@ from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
-from ..running.results import Result
+from ..runtime.results import Result
 from .cells import CellEffects, Made, Place, Site, measured
 from .controls import prepared_with, sweep_of
+from .located import LocatedHeads
 from .stream_changes import Flow, check_options, heads_of, need_layers, need_weights, writes
 
 SITES_OF_A_LAYER = {

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import check_count
-from ..heads import Head
-from ..locating.located import LocatedHeads
+from ..core.arguments import check_count
+from ..core.heads import Head
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionOutput, ModelError
@@ -17,6 +16,7 @@ from ..models.replay import Stepper, stage
 from ..patching.effect import check_smallest_effect
 from ..patching.prepared import Runs
 from ..patching.sweep import Engine, Sweep
+from .located import LocatedHeads
 
 INPUTS = ("q", "k", "v")
 """What a head makes of the stream; "qkv" is all three."""

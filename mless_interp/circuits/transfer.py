@@ -12,10 +12,8 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..arguments import checked, count_of, listed
-from ..heads import Head
-from ..locating.located import LocatedHeads
-from ..locating.measure import kept_file
+from ..core.arguments import checked, count_of, listed
+from ..core.heads import Head
 from ..mechanism.decomposition import AttentionDecomposition
 from ..mechanism.runs import DECOMPOSED, span_reads
 from ..models.base import Model
@@ -30,10 +28,12 @@ from ..patching.prepared import Prepared, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of, pairs_like
-from ..running.columns import columns_of
-from ..running.results import Result, Shown, ShownTable, tidy
+from ..runtime.columns import columns_of
+from ..runtime.results import Result, Shown, ShownTable, tidy
 from ..statistics import CONFIDENCE, Prevalence
 from ..statistics.arguments import check_count, derive_generator
+from .located import LocatedHeads
+from .measure import kept_file
 from .minimal_sets import halves
 from .stream_changes import heads_of, named_on, named_words
 

@@ -45,8 +45,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..arguments import check_count, checked, count_of
-from ..heads import Head
+from ..core.arguments import check_count, checked, count_of
+from ..core.heads import Head
 from ..prompts.conditions import one_of
 from ..prompts.problems import Problem
 from .roles import ANSWER_ROW, DECOY_KINDS, Expected, Roles, shares_and_gains

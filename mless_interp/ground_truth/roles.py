@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from math import comb
 from typing import Any
 
-from ..arguments import check_choice
-from ..heads import Head, check_heads
+from ..core.arguments import check_choice
+from ..core.heads import Head, check_heads
 from .tokenizer import ANSWER_PREFIX, NUMBERS
 
 DECOY_KINDS = ("silent", "unread", "avoids")

@@ -13,7 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from ..heads import Head
+from ..core.heads import Head
 from .roles import Roles
 from .tokenizer import ANSWER_PREFIX, EOS, NUMBERS, Vocabulary
 

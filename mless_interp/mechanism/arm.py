@@ -15,13 +15,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..arguments import check_choice, checked
+from ..core.arguments import check_choice, checked
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.segments import widened
 from ..models.base import Model
 from ..models.derived_sites import gate_edits
 from ..models.inputs import Edit, Inputs
-from ..running.registry import savable
+from ..runtime.registry import savable
 from ..statistics.arguments import derive_generator
 from .arm_published import published_arm
 

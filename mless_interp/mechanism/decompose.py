@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_count, checked
-from ..heads import Head
+from ..core.arguments import check_count, checked
+from ..core.heads import Head
 from ..models.base import Model
 from ..patching.prepared import single
 from ..prompts.conditions import HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_like
 from ..prompts.problems import groups_of
-from ..running.results import Found, put, stacked
+from ..runtime.results import Found, put, stacked
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import LayerRuns, each_layer, layer_numbers
 from .runs import DECOMPOSED, readable_pairs, runs_of, span_reads

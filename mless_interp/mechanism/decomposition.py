@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
-from ..heads import Head
-from ..running.columns import columns_of
-from ..running.results import (
+from ..core.arguments import count_of
+from ..core.heads import Head
+from ..runtime.columns import columns_of
+from ..runtime.results import (
     Found,
     Quantity,
     Result,

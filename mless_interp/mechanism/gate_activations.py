@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import checked
+from ..core.arguments import checked
 from ..metrics.activations import histogram
 from ..metrics.segments import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import checked
-from ..heads import Head
+from ..core.arguments import checked
+from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.segments import widened
 from ..models.base import Model

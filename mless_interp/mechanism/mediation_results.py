@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
+from ..core.arguments import count_of
 from ..models.derived_sites import extension_of
-from ..running.columns import columns_of
-from ..running.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
+from ..runtime.columns import columns_of
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from ..statistics import CONFIDENCE, defined_mean, holm, median_interval, sign_test
 
 EDITED = ("reference", "scale", "bias", "both", "patched")

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mless_interp.core.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 from mless_interp.metrics.patterns import prepared, resolved_visible, row_sums, uniform_pattern
 from mless_interp.metrics.segments import check_segment, check_span, widened
-from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 
 
 def span_mass(

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mless_interp.core.once import once
+from mless_interp.core.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 from mless_interp.metrics.patterns import prepared, row_sums
 from mless_interp.metrics.segments import check_segment, check_span
-from mless_interp.once import once
-from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 
 
 def attention_entropy(

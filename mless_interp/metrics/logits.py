@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..shapes import Logits
+from ..core.shapes import Logits
 
 PerRun = Float[Tensor, " batch"]
 

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mless_interp.core.shapes import DestPositions, Pattern, PerHead, PerRow, Segment, Vectors, Visible
 from mless_interp.metrics.patterns import prepared
 from mless_interp.metrics.segments import check_segment, check_span, widened
-from mless_interp.shapes import DestPositions, Pattern, PerHead, PerRow, Segment, Vectors, Visible
 
 RowVectors = Float[Tensor, "*lead dest d"]
 

@@ -4,9 +4,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mless_interp.core.once import once
+from mless_interp.core.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 from mless_interp.metrics.segments import widened
-from mless_interp.once import once
-from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 
 ROW_SUM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 """How far a row may be from 1. Eager attention computes its softmax in float32 even in a float64 model."""

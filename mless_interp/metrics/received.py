@@ -6,9 +6,9 @@ A mean over the rows that read a token, so it is a sum and a count: `received_su
 
 import torch
 
+from mless_interp.core.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Visible
 from mless_interp.metrics.patterns import prepared, row_positions, row_sums
 from mless_interp.metrics.segments import check_segment, segment_mean, widened
-from mless_interp.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Visible
 
 
 def received_sums(

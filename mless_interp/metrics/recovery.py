@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mless_interp.core.shapes import PerColumn, PerHead, Segment
 from mless_interp.metrics.segments import check_segment, check_span, segment_mean, span_bounds, widened
-from mless_interp.shapes import PerColumn, PerHead, Segment
 
 
 def span_collapse(

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mless_interp.shapes import PerColumn, PerHead, Segment
+from mless_interp.core.shapes import PerColumn, PerHead, Segment
 
 RowChoice = Literal["all", "shared", "question", "last"]
 

@@ -7,8 +7,8 @@ that is nearly nothing, so that attention on it does little. All functions take 
 import torch
 from jaxtyping import Float
 
+from mless_interp.core.shapes import PerColumn, PerHead, Segment, Vectors
 from mless_interp.metrics.segments import check_segment, segment_mean, widened
-from mless_interp.shapes import PerColumn, PerHead, Segment, Vectors
 
 
 def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:

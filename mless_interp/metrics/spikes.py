@@ -11,8 +11,8 @@ from scipy.signal import find_peaks
 from scipy.stats import rankdata
 from torch import Tensor
 
+from mless_interp.core.shapes import PerColumn, PerHead
 from mless_interp.metrics.segments import segment_mean, widened
-from mless_interp.shapes import PerColumn, PerHead
 
 Peaks = Bool[Tensor, "*lead src"]
 

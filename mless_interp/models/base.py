@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from ..arguments import count_of
-from ..running.engines import Engine, here
+from ..core.arguments import count_of
+from ..runtime.engines import Engine, here
 from .arithmetic import visibility
 from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
 from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..arguments import checked
+from ..core.arguments import checked
 from .arithmetic import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError

@@ -7,8 +7,8 @@ from importlib.metadata import version
 import numpy as np
 from torch import Tensor
 
-from ..heads import Head, check_heads
-from ..running.registry import savable
+from ..core.heads import Head, check_heads
+from ..runtime.registry import savable
 
 
 class ModelError(ValueError):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..arguments import checked
+from ..core.arguments import checked
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from ..arguments import outside_autocast
-from ..running import loop
+from ..core.arguments import outside_autocast
+from ..runtime import loop
 from .info import ModelInfo
 
 _LOCKS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

@@ -17,14 +17,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..arguments import count_of
+from ..core.arguments import count_of
+from ..core.heads import Head, as_heads
 from ..data import paper_entries
-from ..heads import Head, as_heads
 from ..metrics.recovery import aligned_recovery, span_variation
 from ..metrics.spikes import timing_spearman
-from ..running.columns import columns_of
-from ..running.registry import savable
-from ..running.results import Result, Shown, ShownTable
+from ..runtime.columns import columns_of
+from ..runtime.registry import savable
+from ..runtime.results import Result, Shown, ShownTable
 from ..scores import AttentionProfile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
 

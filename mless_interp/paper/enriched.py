@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from scipy.stats import rankdata
 
-from ..arguments import checked, count_of
-from ..heads import Head, as_heads
-from ..locating.located import LocatedHeads
+from ..circuits.located import LocatedHeads
+from ..core.arguments import checked, count_of
+from ..core.heads import Head, as_heads
 from ..patching.scores import PatchScores
-from ..running.results import Result, Shown, ShownTable, head_columns
+from ..runtime.results import Result, Shown, ShownTable, head_columns
 from ..statistics import CONFIDENCE, derive_generator
 
 N_RESAMPLES = 2_000

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ..core.heads import Head
 from ..data import paper_entries, paper_table
-from ..heads import Head
 
 if TYPE_CHECKING:  # pandas takes a second
     import pandas as pd

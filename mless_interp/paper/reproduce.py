@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..arguments import checked
-from ..heads import Head
+from ..core.arguments import checked
+from ..core.heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..models.load import load_model, untrained_twin

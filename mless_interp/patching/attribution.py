@@ -10,15 +10,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..arguments import checked, count_of
-from ..heads import Head
+from ..core.arguments import checked, count_of
+from ..core.heads import Head
 from ..models.base import INSTEAD, Model, refuse_without_gradients
 from ..models.info import ModelError
 from ..models.memory import halved, out_of_memory, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..running.engines import Tick, Unit
-from ..running.results import Quantity, Result, head_columns, of_heads, tidy
+from ..runtime.engines import Tick, Unit
+from ..runtime.results import Quantity, Result, head_columns, of_heads, tidy
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
 from .prepared import Prepared, Runs, prepare

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..arguments import checked, count_of
-from ..heads import Head
+from ..core.arguments import checked, count_of
+from ..core.heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.base import Model
@@ -20,9 +20,9 @@ from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
-from ..running.columns import columns_of
-from ..running.engines import Tick, Unit
-from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, tidy
+from ..runtime.columns import columns_of
+from ..runtime.engines import Tick, Unit
+from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, tidy
 from ..statistics import CONFIDENCE, Interval, mean_interval, median_interval
 from .outcomes import Outcome, outcome_named
 from .prepared import Runs, prepare

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import count_of
-from ..running.results import limits_of, with_limits
+from ..core.arguments import count_of
+from ..runtime.results import limits_of, with_limits
 from ..statistics import (
     CONFIDENCE,
     SENSES,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..heads import Head
+from ..core.heads import Head
 from ..metrics.segments import widened
 from ..models.base import Model
 from ..prompts.insertions import Insertion

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..heads import Head, check_heads
+from ..core.heads import Head, check_heads
+from ..core.shapes import Z
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.derived_sites import Held
@@ -22,7 +23,6 @@ from ..models.info import AttentionRule
 from ..models.inputs import Edit, Inputs, Recording
 from ..models.sites import attention_sites, site
 from ..prompts.conditions import one_of
-from ..shapes import Z
 from ..statistics import derive_generator
 
 

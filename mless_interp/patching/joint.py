@@ -12,14 +12,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..arguments import checked, count_of, listed
-from ..heads import Head
+from ..core.arguments import checked, count_of, listed
+from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
 from ..models.memory import rows_per_pass
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..running.results import Result, interval_columns, with_limits
+from ..runtime.results import Result, interval_columns, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .interventions import Knockout, PatchZ, run_edits
 from .outcomes import Outcome

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arguments import count_of, listed
+from ..core.arguments import count_of, listed
 from ..prompts.conditions import CONTRASTS
-from ..running.columns import Column, columns_of
-from ..running.results import Quantity, interval_columns, limits_of
+from ..runtime.columns import Column, columns_of
+from ..runtime.results import Quantity, interval_columns, limits_of
 from ..statistics import SENSES, Interval, Prevalence, concentration, defined_mean
 from .effect import Effect
 

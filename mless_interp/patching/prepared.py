@@ -16,7 +16,7 @@ from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
-from ..running.engines import Compute, Unit
+from ..runtime.engines import Compute, Unit
 from .outcomes import Outcome, outcome_named
 
 PER_UNIT = 8

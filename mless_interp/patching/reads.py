@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import checked, count_of, listed
-from ..heads import Head
+from ..core.arguments import checked, count_of, listed
+from ..core.heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..running.columns import columns_of
-from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
+from ..runtime.columns import columns_of
+from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
 from ..statistics import CONFIDENCE, holm, prevalence_test
 from ..statistics.arguments import check_share
 from .effect import SMALLEST_EFFECT

@@ -7,20 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
-from ..heads import Head
+from ..core.arguments import count_of
+from ..core.heads import Head
 from ..prompts.conditions import DIRECTIONS
-from ..running.columns import columns_of
-from ..running.results import (
-    Quantity,
-    Result,
-    Shown,
-    ShownTable,
-    head_columns,
-    head_map,
-    largest_first,
-    of_heads,
-)
+from ..runtime.columns import columns_of
+from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, largest_first, of_heads
 from ..statistics import CONFIDENCE
 from .effect import SMALLEST_EFFECT, check_smallest_effect
 from .parts import WHOLE, Parts

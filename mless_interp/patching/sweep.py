@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_count, checked, count_of
-from ..heads import Head
+from ..core.arguments import check_count, checked, count_of
+from ..core.heads import Head
 from ..models.base import Model
 from ..models.inputs import Recording
 from ..models.memory import halved, rows_per_pass, rows_per_request
 from ..models.traced_ops import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..running.engines import Tick, Unit
+from ..runtime.engines import Tick, Unit
 from .effect import SMALLEST_EFFECT, check_smallest_effect
 from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
 from .outcomes import Outcome

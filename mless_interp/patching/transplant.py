@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..arguments import check_count, check_share, checked, count_of
+from ..core.arguments import check_count, check_share, checked, count_of
 from ..models.base import Model
 from ..models.inputs import Edit, Inputs
 from ..models.sites import attention_sites
 from ..prompts.pairs import PromptPair, over_pairs
-from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
+from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .outcomes import OUTCOMES, Outcome
 from .prepared import Prepared, prepare, single

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..arguments import check_count, checked
+from ..core.arguments import check_count, checked
 from .problems import Problem, distinct
 from .prompt import ANSWER_PREFIX
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from ..arguments import check_count, checked
+from ..core.arguments import check_count, checked
 from .conditions import one_of
 from .problems import Problem
 from .prompt import MAX_UNKNOWN, Prompt, encode_within, special_ids, spells_special

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..arguments import checked, shown
+from ..core.arguments import checked, shown
 from .pairs import Given, PromptPair
 from .problems import Problem, Several
 from .prompt import Prompt, Template

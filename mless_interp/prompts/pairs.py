@@ -16,11 +16,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..arguments import checked
+from ..core.arguments import checked
 from ..models.inputs import Inputs
-from ..running.engines import Compute, Tick, Unit
-from ..running.loop import over_problems
-from ..running.text_safety import one_line
+from ..runtime.engines import Compute, Tick, Unit
+from ..runtime.loop import over_problems
+from ..runtime.text_safety import one_line
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
 from .problems import Problem, Several, overlap

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ..arguments import check_count, checked, listed, shown
-from ..running.text_safety import is_blank, one_line
+from ..core.arguments import check_count, checked, listed, shown
+from ..runtime.text_safety import is_blank, one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import checked, shown
+from ..core.arguments import checked, shown
 from .conditions import one_of
 from .problems import Problem
 

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from ..arguments import check_count, checked
+from ..core.arguments import check_count, checked
 from .problems import Problem, load_problems
 from .prompt import check_known, encode, tokenizer_of
 

@@ -10,16 +10,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..arguments import checked, count_of
-from ..heads import Head
+from ..core.arguments import checked, count_of
+from ..core.heads import Head
 from ..metrics.segments import segment_mean
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import groups_of
 from ..prompts.prompt import SEGMENTS, Prompt
-from ..running.loop import Tick
-from ..running.results import (
+from ..runtime.loop import Tick
+from ..runtime.results import (
     Quantity,
     Result,
     Shown,

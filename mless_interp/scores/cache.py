@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import checked
-from ..heads import Head
+from ..core.arguments import checked
+from ..core.heads import Head
 from ..metrics.segments import RowChoice
 from ..models.arithmetic import visibility
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
-from ..running.results import Found, put, stacked
+from ..runtime.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout, prompt_layout

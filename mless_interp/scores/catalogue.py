@@ -17,7 +17,7 @@ from torch import Tensor
 from ..metrics import attention, distances, entropy, outputs, received, sinks, spikes
 from ..metrics import recovery as profiles
 from ..metrics.segments import segment_mean
-from ..running.columns import Column, declare
+from ..runtime.columns import Column, declare
 from .layout import Layout, Thresholds
 from .streaming import Need, RowFormula, Rows, States, flow_step
 

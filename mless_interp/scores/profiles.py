@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..arguments import checked, count_of
-from ..heads import Head, as_head, as_heads
+from ..core.arguments import checked, count_of
+from ..core.heads import Head, as_head, as_heads
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import groups_of
-from ..running.columns import columns_of
-from ..running.engines import Tick
-from ..running.loop import in_context
-from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
+from ..runtime.columns import columns_of
+from ..runtime.engines import Tick
+from ..runtime.loop import in_context
+from ..runtime.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .layout import pair_layout
 from .score import described_pairs

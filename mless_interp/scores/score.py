@@ -7,16 +7,16 @@ from typing import get_args
 
 import numpy as np
 
-from ..arguments import checked
-from ..heads import Head
+from ..core.arguments import checked
+from ..core.heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
-from ..running.engines import Tick
-from ..running.loop import in_context
-from ..running.results import Found, put, stacked
+from ..runtime.engines import Tick
+from ..runtime.loop import in_context
+from ..runtime.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout

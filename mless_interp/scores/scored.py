@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
-from ..heads import Head
-from ..running.results import (
+from ..core.arguments import count_of
+from ..core.heads import Head
+from ..runtime.results import (
     Found,
     Quantity,
     Result,

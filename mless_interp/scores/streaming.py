@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..core.once import computed_once
 from ..metrics.patterns import uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
@@ -20,7 +21,6 @@ from ..models.derived_sites import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Inputs, Reducer
 from ..models.sites import attention_sites, site
-from ..once import computed_once
 from .layout import Layout
 
 Source = Literal["auto", "pattern", "recomputed"]

@@ -15,14 +15,7 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 """
 
 from .arguments import Cells, Effects, defined_mean, derive_generator
-from .bootstrap import (
-    CONFIDENCE,
-    FEW_PROBLEMS,
-    Interval,
-    bootstrap_interval,
-    mean_interval,
-    one_problem,
-)
+from .bootstrap import CONFIDENCE, FEW_PROBLEMS, Interval, bootstrap_interval, mean_interval, one_problem
 from .medians import Concentration, by_group, concentration, median_interval, sign_test
 from .multiplicity import benjamini_hochberg, holm
 from .prevalence import (

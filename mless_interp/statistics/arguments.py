@@ -6,9 +6,9 @@ import json
 import numpy as np
 from jaxtyping import Float64, Shaped
 
-from ..arguments import as_annotated, count_of
-from ..arguments import check_count as check_count
-from ..arguments import check_share as check_share
+from ..core.arguments import as_annotated, count_of
+from ..core.arguments import check_count as check_count
+from ..core.arguments import check_share as check_share
 
 Effects = Shaped[np.ndarray, "problem *cells"]
 """Input: one number (or truth value) per problem and cell; read as float64."""

@@ -8,16 +8,7 @@ from jaxtyping import Shaped
 from scipy import stats
 from scipy.special import ndtr, ndtri
 
-from .arguments import (
-    AnyArray,
-    CellCounts,
-    Cells,
-    Effects,
-    check_count,
-    check_effects,
-    check_share,
-    derive_generator,
-)
+from .arguments import AnyArray, CellCounts, Cells, Effects, check_count, check_effects, check_share, derive_generator
 
 Flags = Shaped[np.ndarray, "*cells"]
 

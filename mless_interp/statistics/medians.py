@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from ..arguments import count_of
+from ..core.arguments import count_of
 from .arguments import Cells, Effects, Groups, check_effects, check_share
 from .bootstrap import CONFIDENCE, Interval
 

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
 from ..circuits.direct import WAYS, DirectEffects
 from ..circuits.paths import LOGITS, TOGETHER, PathEffects
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
-from ..heads import Head
-from ..running.results import largest_first
+from ..core.arguments import count_of
+from ..core.heads import Head
+from ..runtime.results import largest_first
 from .head_plots import MADE_WITH
 from .plots import HATCHES, LINES, Picture, draw_cells, key, key_below, name_axes, panel, words_of
 

@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import count_of
-from ..heads import Head, as_heads
+from ..core.arguments import count_of
+from ..core.heads import Head, as_heads
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
-from ..running.text_safety import visible
+from ..runtime.text_safety import visible
 from ..scores import AttentionProfile
 from .notebook import show_after_cell
 from .packing import packed, scale_of

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import count_of
-from ..heads import Head, as_heads
-from ..locating.curves import CircuitCurve
+from ..circuits.curves import CircuitCurve
+from ..core.arguments import count_of
+from ..core.heads import Head, as_heads
 from ..patching.dose import DoseResponse
 from ..scores import AttentionProfile, Curve
 from .plots import GREY, LINES, Picture, draw_series, name_axes, panel, whole_numbers, words_of

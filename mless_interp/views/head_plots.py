@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
-from ..heads import Head, as_heads
-from ..locating.judge import KINDS, NAMED, Kind
-from ..locating.located import LocatedHeads
+from ..circuits.judge import KINDS, NAMED, Kind
+from ..circuits.located import LocatedHeads
+from ..core.arguments import count_of
+from ..core.heads import Head, as_heads
 from ..mechanism import AttentionDecomposition
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..running.columns import column_of
-from ..running.results import Quantity, Result, largest_first
-from ..running.text_safety import one_line
+from ..runtime.columns import column_of
+from ..runtime.results import Quantity, Result, largest_first
+from ..runtime.text_safety import one_line
 from .packing import scale_of
 from .plots import (
     DIVERGING,

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..arguments import count_of
+from ..core.arguments import count_of
 from ..mechanism import ActivationShift, AttentionDecomposition, Mediation
 from ..patching.reads import ReadEffects
 from .plots import (

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..accuracy import AccuracyResults
-from ..heads import Head
+from ..answers import AccuracyResults
+from ..core.heads import Head
 from ..mechanism import ActivationShift
 from ..scores import AttentionProfile
-from ..studies.result import StudyResult
 from .curve_plots import draw_curve, label_curve, shade_span
 from .plots import HATCHES, LINES, Picture, draw_forest, key_below, name_axes, panel, plain_numbers, reach_of, words_of
 from .pooling import both_names
@@ -212,10 +211,11 @@ def bars_and_profiles(
     return picture
 
 
-def study_effects(found: StudyResult, *, outcome: str | None = None) -> Picture:
+def study_effects(found: Any, *, outcome: str | None = None) -> Picture:
     """Median effect of every insertion of a study with its 95 % interval over problems, a row each; one series per contrast.
 
-    `outcome`: one of the study's (default: the first); effects are in its unit, below 0 where the insertion lowers it.
+    `found`: a `StudyResult`. `outcome`: one of the study's (default: the first); effects are in its unit, below 0 where
+    the insertion lowers it.
     """
     outcome = found.outcomes[0] if outcome is None else outcome
     unit = found.effect_of(found.insertions[0], outcome=outcome).unit

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pandas as pd
 
-from ..running.columns import DECLARED, Column, TextTable, column_of
+from ..runtime.columns import DECLARED, Column, TextTable, column_of
 
 BLUE_TO_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f".split()
 """ColorBrewer's RdBu, reversed, as in the still pictures: told apart by colour-blind readers, 0 in the middle."""

@@ -24,8 +24,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FuncFormatter, NullFormatter
 
-from ..running.results import Result
-from ..running.text_safety import code_of, one_line, short_name, visible
+from ..runtime.results import Result
+from ..runtime.text_safety import code_of, one_line, short_name, visible
 from .notebook import show_after_cell
 
 DIVERGING = "RdBu_r"

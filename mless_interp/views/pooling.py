@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import count_of
-from ..heads import Head, as_head
+from ..core.arguments import count_of
+from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
-from ..running.registry import savable
-from ..running.text_safety import visible
+from ..runtime.registry import savable
+from ..runtime.text_safety import visible
 
 MARK = "▌"
 """Stands before the text of an inserted token."""

@@ -20,10 +20,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..running.columns import Column, TextTable
-from ..running.registry import savable
-from ..running.results import Result, Shown, ShownMap
-from ..running.text_safety import visible
+from ..runtime.columns import Column, TextTable
+from ..runtime.registry import savable
+from ..runtime.results import Result, Shown, ShownMap
+from ..runtime.text_safety import visible
 from .page_parts import HeadMap
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arguments import count_of
 from ..circuits.head_sets import HeadSet, MinimalSets
 from ..circuits.transfer import Transfer
+from ..core.arguments import count_of
 from ..statistics import median_interval
 from .head_plots import MADE_WITH
 from .plots import GREY, HATCHES, LINES, Picture, draw_series, key_below, name_axes, panel, words_of

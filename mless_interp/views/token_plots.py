@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..circuits.head_writes import KINDS, LOOKS, SIDES, UNITS, HeadWrites
-from ..heads import Head
+from ..core.heads import Head
 from .head_plots import MADE_WITH
 from .plots import HATCHES, LINES, Picture, key, key_below, name_axes, words_of
 

@@ -13,7 +13,7 @@ from small_results import head_set, located
 import mless_interp as mi
 from mless_interp.circuits.head_sets import SIDES
 from mless_interp.circuits.minimal_sets import _Measured, _Way
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.patching.prepared import prepare
 from mless_interp.prompts.conditions import CONTRASTS
 

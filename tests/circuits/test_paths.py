@@ -22,8 +22,8 @@ from models_under_test import (
 
 import mless_interp as mi
 from mless_interp.circuits.paths import Edge, Mlp, trace_paths
+from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import planted_model
-from mless_interp.heads import Head
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion

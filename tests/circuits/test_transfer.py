@@ -9,10 +9,10 @@ from architectures_under_test import folder_of
 from models_under_test import Gated, loaded, pairs_for, planted_here, planted_pairs, planted_problems
 
 import mless_interp as mi
+from mless_interp.answers.complete import generate_completions
+from mless_interp.answers.decoding import Request
 from mless_interp.circuits.transfer import _controls, _moved
-from mless_interp.generation.complete import generate_completions
-from mless_interp.generation.decoding import Request
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.mechanism.runs import span_reads
 from mless_interp.models.sites import site
 from mless_interp.patching.head_transfer import HeadTransfer

@@ -24,7 +24,7 @@ from mkdocs.exceptions import PluginError
 from refresh_docs import TABLES, blocks, with_tables
 
 import mless_interp as mi
-from mless_interp.running.columns import TextTable
+from mless_interp.runtime.columns import TextTable
 
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "mless_interp"
@@ -135,8 +135,8 @@ def test_every_block_of_the_api_pages_exists() -> None:
 
 
 def test_methods_defines_every_metric_outcome_edit_and_measure_by_name() -> None:
-    from mless_interp.identities import IDENTITIES
-    from mless_interp.locating.located import MEASURES
+    from mless_interp.circuits.located import MEASURES
+    from mless_interp.ground_truth.identities import IDENTITIES
     from mless_interp.patching.interventions import INTERVENTIONS
     from mless_interp.patching.outcomes import OUTCOMES
     from mless_interp.prompts.conditions import CONDITIONS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_results import patched, scored
 
 import mless_interp as mi
-from mless_interp.grading.graders import grade
+from mless_interp.answers.graders import grade
 
 ESCAPES = ("\x1b[31m", "\x1b]0;title\x07", "\r", "\x08" * 20, "\x9b2J", "\u202e", "\x00")
 MARKUP = (

@@ -9,10 +9,10 @@ import pytest
 import torch
 from models_under_test import planted_pairs, planted_problems
 
+from mless_interp.circuits.judge import KINDS, Judged, judge
+from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import CIRCUITS, PlantedModel, planted_examples, planted_model, random_planted
 from mless_interp.ground_truth.roles import Expected
-from mless_interp.heads import Head
-from mless_interp.locating.judge import KINDS, Judged, judge
 from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import Sweep, sweep_heads

@@ -8,8 +8,8 @@ import pytest
 from models_under_test import planted_problems
 
 import mless_interp as mi
+from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import planted_model
-from mless_interp.heads import Head
 from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs

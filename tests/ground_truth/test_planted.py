@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel, planted_model, planted_truth, random_planted
-from mless_interp.heads import Head
 from mless_interp.prompts.problems import Problem, load_problems
 
 CARRIES, NOTHING, NEARLY_NOTHING = 0.08, 0.02, 0.03

@@ -8,20 +8,13 @@ import torch
 from conftest import ONE_OF_EACH
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.mechanism import Mediation, activation_shift, mediate
 from mless_interp.mechanism.mediation_results import ARMS, EFFECTS
 from mless_interp.metrics.activations import mean_absolute, median_variance
 from mless_interp.models.base import Model
 from mless_interp.models.sites import site
-from mless_interp.patching.interventions import (
-    Intervention,
-    Knockout,
-    KnockoutZero,
-    PatchZ,
-    RestoreScale,
-    run_edits,
-)
+from mless_interp.patching.interventions import Intervention, Knockout, KnockoutZero, PatchZ, RestoreScale, run_edits
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.prompts.pairs import PromptPair
 

@@ -14,7 +14,7 @@ from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for
 from test_activation_shift import gini
 
-from mless_interp.generation.complete import Request, generate_completions
+from mless_interp.answers.complete import Request, generate_completions
 from mless_interp.mechanism import ARM, activation_shift, mediate
 from mless_interp.models.base import Model
 from mless_interp.models.derived_sites import UNGATED

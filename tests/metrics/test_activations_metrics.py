@@ -3,12 +3,7 @@
 import torch
 from formulas_under_test import NAN, same
 
-from mless_interp.metrics.activations import (
-    arm_threshold,
-    gini,
-    histogram_gini,
-    near_zero_fraction,
-)
+from mless_interp.metrics.activations import arm_threshold, gini, histogram_gini, near_zero_fraction
 
 ARM = torch.tensor([-0.2, -0.05, 0, 0.01, 0.02, 0.1, 0.5, 1], dtype=torch.float64)  # methods 13
 

@@ -4,13 +4,7 @@ import torch
 from formulas_under_test import A0, A1, NAN, QUESTION, SINK, SPAN, same, visible_keys
 
 from mless_interp.metrics.patterns import uniform_pattern
-from mless_interp.metrics.received import (
-    kurtosis,
-    received_attention,
-    received_sums,
-    relative_received,
-    sink_rate,
-)
+from mless_interp.metrics.received import kurtosis, received_attention, received_sums, relative_received, sink_rate
 from mless_interp.metrics.segments import row_mask
 
 

@@ -5,13 +5,7 @@ import torch
 from formulas_under_test import NAN, mask, same, visible_keys
 
 from mless_interp.metrics.patterns import prepared, uniform_pattern
-from mless_interp.metrics.segments import (
-    check_span,
-    flanks,
-    row_mask,
-    segment_mean,
-    span_bounds,
-)
+from mless_interp.metrics.segments import check_span, flanks, row_mask, segment_mean, span_bounds
 
 
 def checked(pattern: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:

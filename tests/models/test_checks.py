@@ -12,7 +12,7 @@ from models_under_test import ignores_positions, loaded, lying
 from transformers import AutoModelForCausalLM
 
 import mless_interp as mi
-from mless_interp.identities.certificate import _self_check
+from mless_interp.ground_truth.certificate import _self_check
 from mless_interp.models.checks import TOLERANCE, FailedCheck, check_model
 from mless_interp.models.info import BY_LAYERS
 from mless_interp.models.inputs import Inputs

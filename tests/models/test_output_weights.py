@@ -14,7 +14,7 @@ from models_under_test import loaded, pairs_for
 from safetensors.torch import load_file, save_file
 
 import mless_interp as mi
-from mless_interp.identities.certificate import certify_model
+from mless_interp.ground_truth.certificate import certify_model
 from mless_interp.models.checks import check_model
 from mless_interp.models.info import ModelError
 from mless_interp.models.load import load_model, wrap_model

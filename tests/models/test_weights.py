@@ -18,8 +18,8 @@ from conftest import BACKENDS, tiny_model, word_tokenizer
 from safetensors.torch import load_file, save_file
 
 import mless_interp as mi
-from mless_interp.generation.complete import generate_completions
-from mless_interp.generation.decoding import Request
+from mless_interp.answers.complete import generate_completions
+from mless_interp.answers.decoding import Request
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs

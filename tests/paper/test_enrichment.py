@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.paper import enrichment
 from mless_interp.patching.scores import PatchScores
 

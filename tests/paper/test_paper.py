@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mless_interp import paper
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.scores import AttentionProfile, attention_profile

@@ -10,7 +10,7 @@ from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, problems, without_stepper
 
 import mless_interp as mi
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.patching.joint import gated_outcomes
 from mless_interp.patching.prepared import prepare

@@ -9,14 +9,14 @@ from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import Gated, loaded, pairs_for, planted_here, planted_pairs, without_stepper
 from small_results import attributed
 
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.models import memory
 from mless_interp.models.info import ModelError
 from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
-from mless_interp.running.store import load, save
+from mless_interp.runtime.store import load, save
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -9,7 +9,7 @@ from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, planted_here, planted_problems, problems
 from small_results import doses
 
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.models.sites import site
 from mless_interp.patching.dose import dose_response, slope_in_log_dose
 from mless_interp.patching.sweep import patch_heads

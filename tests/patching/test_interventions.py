@@ -9,7 +9,7 @@ from conftest import BACKENDS
 from generated_under_test import generate
 from models_under_test import loaded, logits_of, pairs_for
 
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.info import AttentionRule
 from mless_interp.patching.interventions import (

@@ -10,7 +10,7 @@ import pytest
 from conftest import ARCHITECTURES
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
 
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.models.info import ModelInfo
 from mless_interp.patching.interventions import Knockout, run_edits
 from mless_interp.patching.joint import JointKnockout, count_sets, joint_knockout, random_sets

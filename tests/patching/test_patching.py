@@ -9,8 +9,8 @@ from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, pairs_for, problems
 from small_results import patched
 
+from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import planted_model
-from mless_interp.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.patching.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
 from mless_interp.patching.outcomes import OUTCOMES
@@ -258,7 +258,7 @@ def test_a_sweep_that_was_stopped_goes_on_and_gives_the_same(
     pairs = pairs_for(model)
     whole = patch_heads(model, pairs, progress=False)
     file, done = tmp_path / "partial.jsonl", 0
-    from mless_interp.running.checkpoint import Checkpoint
+    from mless_interp.runtime.checkpoint import Checkpoint
 
     put = Checkpoint.put
 

@@ -9,8 +9,8 @@ import torch
 from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
+from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel, planted_model
-from mless_interp.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.patching.interventions import INTERVENTIONS, LayerState

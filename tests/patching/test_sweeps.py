@@ -11,7 +11,7 @@ from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, pairs_for, problems
 from virtual_devices import ONE, OTHER
 
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.load import load_model
 from mless_interp.patching import outcomes, sweep

@@ -11,7 +11,7 @@ from conftest import BACKENDS
 from models_under_test import loaded, planted_here, planted_problems, problems
 
 import mless_interp as mi
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.patching.transplant import Transplant, partners_of, transplant_span
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs

@@ -363,7 +363,7 @@ def test_every_analysis_takes_spans_of_several_lengths(insertion: Insertion, tin
 def test_controls_are_as_long_as_each_problem_s_own_insertion(
     tiny_model_dir: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mless_interp.locating import control
+    from mless_interp.circuits import specificity as control
 
     made = []
 

@@ -16,13 +16,7 @@ from tokenizers_under_test import REAL, read_tokenizer, slash_pairs
 
 from mless_interp.models.arithmetic import visibility
 from mless_interp.prompts.insertions import Insertion, _common_words
-from mless_interp.prompts.pairs import (
-    CONDITIONS,
-    PromptPair,
-    digest_of,
-    insert_tokens,
-    make_pairs,
-)
+from mless_interp.prompts.pairs import CONDITIONS, PromptPair, digest_of, insert_tokens, make_pairs
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import PAPER_SYSTEM_AS_SENT, Prompt, encode
 

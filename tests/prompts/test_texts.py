@@ -91,7 +91,7 @@ def test_a_trained_model_goes_on_with_plain_texts(name: str, unit: str, shared_d
     file = tmp_path / "stories.txt"
     file.write_text(f"{STORY}\n\n{STORY.replace('Lily', 'Anna').replace('park', 'garden')}\n")
     sizes = {"n_context": 40, "n_before": 10, "n_answer": 2}
-    found = mi.command_line.chosen_problems(str(file), str(folder), limit=8, **sizes)
+    found = mi.app.command_line.chosen_problems(str(file), str(folder), limit=8, **sizes)
     assert [made.id for made in found] == ["text-0", "text-1"] and found[0].system is not None
     assert (
         STORY.startswith(f"{found[0].system}{found[0].question}{found[0].answer}")

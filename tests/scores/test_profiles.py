@@ -10,7 +10,7 @@ from conftest import ONE_OF_EACH
 from models_under_test import loaded, pairs_for
 
 import mless_interp as mi
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.metrics.patterns import uniform_pattern
 from mless_interp.metrics.received import received_attention
 from mless_interp.models.sites import site

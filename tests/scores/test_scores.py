@@ -15,7 +15,7 @@ from small_results import scored
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mless_interp as mi
-from mless_interp.heads import Head
+from mless_interp.core.heads import Head
 from mless_interp.metrics import attention, entropy, outputs, patterns, received, segments
 from mless_interp.metrics import recovery as profiles
 from mless_interp.models.base import Model

@@ -17,8 +17,8 @@ import pytest
 from faults import ANALYSES, FAULTS, STUDY, Run, Tally, damaged_checkpoint, left, write_table
 
 import mless_interp as mi
-from mless_interp.commands import COMMANDS
-from mless_interp.running.folders import new_folder
+from mless_interp.app import COMMANDS
+from mless_interp.runtime.folders import new_folder
 
 KILLED, CTRL_C = list(FAULTS)[:2]
 

@@ -63,10 +63,10 @@ def test_rooms_are_of_files_and_tests_that_exist() -> None:
             assert all(f"def {name}" in file.read_text(encoding="utf-8") for file in ROOT.glob(path) if name)
             assert list(ROOT.glob(path)), path
     assert dict(mutants.chosen([], [])) == mutants.ROOMS
-    path = "mless_interp/running/store.py"
-    assert list(mutants.chosen([path], ["tests/running"])) == [(path, Room((path,), ("tests/running",)))]
-    assert dict(mutants.chosen(["mless_interp/running/"], ["t"]))["mless_interp/running/"].changed == (
-        "mless_interp/running/*.py",
+    path = "mless_interp/runtime/store.py"
+    assert list(mutants.chosen([path], ["tests/runtime"])) == [(path, Room((path,), ("tests/runtime",)))]
+    assert dict(mutants.chosen(["mless_interp/runtime/"], ["t"]))["mless_interp/runtime/"].changed == (
+        "mless_interp/runtime/*.py",
     )
     for wrong, tests in (([path], []), (["nowhere"], ["tests"])):
         with pytest.raises(SystemExit, match="is no room .*metrics, statistics"):

@@ -34,7 +34,7 @@ from small_results import (
 )
 
 import mless_interp as mi
-from mless_interp.running.columns import TextTable
+from mless_interp.runtime.columns import TextTable
 from mless_interp.views.page_parts import HeadMap, colour
 
 NAN, INF = float("nan"), float("inf")

@@ -1,0 +1,15 @@
+"""Answers that a model gives: generated under several treatments, graded three ways, compared on the same problems."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "answered": ["AccuracyResults"],
+        "boxes": ["has_closed_box", "last_box"],
+        "comparisons": ["Comparison", "Comparisons"],
+        "evaluate": ["evaluate_accuracy"],
+        "graders": ["GRADERS", "Grade", "grade", "grade_paper", "grade_strict"],
+        "treatments": ["Treatment"],
+    },
+)

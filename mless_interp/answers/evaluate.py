@@ -1,0 +1,386 @@
+"""`evaluate_accuracy`: the same problems answered under several treatments, graded, and kept on disk as they finish."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..core.arguments import checked
+from ..models.base import Model
+from ..prompts.pairs import make_pairs
+from ..prompts.problems import Problem, distinct, groups_of, overlap
+from ..prompts.prompt import (
+    Prompt,
+    Template,
+    build_prompt,
+    check_known,
+    encode,
+    prepends_bos,
+    special_as_text,
+    special_words,
+    template_named,
+    text_system,
+)
+from ..runtime.checkpoint import Checkpoint, Origin, key_of
+from ..runtime.engines import shard_of
+from ..runtime.progress import progress_bar
+from ..runtime.text_safety import visible
+from .answered import AccuracyResults
+from .boxes import has_closed_box
+from .complete import check_engine, check_numbers, check_requests, complete_all, decoding_for
+from .decoding import Completion, CompletionEngine, Decoding, Request
+from .engines import check_name, engine_for
+from .graders import GRADERS, grade
+from .treatments import Treatment, as_treatments
+from .vllm import Vllm
+
+MAX_NEW_TOKENS = 2048
+"""What the paper allows (methods §11)."""
+OF_THE_LIST = frozenset({"n_problems", "problems", "prompts", "special_tokens_as_text"})
+"""Settings that tell of all problems together; an answer is told by its own prompt and key."""
+
+
+@checked
+def evaluate_accuracy(
+    model: Model,
+    problems: Iterable[Problem],
+    treatments: Any = (None,),
+    *,
+    n_samples: int = 1,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    max_new_tokens: int | None = None,
+    batch_size: int | None = None,
+    template: str | Template = "raw",
+    stop_after_box: bool = True,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+    engine: str | Vllm = "auto",
+) -> AccuracyResults:
+    """Answer every problem under every treatment and grade the answers.
+
+    Parameters
+    ----------
+    treatments : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, a `HeadTransfer` (`Transfer.edit`), or
+        a `Treatment`, which names any of these together, with heads knocked out. The prompts are those of `make_pairs`,
+        without the answer prefix: the model writes its answer itself.
+    n_samples : answers to each problem; above 1 with a `temperature`. A problem's draws are the same under every
+        treatment and in every batch: they depend on the seed, the problem's id and the number of the sample.
+    temperature, top_p : 0 is greedy. The paper's best-of-5 uses 0.5 and 0.95.
+    max_new_tokens : default 2048 (the paper's), or what the context leaves after the longest prompt. Answers that reach it
+        are counted as cut off.
+    stop_after_box : stop after the first balanced box that is not empty, as well as at end-of-sequence tokens. Turn it
+        off for models that box intermediate results.
+    checkpoint : a .jsonl file that receives each answer, graded, as soon as it ends: one line, flushed to the disk. A run
+        that was stopped at any moment goes on from there with the same settings, also with more problems (or fewer); other
+        settings, and other prompts or answers of the same problems, are refused.
+    engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
+        pass per token: HookedTransformer), "vllm" or a `Vllm` (a process of its own, insertions only), or "auto".
+
+    Graded by the completion alone, with the strict and the paper's grader side by side. Batched and single
+    answers are equal up to rounding: in half precision, near-ties can fall either way.
+
+    Raises `ValueError` before anything is generated for repeated ids or treatments, problems without an answer, prompts
+    that do not fit the context, and settings that make no sense together.
+    """
+    asked = _checked_problems(problems)
+    chosen = check_asked(
+        treatments,
+        n_samples=n_samples,
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        engine=engine,
+    )
+    made = template_named(template)
+    running, runs = _ready(
+        model,
+        asked,
+        chosen,
+        made,
+        engine=engine,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        complete=has_closed_box if stop_after_box else None,
+    )
+    spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
+    said_by_pairs = any(treatment.insertion is not None for treatment in chosen)
+    for words in (special_words(spelt), overlap(asked)):
+        if words and not said_by_pairs:
+            warnings.warn(visible(words), stacklevel=3)
+    settings = {
+        **model.identity,
+        "engine": running.name,
+        **getattr(running, "settings", {}),
+        "template": made.name,
+        "n_problems": len(asked),
+        "n_samples": n_samples,
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_new_tokens": runs[0].decoding.max_new_tokens,
+        "stop_after_box": stop_after_box,
+        "stop_ids": sorted(runs[0].decoding.stop_ids),
+        "tokenizer": key_of(sorted(model.tokenizer.get_vocab().items())),
+        "treatments": {treatment.name: treatment.record() for treatment in chosen},
+        "seed": seed,
+        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
+        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
+    }
+    redrawn = [layer for treatment in chosen if treatment.arm is not None for layer in treatment.arm.layers]
+    if redrawn:
+        settings["gated"] = all(model.gated_mlp(layer).gated for layer in redrawn)
+    if special_words(spelt):
+        settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
+    golds = {problem.id: problem.answer for problem in asked}
+    shard = shard_of(model.engine)
+    saved = Checkpoint(
+        checkpoint,
+        {name: value for name, value in settings.items() if name not in OF_THE_LIST},
+        {
+            _line(run.name, request.key, n): Origin(key_of([request.prompt, golds[request.key]]))
+            for run in runs
+            for request in run.requests
+            for n in range(n_samples)
+        },
+        shard=shard,
+    )
+    if saved.repaired:
+        warnings.warn(
+            f"{visible(str(checkpoint))}: the last line was cut off when the run was stopped; it was repaired, and what it may "
+            "have lost is made again",
+            stacklevel=3,
+        )
+    answers: list[dict[str, Any]] = []
+    with saved, progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
+        for run in runs:
+            answers += _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
+    total = len(asked) * len(chosen) * n_samples
+    if shard is not None and len(answers) < total:
+        raise shard.done("answers", f"{len(answers)} of {total}", saved.path)
+    return AccuracyResults.from_rows(
+        answers,
+        problem_ids=list(golds),
+        treatments=[treatment.name for treatment in chosen],
+        n_samples=n_samples,
+        golds=list(golds.values()),
+        groups=groups_of(asked),
+        settings=settings,
+        seed=seed,
+    )
+
+
+@checked
+def check_asked(
+    treatments: Any,
+    *,
+    n_samples: int,
+    temperature: float,
+    top_p: float,
+    max_new_tokens: int | None,
+    batch_size: int | None,
+    engine: str | Vllm,
+) -> tuple[Treatment, ...]:
+    """The treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
+    chosen = as_treatments(treatments)
+    for name, value in (("n_samples", n_samples), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be 1 or more, got {value}")
+    if n_samples > 1 and temperature == 0 and any(treatment.arm is None for treatment in chosen):
+        raise ValueError(
+            f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
+        )
+    check_numbers(max_new_tokens, temperature, top_p)
+    check_name(engine)
+    return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One treatment by its name, ready: a request per problem, and how it is decoded."""
+
+    name: str
+    requests: tuple[Request, ...]
+    decoding: Decoding
+
+
+def _answer(
+    model: Model,
+    run: _Run,
+    golds: dict[str, str],
+    n_samples: int,
+    engine: CompletionEngine,
+    batch_size: int | None,
+    saved: Checkpoint,
+    bar: Any,
+) -> list[dict[str, Any]]:
+    """All answers under one treatment as rows, in any order, each onto the disk as it ends."""
+    rows: list[dict[str, Any]] = []
+    places = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
+
+    def take(answers: dict[str, dict[str, Any]]) -> None:
+        for key, answer in answers.items():
+            problem, n = places[key]
+            rows.append({"treatment": run.name, "problem": problem, "sample": n, **answer})
+        bar.update(len(answers))
+
+    def line(key: str) -> str:
+        return _line(run.name, *places[key])
+
+    def keep(finished: dict[str, Completion]) -> None:
+        answers = {key: _graded(found, model.tokenizer, golds[places[key][0]]) for key, found in finished.items()}
+        saved.put({line(key): answer for key, answer in answers.items()})
+        take(answers)
+
+    done = {key: kept for key in places if (kept := saved.get(line(key))) is not None}
+    take(done)
+    requests = [replace(request, key=_key(request.key, n)) for request in run.requests for n in range(n_samples)]
+    complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=done, on_finished=keep)
+    return rows
+
+
+def _graded(completion: Completion, tokenizer: Any, gold: str) -> dict[str, Any]:
+    """One answer as it is kept on disk; the graders see the completion alone, never the prompt with its own box."""
+    text = completion.text(tokenizer)
+    graded = grade(text, gold)
+    return {
+        "completion": text,
+        **{name: getattr(graded, name) for name in GRADERS},
+        "boxed": graded.boxed,
+        "decided": graded.decided,
+        "cut_off": completion.cut_off,
+        "stop": completion.stop,
+        "n_tokens": len(completion.tokens),
+        "tokens": list(completion.tokens),
+    }
+
+
+def _line(treatment: str, problem: str, sample: int) -> str:
+    """The name of an answer on the disk."""
+    return json.dumps([treatment, problem, sample], ensure_ascii=False)
+
+
+def _key(problem: str, sample: int) -> str:
+    """What a row's random numbers are keyed by: the problem's id, and the sample where it is not the first."""
+    return problem if sample == 0 else json.dumps([problem, sample])
+
+
+def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    asked = tuple(problems)
+    if not asked:
+        raise ValueError("there are no problems to answer")
+    for problem in distinct(asked):
+        if not problem.answer.strip():
+            raise ValueError(f"problem {problem.id!r} has no answer to grade against: leave it out or give it one")
+    return asked
+
+
+def check_answers(
+    model: Model,
+    problems: Iterable[Problem],
+    treatments: Any,
+    *,
+    template: str | Template = "raw",
+    max_new_tokens: int | None = None,
+) -> None:
+    """Errors for all that `evaluate_accuracy`, asked the same, can refuse with a model, before anything is measured."""
+    numbers: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "top_p": 1.0}
+    chosen = check_asked(treatments, n_samples=1, batch_size=None, engine="auto", **numbers)
+    asked = _checked_problems(problems)
+    _ready(model, asked, chosen, template_named(template), engine="auto", complete=has_closed_box, seed=0, **numbers)
+
+
+def _ready(
+    model: Model,
+    problems: tuple[Problem, ...],
+    treatments: Sequence[Treatment],
+    template: Template,
+    *,
+    engine: str | Vllm,
+    max_new_tokens: int | None,
+    **decoding: Any,
+) -> tuple[CompletionEngine, list[_Run]]:
+    """What answers, and every treatment's requests, all of them checked."""
+    model.need_tokenizer("evaluate_accuracy")
+    check_known(model.tokenizer, problems)
+    prompts = [_prompts(model, problems, treatment, template) for treatment in treatments]
+    if max_new_tokens is None:
+        max_new_tokens = _room(model, [prompt for requests in prompts for prompt in requests])
+    runs = []
+    for treatment, requests in zip(treatments, prompts, strict=True):
+        how = decoding_for(
+            model,
+            max_new_tokens=max_new_tokens,
+            knockout=treatment.knockout,
+            redistribution=treatment.arm,
+            movement=treatment.transfer,
+            **decoding,
+        )
+        if treatment.transfer is not None:
+            treatment.transfer.check(model)
+        check_requests(model, requests, how)
+        runs.append(_Run(treatment.name, requests, how))
+    running = engine_for(model, engine)
+    for run in runs:
+        check_engine(running, model, run.decoding)
+    return running, runs
+
+
+def _prompts(
+    model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
+) -> tuple[Request, ...]:
+    """One request per problem, keyed by its id."""
+    if treatment.transfer is not None:
+        if template.as_text:
+            raise ValueError(
+                f"treatment {treatment.name!r}: a transfer begins at a token, which text that is encoded in one piece does not "
+                'have: use template="raw"'
+            )
+        prompts = [(problem.id, build_prompt(model.tokenizer, problem, template)) for problem in problems]
+        return tuple(Request(made.ids, each, start=treatment.transfer.start(made)) for each, made in prompts)
+    if treatment.insertion is None:
+        bare = ((problem.id, _bare(model.tokenizer, problem, template)) for problem in problems)
+        return tuple(Request(prompt.ids, problem_id) for problem_id, prompt in bare)
+    pairs = make_pairs(model, problems, treatment.insertion, template=template)
+    merged = sum(pair.boundary_merge for pair in pairs)
+    if treatment.knockout and merged:
+        raise ValueError(
+            f"treatment {treatment.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the inserted "
+            'text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
+        )
+    if treatment.knockout:
+        for pair in pairs:
+            pair.one_block("knocking heads out while an answer is completed")
+    return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
+
+
+def _bare(tokenizer: Any, problem: Problem, template: Template) -> Prompt:
+    """The prompt without insertion; in text mode encoded in one piece, as the pairs' base prompts are."""
+    if not template.as_text:
+        return build_prompt(tokenizer, problem, template)
+    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
+    ids = bos + encode(tokenizer, text_system(tokenizer, problem, template) + problem.question)
+    return Prompt(ids, ("bos",) * len(bos) + ("question",) * (len(ids) - len(bos)), template.name, bool(bos))
+
+
+def _room(model: Model, requests: Sequence[Request]) -> int:
+    """The default number of new tokens: the paper's, or what the context leaves after the longest prompt."""
+    longest = max(requests, key=lambda request: len(request.prompt))
+    room = model.info.context_length - len(longest.prompt)
+    if room < 1:
+        raise ValueError(
+            f"problem {longest.key!r}: its prompt of {len(longest.prompt)} tokens leaves no room for an answer in "
+            f"{model.info.name}'s context of {model.info.context_length}: insert fewer tokens or leave it out"
+        )
+    return min(MAX_NEW_TOKENS, room)
+
+
+def _fingerprint(value: Any) -> str:
+    """A short SHA-256 of anything JSON can hold."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

@@ -1,0 +1,120 @@
+"""What a problem is answered under: an insertion, ARM, heads knocked out or moved, alone or together."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..circuits.located import LocatedHeads
+from ..core.arguments import checked, count_of
+from ..core.heads import Head, as_heads
+from ..mechanism.arm import ARM
+from ..patching.head_transfer import HeadTransfer
+from ..prompts.insertions import Insertion
+
+
+@checked
+@dataclass(frozen=True)
+class Treatment:
+    """One way to answer: with an insertion, with ARM, with heads that cannot see the insertion, or any of these together; or
+    without the insertion, heads moved as if it were there.
+
+    `knockout`: heads (zero-based) that cannot see the inserted span from any later position, their attention
+    renormalised, at the prompt and at every generated token; it needs an insertion. `transfer` (`Transfer.edit`): outputs of
+    heads moved from the place of the insertion on, in its stead. `name` stands in every table
+    (default: `label`).
+    """
+
+    insertion: Insertion | None = None
+    arm: ARM | None = None
+    knockout: Sequence[Head | str] = ()
+    name: str = ""
+    transfer: HeadTransfer | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "knockout", as_heads(self.knockout))
+        if self.knockout and self.insertion is None:
+            raise ValueError(
+                f"treatment {self.name or self.label!r}: a knockout hides the inserted tokens from heads, so it needs an "
+                "insertion"
+            )
+        if self.transfer is not None and self.insertion is not None:
+            raise ValueError(
+                f"treatment {self.name or self.label!r}: a transfer takes the place of the inserted tokens, so it is for "
+                "prompts without an insertion"
+            )
+        if not self.name:
+            object.__setattr__(self, "name", self.label)
+
+    @property
+    def label(self) -> str:
+        """A short name made of what is done: `Mless ' /' x55 without L0H13`; `none` where nothing is."""
+        parts = [part.label for part in (self.insertion, self.transfer, self.arm) if part is not None]
+        if self.knockout:
+            shown = ", ".join(map(str, self.knockout[:4]))
+            more = f" and {count_of(len(self.knockout) - 4, 'more head')}" if len(self.knockout) > 4 else ""
+            parts[:1] = [" ".join([*parts[:1], f"without {shown}{more}"])]
+        return " + ".join(parts) or "none"
+
+    def record(self) -> dict[str, Any]:
+        """Everything that identifies the treatment, ready for JSON."""
+        moved = {} if self.transfer is None else {"transfer": self.transfer.record()}
+        return moved | {
+            "insertion": None if self.insertion is None else dataclasses.asdict(self.insertion),
+            "arm": None if self.arm is None else dataclasses.asdict(self.arm),
+            "knockout": [str(head) for head in self.knockout],
+        }
+
+
+def as_treatment(thing: Any) -> Treatment:
+    """A `Treatment` from what users write: None (nothing is done), an insertion, ARM, or a treatment itself."""
+    if isinstance(thing, Treatment):
+        return thing
+    if thing is None:
+        return Treatment()
+    if isinstance(thing, Insertion):
+        return Treatment(insertion=thing)
+    if isinstance(thing, ARM):
+        return Treatment(arm=thing)
+    if isinstance(thing, HeadTransfer):
+        return Treatment(transfer=thing)
+    raise TypeError(
+        f"a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got {thing!r}; heads are knocked out with "
+        "Treatment(insertion=..., knockout=[Head(...)])"
+    )
+
+
+def as_treatments(things: Any) -> tuple[Treatment, ...]:
+    """Treatments with different names, at least one; `things` is one of what `as_treatment` takes, or several."""
+    if isinstance(things, Insertion | ARM | HeadTransfer | Treatment) or things is None:
+        things = (things,)
+    found = tuple(as_treatment(thing) for thing in things)
+    if not found:
+        raise ValueError("there are no treatments; [None] answers the plain problems")
+    names = [treatment.name for treatment in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"the treatment {twice!r} is named twice; tell them apart with Treatment(insertion=..., name=...)"
+        )
+    return found
+
+
+NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set {} cut off"
+"""Names of the treatments of `cut_off`."""
+
+
+@checked
+def cut_off(insertion: Insertion, found: LocatedHeads, *, n_random_sets: int = 5) -> tuple[Treatment, ...]:
+    """Return treatments that ask whether answers come back: no insertion, the insertion, and the insertion with heads that
+    cannot see it: the named heads that read, and random sets of their layers (those with the fewest of them first).
+
+    For `evaluate_accuracy` on problems that named nothing. Two treatments where no named head reads.
+    """
+    made = [Treatment(name=NONE), Treatment(insertion, name=INSERTED)]
+    joint = found.joint if found.confirmation is None else found.confirmation.joint
+    if joint is not None:
+        random = sorted(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))[:n_random_sets]
+        made.append(Treatment(insertion, knockout=joint.heads, name=CUT_OFF))
+        made += [Treatment(insertion, knockout=members, name=RANDOM.format(at)) for at, members in enumerate(random, 1)]
+    return tuple(made)

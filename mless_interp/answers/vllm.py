@@ -1,0 +1,236 @@
+"""Completions by vLLM, which has an environment of its own (its pins exclude this toolkit's): spoken to as a process."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..core.arguments import checked
+from ..models.base import Model
+from ..models.info import ModelError
+from ..models.load import source_of
+from ..statistics.arguments import derive_generator
+from .decoding import Decoding, Finished, Row
+
+PYTHON = "MLESS_VLLM_PYTHON"
+"""Names the interpreter of vLLM's environment, where `Vllm(python=)` does not."""
+SCRIPT = Path(__file__).with_name("vllm_process.py")
+ROUNDED_TO = 256
+"""Tokens to whose multiple a context is rounded up, so that few batches need a larger one."""
+
+
+@checked
+@dataclass(frozen=True)
+class Vllm:
+    """Where vLLM is and how it runs: `evaluate_accuracy(..., engine=Vllm(python="/envs/vllm/bin/python"))`.
+
+    `python` is the interpreter of an environment that has vLLM (`python -m venv vllm-env; vllm-env/bin/pip install vllm`);
+    default: what the environment variable `MLESS_VLLM_PYTHON` names, else this one. `tensor_parallel_size` GPUs hold the
+    model together. `options` are further ones of `vllm.LLM` (gpu_memory_utilization, quantization, ...).
+    """
+
+    python: str | None = None
+    tensor_parallel_size: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel_size < 1:
+            raise ValueError(f"tensor_parallel_size must be 1 or more, got {self.tensor_parallel_size}")
+        own = {"model", "dtype", "max_model_len", "skip_tokenizer_init", "tensor_parallel_size"} & set(self.options)
+        if own:
+            raise ValueError(f"the engine sets {', '.join(sorted(own))} itself: leave it out of options")
+
+
+class VllmEngine:
+    """vLLM: fast, prompts as token ids, insertions only, as it shows no heads and no activations.
+
+    It has no stopping by balanced boxes, so a completion runs to its end and is then cut after its first whole box,
+    which gives the same text. Sampling is vLLM's own, seeded for each row. The process begins with the first batch, with a
+    context as long as that needs; it loads the weights a second time and takes most of a GPU: load the model itself with
+    device="cpu". Answers are handed over as they end.
+    """
+
+    name = "vllm"
+    rows_at_once: int | None = 1024  # it batches by itself
+    hides_under: tuple[str, ...] = ()
+    redraws = False
+    moves = False
+    shows_logits = False
+
+    def __init__(self, model: Model, how: Vllm | None = None) -> None:
+        how = how or Vllm()
+        if model.info.loaded_from is None:
+            raise ModelError(
+                "engine='vllm' loads the weights itself, from a directory or a hub id, which a wrapped model does not "
+                "tell, nor one in memory: save it and load it by its directory, or take another engine"
+            )
+        self.python = how.python or os.environ.get(PYTHON) or sys.executable
+        found = _version_of_vllm(self.python)
+        if found is None:
+            raise ModelError(
+                f"engine='vllm': {self.python} has no vllm. It needs an environment of its own (Linux with a GPU): python -m "
+                f"venv vllm-env; vllm-env/bin/pip install vllm; then Vllm(python='vllm-env/bin/python'), or set {PYTHON}. "
+                "engine='hugging_face' runs without it"
+            )
+        self.options = {
+            **how.options,
+            "model": source_of(model.info.loaded_from),
+            "dtype": model.info.dtype,
+            "tensor_parallel_size": how.tensor_parallel_size,
+            "skip_tokenizer_init": True,  # prompts are ids, and texts are made by the model's own tokenizer here
+        }
+        self.longest, self.d_vocab = model.info.context_length, model.info.d_vocab
+        self.settings = {"vllm": found, **{name: value for name, value in self.options.items() if name != "model"}}
+        """What its answers depend on, beside the model."""
+        self._process: _Process | None = None
+
+    def sent(self) -> Any:
+        """It goes nowhere."""
+        raise ModelError(
+            "engine='vllm' uses several GPUs by itself (tensor_parallel_size): not in workers of this toolkit"
+        )
+
+    def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
+        waiting = {f"{at}": row for at, row in enumerate(rows)}
+        sampling = {
+            "temperature": decoding.temperature,
+            "top_p": decoding.top_p,
+            "max_tokens": decoding.max_new_tokens,
+            "stop_token_ids": sorted(decoding.stop_ids),
+            "detokenize": False,
+        }
+        asked = [
+            {"key": key, "ids": list(row.request.prompt), "sampling": sampling | {"seed": _seed(decoding, row)}}
+            for key, row in waiting.items()
+        ]
+        need = max(len(row.request.prompt) for row in rows) + decoding.max_new_tokens
+        for answer in self._begun(need).answers(asked):
+            row = waiting.pop(answer["key"])
+            for token in answer["token_ids"]:
+                if not 0 <= int(token) < self.d_vocab:
+                    raise ModelError(
+                        f"vLLM answered {row.request.key!r} with token id {token}, which this model does not have"
+                    )
+                if row.stop is None:
+                    row.accept(int(token))
+            if row.stop is None:
+                raise ModelError(
+                    f"vLLM ended {row.request.key!r} after {len(row.tokens)} tokens ({answer['why']!r}) without an "
+                    "end-of-sequence token of this model and before max_new_tokens"
+                )
+            finished([row])
+        if waiting:
+            raise ModelError(f"vLLM gave no answer to {len(waiting)} of {len(rows)} prompts")
+
+    def _begun(self, need: int) -> "_Process":
+        """The process, with a context of so many tokens or more."""
+        if self._process is None or self._process.context < need:
+            if self._process is not None:
+                self._process.end()
+            context = min(self.longest, -(-need // ROUNDED_TO) * ROUNDED_TO)
+            self._process = _Process(self.python, self.options | {"max_model_len": context})
+        return self._process
+
+
+class _Process:
+    """vLLM, running."""
+
+    def __init__(self, python: str, options: Mapping[str, Any]) -> None:
+        self.context = options["max_model_len"]
+        self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, as long as the process
+        self._process = subprocess.Popen(
+            [python, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            start_new_session=True,  # with the processes that vLLM begins, to be ended together
+        )
+        self.end = weakref.finalize(self, _ended, self._process, self._said)  # also when Python ends
+        self._write(options)
+        self._read()
+
+    def answers(self, batch: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The answers to a batch, each as it ends; whoever leaves early ends the process."""
+        try:
+            self._write(batch)
+            while "ended" not in (line := self._read()):
+                yield line
+        except BaseException:
+            self.end()
+            raise
+
+    def _write(self, line: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(line) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._failed() from error
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise self._failed() from error
+        if "error" in found:
+            self.end()
+            raise ModelError(f"vLLM failed: {found['error']}")
+        return found
+
+    def _failed(self) -> ModelError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)  # it has closed its output
+        code = self._process.poll()
+        self._said.seek(0)
+        last = [line for line in self._said.read().splitlines() if line.strip()][-3:]
+        self.end()
+        return ModelError(f"vLLM's process ended ({code}): {' | '.join(last) or 'it said nothing'}")
+
+
+def _ended(process: "subprocess.Popen[str]", said: Any) -> None:
+    """Let it end by itself where its input has; then end whatever is left of it."""
+    if process.stdin is not None and process.poll() is None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout, said):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _version_of_vllm(python: str) -> str | None:
+    """vLLM's version in the environment of an interpreter; None where it is not."""
+    probe = (
+        "import importlib.util as u, importlib.metadata as m, sys\n"
+        "if u.find_spec('vllm') is None: sys.exit(1)\n"
+        "try: print(m.version('vllm'))\n"
+        "except m.PackageNotFoundError: print('unknown')"
+    )
+    try:
+        done = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _seed(decoding: Decoding, row: Row) -> int | None:
+    """A seed for each row, so that its draws do not depend on the rows beside it; greedy needs none."""
+    if decoding.temperature == 0:
+        return None
+    return int(derive_generator(decoding.seed, "vllm", row.request.key).integers(2**31))

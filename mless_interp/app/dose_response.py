@@ -1,0 +1,98 @@
+"""`mless-interp dose`: how attention to the inserted tokens, and the answer, depend on how many there are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from ..core.arguments import count_of
+from .command_line import Inserting, OutcomeOption, OutOption, chosen_insertion, chosen_numbers
+from .run_folder import Computed, Kept, Presented, program, shown_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Inserting):
+    """What can be asked."""
+
+    doses: Annotated[str, Option(help="Numbers of inserted tokens, increasing.")] = "1,2,4,8,16,32,55,70,110"
+    layer: Annotated[int, Option(min=0, help="The layer whose heads are read, zero-based.")] = 0
+    outcome: OutcomeOption = "answer_logprob"
+    out: OutOption = Path("results/dose_response")
+
+
+def compute(options: Options) -> Computed:
+    """Measure how attention to the inserted tokens and the outcome grow with the number of inserted tokens.
+
+    Writes slopes.csv (a row per head), outcomes.csv (a row per number of tokens), doses.parquet (a row per problem, number
+    and head), dose_response.png, the results themselves in results/ (mi.load) and run.json; with --report also report.html.
+    A run that is stopped goes on from where it was when it is started again with the same settings.
+    """
+    numbers = chosen_numbers(options.doses, name="--doses")
+    if options.n_tokens is not None:
+        raise ValueError("--n-tokens: the lengths of the insertion are --doses here")
+    questions = options.questions()
+    from ..core.heads import Head
+    from ..patching.dose import check_has_doses, checked_doses, dose_response
+    from ..prompts.pairs import make_pairs
+
+    doses = checked_doses(numbers)
+    check_has_doses(options.insertion)
+    given: dict[str, Any] = {"n_tokens": doses[-1], "seed": options.seed, "place": options.place}
+    filler = chosen_insertion(options.insertion, options.unit, **given, pool=options.pool)
+    model = options.load()
+    found = dose_response(
+        model,
+        questions,
+        filler,
+        doses=doses,
+        layer=options.layer,
+        outcome=options.outcome,
+        template=options.template,
+        checkpoint=options.partial / "doses.jsonl",
+        progress=options.progress,
+        seed=options.seed,
+    )
+    pairs = make_pairs(model, questions[:1], filler, template=options.template)
+    shown = {}
+    if options.attention == "eager":
+        most = [Head.parse(label) for label in found.summary().nlargest(3, f"log_odds_at_{doses[-1]}")["label"]]
+        shown["attention"] = shown_attention(model, pairs, most)
+    facts = {"settings": found.settings | {"doses": doses, "layer": options.layer}, "n_problems": len(questions)}
+    return Computed({"DoseResponse": found}, model, pairs, shown, facts | {"kind": filler.kind})
+
+
+def present(kept: Kept) -> Presented:
+    """The tables, the picture, and the page."""
+    from .. import views
+    from ..views.circuitsvis import attention_view
+    from ..views.report import Report
+    from .endings import model_name
+
+    found = kept.results["DoseResponse"]
+    picture = views.dose_response(found)
+
+    def page() -> Report:
+        question = (
+            f"How do attention to {kept.run['kind']} inserted tokens in layer {found.layer} (zero-based) of "
+            f"{model_name(kept.run['model']['name'])}, and {kept.options['outcome']}, depend on how many there are "
+            f"({kept.options['doses']}), over {count_of(kept.run['n_problems'], 'problem')}?"
+        )
+        made = Report("Dose and response", question=question, answer=found.headline())
+        caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
+        made = made.result(found, pictures={caption: picture})
+        if "attention" in kept.shown:
+            made = made.heading("Attention of the heads that read the span most")
+            made = made.view(attention_view(kept.shown["attention"]))
+        return made
+
+    files = {
+        "slopes.csv": found.summary(),
+        "outcomes.csv": found.outcome_table(),
+        "doses.parquet": found.to_frame(),
+        "dose_response.png": picture,
+    }
+    return Presented(files, page)
+
+
+app = program("dose_response", compute, present)

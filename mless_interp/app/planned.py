@@ -1,0 +1,455 @@
+"""`plan_run`: seconds, memory and the command of a run, from one real unit of it, or from a config where no weights are."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import get_max_memory
+
+from ..answers import evaluate_accuracy
+from ..answers.complete import rows_at_once
+from ..circuits.direct import direct_effects
+from ..circuits.head_writes import what_it_writes
+from ..circuits.judge import Claims
+from ..circuits.measure import duration, estimated_seconds, extrapolated, sweeps_of
+from ..circuits.paths import trace_paths
+from ..circuits.site_patches import map_positions, patch_sites
+from ..circuits.specificity import Controls
+from ..core.arguments import checked, count_of
+from ..core.heads import Head
+from ..mechanism import activation_shift, decompose_attention, mediate
+from ..models.arithmetic import product
+from ..models.base import Model
+from ..models.info import ModelError
+from ..models.load import BACKENDS, CONVERTED_AT_MOST, load_model
+from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
+from ..patching.joint import gate_row, gated_outcomes
+from ..patching.outcomes import Outcome, outcome_named
+from ..patching.prepared import fit_pairs, prepare, units_of
+from ..patching.sweep import Sweep
+from ..prompts.conditions import CONTRASTS, one_of
+from ..prompts.insertions import Insertion
+from ..prompts.pairs import PromptPair, make_pairs
+from ..prompts.problems import Problem
+from ..runtime.text_safety import visible
+from ..scores import attention_profile, score_heads
+from .geometry import Shape, bytes_of
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
+WORK = {
+    "sweep": (2, 1),
+    "locate": (2, 4),
+    "profiles": (4, 0),
+    "mechanism": (22, 0),
+    "accuracy": (0, 0),
+    "circuit": (10, 6),
+}
+"""What is counted where nothing can be timed: whole passes of a problem, and exact sweeps of all heads. Of a circuit: what it
+was on models of 4 to 28 layers, half of the problems fresh."""
+N_NAMED = 5
+"""Heads that are taken to be named, and to be in a minimal set."""
+N_SETS = 400
+"""Sets of heads that a search measures on a problem, about, for a sufficient and a necessary set with their random ones."""
+MAX_NEW_TOKENS = 2048
+SMALL = 10**8
+"""Parameters up to which a model is run by default with attention that can be shown."""
+IMPORTING = 3.0
+"""Seconds that libraries take."""
+LOADED_PER_SECOND = 0.6e9
+"""Bytes of weights that are read, checked and hashed in a second."""
+REACHED = {"here": 0.8, "elsewhere": 0.4}
+"""Of the speed of a matrix product that is measured here, or of a GPU's own figure, what an analysis reaches."""
+ROWS_OF_A_GPU = 200
+"""A GPU generates for so many prompts in the time that it needs for one: it reads all weights for each token."""
+SHARE_OF_GPU = 0.9
+ELSEWHERE = "GPU elsewhere"
+LIBRARIES = {"cpu": 0.6e9, "cuda": 0.8e9}
+"""Bytes that Python and the libraries take in memory, and a context on a GPU."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """Store the time and memory that `plan_run` found.
+
+    `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `parts`: seconds of each
+    part of the run. `memory`: bytes of each part (`Shape.memory`); `available`: bytes of the device. `timed`: whether the
+    parts were timed, or counted from the config alone. `command`: what to run, with all that was chosen.
+    """
+
+    model: str
+    what: str
+    chosen: Mapping[str, str]
+    n_problems: int
+    n_parameters: int
+    tokens: tuple[int, int]
+    parts: Mapping[str, float]
+    memory: Mapping[str, float]
+    available: float
+    timed: bool
+    command: str
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the peak, with files that are mapped while their weights are copied."""
+        return needed(self.memory, reclaimed=True)
+
+    @property
+    def fits(self) -> bool:
+        """Return True where there is memory for everything that the system cannot take back."""
+        return needed(self.memory) <= self.available
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
+        return asdict(self) | {"seconds": self.seconds, "peak": self.peak, "fits": self.fits}
+
+    def __repr__(self) -> str:
+        c, (low, high) = self.chosen, self.tokens
+        gb = {name: f"{value / 1e9:.3g}" for name, value in self.memory.items()}
+        lines = [
+            f"{'Fits' if self.fits else 'Does not fit'} on {c['device']} in {c['dtype']} ({needed(self.memory) / 1e9:.3g} of "
+            f"{self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
+            f"{self.model}, {self.n_parameters:,} parameters; {self.what} of {count_of(self.n_problems, 'problem')} of "
+            f"{low if low == high else f'{low} to {high}'} tokens.",
+            f"Time, {'timed on a few problems' if self.timed else 'counted from the config'}:",
+            *(f"  {duration(spent)}: {name}" for name, spent in self.parts.items()),
+            f"Memory: weights {gb['weights']}, recorded runs {gb['recorded runs']}, one pass {gb['one pass']}, libraries "
+            f"{gb['libraries']} GB; {self.peak / 1e9:.3g} GB at the peak.",
+        ]
+        if self.what in ("locate", "circuit") and self.seconds > 3600:
+            lines.append("Above its budget of an hour locating screens heads by gradients; shards sweep all of them.")
+        return visible("\n".join([*lines, f"Run: {self.command}"]))
+
+
+@checked
+def plan_run(
+    name: str,
+    problems: Iterable[Problem | PromptPair] | None = None,
+    insertion: Insertion | None = None,
+    *,
+    what: str = "locate",
+    template: str = "raw",
+    outcome: str = "answer_logprob",
+    backend: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    attention: str | None = None,
+    memory: int | None = None,
+    tflops: float | int | None = None,
+    n_treatments: int = 2,
+    max_new_tokens: int | None = None,
+    trust_remote_code: bool = False,
+) -> Plan:
+    """Estimate a run's seconds and memory before it is started.
+
+    Where the weights are here and fit, the model is loaded and each part of the analysis run on a few problems of the most
+    usual length, from one on until it takes a second, and extended to all of them. Elsewhere the operations are counted
+    from config.json and the prompts, over this machine's speed in a matrix product, or over a given GPU's.
+
+    Parameters
+    ----------
+    name : "demo", a directory with config.json and a tokenizer (with or without weights), or a hub id.
+    problems : with the `insertion` and the `template`, or pairs that are made already.
+    what : "sweep" (one exact sweep of all heads), "locate" (the exact sweeps and the controls of 5 heads), "profiles",
+        "mechanism", "accuracy" (`n_treatments` times all problems, answers of up to `max_new_tokens`, default as long as the
+        longest solution), or "circuit" (the first half of the problems names heads, the other half is fresh).
+    backend, dtype, device, attention : as `load_model` takes them; None: chosen here.
+    memory, tflops : bytes, and 10^12 operations a second, of a GPU that is not here; both together.
+
+    Raises `ModelError` for a config of no model that is taken, `ValueError` for problems that cannot be run.
+    """
+    one_of(what, WORK, "what")
+    one_of(backend or "auto", dict.fromkeys(BACKENDS), "backend")
+    one_of(dtype or "float32", dict.fromkeys(DTYPES), "dtype")
+    one_of(attention or "eager", dict.fromkeys(ATTENTIONS), "attention")
+    if (memory is None) != (tflops is None) or (memory is not None and device is not None):
+        raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
+    for label, value in (("memory", memory), ("tflops", tflops), ("n_treatments", n_treatments)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{label} must be above 0, got {value}")
+    read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
+    shape = Shape.of(name, trust_remote_code=trust_remote_code)
+    pairs = _pairs(shape, tuple(problems or ()), insertion, template)
+    if what in ("sweep", "locate", "circuit"):
+        pairs = fit_pairs(pairs)
+        read.check(tuple(pair.answered(read.appended) for pair in pairs))
+    lengths = [len(pair.inserted) for pair in pairs]
+    longest = max(len(pair.solution_ids) for pair in pairs)
+    new = max_new_tokens or longest or MAX_NEW_TOKENS
+    new = min(new, max(1, shape.info.context_length - max(lengths)))
+    work = _Work(shape, what, read, pairs, template, n_treatments, new, memory, tflops)
+    chosen = work.chosen(backend, dtype, device, attention)
+    memory_of, available = work.memory(chosen), work.places[chosen["device"]]
+    plan = Plan(
+        model=name,
+        what=what,
+        chosen=chosen,
+        n_problems=len(pairs),
+        n_parameters=shape.n_parameters,
+        tokens=(min(lengths), max(lengths)),
+        parts={},
+        memory=memory_of,
+        available=available,
+        timed=memory is None and shape.is_here and needed(memory_of) <= available,
+        command="mi.load_model({!r}, backend={backend!r}, dtype={dtype!r}, device={device!r}, "
+        "attn_implementation={attention!r})".format(name, **chosen),
+    )
+    return replace(plan, parts=work.timed(chosen) if plan.timed else work.counted(chosen, memory_of["weights"]))
+
+
+def needed(memory: Mapping[str, float], *, reclaimed: bool = False) -> float:
+    """Return the bytes that must be there at the peak; `reclaimed`: with those that the system takes back where it must."""
+    loading = memory["loading"] - (0.0 if reclaimed else memory["in files"])
+    return memory["libraries"] + memory["weights"] + max(loading, memory["recorded runs"] + memory["one pass"])
+
+
+def _pairs(shape: Shape, given: Sequence[Any], insertion: Insertion | None, template: str) -> tuple[PromptPair, ...]:
+    """Return the pairs that were given, or those of the problems."""
+    made = [isinstance(one, PromptPair) for one in given]
+    if given and all(made) and insertion is None:
+        return tuple(given)
+    if not given or any(made) or insertion is None:
+        raise ValueError("give problems with an insertion, or pairs alone")
+    return make_pairs(SimpleNamespace(tokenizer=shape.tokenizer, info=shape.info), given, insertion, template=template)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Describe the planned work on its prompts; short-lived."""
+
+    shape: Shape
+    what: str
+    outcome: Outcome
+    pairs: Sequence[PromptPair]
+    template: str
+    n_treatments: int
+    new_tokens: int
+    memory_elsewhere: int | None
+    tflops: float | int | None
+
+    @property
+    def places(self) -> dict[str, float]:
+        """Bytes that are free on each device."""
+        if self.memory_elsewhere is not None:
+            return {ELSEWHERE: SHARE_OF_GPU * self.memory_elsewhere}
+        return {f"cuda:{at}" if isinstance(at, int) else at: float(free) for at, free in get_max_memory().items()}
+
+    def chosen(
+        self, backend: str | None, dtype: str | None, device: str | None, attention: str | None
+    ) -> dict[str, str]:
+        """Return what was asked for, and the rest by size: the first GPU, float32 where it fits, nnsight above 10^8
+        parameters."""
+        places = self.places
+        device = next(iter(places)) if device is None else "cuda:0" if device == "cuda" else device
+        if device not in places:
+            raise ModelError(
+                f"there is no device {device!r} here; choose {' or '.join(places)}, or give memory and tflops"
+            )
+        if backend is None:
+            small = self.shape.n_parameters <= SMALL and not self.shape.bits and self.what != "mechanism"
+            whole = "bridge" if self.what == "accuracy" else "auto"
+            backend = whole if small and attention in (None, "eager") else "nnsight"
+        if attention is None:
+            attention = "sdpa" if backend == "nnsight" and self.what != "mechanism" else "eager"
+        if attention != "eager" and backend != "nnsight":
+            raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
+        dtypes = [dtype] if dtype else ["bfloat16"] if self.shape.bits else ["float32", "bfloat16"]
+        made = [{"backend": backend, "dtype": one, "device": device, "attention": attention} for one in dtypes]
+        return next((one for one in made if sum(self.memory(one).values()) <= places[device]), made[-1])
+
+    @property
+    def batch(self) -> int:
+        """Prompts that are answered at once."""
+        gpu = next((int(free) for place, free in self.places.items() if place != "cpu"), None)
+        longest = max(len(pair.inserted) for pair in self.pairs)
+        return min(len(self.pairs), rows_at_once(self.shape.info, gpu, longest=longest, max_new_tokens=self.new_tokens))
+
+    def memory(self, chosen: Mapping[str, str]) -> dict[str, float]:
+        """Return the bytes of each part at its largest.
+
+        "loading" is what loading takes beside the weights, and "in files" the part of it that the system takes back where
+        memory is short: HookedTransformer is converted beside the model it is made of; weights are copied out of their mapped
+        files where they are stored in another precision, or are not of 16 bits (docs/larger-models.md).
+        """
+        shape, info, dtype = self.shape, self.shape.info, chosen["dtype"]
+        on_cpu, size, weights = chosen["device"] == "cpu", bytes_of(dtype), self.shape.weights(dtype)
+        longest = max(self.pairs, key=lambda pair: len(pair.inserted)).answered(self.outcome.appended)
+        length = changed = len(longest.inserted)
+        batch, rows, read, runs = 1, 1, 1, 0
+        if self.what == "accuracy":
+            batch, length = self.batch, length + self.new_tokens
+        elif self.what not in ("profiles", "mechanism"):
+            answered = tuple(pair.answered(self.outcome.appended) for pair in self.pairs)
+            batch, changed, runs = max(map(len, units_of(answered, self.outcome))), length - longest.spans[0][1], 2
+            read = len(self.outcome.reads(longest))
+            rows = -(-TOKENS_PER_PASS["cpu" if on_cpu else "cuda"] // (changed * batch))
+            rows = min(rows, info.n_layers * (info.n_heads + 1))
+        cache = 2 * info.n_key_value_heads * info.d_head * length * max(1, runs)
+        recorded = runs * changed * (info.d_model + 2 * info.n_heads * info.d_head)
+        scores = 4 * info.n_heads * length * (chosen["attention"] == "eager")
+        wide = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + scores
+        made = chosen["backend"] == "hooked_transformer" or (
+            chosen["backend"] == "auto" and weights <= CONVERTED_AT_MOST
+        )
+        stored = str(getattr(shape.config, "dtype", None) or dtype).removeprefix("torch.")
+        copied = on_cpu and not (made or shape.bits or (size == 2 and stored == dtype))
+        loading = weights if made else weights / size * bytes_of(stored) if copied else 0.0
+        return {
+            "weights": weights,
+            "recorded runs": float(batch * info.n_layers * (recorded + cache) * size),
+            "one pass": float(batch * rows * (changed * wide + 3 * read * info.d_vocab) * max(size, 4)),
+            "libraries": LIBRARIES["cpu" if on_cpu else "cuda"],
+            "loading": loading,
+            "in files": loading * copied,
+        }
+
+    # -------------------------------------------------------------------------------------------- timed, the weights here
+
+    def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
+        """Return the seconds of each part, from real runs of it on a few problems."""
+        began = time.perf_counter()
+        options = {key: chosen[key] for key in ("backend", "dtype", "device")}
+        model = load_model(self.shape.info.name, attn_implementation=chosen["attention"], **options)
+        parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
+        if self.what == "accuracy":
+            problems, kind = [pair.problem for pair in self.pairs], self.pairs[0].insertion
+            answers = self._answering(model, problems, (None, kind), self.template)
+            return parts | {f"answers of {self.new_tokens} tokens": answers * self.n_treatments / 2}
+        return parts | self._analysed(model)
+
+    def _each(self, run: Callable[[Sequence[PromptPair]], Any], n: int | None = None) -> float:
+        """Return the seconds of a part of all problems, or of `n`, from those of the most usual length."""
+        mean = np.mean([len(pair.inserted) for pair in self.pairs])
+        usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
+        return extrapolated(lambda count: run(usual[:count]), len(self.pairs) if n is None else n)
+
+    def _analysed(self, model: Model) -> dict[str, float]:
+        quiet: dict[str, Any] = {"progress": False}
+        reads, heads = {"outcome": self.outcome, **quiet}, model.info.heads
+
+        def describe(pairs: Sequence[PromptPair]) -> None:
+            score_heads(model, pairs, **quiet)
+            attention_profile(model, pairs, heads=heads[:3], **quiet)
+
+        def explain(pairs: Sequence[PromptPair]) -> None:
+            decompose_attention(model, pairs, control="random_sentence", **quiet)
+            activation_shift(model, pairs, **quiet)
+            mediate(model, pairs, **reads)
+
+        if self.what == "profiles":
+            return {"scores and profiles of all heads": self._each(describe)}
+        if self.what == "mechanism":
+            return {"scale and bias, activations, mediation": self._each(explain)}
+        if self.what == "sweep":
+            swept = estimated_seconds(prepare(model, self.pairs, self.outcome), heads, [Sweep.named()])
+            return {"an exact sweep of all heads": swept}
+        if self.what == "locate":
+            return self._located(model, self.pairs, "content")
+        n = len(self.pairs) // 2  # name the heads, the others are fresh
+        found = self._located(model, self.pairs[:n], "content")
+        some, layers = _spread(heads, 8), tuple(range(model.info.n_layers))
+
+        def take_apart(pairs: Sequence[PromptPair]) -> None:
+            direct_effects(model, pairs, some, **reads)
+            for direction in ("denoising", "noising"):
+                trace_paths(model, pairs, some, mlps=layers, direction=direction, **reads)
+            patch_sites(model, pairs, **reads)
+            map_positions(model, pairs, some, **reads)
+            what_it_writes(model, pairs, some, **quiet)
+
+        one = prepare(model, self.pairs[:1], self.outcome)
+        gates = [gate_row(some[:N_NAMED], model.info)] * N_SETS
+
+        def sets(count: int) -> None:
+            gated_outcomes(one, torch.stack(gates[:count]), label="sets", settings={}, progress=False)
+
+        found[f"edges, sites, positions and writes of {len(some)} heads"] = self._each(take_apart, n)
+        found[f"sets of {N_NAMED} heads"] = n * extrapolated(sets, N_SETS)
+        return found
+
+    def _located(self, model: Model, pairs: Sequence[PromptPair], contrast: str) -> dict[str, float]:
+        """Return the seconds of the exact sweeps, and of controls of a few heads."""
+        heads, between = _spread(model.info.heads, N_NAMED), CONTRASTS[contrast]
+        claims = Claims(1.0, heads, ("reader",) * len(heads), np.ones(len(heads)))
+
+        def control(some: Sequence[PromptPair]) -> None:
+            rules = Controls(5, 100, 0.05, 0.05, None, False, 0, between)
+            nothing = np.zeros((len(some), len(heads)))
+            rules.held(prepare(model, some, self.outcome), claims, nothing, heads[0], fresh=False)
+
+        sweeps = sweeps_of(between).values()
+        return {
+            f"{len(sweeps)} exact sweeps of all heads": estimated_seconds(
+                prepare(model, pairs, self.outcome), model.info.heads, sweeps
+            ),
+            f"controls, where {len(heads)} heads are named": self._each(control, len(pairs)),
+        }
+
+    def _answering(self, model: Model, problems: Sequence[Problem], treatments: Sequence[Any], template: str) -> float:
+        """Return the seconds of answers, from short ones to a batch of problems: 8 tokens, 16, ..."""
+        some = problems[: self.batch]
+
+        def answer(count: int) -> None:
+            evaluate_accuracy(model, some, treatments, max_new_tokens=8 * count, template=template, progress=False)
+
+        return extrapolated(answer, self.new_tokens / 8, sizes=2) * len(problems) / len(some)
+
+    # ----------------------------------------------------------------------------------------- counted, from a config alone
+
+    def counted(self, chosen: Mapping[str, str], weights: float) -> dict[str, float]:
+        """Return the seconds of loading and of the operations, over a speed that is measured here or was given."""
+        shape, info = self.shape, self.shape.info
+        n_answers, treatments = (len(self.pairs), self.n_treatments) if self.what == "accuracy" else (0, 0)
+        passes, sweeps = WORK[self.what]
+        n = 0.0
+        for pair in self.pairs:
+            answered = pair.answered(self.outcome.appended)
+            length, read = len(answered.inserted), len(self.outcome.reads(answered))
+            changed, heads = length - answered.spans[0][1], sweeps * info.n_layers * (info.n_heads + 1)
+            share = (info.n_layers + 1) / (2 * info.n_layers)  # a row begins at the layer that it edits
+            n += shape.operations(length, positions=passes * length, read=passes * read)
+            n += shape.operations(length, positions=heads * changed, read=heads * read, layers=share)
+        device = "cpu" if chosen["device"] == ELSEWHERE else chosen["device"]
+
+        def speed(rows: int) -> float:
+            if self.tflops is not None:
+                return REACHED["elsewhere"] * self.tflops * 1e12 * min(1.0, rows / ROWS_OF_A_GPU)
+            with at_most(threads_for(info)):
+                return REACHED["here"] * _product_speed(info.d_model, chosen["dtype"], device, rows)
+
+        parts = {
+            "libraries and loading": IMPORTING + weights / LOADED_PER_SECOND,
+            f"{self.what}, {n:.2g} operations": n / speed(512),
+        }
+        if n_answers:
+            prompts = treatments * sum(len(pair.inserted) for pair in self.pairs[:n_answers])
+            new, length = treatments * n_answers * self.new_tokens, len(self.pairs[0].inserted)
+            spent = shape.operations(length, positions=prompts, read=0) / speed(512)
+            spent += shape.operations(length, positions=new, read=new) / speed(self.batch)
+            parts[f"answers of {self.new_tokens} tokens"] = spent
+        return {name: spent for name, spent in parts.items() if spent}
+
+
+def _spread(heads: Sequence[Head], n: int) -> tuple[Head, ...]:
+    """Return so many heads, spread over the layers."""
+    return tuple(heads[:: max(1, len(heads) // n)][:n])
+
+
+@torch.no_grad()
+def _product_speed(width: int, dtype: str, device: str, rows: int) -> float:
+    """Return the operations per second of one matrix product of this width: the best of a few."""
+    x, weight = (torch.randn(n, width, device=device).to(getattr(torch, dtype)) for n in (rows, 4 * width))
+    spent = []
+    for _ in range(4):
+        began = time.perf_counter()
+        product(x, weight).sum().item()
+        spent.append(time.perf_counter() - began)
+    return 8.0 * rows * width * width / min(spent)

@@ -1,0 +1,287 @@
+"""`mless-interp figures`: do the paper's attention figures, and what they claim, hold on a model."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from ..core.arguments import count_of
+from .command_line import (
+    TEMPLATES,
+    Loading,
+    NTokensOption,
+    Saving,
+    TwinsOption,
+    chosen_problems,
+    is_file,
+    is_model,
+    one_of_names,
+)
+from .run_folder import Computed, Kept, Presented, program, shown_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Loading, Saving):
+    """What can be asked."""
+
+    figure: Annotated[str, Option(help="The paper's number: 13 (000), 11 (001), 9 (002), 18 (003) or 10 (004).")]
+    model: Annotated[
+        list[str] | None,
+        Option(
+            help="A directory or hub id in place of the paper's model; for figure 11, which has three models, NAME=DIRECTORY, "
+            "repeatable (names: Qwen2.5-Math-7B, Llama3.1-8B-Instruct, Gemma3-4b-it)."
+        ),
+    ] = None
+    tiny: Annotated[bool, Option("--tiny", help="Small random stand-ins of the models: to try this command.")] = False
+    problems: Annotated[
+        str | None,
+        Option(
+            callback=is_file,
+            help="'demo', 'math500' (from the hub), or a .jsonl file. [default: the model's own, else math500]",
+        ),
+    ] = None
+    limit: Annotated[int, Option(min=1, help="How many problems; the paper's figures probably show one.")] = 32
+    template: Annotated[str, Option(callback=one_of_names(*TEMPLATES), help="raw, raw_as_sent, text or chat.")] = "raw"
+    n_tokens: NTokensOption = 55
+    rows: Annotated[
+        str,
+        Option(
+            callback=one_of_names("shared", "all", "question"),
+            help="Rows averaged over: shared, or all (probably the paper's).",
+        ),
+    ] = "shared"
+    answers: Annotated[
+        bool | None,
+        Option(
+            "--answers/--no-answers",
+            help="Figure 10: also answer the problems, for bars of one's own beside the published. [default: with --model]",
+        ),
+    ] = None
+    max_new_tokens: Annotated[
+        int | None, Option(min=1, help="Figure 10: longest answer. [default: 2048, or what the context leaves]")
+    ] = None
+    draws: Annotated[int, Option(min=1, help="Draws of random words per problem, averaged.")] = 3
+    twins: TwinsOption = 3
+    repeats: Annotated[
+        int,
+        Option(min=0, help="Other tokens repeated as often, among which the insertion's has its rank (20 or more)."),
+    ] = 20
+    out: Annotated[Path | None, Option(help="Folder for the results. [default: results/figure_<figure>]")] = None  # type: ignore[assignment]
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        return self.out or Path(f"results/figure_{''.join(filter(str.isalnum, self.figure.removeprefix('Figure')))}")
+
+
+def compute(options: Options) -> Computed:
+    """Draw one of the paper's figures and check its claims.
+
+    Writes figure.png, figure.csv (the curves and bars behind it), claims.csv (claim, measured with interval, null,
+    agrees / disagrees / cannot tell), the results themselves in results/ (mi.load) and run.json; with --report also
+    report.html. A run that is stopped goes on from where it was when it is started again with the same settings.
+    """
+    from ..paper.figures import figure_named, title_of
+
+    figure = figure_named(options.figure)
+    directories = _directories(figure, options.model)
+    loading, engine = options.loading(), options.computing()
+    questions = {key: _questions(options, directory) for key, directory in directories.items()}
+    from .. import paper
+    from ..prompts.insertions import Insertion
+    from ..prompts.pairs import make_pairs
+    from ..runtime.store import provenance
+    from ..views.report import ShownPrompt
+
+    results: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
+    models = {}
+    filler = Insertion.meaningless(n_tokens=options.n_tokens)
+    common: dict[str, Any] = {"template": options.template, "progress": options.progress, "seed": options.seed}
+    if options.tiny:
+        loading = {name: loading[name] for name in ("backend", "attn_implementation")}
+    for key, directory in directories.items():
+        options.say(f"loading {directory or title_of(key)} ...")
+        model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading).on(engine)
+        heads, folder = figure.heads(key), options.partial / key
+        found = paper.reproduce_figure(
+            model,
+            figure,
+            questions[key],
+            heads=heads,
+            n_tokens=options.n_tokens,
+            rows=options.rows,
+            draws=options.draws,
+            repeats=options.repeats,
+            twins=options.twins,
+            checkpoint=folder,
+            **common,
+        )
+        answers = options.answers if options.answers is not None else directory is not None
+        if figure.kind == "bars_and_head" and answers:
+            found["answers"] = _answered(model, questions[key], folder / "answers.jsonl", options, common)
+        pairs = make_pairs(model, questions[key], filler, template=options.template)
+        shown[f"{key} prompt"] = ShownPrompt.of(model, pairs[0])
+        if model.info.attention == "eager":
+            shown[f"{key} attention"] = shown_attention(model, pairs, heads[:3])
+        results |= {f"{key} {series}": each for series, each in found.items()}
+        models[key] = provenance(model)["model"]
+    said = [f"{figure.number}: {figure.caption}", *[figure.doubt] * bool(figure.doubt)]
+    results = dict(sorted(results.items(), key=lambda each: not each[0].endswith("claims")))
+    said += ["The models are random stand-ins: what holds here holds without any training."] * options.tiny
+    facts = {
+        "n_problems": max(map(len, questions.values())),
+        "problems": {key: [question.id for question in questions[key]] for key in models},
+        "tiny": options.tiny,
+        "models": models,
+    }
+    return Computed(results, None, (), shown, facts, said)
+
+
+def _directories(figure: Any, given: list[str] | None) -> dict[str, str | None]:
+    """What to load in place of each of the figure's models, by its key; None for the paper's own."""
+    from ..paper.figures import key_of, title_of
+
+    found: dict[str, str | None] = dict.fromkeys(figure.models)
+    titles = ", ".join(map(title_of, figure.models))
+    for text in given or []:
+        name, equals, directory = text.partition("=")
+        if not equals and len(figure.models) == 1:
+            name, directory = figure.models[0], text
+        if not directory:
+            raise ValueError(
+                f"{figure.number} shows {len(figure.models)} models: write --model NAME=DIRECTORY for each ({titles})"
+            )
+        if key_of(name) not in found or found[key_of(name)] is not None:
+            raise ValueError(f"{figure.number} shows each of {titles} once, got {text!r}")
+        found[key_of(name)] = is_model(directory)
+    return found
+
+
+def _questions(options: Options, directory: str | None) -> Any:
+    """The problems of one model: those that were asked for, else its own, else MATH-500."""
+    if options.problems is None and options.tiny:
+        from ..paper import stand_in_problems
+
+        return stand_in_problems(options.limit, seed=options.seed)
+    own = directory is not None and (directory == "demo" or (Path(directory) / "problems.jsonl").is_file())
+    return chosen_problems(options.problems or (None if own else "math500"), directory or "", limit=options.limit)
+
+
+def _answered(model: Any, questions: Any, checkpoint: Path, options: Options, common: dict[str, Any]) -> Any:
+    """The problems answered without insertion and under both of the figure's."""
+    from ..answers import Treatment, evaluate_accuracy
+    from ..prompts.insertions import Insertion
+
+    n = options.n_tokens
+    treatments = [
+        Treatment(name="none"),
+        Treatment(Insertion.meaningless(n_tokens=n), name="mless"),
+        Treatment(Insertion.meaningful(n_tokens=n), name="mful"),
+    ]
+    longest = options.max_new_tokens
+    return evaluate_accuracy(model, questions, treatments, max_new_tokens=longest, checkpoint=checkpoint, **common)
+
+
+def present(kept: Kept) -> Presented:
+    """The figure in the paper's arrangement, its numbers, the claims, and the page."""
+    import pandas as pd
+
+    from ..paper.figures import figure_named, title_of
+    from ..views.circuitsvis import attention_view
+    from ..views.report import Report
+    from .endings import model_name
+
+    figure, run = figure_named(kept.options["figure"]), kept.run
+    names = {key: model_name(made["name"]) for key, made in run["models"].items()}
+    found: dict[str, dict[str, Any]] = {key: {} for key in names}
+    for name, result in kept.results.items():
+        key, _, series = name.partition(" ")
+        found[key][series] = result
+    checks = {key: each.pop("claims") for key, each in found.items()}
+    answered = {key: each.pop("answers") for key, each in found.items() if "answers" in each}
+    curves = [
+        profile.curves(heads=figure.heads(key)).assign(series=series, model=names[key])
+        for key in names
+        for series, profile in found[key].items()
+    ]
+    bars = _bars({names[key]: result for key, result in answered.items()}) if figure.kind == "bars_and_head" else None
+    picture = _draw(figure, found, names, bars)
+
+    def page() -> Report:
+        stand_ins = " What holds of these random stand-ins of the models holds without any training." * run["tiny"]
+        own = [name for key, name in names.items() if name != title_of(key)]
+        instead = f" Here with {', '.join(own)} in {'its' if len(own) == 1 else 'their'} place." if own else ""
+        question = (
+            f"Does what {figure.number} claims of {', '.join(map(title_of, figure.models))} hold on "
+            f"{count_of(run['n_problems'], 'problem')}?{instead}{stand_ins}"
+        )
+        answer = " ".join(each.headline() for each in checks.values())
+        made = Report(f"{figure.number} of arXiv 2510.01032 and its claims", question=question, answer=answer)
+        made = made.heading("The figure").figure(picture, figure.caption)
+        for key, name in names.items():
+            made = made.result(checks[key], heading=name)
+            if key in answered:
+                made = made.result(answered[key], heading=None)
+            if f"{key} attention" in kept.shown:
+                made = made.view(attention_view(kept.shown[f"{key} attention"]))
+            made = made.shown_prompt(kept.shown[f"{key} prompt"])
+        return made
+
+    files = {
+        "figure.png": picture,
+        "figure.csv": pd.concat(curves),
+        **({} if bars is None else {"bars.csv": bars}),
+        "claims.csv": pd.concat(checks[key].to_frame().assign(model=names[key]) for key in names),
+    }
+    return Presented(files, page)
+
+
+def _bars(answered: dict[str, Any]) -> Any:
+    """The paper's bars, and behind them those of one's own models with their intervals."""
+    import pandas as pd
+
+    from ..paper.figures import published, title_of
+
+    printed = published(source="Figure 10 (read off the bars)")
+    parts = [printed.assign(model=printed["model"].map(title_of), low=float("nan"), high=float("nan"), n=float("nan"))]
+    for name, found in answered.items():
+        table = found.summary()
+        own = 100 * table[["accuracy", "low", "high"]]
+        parts.append(
+            table[["treatment", "n"]].assign(
+                model=f"{name} (measured)", percent=own["accuracy"], low=own["low"], high=own["high"], source="measured"
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def _draw(figure: Any, found: dict[str, dict[str, Any]], names: dict[str, str], bars: Any) -> Any:
+    """The figure in the paper's arrangement, of the models that there are."""
+    from .. import views
+
+    made = next(iter(found.values()))
+    every = [each["Mless"] for each in found.values()]
+    if figure.kind == "with_and_without":
+        return views.profiles(every, conditions=("base", "inserted"))
+    if figure.kind == "layers":
+        shown = {"base": "None", "inserted": "Mless"}
+        return views.profiles(every, conditions=("base", "inserted"), whole=False, names=shown)
+    if figure.kind == "against_random_sentence":
+        series = ("Mless", "random words")
+        panels = [
+            (names[key], head, {name: each[name] for name in series})
+            for key, each in found.items()
+            for head in figure.heads(key)
+        ]
+        return views.compare_profiles(panels)
+    title = "accuracy (%): MATH-500 as published (read off the paper's bars)"
+    measured = bars.loc[bars["source"] == "measured", "n"]
+    if len(measured):
+        title += f",\nand measured on {count_of(int(measured.max()), 'problem')} (95 % intervals)"
+    named = {name: made[name] for name in ("Mless", "Mful")}
+    return views.bars_and_profiles(bars, named, figure.panels[0].head, bars_title=title)
+
+
+app = program("reproduce_figures", compute, present)

@@ -1,0 +1,229 @@
+"""A run's folder: results are on the disk before anything is drawn of them, and can be drawn again without the model."""
+
+import dataclasses
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from typer import Argument
+
+from ..prompts.conditions import nearest
+from ..runtime.engines import ShardDone
+from ..runtime.folders import RESULTS, RUN, remove_partial
+from ..runtime.text_safety import WIDTH, one_line
+from . import COMMANDS
+from .command_line import Saving, analysis, plain_warnings, repeat_command, tell
+
+SHOWN = "shown"
+"""In a run's folder, beside its results: what its page shows besides (attention, prompts)."""
+MOST_LINES = 14
+"""Lines that a command ends with, before the one that names its files."""
+N_SHOWN_PROBLEMS = 32
+"""Problems over which shown attention is averaged, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a command computed: `results` by name, what else is `shown` on its page (both as `mi.save` takes them), the `model`,
+    the `pairs` (their prompts are recorded, the first is shown), and `facts` for run.json. `notes`: sentences for the screen
+    (which shows the first result's print, then these), run.json and the page."""
+
+    results: Mapping[str, Any]
+    model: Any = None
+    pairs: Sequence[Any] = ()
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What lies on the disk of it; `run` is run.json, with the options of the run under "options"."""
+
+    results: dict[str, Any]
+    shown: dict[str, Any]
+    run: dict[str, Any]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.run["options"]
+
+
+@dataclass(frozen=True, eq=False)
+class Presented:
+    """Files by name: tables (.csv, .parquet, .jsonl), pictures and views (.png, .html); and the `page`, made when asked for."""
+
+    files: Mapping[str, Any]
+    page: Callable[[], Any]
+
+
+def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
+    """The command that computes, keeps, tells and presents; `name` is its file's. The docstring of `compute` explains it."""
+
+    def main(asked: Saving) -> None:
+        computed = compute(asked)
+        if asked.part is not None:
+            raise ShardDone("every part is computed; nothing is written by a shard")
+        keep(asked, name, computed)
+        try:
+            first, *others = computed.results.values()
+            notes = [line for note in computed.notes for line in textwrap.wrap(one_line(note), WIDTH)]
+            tell("\n".join([*first.lines(), *notes, *(each.lines()[0] for each in others)][:MOST_LINES]))
+            del computed  # the model goes before pictures are drawn
+            asked.say("drawing pictures and writing tables ...")
+            written = write(asked.kept, asked.folder, present, report=asked.report, overwrite=asked.overwrite)
+        except BaseException:
+            sys.stderr.write(
+                f"The results are computed and kept in {asked.kept}; draw and write what follows from them with: "
+                f"mless-interp report {asked.folder}\n"
+            )
+            raise
+        remove_partial(asked.partial)
+        _tell(asked.folder, written)
+
+    main.__doc__ = compute.__doc__
+    return analysis(main, options=get_type_hints(compute)["options"], name=name)
+
+
+def keep(options: Saving, name: str, computed: Computed) -> None:
+    """Write what was computed into the run's hidden folder, from which it is presented, now or later."""
+    from ..runtime.folders import write_manifest
+    from ..runtime.store import provenance, save
+    from ..views.report import ShownPrompt
+
+    folder, shown, facts = options.kept, dict(computed.shown), dict(computed.facts)
+    if computed.pairs:
+        shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
+        facts |= {"prompts": [pair.record() for pair in computed.pairs]}
+    run = provenance(
+        computed.model,
+        repeat=repeat_command(),
+        analysis=name,
+        seed=options.seed,
+        options=dataclasses.asdict(options),
+        **facts,
+        **({"notes": list(computed.notes)} if computed.notes else {}),
+    )
+    (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for where, what in ((RESULTS, computed.results), (SHOWN, shown)):
+        if what:
+            save(folder / where, model=computed.model, **what)
+    (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")
+    write_manifest(folder)
+
+
+def shown_attention(model: Any, pairs: Sequence[Any], heads: Sequence[Any]) -> Any:
+    """The attention that a page shows: the mean over the first problems; where their prompts have no mean, of the first."""
+    from ..views.pooling import read_attention
+
+    try:
+        return read_attention(model, pairs[:N_SHOWN_PROBLEMS], heads)
+    except ValueError:
+        return read_attention(model, pairs[0], heads)
+
+
+def read(folder: Path) -> Kept:
+    """What `keep` wrote; `ValueError` or `FileNotFoundError` where a folder holds no such thing, or another than it wrote."""
+    if not (folder / RUN).is_file():
+        there = [each.name for each in folder.parent.glob("*")]
+        raise FileNotFoundError(
+            f"{str(folder.absolute())!r} is no folder of a run (it has no {RUN}){nearest(folder.name, there)}"
+        )
+    from ..runtime.folders import damaged_files, manifest_of
+    from ..runtime.store import load
+    from ..views import pooling, report  # their classes are saved under `shown`
+
+    assert pooling and report
+    listed = (manifest_of(folder) or {}).get("files", ())
+    asked = [name for name in listed if name.partition("/")[0] in (RESULTS, SHOWN, RUN)]
+    for name, why in damaged_files(folder, asked).items():
+        raise ValueError(
+            f"{str(folder / name)!r} {why}: what the run kept is damaged, or another's; take a copy that is whole, or start "
+            "the analysis again"
+        )
+    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    if "analysis" not in run or not (folder / RESULTS).is_dir():
+        raise ValueError(f"{str(folder)!r} holds no results to show again: start the analysis again")
+    results, shown = (load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN))
+    for part in (results, shown):
+        part.pop("provenance", None)
+    return Kept(results, shown, run)
+
+
+def write(
+    kept: Path, folder: Path, present: Callable[[Kept], Presented], *, report: bool, overwrite: bool
+) -> list[str]:
+    """Everything that follows from the folder `kept`, beside copies of what is in it, into `folder`; the names written."""
+    from ..runtime.folders import MANIFEST, new_folder
+
+    with new_folder(folder, overwrite=overwrite) as made:
+        shutil.copytree(
+            kept, made, symlinks=True, dirs_exist_ok=True, ignore=lambda at, _: [MANIFEST] if Path(at) == kept else []
+        )
+        return [*_draw(kept, made, present, report=report), RESULTS, RUN]
+
+
+def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, report: bool) -> list[str]:
+    """What follows from the folder `kept`, drawn and written into another; the names written."""
+    from ..runtime.tables import Table
+
+    found = read(kept)
+    try:
+        presented = present(found)
+        page = presented.page() if report else None
+    except KeyError as error:
+        raise ValueError(f"{str(kept)!r} is not whole: it lacks {error}; start the analysis again") from error
+    for name, content in presented.files.items():
+        match Path(name).suffix:
+            case ".csv":
+                Table(content).to_csv(into / name, index=False)
+            case ".parquet":
+                content.to_parquet(into / name, index=False)
+            case ".jsonl":
+                content.to_json(into / name, orient="records", lines=True, force_ascii=False)
+            case _:
+                content.save(into / name)
+    if page is not None:
+        if "prompt" in found.shown:
+            page = page.heading("What the model reads").shown_prompt(found.shown["prompt"])
+        page.sentence(*found.run.get("notes", ())).provenance(found.run).save(into / "report.html")
+    return [*presented.files, *["report.html"] * report]
+
+
+def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a run, finished or not.")]) -> None:
+    """Make pictures, tables and report.html again from what a run computed and kept.
+
+    Nothing is computed and no model is loaded. DIR is the --out of a run; where its pictures could not be made (an error in
+    one, a full disk), they are made now, and DIR appears.
+    """
+    from ..runtime.folders import renewed
+
+    asked = Saving(out=folder)
+    whole = (folder / RUN).is_file()
+    with plain_warnings():
+        kept = asked.kept if not whole and (asked.kept / RUN).is_file() else folder
+        name = read(kept).run["analysis"]
+        if name not in COMMANDS.values():
+            raise ValueError(f"{str(folder)!r} was written by an analysis {name!r} that this version does not know")
+        present = import_module(f".{name}", __package__).present
+        if whole:
+            with renewed(folder) as made:
+                written = _draw(folder, made, present, report=True)
+        else:
+            written = write(kept, folder, present, report=True, overwrite=False)
+            remove_partial(asked.partial)
+        _tell(folder, written)
+
+
+def _tell(folder: Path, written: list[str]) -> None:
+    page = [f"Report: {folder}/report.html."] * ("report.html" in written)
+    tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: mi.load({str(folder)!r})"])))

@@ -1,0 +1,198 @@
+"""`compare_runs`: results of one kind beside each other: of several models, insertions or lengths."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..answers import AccuracyResults
+from ..circuits.judge import KINDS, NAMED
+from ..circuits.located import LocatedHeads
+from ..core.arguments import checked, count_of
+from ..core.heads import Head
+from ..patching.scores import PatchScores
+from ..runtime.columns import columns_of
+from ..runtime.results import Result, Shown, ShownTable, limits_of
+
+SAME = ("outcome", "contrast", "direction", "edit")
+"""Settings in which runs must agree, or their numbers cannot be compared."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunsCompared(Result):
+    """Results by the names of their runs, all of one kind. Each run is judged by its own problems; no test is made between
+    runs."""
+
+    results: dict[str, Any]
+
+    columns = columns_of("""
+        of_this_sign | problems of its sign | of n | problems whose effect has the sign of the median
+        named | heads named | of of_heads | heads that passed on these problems
+    """)
+
+    @property
+    def of_answers(self) -> bool:
+        """Return True where the runs are of answers, not of heads."""
+        return isinstance(next(iter(self.results.values())), AccuracyResults)
+
+    def _verdicts(self) -> dict[str, dict[str, tuple[str, bool]]]:
+        return {run: _verdicts(found) for run, found in self.results.items()}
+
+    def summary(self) -> pd.DataFrame:
+        """Of heads one row per run: the median total effect with limits, in how many of `n` problems it has this sign, how many
+        heads are named, and which are confirmed. Of answers one row per run and treatment, differences from the first one."""
+        if self.of_answers:
+            tables = [_answers(found).assign(run=run) for run, found in self.results.items()]
+            table = pd.concat(tables, ignore_index=True)
+            return table[["run", *(name for name in table if name != "run")]]
+        rows = []
+        for (run, found), told in zip(self.results.items(), self._verdicts().values(), strict=True):
+            located = isinstance(found, LocatedHeads)
+            total, middle = (
+                (found.total, found.judged.effect.median) if located else (found.total_effect, found.whole.median)
+            )
+            sign = 1 if float(middle.estimate) >= 0 else -1
+            again = located and found.confirmation is not None
+            rows.append(
+                {
+                    "run": run,
+                    "insertion": found.settings.get("insertion"),
+                    "median_total": float(middle.estimate),
+                    "median_total_ci_low": float(middle.low),
+                    "median_total_ci_high": float(middle.high),
+                    "of_this_sign": int((sign * total > 0).sum()),
+                    "n": len(total),
+                    "named": sum(named for _, named in told.values()),
+                    "of_heads": len(found.heads),
+                    "confirmed": ", ".join(map(str, found.confirmed)) if again else None,
+                }
+            )
+        return pd.DataFrame(rows).dropna(axis=1, how="all")
+
+    def heads(self) -> pd.DataFrame:
+        """One row per head that any run names: its verdict and count of problems in each run, and how many runs name it.
+
+        Heads of two models share only their place."""
+        if self.of_answers:
+            return pd.DataFrame()
+        verdicts = self._verdicts()
+        named = {label for told in verdicts.values() for label, (_, sure) in told.items() if sure}
+        union = [str(head) for head in sorted(map(Head.parse, named))]
+        columns: dict[str, Any] = {"head": union}
+        for run, told in verdicts.items():
+            columns[run] = [told[label][0] if label in told else "not tested" for label in union]
+        columns["named in"] = [sum(told.get(label, ("", False))[1] for told in verdicts.values()) for label in union]
+        return pd.DataFrame(columns).sort_values("named in", ascending=False, kind="stable", ignore_index=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """The results' own rows, with their `run`."""
+        return pd.concat([found.to_frame().assign(run=run) for run, found in self.results.items()], ignore_index=True)
+
+    def headline(self) -> str:
+        """Return what the runs have in common."""
+        return self._answers_words(self.summary()) if self.of_answers else self._heads_words(self.summary())
+
+    def details(self) -> list[str]:
+        """Return whether the runs are of the same problems."""
+        ids = [set(found.problem_ids) for found in self.results.values()]
+        common, every = set.intersection(*ids), set.union(*ids)
+        some = [f"The runs share {len(common)} of {len(every)} problems (by id)."] if common != every else []
+        return [*some, "Each run is judged by its own problems; no test is made between runs."]
+
+    def _heads_words(self, table: pd.DataFrame) -> str:
+        heads, n = self.heads(), len(self.results)
+        every = heads.loc[heads["named in"] == n, "head"].tolist()
+        answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
+        answer += f" in {'both runs' if n == 2 else f'all {n} runs'} ({len(heads)} in any)"
+        if heads.empty:
+            answer = f"None of {count_of(n, 'run')} names a head"
+        totals = "; ".join(
+            f"{row['run']} {row['median_total']:+.4f}{limits_of(row['median_total_ci_low'], row['median_total_ci_high'])}"
+            for row in table.to_dict("records")
+        )
+        return f"{answer}; median total effect in {next(iter(self.results.values())).unit}: {totals}."
+
+    def _answers_words(self, table: pd.DataFrame) -> str:
+        first = table.groupby("run", sort=False).first()
+        told = "; ".join(
+            f"{name} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for name, row in first.iterrows()
+        )
+        alpha = table["run"].map({run: 1 - found.confidence for run, found in self.results.items()})
+        changed = table[table["p_holm"] < alpha] if "p_holm" in table else table.head(0)
+        moves = "; ".join(
+            f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points"
+            f"{limits_of(row['difference_ci_low'], row['difference_ci_high'], '+.1f', scale=100)}"
+            for row in changed.to_dict("records")
+        )
+        moved = (
+            f"established differences within a run: {moves}"
+            if moves
+            else "no treatment is shown to differ within a run"
+        )
+        return f"Right answers: {told}; {moved}."
+
+    def shown(self) -> Shown:
+        """The runs, and the heads that any names."""
+        total = ShownTable(self.summary(), "Each run, with 95 % intervals over its own problems.")
+        heads = self.heads()
+        if heads.empty:
+            return Shown((total,))
+        own = {str(name): "" if name in ("head", "named in") else str(name) for name in heads.columns}
+        return Shown((total, ShownTable(heads, "Heads that any run names, with how many problems show it.", own)))
+
+
+@checked
+def compare_runs(runs: Mapping[str, Any]) -> RunsCompared:
+    """Lay results of one kind beside each other: `compare_runs({"a": mi.load("results/a"), "b": mi.load("results/b")})`.
+
+    Each run is `LocatedHeads`, `PatchScores` or `AccuracyResults`, or what `mi.load` gives of a folder that has one.
+    `ValueError` for fewer than two, for different kinds, and where outcome, contrast, direction or edit differ.
+    """
+    kinds = (LocatedHeads, PatchScores, AccuracyResults)
+    results: dict[str, Any] = {}
+    for name, run in runs.items():
+        every = list(run.values()) if isinstance(run, Mapping) else [run]
+        found = [each for kind in kinds for each in every if isinstance(each, kind)]
+        if not found:
+            raise ValueError(f"{name}: only runs of locate and of accuracy can be compared")
+        results[name] = found[0]
+    if len(results) < 2:
+        raise ValueError("give two or more runs")
+    if len({type(found) for found in results.values()}) > 1:
+        told = ", ".join(f"{name} is {type(found).__name__}" for name, found in results.items())
+        raise ValueError(f"these runs cannot be compared: {told}; give runs of one analysis")
+    for what in SAME:
+        values = {name: found.settings.get(what) for name, found in results.items()}
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{name} has {value}" for name, value in values.items())
+            raise ValueError(f"these runs cannot be compared, they differ in {what}: {told}")
+    return RunsCompared(results)
+
+
+def _verdicts(found: Any) -> dict[str, tuple[str, bool]]:
+    """label -> the verdict with its count of problems, and whether the head is named."""
+    told = {}
+    for row in found.summary().to_dict("records"):
+        if isinstance(found, LocatedHeads):
+            named = row["kind"] in NAMED
+            side = "added" if named and KINDS[row["kind"]].side == "added" else "removed"
+            again = found.confirmed_or_unknown(row["label"])
+            sure = "" if again is None else ", confirmed" if again else ", not confirmed"
+            words, count = row["kind"], row[f"{side}_count"]
+        else:
+            named, sure, count = bool(row["p_prevalence"] < found.level), "", row["k"]
+            words = "more than the smallest effect" if named else "undecided"
+        told[row["label"]] = (words + ("" if np.isnan(count) else f", {int(count)} of {int(row['n'])}") + sure, named)
+    return told
+
+
+def _answers(found: AccuracyResults) -> pd.DataFrame:
+    """The share of right answers under each treatment, and how it differs from the first."""
+    table = found.summary()[["treatment", "accuracy", "low", "high", "n"]]
+    if len(found.treatments) == 1:
+        return table
+    gaps = found.compare_all().summary().set_index("second")[["difference", "low", "high", "p_holm"]]
+    gaps.columns = pd.Index(["difference", "difference_ci_low", "difference_ci_high", "p_holm"])
+    return table.join(gaps, on="treatment")

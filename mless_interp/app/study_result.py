@@ -1,0 +1,394 @@
+"""`StudyResult`: what every insertion of a study does, a row for each."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..answers import AccuracyResults
+from ..circuits.located import LocatedHeads
+from ..core.arguments import count_of, listed
+from ..core.heads import Head
+from ..patching.outcomes import OUTCOMES
+from ..patching.scores import PatchScores
+from ..prompts.conditions import CONTRASTS
+from ..runtime.columns import Column, columns_of, declare
+from ..runtime.results import Quantity, Result, Shown, ShownTable, limits_of, of_heads, place_of, tidy, with_limits
+from ..scores.catalogue import metric_named
+from ..scores.scored import HeadScores
+from ..statistics import CONFIDENCE, Interval, defined_mean, fewest_problems, mean_interval, prevalence_test
+from ..statistics.multiplicity import holm
+from .study_spec import NONE
+
+OF_EFFECTS = {
+    "median": ("median effect", "median over problems of what the contrast does to the outcome", ""),
+    "k": ("problems", "problems in which the effect has the median's sign, beyond rounding", "of {}_n"),
+    "p": ("p, corrected", "that most problems show one sign (sign test; Holm over all effects of the study)", "p"),
+    "n_undefined": ("undefined", "problems where the outcome is not defined", ""),
+}
+"""What columns such as `content_median` and `shift_logit_diff_k` hold, by their ends."""
+declare(
+    *(
+        Column(f"{key}_{end}", f"{key}, {word}", f"{note} ({CONTRASTS[name].says})", role=role.format(key))
+        for name in CONTRASTS
+        for key in (name, *(f"{name}_{outcome}" for outcome in OUTCOMES))
+        for end, (word, note, role) in OF_EFFECTS.items()
+    )
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StudyResult(Result):
+    """Effects, attention, heads and answers of several insertions on the same problems.
+
+    `effects[insertion][contrast][outcome]` is a `PatchScores`, of which the whole effect is read; `attention[insertion]` a
+    `HeadScores`, `located[insertion]` a `LocatedHeads`, `answers` an `AccuracyResults` with a treatment for each insertion
+    after `none`; empty or None where the study does not ask for them.
+    """
+
+    title: str
+    source: str
+    claims: str
+    problem_ids: tuple[str, ...]
+    insertions: tuple[str, ...]
+    contrasts: tuple[str, ...]
+    outcomes: tuple[str, ...]
+    effects: dict[str, dict[str, dict[str, PatchScores]]]
+    attention: dict[str, HeadScores]
+    located: dict[str, LocatedHeads]
+    answers: AccuracyResults | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
+
+    picture = "study_effects"
+    columns = columns_of("""
+        inserts | inserts | | which tokens, how many, and where if not before the question
+        most_read_by | most read by | | the head with the largest share of attention on the inserted tokens, mean over problems
+        shown_again | heads confirmed | | heads that were named and pass again on fresh problems
+        answers_n | answered | | problems answered without the insertion and with it
+        difference_p | p, answers | p | that right answers change; corrected for all insertions of the study
+    """)
+
+    @property
+    def alpha(self) -> float:
+        """The level of all effects together, and of all heads that any insertion names: 1 - `confidence`."""
+        return 1 - self.confidence
+
+    def effect_of(self, insertion: str, contrast: str | None = None, outcome: str | None = None) -> PatchScores:
+        """The sweep that holds one whole effect (`total_effect`, `whole`); the first contrast and outcome by default."""
+        contrast, outcome = contrast or self.contrasts[0], outcome or self.outcomes[0]
+        place_of(insertion, self.insertions, "insertion")
+        place_of(contrast, self.contrasts, "contrast")
+        place_of(outcome, self.outcomes, "outcome")
+        return self.effects[insertion][contrast][outcome]
+
+    def _cells(self) -> Iterator[tuple[str, str, str]]:
+        """Every insertion, contrast and outcome."""
+        for insertion in self.insertions:
+            for contrast in self.contrasts:
+                yield from ((insertion, contrast, outcome) for outcome in self.outcomes)
+
+    @cached_property
+    def _effects(self) -> pd.DataFrame:
+        rows = []
+        for insertion, contrast, outcome in self._cells():
+            made = self.effects[insertion][contrast][outcome]
+            whole, total = made.whole, made.total_effect
+            middle, signs = whole.median, whole.units(whole.turned(total))
+            told = prevalence_test(signs, whole.rounding, senses=(1,), confidence=made.confidence)
+            rows.append(
+                {
+                    "insertion": insertion,
+                    "contrast": contrast,
+                    "outcome": outcome,
+                    "median": float(middle.estimate),
+                    "median_ci_low": float(middle.low),
+                    "median_ci_high": float(middle.high),
+                    "unit": made.unit,
+                    "k": int(told.count[0]),
+                    "n": int(told.n),
+                    "n_undefined": int(np.isnan(total).sum()),
+                    "prevalence": float(told.share[0]),
+                    "prevalence_ci_low": float(told.low[0]),
+                    "prevalence_ci_high": float(told.high[0]),
+                    "p": whole.p,
+                }
+            )
+        table = pd.DataFrame(rows)
+        p = table["p"].to_numpy(dtype=float)
+        return table.assign(p_holm=holm(p) if np.isfinite(p).any() else p)
+
+    def effect_table(self) -> pd.DataFrame:
+        """One row per insertion, contrast and outcome: the median effect over problems with its interval, in `unit`; `k` of
+        the `n` problems where it is defined have its sign (beyond rounding), `prevalence` = k / n with its exact limits;
+        `n_undefined` others; `p` of the sign test, `p_holm` after Holm over all rows."""
+        return self._effects.copy()
+
+    def attention_to(self, insertion: str, metric: str = "span_mass") -> tuple[np.ndarray, Interval]:
+        """A metric of the runs with this insertion, mean over the heads where it is defined, `[problem]`; and the mean of that
+        over problems with its interval (no limits where it is infinite on one)."""
+        place_of(insertion, self.attention, "insertion with attention")
+        made = self.attention[insertion]
+        values = defined_mean(of_heads(made.of(metric, "inserted"), made.heads), axis=1)
+        finite = np.where(np.isinf(values), np.nan, values)
+        limits = mean_interval(finite, confidence=made.confidence, seed=made.seed)
+        if np.isinf(values).any():
+            unknown = np.array(np.nan)
+            limits = replace(limits, estimate=defined_mean(values), low=unknown, high=unknown)
+        return values, limits
+
+    def uniform_mass(self, insertion: str) -> float:
+        """`span_mass` of uniform attention on the same prompts, mean over heads and problems."""
+        made = self.attention[insertion]
+        null = made.null["span_mass"]["inserted"][:, [head.layer for head in made.heads]]
+        return float(defined_mean(null.ravel()))
+
+    def key(self, contrast: str, outcome: str) -> str:
+        """Return the prefix of an effect's columns: the contrast, and with several outcomes the outcome's name."""
+        return contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
+
+    def summary(self) -> pd.DataFrame:
+        """One row per insertion: `inserts`; each contrast's median effect with its limits (`content_median`,
+        `content_median_ci_low`, ...; with several outcomes `content_logit_diff_median`), `_k` of `_n` problems of its sign,
+        `_n_undefined` others and `_p` (sign test, Holm over all); `span_mass` and every other metric, means over heads and
+        problems with limits, and `_n` problems where they are defined; `span_mass_null` of uniform attention and the head that
+        reads the span most (`most_read_by`); `heads` named and those `shown_again` on fresh problems; the share of right
+        answers `accuracy` of `answers_n` problems and its `difference` from no insertion, with limits and p (Holm)."""
+        effects = self._effects.set_index(["insertion", "contrast", "outcome"])
+        compared = None if self.answers is None else self.answers.compare_all(NONE).summary().set_index("second")
+        rows = []
+        for name in self.insertions:
+            row: dict[str, Any] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
+            for contrast in self.contrasts:
+                for outcome in self.outcomes:
+                    cell, key = effects.loc[(name, contrast, outcome)], self.key(contrast, outcome)
+                    row |= {f"{key}_{each}": cell[each] for each in ("median", "median_ci_low", "median_ci_high")}
+                    row |= {f"{key}_{each}": cell[each] for each in ("k", "n", "n_undefined")}
+                    row[f"{key}_p"] = cell["p_holm"]
+            if name in self.attention:
+                scores = self.attention[name]
+                for metric in scores.metrics:
+                    values, mean = self.attention_to(name, metric)
+                    row |= {metric: float(mean.estimate), f"{metric}_ci_low": float(mean.low)}
+                    row |= {f"{metric}_ci_high": float(mean.high), f"{metric}_n": int((~np.isnan(values)).sum())}
+                row["span_mass_null"] = self.uniform_mass(name)
+                row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
+            if name in self.located:
+                found = self.located[name]
+                row["heads"] = _listed(found.found)
+                if self.settings.get("n_fresh"):
+                    row["shown_again"] = _listed(found.confirmed)
+            if compared is not None:
+                one = compared.loc[name]
+                row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"], "difference": one["difference"]}
+                row |= {"difference_ci_low": one["low"], "difference_ci_high": one["high"]}
+                row["difference_p"] = one["p_holm"]
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per insertion, measure and problem: the contrast with its outcome and unit, each metric (mean
+        over heads), `right` (share of right answers; also of `none`)."""
+        parts = []
+        for insertion, contrast, outcome in self._cells():
+            made = self.effects[insertion][contrast][outcome]
+            rows = tidy({"problem": made.problem_ids}, value=made.total_effect)
+            parts.append(rows.assign(insertion=insertion, measure=contrast, outcome=outcome, unit=made.unit))
+        for insertion, scores in self.attention.items():
+            for metric in scores.metrics:
+                rows = tidy({"problem": scores.problem_ids}, value=self.attention_to(insertion, metric)[0])
+                parts.append(
+                    rows.assign(insertion=insertion, measure=metric, outcome="", unit=metric_named(metric).unit)
+                )
+        if self.answers is not None:
+            right = self.answers.share_right()
+            for at, name in enumerate(self.answers.treatments):
+                rows = tidy({"problem": self.answers.problem_ids}, value=right[:, at])
+                parts.append(rows.assign(insertion=name, measure="right", outcome="", unit="share"))
+        table = pd.concat(parts, ignore_index=True)
+        return table[["insertion", "measure", "outcome", "problem", "value", "unit"]]
+
+    @property
+    def established(self) -> list[tuple[str, str, str]]:
+        """Insertion, contrast and outcome of the effects that most problems show with one sign (corrected p, Holm)."""
+        table = self._effects
+        sure = table[table["p_holm"] < self.alpha]
+        return list(zip(sure["insertion"], sure["contrast"], sure["outcome"], strict=True))
+
+    def too_few(self) -> list[str]:
+        """A sentence where no effect could be established with so few problems, whatever they show; else none."""
+        table = self._effects[self._effects["p"].notna()]
+        n, m = table["n"].max(), len(table)
+        if not m or n >= (needed := fewest_problems(2 * m, alpha=self.alpha)):
+            return []
+        return [
+            f"{count_of(n, 'problem')} are too few to establish any of {m} effects: not even one of the same sign in all of "
+            f"them would pass. {needed} problems are needed, more where some show the other sign."
+        ]
+
+    def headline(self) -> str:
+        """Return which insertions have an established effect and how large, and which heads carry it."""
+        contrast, outcome = self.contrasts[0], self.outcomes[0]
+        table = self.effect_table().query("contrast == @contrast and outcome == @outcome")
+        sure = table[table["p_holm"] < self.alpha].to_dict("records")
+        have = "has" if len(sure) == 1 else "have"
+        told = (
+            f"{len(sure)} of {count_of(len(table), 'insertion')} {have} an established {contrast} effect on {outcome}"
+        )
+        if sure:
+            sizes = (
+                f"{row['insertion']!r} {row['median']:+.2f}{limits_of(row['median_ci_low'], row['median_ci_high'], '+.2f')}"
+                for row in sure
+            )
+            told += f" (median, {sure[0]['unit']}): {listed(sizes)}"
+        if self.located:
+            tested = any(made.confirmation is not None for made in self.located.values())
+            named = {name: list(made.confirmed if tested else made.found) for name, made in self.located.items()}
+            heads = [f"{listed(heads)} under {name!r}" for name, heads in named.items() if heads]
+            told += f"; heads {'confirmed' if tested else 'named'}: {'; '.join(heads) or 'none'}"
+        return f"{told} ({count_of(len(self.problem_ids), 'problem')})."
+
+    def caveats(self) -> list[str]:
+        """Return that so few problems establish nothing, where they are too few."""
+        return [*self.too_few(), *super().caveats()]
+
+    def details(self) -> list[str]:
+        """Return what each insertion does, and what the source claims."""
+        found = [
+            f"Contrasts {', '.join(self.contrasts)}, outcomes {', '.join(self.outcomes)}; effects are medians over problems, p "
+            f"of sign tests after Holm over all {len(self._effects)}."
+        ]
+        if self.answers is not None:
+            first = self.answers.summary().iloc[0]
+            found.append(
+                f"Without insertion {100 * first['accuracy']:.1f} % of {count_of(int(first['n']), 'problem')} are right."
+            )
+        if self.located:
+            found.append(
+                f"Heads are named for {count_of(len(self.located), 'insertion')}, each at {self.alpha:.3g} / "
+                f"{len(self.located)}."
+            )
+        table = self.summary().set_index("insertion")
+        found += [self._row_words(name, table.loc[name]) for name in self.insertions]
+        where = self.source or "its source"
+        if self.claims:
+            found.append(f"Claimed in {where}: {self.claims.rstrip('.')}.")
+        return found
+
+    def _row_words(self, name: str, row: Any) -> str:
+        words = [
+            self._effect_words(name, contrast, outcome) for contrast, outcome in product(self.contrasts, self.outcomes)
+        ]
+        if name in self.located:
+            made = self.located[name].confirmation
+            told = f"heads named: {row['heads']}"
+            if made is not None:
+                told += (
+                    f"; confirmed on {count_of(len(made.problem_ids), 'fresh problem')}: "
+                    f"{_listed(self.located[name].confirmed)}"
+                )
+            words.append(told)
+        if self.answers is not None:
+            change = [100 * row[f"difference{end}"] for end in ("", "_ci_low", "_ci_high")]
+            words.append(
+                f"{100 * row['accuracy']:.1f} % of {count_of(int(row['answers_n']), 'answer')} right, {change[0]:+.1f} points "
+                f"[{change[1]:+.1f}, {change[2]:+.1f}] (p = {row['difference_p']:.2g})"
+            )
+        inserts = row["inserts"]
+        return f'"{name}"{f" ({inserts})" if inserts else ""}: {"; ".join(words)}.'
+
+    def _effect_words(self, name: str, contrast: str, outcome: str) -> str:
+        table = self._effects.set_index(["insertion", "contrast", "outcome"])
+        row, made = table.loc[(name, contrast, outcome)], self.effects[name][contrast][outcome]
+        of = "" if len(self.outcomes) == 1 else f" on {outcome}"
+        missing = f", undefined in {row['n_undefined']}" * bool(row["n_undefined"])
+        if not row["n"]:
+            return f"{contrast}{of} undefined in every problem"
+        if not np.nan_to_num(made.total_effect).any():
+            where = f"the other {count_of(row['n'], 'problem')}{missing}" if missing else "every problem"
+            return f"{contrast}{of} exactly 0 in {where}"
+        sure = "" if row["p_holm"] < self.alpha else ", not established"
+        return (
+            f"{contrast}{of} {with_limits(made.whole.median, made.unit)}, of this sign in {row['k']} of "
+            f"{count_of(row['n'], 'problem')}"
+            f"{missing} (p = {row['p_holm']:.2g}{sure})"
+        )
+
+    def quantity(self, column: str) -> Quantity:
+        """An effect in its outcome's unit, or a share."""
+        for contrast, outcome in product(self.contrasts, self.outcomes):
+            if column == f"{(key := self.key(contrast, outcome))}_median":
+                unit = self.effect_of(self.insertions[0], contrast, outcome).unit
+                return Quantity(unit, True, (f"{column}_ci_low", f"{column}_ci_high"), f"{key}_p")
+        return super().quantity(column)
+
+    def printed(self) -> pd.DataFrame:
+        """A row per insertion, the estimates alone."""
+        table = self.summary()
+        ends = ("_ci_low", "_ci_high", "_k", "_n", "_n_undefined", "_p")
+        return table[[name for name in table.columns if name != "inserts" and not name.endswith(ends)]]
+
+    def shown(self) -> Shown:
+        """A row per insertion, first what the study asks about, and a row per effect with its prevalence."""
+        table = self.summary()
+        key, unit = self.key(self.contrasts[0], self.outcomes[0]), self.effect_of(self.insertions[0]).unit
+        metrics = next(iter(self.attention.values())).metrics if self.attention else ()
+        first = [
+            "insertion",
+            f"{key}_median",
+            f"{key}_k",
+            *metrics[1:4],
+            *metrics[:1],
+            "shown_again",
+            "heads",
+            "difference",
+        ]
+        if "shown_again" in table and (table["shown_again"] == "").all():
+            first.remove("shown_again")
+        columns = [name for name in first if name in table]
+        columns += [name for name in table.columns if name not in columns and not name.endswith("_n")]
+        words = {"span_mass": "attention to it", "accuracy": "right answers", "difference": "change of right answers"}
+        side = (
+            f"What each insertion does, {count_of(len(self.problem_ids), 'problem')}. Medians: effects of a contrast on the "
+            "outcome over "
+            f"problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after Holm over the "
+            "study."
+        )
+        each = "Each effect: median, problems of its sign with the prevalence's exact limits, sign test before and after Holm."
+        effects = self.effect_table()
+        effects["what"] = effects["contrast"] + " on " + effects["outcome"]
+        wanted = (
+            "insertion",
+            "what",
+            "median",
+            "median_ci_low",
+            "median_ci_high",
+            "k",
+            "p_holm",
+            "n_undefined",
+            "unit",
+        )
+        more = ("prevalence", "prevalence_ci_low", "prevalence_ci_high", "p", "n")
+        named_as = dict.fromkeys((*wanted, *more), "") | {"what": "contrast and outcome", "median": "median effect"}
+        return Shown(
+            (
+                ShownTable(table, side, {name: words.get(name, "") for name in columns}),
+                ShownTable(effects, each, named_as),
+            )
+        )
+
+
+def _listed(heads: Mapping[Head, str]) -> str:
+    """Heads by their kinds.
+
+    >>> _listed({Head(0, 1): "reader", Head(0, 2): "reader", Head(1, 0): "mediator"}), _listed({})
+    ('L0H1, L0H2 (reader); L1H0 (mediator)', 'none')
+    """
+    kinds: dict[str, list[str]] = {}
+    for head, kind in heads.items():
+        kinds.setdefault(kind, []).append(str(head))
+    return "; ".join(f"{', '.join(names)} ({kind})" for kind, names in kinds.items()) or "none"

@@ -1,0 +1,298 @@
+"""Growing circuits: how much of the insertion's effect the first k heads of a ranking restore, and whether heads add up."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ..core.arguments import checked, count_of
+from ..core.heads import Head
+from ..metrics.rankings import circuit_distance, circuit_performance
+from ..models.base import Model
+from ..patching.effect import Effect
+from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes, single_knockouts
+from ..patching.outcomes import Outcome
+from ..patching.prepared import Prepared, prepare
+from ..prompts.pairs import PromptPair
+from ..runtime.columns import columns_of
+from ..runtime.results import Result, tidy
+from ..statistics import CONFIDENCE, derive_generator
+
+FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""MIB's sizes of circuits, as shares of all heads."""
+ABLATION = {
+    "content": "attention to the span masked, renormalised",
+    "computed": "the span's attention to the question masked, renormalised",
+    "inside": "the span's attention to itself masked, renormalised",
+    "replaced": "head outputs of the clean run",
+}
+
+
+@checked
+def circuit_curve(
+    model: Model,
+    pairs: Iterable[PromptPair] | Prepared,
+    ranking: Sequence[Head | str],
+    *,
+    contrast: str = "content",
+    outcome: str | Outcome = "answer_logprob",
+    fractions: Sequence[float] = FRACTIONS,
+    n_random: int = 20,
+    joint_up_to: int = 32,
+    chosen_elsewhere: bool = False,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> "CircuitCurve":
+    r"""Start where no head sees the span, let the first k heads of a ranking see it, and read the outcome.
+
+    $$ f(k) = \frac{\bar Y_k - \bar Y_{\text{masked}}}{\bar Y_{\text{inserted}} - \bar Y_{\text{masked}}}, \qquad
+       \mathrm{CPR} = \int f, \quad \mathrm{CMD} = \int |1 - f| $$
+
+    For the ranking, for the same ranking backwards, and for `n_random` random orders with the ranking's layer profile (the
+    head at each place comes from the same layer). The opposite question, whether the first k heads add up, is answered
+    beside it: all of them knocked out together against the sum of the single knockouts, for k up to `joint_up_to`.
+
+    Parameters
+    ----------
+    contrast : "content"; "computed", the heads then let the span's rows see the question, from blind to inserted; "replaced",
+        they write what they do in the run under study, all others what they do in the clean one.
+    ranking : best head first; heads that it leaves out follow in order of layer and head.
+    fractions : sizes as shares of all heads, each in (0, 1]; those that give the same number of heads count once, and the
+        empty and the whole set are always there.
+    chosen_elsewhere : True says that the ranking was made without these problems; only then is it tested against the
+        random orders.
+    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+
+    Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks; another
+    ablation gives other curves (Miller et al. 2407.08734), so it is named in the result.
+    """
+    between = cutting(contrast)
+    prepared = prepare(model, pairs, outcome, signed_for="a circuit curve")
+    for what, number in (("n_random", n_random), ("joint_up_to", joint_up_to)):
+        if number < 0:
+            raise ValueError(f"{what} must be 0 or more, got {number}")
+    info = model.info
+    given = info.chosen(ranking, what="rank")
+    order = (*given, *(head for head in info.heads if head not in set(given)))
+    sizes = circuit_sizes(len(order), fractions)
+    orders = {"ranking": order, "reversed": order[::-1]}
+    orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
+    together = sizes[(sizes > 0) & (sizes <= max(joint_up_to, 1))] if joint_up_to else sizes[:0]
+
+    open_gates = [gate_row(heads[:k], info, closed=False) for heads in orders.values() for k in sizes[1:-1]]
+    ends = [gate_row((), info, closed=False), gate_row(order, info, closed=False)]
+    shut = [gate_row(order[:k], info, closed=True) for k in together]
+    gates = torch.stack([*ends, *open_gates, *shut])
+    settings = {
+        "ablation": ABLATION[contrast],
+        "contrast": contrast,
+        "n_ranked": len(given),
+        "ranking": [str(head) for head in order],
+        "n_random": n_random,
+        "seed": seed,
+    }
+    values = gated_outcomes(
+        prepared,
+        gates,
+        label="growing circuits",
+        settings={**settings, "sizes": sizes.tolist(), "joint_sizes": together.tolist()},
+        contrast=between,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+    masked, inserted = values[:, 0], values[:, 1]
+    inner = values[:, 2 : 2 + len(open_gates)].reshape(len(values), len(orders), -1)
+    ends_of = [np.repeat(end[:, None, None], len(orders), 1) for end in (masked, inserted)]
+    first = order[: int(together.max())] if len(together) else ()
+    singles = (
+        single_knockouts(prepared, first, contrast=contrast, progress=progress) if first else np.zeros((len(values), 0))
+    )
+    return CircuitCurve(
+        problem_ids=prepared.ids,
+        groups=prepared.groups,
+        ranking=order,
+        sizes=sizes,
+        orders=tuple(orders),
+        values=np.concatenate([ends_of[0], inner, ends_of[1]], -1),
+        joint_sizes=together,
+        joint=inserted[:, None] - values[:, 2 + len(open_gates) :],
+        singles=singles,
+        unit=prepared.outcome.unit,
+        settings={**settings, **prepared.settings},
+        seed=seed,
+        resolution=model.resolution,
+        chosen_elsewhere=chosen_elsewhere,
+    )
+
+
+def circuit_sizes(n_heads: int, fractions: Sequence[float]) -> np.ndarray:
+    """Numbers of heads for shares of all heads, each once, with none and all.
+
+    >>> circuit_sizes(20, (0.01, 0.02, 0.1, 0.5, 1.0)).tolist()
+    [0, 2, 10, 20]
+    """
+    wrong = [fraction for fraction in fractions if not 0 < fraction <= 1]
+    if wrong or not len(fractions):
+        raise ValueError(f"fractions must be shares of all heads in (0, 1], got {wrong or 'none'}")
+    return np.array(sorted({0, n_heads, *(int(fraction * n_heads + 1e-9) for fraction in fractions)}))
+
+
+def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, ...]:
+    """A random order whose every place holds a head of the same layer as in `order`."""
+    generator = derive_generator(seed, "circuit order", draw)
+    waiting: dict[int, list[Head]] = {}
+    for head in order:
+        waiting.setdefault(head.layer, []).append(head)
+    shuffled = {layer: [heads[i] for i in generator.permutation(len(heads))] for layer, heads in waiting.items()}
+    return tuple(shuffled[head.layer].pop() for head in order)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CircuitCurve(Result):
+    """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
+
+    `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted). `joint` `[problem, joint_size]` is
+    what knocking out the first heads of the ranking together removes, `singles` `[problem, head]` what each removes alone.
+    """
+
+    problem_ids: tuple[str, ...]
+    ranking: tuple[Head, ...]
+    sizes: np.ndarray
+    orders: tuple[str, ...]
+    values: np.ndarray
+    joint_sizes: np.ndarray
+    joint: np.ndarray
+    singles: np.ndarray
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+    resolution: float = 0.0
+    chosen_elsewhere: bool = False
+
+    picture = "circuit_curve"
+    columns = columns_of("""
+        fraction | share of the heads | share | heads that see the span / all ranked heads
+        faithfulness | effect restored | share | share of the whole effect that these heads restore
+        reversed | reversed ranking | share | the same for the ranking from its end
+        random_mean | random orders | share | the same for heads in random order, mean
+    """)
+    axes = (
+        ("values", "problem order size"),
+        ("joint", "problem joint_size"),
+        ("singles", "problem first"),
+    )
+
+    @property
+    def fractions(self) -> np.ndarray:
+        """Sizes as shares of all heads."""
+        return self.sizes / len(self.ranking)
+
+    @property
+    def total(self) -> np.ndarray:
+        """Effect of letting every head see the span (inserted - masked), `[problem]`."""
+        return self.values[:, 0, -1] - self.values[:, 0, 0]
+
+    @cached_property
+    def whole(self) -> Effect:
+        """The effect to restore."""
+        return Effect(self.total, self.confidence, rounding=self.resolution, groups=self.groups)
+
+    @property
+    def faithfulness(self) -> np.ndarray:
+        """Restored share of the effect, ratio of means, `[order, size]`: a description; NaN where no effect is established, or
+        its mean is none to have a share of (`Effect.mean`)."""
+        gained = (self.values - self.values[:, :, :1]).mean(0)
+        return gained / (self.whole.mean if self.whole.established else np.nan)
+
+    @property
+    def cpr(self) -> np.ndarray:
+        """Area under the faithfulness curve, `[order]`: higher is better."""
+        return circuit_performance(
+            torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)
+        ).numpy()
+
+    @property
+    def cmd(self) -> np.ndarray:
+        """Area between the faithfulness curve and 1, `[order]`: lower is better."""
+        return circuit_distance(
+            torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)
+        ).numpy()
+
+    @property
+    def p_random(self) -> float:
+        """Share of random orders (and of the ranking itself) whose CMD is as low as the ranking's.
+
+        NaN without any, and where the ranking was made on these problems: it would be tested on what it was chosen by.
+        """
+        random = self.cmd[2:]
+        if not self.chosen_elsewhere or not len(random) or np.isnan(self.cmd[0]):
+            return float("nan")
+        return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
+
+    @property
+    def interaction(self) -> np.ndarray:
+        """Joint knockout minus the sum of the single ones, `[problem, joint_size]`: above 0, they back each other up."""
+        return self.joint - self.singles.cumsum(1)[:, self.joint_sizes - 1]
+
+    def _p_words(self) -> str:
+        return CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
+
+    def summary(self) -> pd.DataFrame:
+        """One row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
+        faithful = self.faithfulness
+        random = faithful[2:] if len(faithful) > 2 else np.full((1, len(self.sizes)), np.nan)
+        table = {
+            "n_heads": self.sizes,
+            "fraction": self.fractions,
+            "faithfulness": faithful[0],
+            "reversed": faithful[1],
+            "random_mean": random.mean(0),
+            "random_low": random.min(0),
+            "random_high": random.max(0),
+        }
+        return pd.DataFrame(table)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, order and size."""
+        axes = {"problem": self.problem_ids, "order": self.orders, "n_heads": self.sizes}
+        return tidy(axes, outcome=self.values)
+
+    def headline(self) -> str:
+        """Return how many of the first heads restore half of the effect, and the area under the curve."""
+        whole = self.whole.headline(self.settings.get("insertion"), self.settings.get("outcome"), self.unit)
+        if np.isnan(self.faithfulness).all():
+            return f"{whole}, and its mean is not told from 0, so there is no curve to draw."
+        at = int(np.argmax(self.faithfulness[0] >= 0.5))
+        few = self.sizes[at] - self.sizes[at - 1] <= 1
+        size = self.sizes[at] if few else f"{self.sizes[at - 1] + 1} to {self.sizes[at]}"
+        return (
+            f"{whole}; half of it returns with the first {size} of {count_of(len(self.ranking), 'head')} (area under the "
+            f"curve {self.cpr[0]:.2f}, worst first {self.cpr[1]:.2f})."
+        )
+
+    def details(self) -> list[str]:
+        """Return the areas beside random orders, and whether the first heads add up."""
+        if np.isnan(self.faithfulness).all():
+            return []
+        cpr, cmd = self.cpr, self.cmd
+        of_both = f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}"
+        words = [f"Ablation: {self.settings.get('ablation')}; {of_both}."]
+        if len(self.orders) > 2:
+            words.append(
+                f"{len(self.orders) - 2} random orders with the same layers: CPR {cpr[2:].mean():.3f}, CMD "
+                f"{cmd[2:].mean():.3f} on average; {self._p_words()}."
+            )
+        if len(self.joint_sizes):
+            k = int(self.joint_sizes[-1])
+            words.append(
+                f"The first {k} together remove {self.joint[:, -1].mean():+.4f} {self.unit}; their single effects "
+                f"add up to {self.singles[:, :k].sum(1).mean():+.4f}."
+            )
+        return words

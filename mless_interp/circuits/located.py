@@ -1,0 +1,425 @@
+"""What locating heads gives: the heads named, in how many problems, what that rests on, and what could not be told."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..core.arguments import count_of, listed
+from ..core.heads import Head, as_head
+from ..patching.effect import SMALLEST_EFFECT
+from ..patching.joint import JointKnockout
+from ..patching.parts import WHOLE, concentration_words
+from ..patching.reads import ReadEffects
+from ..patching.scores import PatchScores
+from ..prompts.conditions import CONTRASTS, Contrast
+from ..runtime.columns import columns_of
+from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns, tidy
+from ..scores import HeadScores
+from ..scores.scored import is_sink
+from ..statistics import CONFIDENCE, defined_mean
+from .confirmation import Confirmation
+from .judge import NAMED, SIDES, Verdicts, measured
+from .measure import MEASURES
+from .sentences import (
+    PER_HEAD,
+    few_problems,
+    gap_words,
+    left_out_words,
+    power_words,
+    readers_words,
+    sink_words,
+    smallest_words,
+    specific_words,
+    strata_words,
+)
+from .specificity import beside_controls
+
+NAMED_AT_MOST = 10
+"""Undecided heads that a print names."""
+NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
+OF_THE_PATCH = (
+    "effect_fraction",
+    "recovered",
+    "n",
+    "rank",
+)
+"""Columns of the z sweep that stand in the table of located heads."""
+SHARES = tuple(f"{side}_share" for side in SIDES)
+"""Shares of the total effect."""
+SATURATES = (
+    "Outcomes that saturate (a log-probability near 0) make heads look redundant or needed only together: locate them with "
+    "outcome='logit_diff' as well, where the problems have distractors."
+)
+WHAT = {
+    "content": "the insertion's content",
+    "computed": "what the span has read of the question",
+    "inside": "what the span's tokens read of one another",
+    "shift": "the shift of positions",
+    "total": "the insertion",
+    "replaced": "the replaced tokens",
+}
+"""What a contrast's effect is the effect of."""
+READS_OF_COMPUTED = [
+    "Here a reader reads the question from the span's own rows; a mediator passes on what was read, also where it reads the "
+    "span."
+]
+_UNSEEN = {
+    "content": "the content contrast does not see heads that only respond to the shift of positions (contrast='shift' is there "
+    "for them)",
+    "computed": "the computed contrast does not see heads that use the span whatever it has read (contrast='content' does)",
+    "inside": "the inside contrast does not see heads that use the span whatever its tokens have read of one another "
+    "(contrast='content' does)",
+    "shift": "the shift contrast does not see the inserted tokens at all; heads are not told apart into readers and mediators",
+    "total": "the total contrast mixes content and shift, and heads are not told apart into readers and mediators",
+    "replaced": "heads are not told apart into readers and mediators (a span and contrast='content' do that)",
+}
+
+
+def cannot_say(contrast: str) -> list[str]:
+    """What naming heads by a contrast leaves open."""
+    return [
+        f"What this cannot say: a teacher-forced log-probability is not generated accuracy; {_UNSEEN[contrast]}; heads are "
+        "edited one at a time, and an unnamed head may still matter unless it is listed as negligible; all of it holds for "
+        "this model, this insertion and problems like these."
+    ]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LocatedHeads(
+    Verdicts,
+    Result,
+    renamed=dict.fromkeys(("readers", "mediators", "p_reader", "p_mediator", "tested", "specific", "p_specific")),
+):
+    """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
+
+    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect; the
+    two z patches under contrasts in which nothing can be cut off), `total` `[problem]`, `heads` the family that was
+    tested; all verdicts follow from them (`judged`). `patches` is the exact z sweep (denoising) of the same heads and
+    problems. `confirmation`: the named heads on fresh problems, where there were some; the controls were then run
+    there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and `shift_total` `[problem]`,
+    what the gap alone does), and `joint` those that read, knocked out together.
+    `sinks`: of the named heads that read, whether the span is an attention sink, on the problems that named them.
+    `strata`: with `by=`, the stratum of each problem; `specialists` are the heads that pass within some of them.
+    """
+
+    problem_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    patches: PatchScores
+    controls: dict[str, np.ndarray] = field(default_factory=dict)
+    unit: str = "nats"
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    joint: JointKnockout | None = None
+    reads: ReadEffects | None = None
+    confirmation: Confirmation | None = None
+    sinks: HeadScores | None = None
+    confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
+    resolution: float = 0.0
+    strata: tuple[str, ...] = ()
+
+    columns = columns_of("""
+        reads_sink | reads a sink | verdict | the span that the head reads is an attention sink in most problems
+        removed_share | undone | share | share of the whole effect that patching its output out undoes
+        added_share | reproduced | share | share of the whole effect that patching its output in reproduces
+        knockout_median | own read, median | | what hiding the inserted tokens from this head takes away
+        mediated_removed_median | mediated, median | | the part of the head's effect that earlier heads cause
+    """)
+    picture = "forest"
+    drawn = ("removed_share", "removed_median")
+    axes = (
+        ("values", "problem head"),
+        ("total", "problem"),
+    )
+
+    @property
+    def specialists(self) -> dict[Head, tuple[str, ...]]:
+        """The strata of each head that passes within some and is not shown to act over all problems."""
+        found = [head for head, kind in self.found.items() if kind == "specialist"]
+        return {head: tuple(each.stratum for each in self.judged.in_strata if each.head == head) for head in found}
+
+    def by_stratum(self) -> pd.DataFrame:
+        """One row per head and stratum that was tested, the largest first.
+
+        `n` problems; for both sides the `_count` with more than the smallest effect in the better sense, the `_median`, and the
+        corrected `_p` (Holm over heads, sides, senses, all problems and strata); `passes`.
+        """
+        judged, rows = self.judged, []
+        passed = {(each.head, each.stratum) for each in judged.in_strata}
+        for stratum in judged.large:
+            tests, inside = judged.within(stratum), np.array(self.strata) == stratum
+            for at, head in enumerate(self.heads):
+                row: dict[str, Any] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
+                for side, test in tests.items():
+                    better = int(np.argmax(test.count[:, at]))
+                    row |= {"n": int(test.n[at]), f"{side}_count": test.count[better, at]}
+                    row |= {f"{side}_p": np.fmin.reduce(test.p_corrected[:, at])}
+                    row |= {f"{side}_median": np.median(judged.turned(SIDES[side])[inside, at])}
+                rows.append(row)
+        return pd.DataFrame(rows)
+
+    @property
+    def found(self) -> dict[Head, str]:
+        """Named heads and their kind (`judge.KINDS`)."""
+        return dict(zip(self.judged.found.heads, self.judged.found.kinds, strict=True))
+
+    @property
+    def confirmed(self) -> dict[Head, str]:
+        """The named heads that fresh problems confirm, and their kind; empty where none were given."""
+        made = self.confirmation
+        if made is None:
+            return {}
+        return {head: kind for head, kind, sure in zip(made.heads, made.kinds, made.confirmed, strict=True) if sure}
+
+    def summary(self) -> pd.DataFrame:
+        """One row per tested head, the named ones first, then by size.
+
+        The fractions of `PatchScores.summary()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`,
+        `confirmed`, and of those that read `reads_sink`: the span is an attention sink) and what it rests on. For the sides
+        `removed` (z patch, denoising) and `added` (noising): `_count` of `n`
+        problems with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the
+        `_p` of the better sense (Holm over heads, sides and senses), the `_median` and the `_share` of the total (NaN where
+        that is not established), both with limits. `p_either`: the smaller of both sides'. For the four measures their
+        `_count`, the `_median` with limits and the mean (`_effect`). Last, of named heads, the controls of `control_table`
+        where they were run on these problems. Effects are in the outcome's unit: parts of the insertion's (inserted - masked)
+        that the head carries.
+        """
+        judged, effect = self.judged, self.judged.effect
+        sense = np.where(judged.named, np.where(judged.sense > 0, "with", "against"), "")
+        patched = self.patches.summary()[[*head_columns(()), *OF_THE_PATCH]]
+        columns: dict[str, Any] = dict(patched) | {
+            "kind": list(judged.kinds),
+            "sense": sense,
+            "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
+            "reads_sink": pd.array([self.reads_sink(head) for head in self.heads], dtype="boolean"),
+        }
+        for side, measure in SIDES.items():
+            counted, values = judged.counted(measure), measured(self.values, measure)
+            columns |= {f"{side}_count": counted.count[0], f"{side}_prevalence": counted.share[0]}
+            columns |= {f"{side}_prevalence_ci_low": counted.low[0], f"{side}_prevalence_ci_high": counted.high[0]}
+            columns[f"{side}_p"] = np.fmin(*judged.sides[side].p_corrected)
+            columns |= interval_columns(f"{side}_median", effect.cell_medians(values))
+            columns |= interval_columns(f"{side}_share", effect.share(values))
+        columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
+        for measure in (name for name in MEASURES if name in self.values):
+            columns[f"{measure}_count"] = judged.counted(measure).count[0]
+            columns |= interval_columns(f"{measure}_median", effect.cell_medians(self.values[measure]))
+            columns[f"{measure}_effect"] = defined_mean(self.values[measure])
+        beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
+        beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
+        table = pd.DataFrame(columns).merge(beside, on="label", how="left")
+        size = table[["removed_median", "added_median"]].abs().max(axis=1)
+        order = pd.DataFrame({"named": ~judged.named, "size": -size}).sort_values(["named", "size"], kind="stable")
+        return table.loc[order.index].reset_index(drop=True)
+
+    @property
+    def read(self) -> ReadEffects | None:
+        """What the reads of the named heads are: on fresh problems where there were some."""
+        return self.reads if self.confirmation is None else self.confirmation.reads
+
+    def confirmed_or_unknown(self, head: Head | str) -> bool | None:
+        """Whether fresh problems confirm a head; None where it was not tested again."""
+        made, head = self.confirmation, as_head(head)
+        return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
+
+    def reads_sink(self, head: Head | str) -> bool | None:
+        """Whether the span that a head reads is an attention sink in most problems (`scores.scored.is_sink`); None where it was
+        not looked at: the head does not read, or controls were left out."""
+        found, head = self.sinks, as_head(head)
+        if found is None or head not in found.heads:
+            return None
+        return bool(2 * is_sink(found)[:, found.heads.index(head)].sum() > len(found.problem_ids))
+
+    def quantity(self, column: str) -> Quantity:
+        """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
+        claim, level = f"> {smallest_words(self.judged.effect)} in most problems", self.judged.effect.level
+        if column in SHARES:
+            limits = (f"{column}_ci_low", f"{column}_ci_high")
+            return Quantity(WHOLE, True, limits, "p_either", claim, "against the effect", level)
+        return replace(self.patches.quantity(column), p="p_either", claim=claim, level=level)
+
+    def control_table(self) -> pd.DataFrame:
+        """One row per named head: its effect beside the same under each control (`control.beside_controls`).
+
+        On the fresh problems where there were some; else `p_specific` is NaN: the heads were chosen on these problems.
+        """
+        if self.confirmation is not None:
+            return self.confirmation.control_table()
+        named = {measure: values[:, self.judged.named] for measure, values in self.values.items()}
+        return beside_controls(
+            self.judged.effect, self.judged.found, named, self.controls if self._of_today else {}, fresh=False
+        )
+
+    @property
+    def _of_today(self) -> bool:
+        """Whether the controls are of the heads that are named here: version 0.1 named others, and kept no sizes."""
+        return "random_size_removed" in self.controls
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem and head, with the four measures."""
+        return tidy({"problem": self.problem_ids, "label": [str(head) for head in self.heads]}, **self.values)
+
+    def headline(self) -> str:
+        """Return the total effect with its direction, how many heads carry it, and whether fresh problems confirm them."""
+        s, effect, made = self.settings, self.judged.effect, self.confirmation
+        whole = effect.headline(s["insertion"], s["outcome"], self.unit)
+        if self.contrast.name not in ("total", "content"):
+            whole += f" ({self.contrast.name})"
+        if not self.established:
+            return f"{whole}, so no head is named."
+        of, share = f"of {count_of(len(self.heads), 'head')}", smallest_words(effect)
+        if not self.found:
+            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems."
+        sure = list(self.confirmed)
+        tested = "not yet confirmed" if made is None else f"confirmed on {len(made.problem_ids)} fresh problems"
+        if made is not None and len(sure) < len(self.found):
+            tested = f"{listed(sure) or 'none'} {tested}"
+        if made is not None and sure and made.controls:
+            which = [head for head in sure if head in made.specific]
+            tested += f", {'all' if len(which) == len(sure) else listed(which) or 'none'} specific to this insertion"
+        kinds = {kind: [head for head, one in self.found.items() if one == kind] for kind in self.found.values()}
+        named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
+        carry = "carries" if len(self.found) == 1 else "carry"
+        return f"{whole}; {len(self.found)} {of} {carry} more than {share} of it in most, {tested}: {named}."
+
+    def rest(self) -> str:
+        """Return how many heads are negligible or undecided."""
+        kinds = {kind: [] for kind in ("negligible", "undecided")}  # type: dict[str, list[Head]]
+        for head, kind in zip(self.heads, self.judged.kinds, strict=True):
+            kinds.get(kind, []).append(head)
+        told = [f"{len(heads)} {kind}" for kind, heads in kinds.items()]
+        few = f" ({listed(kinds['undecided'])})" if 0 < len(kinds["undecided"]) <= NAMED_AT_MOST else ""
+        return f"Not named: {', '.join(told)}{few}." if self.established else ""
+
+    def caveats(self) -> list[str]:
+        """Return what the problems could not show, and whether a few of them carry most of the effect."""
+        few = few_problems(self.judged.effect.n, len(self.heads), self.confidence)
+        some = [few] if few else []
+        some += concentration_words(self.total, self.problem_ids, self.unit)
+        if self.confirmation is None and self.found:
+            some.append("Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others.")
+        return [*some, *super().caveats()][:3]
+
+    def details(self) -> list[str]:
+        """Return how heads were tested, what the controls, the set and fresh problems show, and what stays open."""
+        s, judged = self.settings, self.judged
+        found = [
+            f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(len(self.heads), 'head')} tested "
+            f"({s['swept']}), outcome {s['outcome']}.",
+            judged.effect.details(self.unit, self.contrast.name),
+            *self._way_words(),
+            power_words(judged),
+        ]
+        if not (np.abs(self.total) > self.resolution).any():
+            found.append(f"{WHAT[self.contrast.name].capitalize()} does not change this outcome at all.")
+        elif self.established:
+            found += [*self._named_words(), *sink_words(self.sinks)]
+        if self.confirmation is not None:
+            found += [f"On fresh problems: {self.confirmation.headline()}", *self.confirmation.details()]
+        elif not self.found and s.get("n_fresh"):
+            found.append(f"The {s['n_fresh']} fresh problems were not used: there is no head to confirm.")
+        return [*found, *gap_words(self._held, judged.effect, self.unit), *cannot_say(self.contrast.name)]
+
+    @property
+    def contrast(self) -> Contrast:
+        """Which two runs the effect lies between."""
+        return CONTRASTS[self.settings.get("contrast", "content")]
+
+    @property
+    def _held(self) -> dict[str, np.ndarray]:
+        return self.controls if self.confirmation is None else self.confirmation.controls
+
+    def _way_words(self) -> list[str]:
+        why, screened = self.settings.get("why"), self.settings.get("screened")
+        if not why or screened is None:
+            return []
+        left = self.settings["n_candidates"] - len(screened)
+        return [
+            f"Screened by gradients: {why}.",
+            f"{count_of(left, 'head')} ranked below and {'was' if left == 1 else 'were'} not tested: nothing is known of "
+            f"{'it' if left == 1 else 'them'}.",
+        ]
+
+    def _named_words(self) -> list[str]:
+        judged, s = self.judged, self.settings
+        places = np.flatnonzero(judged.named)
+        found = [
+            f"Smallest effect of interest: {judged.effect.delta_words(self.unit)}; p < {judged.effect.level:.3g} after Holm "
+            f"over {PER_HEAD * len(self.heads) * (1 + len(judged.large))} tests (heads, both sides, both senses"
+            f"{', all problems and strata' if self.strata else ''})."
+        ]
+        if len(places) and self.contrast.name == "computed":
+            found += READS_OF_COMPUTED
+        if self.strata:
+            by, n = s.get("by"), len(judged.large)
+            tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {by} have enough problems to be tested"
+            found += [f"{tested}.", *(strata_words(f"Within {by}", judged.in_strata) if n else [])]
+        if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":
+            found.append(SATURATES)
+        if self.confirmation is None and len(places):
+            found += specific_words(self.control_table(), level=judged.effect.level, n=len(self.total))
+            if self.joint is not None:
+                found += readers_words(self.joint)
+            if self.reads is not None:
+                found += [self.reads.headline(), *self.reads.details()]
+        return [*found, *left_out_words(s.get("left_out") or {})]
+
+    def printed(self) -> pd.DataFrame:
+        """Return the named heads, on fresh problems where they were tested there; the three largest where none is named."""
+        if self.confirmation is not None:
+            return self.confirmation.printed()
+        columns = ["label", "kind", "removed_share", "removed_share_ci_low", "removed_share_ci_high", "removed_count"]
+        columns += ["added_count", "n", "removed_p"] + ["reads_sink"] * bool(sink_words(self.sinks))
+        columns += ["exceeds_random", "exceeds_random_n"]
+        return self.summary().head(len(self.found) or 3).reindex(columns=columns).dropna(axis=1, how="all")
+
+    def shown(self) -> Shown:
+        """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
+        columns = [
+            "label",
+            "paper_label",
+            "kind",
+            "sense",
+            "confirmed",
+            "reads_sink",
+            "removed_count",
+            "added_count",
+            "n",
+        ]
+        columns += [
+            "removed_share",
+            "added_share",
+            "removed_p",
+            "added_p",
+            "knockout_median",
+            "mediated_removed_median",
+        ]
+        table = self.summary()
+        columns = [name for name in (*columns, "effect_fraction") if name in table]
+        caption = (
+            f"Tested heads: named ones first, then by size. Counts of problems with more than "
+            f"{smallest_words(self.judged.effect)} of the effect; effects are the parts of the insertion's."
+        )
+        tables = [ShownTable(table, caption, columns)]
+        if self.strata and len(strata := self.by_stratum()):
+            of = f"Heads within strata of {self.settings['by']}"
+            tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
+        beside = self.control_table()
+        if len(beside):
+            where = "fresh" if self.confirmation is not None else "the same"
+            tables.append(
+                ShownTable(
+                    beside,
+                    f"The named heads' effect beside the same under each control, on {where} problems; medians ({self.unit}).",
+                )
+            )
+        if self.confirmation is not None:
+            tables.append(self.confirmation.shown().tables[0])
+        if self.read is not None:
+            tables += self.read.shown().tables
+        marked = table["kind"].isin(NAMED).tolist()
+        return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))

@@ -1,0 +1,250 @@
+"""What is measured of every head: its direct read of the span, and the part that earlier heads cause, both ways."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.arguments import count_of
+from ..core.heads import Head
+from ..models.base import no_gradients_because, refuse_without_gradients
+from ..models.info import ModelError
+from ..patching.attribution import attribute_heads
+from ..patching.prepared import Prepared
+from ..patching.scores import PatchScores
+from ..patching.sweep import Sweep, sweep_heads
+from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
+from ..runtime.checkpoint import Checkpoint, key_of
+from ..runtime.engines import shard_of
+from ..runtime.loop import OF_THE_LIST
+
+MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
+N_SCREENED = 64
+FEWEST_TO_SPLIT = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The four measures `[problem, head]`, parts of the insertion's effect, and that effect, the total `[problem]`.
+
+    Of a contrast in which nothing can be cut off, the two z patches (`judge.SIDES`) in their place.
+
+    `noise` is the largest that rounding did to any of the sweeps (`PatchScores.noise_floor`).
+    """
+
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    patches: PatchScores
+    noise: float = float("nan")
+
+
+def measure(
+    prepared: Prepared,
+    heads: Sequence[Head],
+    *,
+    contrast: Contrast = CONTRASTS["content"],
+    checkpoint: Path | None,
+    progress: bool,
+    seed: int,
+) -> Measured:
+    """Four exact sweeps over runs that are made once; layer 0, which mediates nothing, is swept by knockouts alone (methods
+    §3, I7 and I14).
+
+    `knockout`: what cutting a head's sight of the span removes; `edge_noise`: what its sight alone adds to a run that cannot
+    see the span; `mediated_removed`, `mediated_added`: z patch minus direct read, denoising and noising. Under "computed" it is
+    the span's rows whose sight of the question is cut. Where nothing can be cut: the z patches alone.
+    """
+    sweeps = sweeps_of(contrast)
+    options = {"checkpoint": checkpoint, "progress": progress, "seed": seed}
+    runs = sweep_heads(prepared, sweeps, heads, **options)  # type: ignore[arg-type]
+    effect = {name: run.per_head for name, run in runs.items()}
+    if not contrast.cuts:
+        values = {"z_removed": effect["z-denoising"], "z_added": effect["z-noising"]}
+    else:
+        mediated = {d: effect[f"z-{d}"] - effect[f"knockout-{d}"] for d in DIRECTIONS}
+        values = {
+            "knockout": effect["knockout-denoising"],
+            "edge_noise": effect["knockout-noising"],
+            "mediated_removed": mediated["denoising"],
+            "mediated_added": mediated["noising"],
+        }
+    return Measured(
+        values,
+        runs["z-noising"].total_effect,
+        runs["z-denoising"],
+        float(np.fmax.reduce([run.noise_floor for run in runs.values()])),
+    )
+
+
+def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
+    """Return the exact sweeps that `measure` takes, by name: four, or two of a contrast in which nothing can be cut off."""
+    return {
+        f"{edit}-{direction}": Sweep.named(contrast.name, edit=edit, direction=direction)
+        for edit in (("knockout", "z") if contrast.cuts else ("z",))
+        for direction in DIRECTIONS
+    }
+
+
+def kept_file(folder: Path | None, name: str, *of: Any) -> Path | None:
+    """The checkpoint of one sweep of an experiment, by the heads (and prompts) that it is of.
+
+    With more problems other heads can be named: what was swept of others stays beside, and is not gone on from.
+    """
+    return None if folder is None else folder / f"{name}-{key_of(of)[:8]}.jsonl"
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the family of heads is measured: all of them exactly, or the best of a screening; and why."""
+
+    exact: bool
+    why: str
+    estimated_seconds: float | None = None
+
+
+def screening(contrast: Contrast) -> tuple[str, ...]:
+    """The estimates by which heads can be screened: gates need something to open, patches runs of equal length."""
+    return (*(("gate_ig",) if contrast.cuts else ()), *(("atp",) if contrast.equal_length else ()))
+
+
+def chosen_way(
+    prepared: Prepared,
+    heads: Sequence[Head],
+    contrast: Contrast,
+    *,
+    mode: str,
+    budget_seconds: float,
+    folder: Path | None,
+) -> Way:
+    """Return "exact" where that was asked for, or is cheap; raise where heads would have to be screened and cannot be."""
+    joins = (
+        "" if screening(contrast) else f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
+    )
+    model, seconds = prepared.model, None
+    if mode == "exact":
+        return Way(True, "as asked for")
+    if mode == "auto":
+        if len(heads) <= N_SCREENED:
+            return Way(True, f"{count_of(len(heads), 'head')}, no more than screening would keep ({N_SCREENED})")
+        seconds = _kept_seconds(prepared, heads, contrast, folder)
+        if seconds is None:
+            return Way(True, "shards sweep exactly, as no clock of one is that of all")
+        estimate = f"the {'four' if contrast.cuts else 'two'} exact sweeps are estimated"
+        if seconds <= budget_seconds:
+            return Way(True, f"{estimate} to stay within the budget of {duration(budget_seconds)}", seconds)
+        why = f"{estimate} to exceed the budget of {duration(budget_seconds)}"
+        ways = f"{why}, at {duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
+        obstacle = joins or no_gradients_because(model)
+        if obstacle is not None:
+            raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
+    else:
+        if joins:
+            raise ValueError(f"heads cannot be screened: {joins}; choose mode='exact'")
+        refuse_without_gradients(model, 'locate_heads(mode="screen")')
+        why, ways = "as asked for", "choose mode='exact'"
+    if len(prepared.ids) < FEWEST_TO_SPLIT:
+        raise ValueError(
+            f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {len(prepared.ids)}: "
+            f"give more problems. {ways[0].upper()}{ways[1:]}"
+        )
+    return Way(False, why, seconds)
+
+
+def _kept_seconds(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, folder: Path | None) -> float | None:
+    """Return the estimate that the run's first start kept, so that a run started again goes the same way; None of shards."""
+    settings = {"heads": list(map(str, heads)), "contrast": contrast.name, **prepared.settings}
+    fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
+    shard = shard_of(prepared.model.engine)
+    with Checkpoint(None if folder is None else folder / "estimate.jsonl", fixed, shard=shard) as saved:
+        kept = saved.get("estimate")
+        if kept is None:
+            sweeps = sweeps_of(contrast).values()
+            kept = {"seconds": None if shard is not None else estimated_seconds(prepared, heads, sweeps)}
+            saved.put({"estimate": kept})
+    return kept["seconds"]
+
+
+def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterable[Sweep]) -> float:
+    """Return the seconds that these sweeps would take over all problems, from sweeps of some heads of each layer on the problem
+    of the most usual length."""
+    rows = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs])
+    usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
+    named = {str(at): sweep for at, sweep in enumerate(sweeps)}
+    layers: dict[int, list[Head]] = {}
+    for head in heads:
+        layers.setdefault(head.layer, []).append(head)
+
+    def run(per_layer: int) -> None:
+        some = [head for members in layers.values() for head in members[:per_layer]]
+        sweep_heads(usual, named, some, progress=False)
+
+    return len(rows) * extrapolated(run, max(map(len, layers.values())))
+
+
+ENOUGH = 1.0
+"""Seconds of a run that is long enough to be timed."""
+
+
+def extrapolated(run: Callable[[int], Any], total: float | int, *, sizes: int = 1) -> float:
+    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`.
+
+    What loads at the first call does not count, unless that call alone takes so long. `sizes`: run at least so many.
+    """
+
+    def timed(units: int) -> float:
+        began = time.perf_counter()
+        run(units)
+        return time.perf_counter() - began
+
+    size, spent = 1, timed(1)
+    if spent < ENOUGH:
+        spent = timed(1)
+    each = spent
+    while 2 * size <= total and (spent < ENOUGH or size < sizes):
+        before, size = spent, 2 * size
+        spent = timed(size)
+        each = max(0.0, spent - before) / (size - size // 2)
+    return spent + each * (total - size)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words: s, min or h.
+
+    >>> duration(3.14159), duration(600.0), duration(9000.0)
+    ('3.14 s', '10 min', '2.5 h')
+    """
+    if not math.isfinite(seconds):
+        return "any length"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def screened(
+    prepared: Prepared,
+    heads: Sequence[Head],
+    contrast: Contrast = CONTRASTS["content"],
+    *,
+    folder: Path | None = None,
+    progress: bool,
+) -> tuple[Head, ...]:
+    """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
+    chosen: set[Head] = set()
+    methods = screening(contrast)
+    for method in methods:
+        estimates = attribute_heads(
+            prepared.model,
+            prepared,
+            method=method,
+            contrast=contrast.name,
+            outcome=prepared.outcome,
+            verify=0,
+            checkpoint=None if folder is None else folder / f"screen-{method}.jsonl",
+            progress=progress,
+        )
+        chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
+    return tuple(sorted(chosen))

@@ -1,0 +1,269 @@
+"""A certificate for a model: the self-check and the exact identities, run on a few short prompts of that model."""
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..core.arguments import checked
+from ..models.base import Model
+from ..models.checks import TOLERANCE, FailedCheck, check_model
+from ..models.info import BY_LAYERS, ModelChecks, ModelError, ModelInfo
+from ..prompts.insertions import Insertion
+from ..prompts.pairs import PromptPair, followed, pairs_of_any
+from ..prompts.problems import Problem
+from ..runtime.columns import columns_of
+from ..runtime.progress import progress_bar
+from ..runtime.registry import savable
+from ..runtime.results import Result, Shown, ShownTable
+from .identities import IDENTITIES, Case, Finding, Identity, tolerance_of, worst
+
+PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
+QUESTIONS = (
+    ("Anna has 3 apples and gets 4 more. How many apples does Anna have?", "7"),
+    ("Ben had 9 coins and lost 2. How many coins does Ben have?", "7"),
+    ("What is the sum of 12 and 30?", "42"),
+)
+UNITS = (" /", "/", " ?", " .", "a")
+N_TOKENS = 12
+
+
+@savable
+@dataclass(frozen=True)
+class Verdict:
+    """One line of a certificate; `error` and `tolerance` are shares of the largest value compared (NaN: not measured)."""
+
+    name: str
+    says: str
+    status: str
+    error: float
+    tolerance: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificate(Result):
+    """What `certify_model` found, line by line; `passed` if nothing failed."""
+
+    info: ModelInfo
+    checks: ModelChecks | None
+    verdicts: tuple[Verdict, ...]
+    prompts: tuple[dict[str, Any], ...]
+
+    columns = columns_of("""
+        name | identity | | what is checked
+        says | says | | what must hold
+        status | status | verdict | pass, fail, or why it does not apply
+        error | largest error | p | as a share of the largest value compared
+        tolerance | allowed | p | the error up to which it holds
+    """)
+
+    @property
+    def passed(self) -> bool:
+        """No line failed (a line that does not apply is no failure; its reason is given)."""
+        return all(verdict.status != FAIL for verdict in self.verdicts)
+
+    @property
+    def failed(self) -> tuple[Verdict, ...]:
+        """The lines that failed."""
+        return tuple(verdict for verdict in self.verdicts if verdict.status == FAIL)
+
+    def summary(self) -> pd.DataFrame:
+        """One row per line."""
+        return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
+
+    def to_frame(self) -> pd.DataFrame:
+        """The same as `summary`: of all prompts a line keeps the largest error."""
+        return self.summary()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON (what was not measured is None)."""
+        lines = [dataclasses.asdict(verdict) for verdict in self.verdicts]
+        for line in lines:
+            line |= {key: None for key in ("error", "tolerance") if not np.isfinite(line[key])}
+        return {
+            "passed": self.passed,
+            "model": dataclasses.asdict(self.info) | {"versions": dict(self.info.versions)},
+            "checks": None if self.checks is None else self.checks.to_dict(),
+            "lines": lines,
+            "prompts": list(self.prompts),
+        }
+
+    def headline(self) -> str:
+        """Return how many identities hold for which model, and whether to trust it."""
+        i, n = self.info, Counter(verdict.status for verdict in self.verdicts)
+        found = f"{n[PASS]} passed, {n[FAIL]} failed, {n[NOT_APPLICABLE]} not applicable"
+        wrong = f"; do not trust results of this model on this backend: {', '.join(each.name for each in self.failed)}"
+        what = (
+            f"{i.name!r} ({i.architecture}) on backend {i.backend!r}, {i.dtype} on {i.device}, {i.attention} attention"
+        )
+        return f"{what}: {found}{'' if self.passed else wrong}."
+
+    def details(self) -> list[str]:
+        """Return the model's geometry, the versions and the prompts."""
+        i = self.info
+        windows = sorted({w for w in i.windows if w is not None})
+        sliding = f", sliding windows of {', '.join(map(str, windows))}" if windows else ""
+        return [
+            f"{i.n_layers} layers of {i.n_heads} query heads over {i.n_key_value_heads} key-value heads, d_head {i.d_head}, "
+            f"d_model {i.d_model}, context {i.context_length}{sliding}.",
+            *self.reasons(),
+            f"With {', '.join(f'{name} {number}' for name, number in i.versions.items())}.",
+            f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
+            f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value.",
+        ]
+
+    def reasons(self) -> list[str]:
+        """Return why lines failed or do not apply, a sentence each."""
+        return [f"{each.name}, {each.status}: {each.reason.rstrip('.')}." for each in self.verdicts if each.reason]
+
+    def printed(self) -> pd.DataFrame:
+        """Return the lines, those that failed first."""
+        table = self.summary()[["name", "status", "error", "tolerance", "says", "reason"]]
+        return table.sort_values("status", key=lambda each: each != FAIL, kind="stable")
+
+    def shown(self) -> Shown:
+        """Every line with its error."""
+        columns = {"name": "", "says": "", "status": "", "error": "largest error", "tolerance": "allowed", "reason": ""}
+        caption = "Self-check and exact identities; errors are shares of the largest value compared."
+        return Shown((ShownTable(self.summary(), caption, columns),))
+
+
+@checked
+def certify_model(
+    model: Model,
+    pairs: Iterable[PromptPair] | None = None,
+    *,
+    identities: Sequence[Identity] = IDENTITIES,
+    progress: bool = True,
+) -> Certificate:
+    """Run the self-check and the exact identities (methods §3) on a loaded model; nothing is raised for what fails.
+
+    `pairs` are the prompts to run them on: a few short ones with a run of one repeated token, 12 tokens long, before
+    the question and in the last one after it, if you give none. The largest error over the prompts is held against the
+    tolerance of the model's dtype and backend (`tolerance_of`; ten times that where rounding adds up over all layers).
+    An identity that an architecture cannot have is "not applicable" and says why.
+    """
+    chosen = tuple(short_pairs(model) if pairs is None else pairs)
+    if not chosen:
+        raise ValueError("there are no pairs to certify the model on")
+    if any(pair.boundary_merge for pair in chosen):
+        raise ValueError('identities need pairs whose tokens align: make them with template="raw"')
+    verdicts, checks = _self_check(model)
+    model = model.checked(checks)
+    tolerance = tolerance_of(model)
+    seen = {identity.name: _Seen() for identity in identities}
+    with progress_bar(len(identities) * len(chosen), "identities", enabled=progress) as bar:
+        for pair in chosen:
+            case = Case(model, pair)  # pair by pair, so that only one pair's runs are held
+            for identity in identities:
+                seen[identity.name].add(identity, case)
+                bar.update(1)
+    verdicts += [seen[identity.name].verdict(identity, identity.factor * tolerance) for identity in identities]
+    return Certificate(model.info, checks, tuple(verdicts), tuple(pair.record() for pair in chosen))
+
+
+def short_pairs(
+    model: Model, problems: Iterable[Problem] | None = None, n: int | None = None
+) -> tuple[PromptPair, ...]:
+    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums, the first `n`; the last of
+    them again with the tokens after the question, and its answer, if it has one, behind them."""
+    made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
+    asked = (list(problems) if problems is not None else made)[:n]
+    model.need_tokenizer("certify_model without pairs")
+    first: ValueError | None = None
+    for unit in UNITS:
+        insertion = Insertion.meaningless(unit, N_TOKENS)
+        try:
+            span = insertion.span(model.tokenizer, "check").ids
+        except ValueError as error:
+            first = first or error
+            continue
+        if len(set(span)) == 1:
+            behind = replace(insertion, before=None, after="question")
+            last = [pair for pair in pairs_of_any(model, asked[-1:], behind) if pair.answer_ids]
+            return (*pairs_of_any(model, asked, insertion), *followed(last))
+    raise ModelError(
+        f"none of {', '.join(map(repr, UNITS))} is a single token of {model.info.name}'s tokenizer; give pairs of your own"
+    ) from first
+
+
+@dataclass
+class _Seen:
+    """What the pairs gave for one identity, until it is judged."""
+
+    findings: list[Finding] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def add(self, identity: Identity, case: Case) -> None:
+        reason = identity.applies(case)
+        if reason is not None:
+            self.reasons.append(reason)
+            return
+        try:
+            self.findings.append(identity.formula(case))
+        except (ModelError, ValueError) as error:
+            self.errors.append(" ".join(str(error).split()))
+
+    def verdict(self, identity: Identity, tolerance: float) -> Verdict:
+        """The worst finding; a pair that could not be computed fails the line."""
+        made = Verdict(identity.name, identity.says, NOT_APPLICABLE, np.nan, tolerance)
+        if self.errors:
+            return replace(made, status=FAIL, reason=self.errors[0])
+        if not self.findings:
+            return replace(made, reason=self.reasons[0])
+        found = worst(self.findings)
+        return replace(made, status=PASS if found.relative <= tolerance else FAIL, error=found.relative)
+
+
+def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
+    """Return the figures of loading as lines; the check is run now for a model without, or with hooks added since."""
+    checks = model.checks
+    if checks is None or model.hooks:
+        try:
+            checks = check_model(model)
+        except FailedCheck as error:
+            allowed = TOLERANCE.get(model.info.dtype, 1e-3)
+            return [Verdict("self-check", "what the backend promises", FAIL, np.nan, allowed, str(error))], None
+    largest = max(checks.largest_logit, 1.0)
+    fused = "fused attention makes no pattern" if model.info.attention != "eager" else ""
+    rows = (
+        (
+            "S1",
+            "logits = the plain Hugging Face forward pass",
+            checks.logits_difference,
+            "a wrapped object has none beside it",
+        ),
+        ("S2", "rows of the pattern sum to 1", checks.row_sum_error, fused),
+        (
+            "S3",
+            "gap = masked on random tokens",
+            checks.gap_difference,
+            "not run where a remote model counts windows by index",
+        ),
+        ("S4", "replay layer by layer = one whole forward pass", checks.replay_difference, checks.replay),
+        ("S5", "attention adds z W_O + b, at random z", checks.output_error, "what single heads write is not known"),
+    )
+    lines = []
+    for name, says, largest_error, absent in rows:
+        scale, allowed = (1.0, max(checks.tolerance, 1e-5)) if name in ("S2", "S5") else (largest, checks.tolerance)
+        if largest_error is None:
+            lines.append(Verdict(name, says, NOT_APPLICABLE, np.nan, allowed, absent))
+            continue
+        rounded = name == "S4" and checks.replay == BY_LAYERS  # held against measured rounding where that is coarser
+        fine = largest_error / scale <= allowed or rounded
+        unused = name in ("S4", "S5") and not fine  # replays go by whole passes, what needs W_O is refused: not wrong
+        status = NOT_APPLICABLE if unused else PASS if fine else FAIL
+        lines.append(Verdict(name, says, status, largest_error / scale, allowed, absent if unused else ""))
+    return lines, checks
+
+
+def as_json(certificate: Certificate) -> str:
+    """The certificate as one JSON document."""
+    return json.dumps(certificate.to_dict(), indent=1)

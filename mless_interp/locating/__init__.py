@@ -1,1 +1,0 @@
-"""The experiment that names heads: measured, judged, held against controls."""

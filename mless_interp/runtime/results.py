@@ -1,0 +1,404 @@
+"""What every result has: a headline, a table, tidy rows, caveats, a picture, and a name under which it is saved."""
+
+import dataclasses
+import functools
+import inspect
+import textwrap
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from ..core.arguments import count_of
+from ..core.heads import Head
+from ..statistics import Interval, by_group
+from .columns import DECLARED, Column, TextTable, columns_of
+from .registry import savable
+from .tables import Table
+from .text_safety import WIDTH, one_line
+
+savable(Interval)
+
+HALF = {"bfloat16": "8 bits (by up to 0.4 %)", "float16": "11 bits (by up to 0.05 %)"}
+"""To what half precision rounds a number."""
+
+ROWS = 5
+"""Rows of the table in a print."""
+
+Found = dict[str, dict[str, np.ndarray]]
+"""metric -> condition or contrast -> values."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShownTable:
+    """A table of a page; `columns` chooses and orders those of the frame, a mapping also names them."""
+
+    frame: pd.DataFrame
+    caption: str
+    columns: Sequence[str] | Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ShownMap:
+    """A column of a table with one row per head, drawn layer by head; `marked` heads are outlined, `means` says why."""
+
+    frame: pd.DataFrame
+    value: str
+    columns: Sequence[str]
+    marked: Sequence[bool] | None = None
+    means: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """How a result is shown on a page."""
+
+    tables: tuple[ShownTable, ...]
+    head_map: ShownMap | None = None
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What a picture must know of a column of a summary: its `unit`, whether 0 is the middle of its colours (`signed`),
+    the columns where its interval's `limits` and its corrected p-values stand, if there are any, words for a legend: what
+    a small p says (`claim`), what a number below 0 does (`below`), and the `level` below which p is small."""
+
+    unit: str = ""
+    signed: bool = False
+    limits: tuple[str, str] | None = None
+    p: str | None = None
+    claim: str = ""
+    below: str = ""
+    level: float = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """The one field of all results: `groups`, one name per problem of `problem_ids`; () where every problem is its own."""
+
+    groups: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+
+    @property
+    def n_groups(self) -> int:
+        """How many problems there are, variants of one another counted once."""
+        return len(set(self.groups)) or len(self.problem_ids)  # type: ignore[attr-defined]
+
+    def by_group(self, values: np.ndarray) -> np.ndarray:
+        """Return values `[problem, ...]` as those of groups, `[group, ...]`: what intervals and tests are made of."""
+        return by_group(values, self.groups)
+
+
+class Result(Grouped):
+    """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here.
+
+    All data frames that its methods give are `Table`s, and what it prints is one line each: names and ids that came from
+    outside act neither on a terminal nor in a spreadsheet.
+    """
+
+    signed: ClassVar[bool] = False
+    """Whether its print shows the sign of every number."""
+    picture: ClassVar[str] = "summary_plot"
+    """The view that `plot` draws."""
+    columns: ClassVar[tuple[Column, ...]] = columns_of("""
+        label | head | | layer and query head, zero-based
+        paper_label | in the paper's counting | later | one-based
+        median | median | | over problems
+        n_undefined | undefined | | problems where it is not defined
+        contrast | contrast | later | the two runs that are compared
+        metric | metric | | what is measured; units stand beside
+        unit | unit | later | of the values in this row
+        claim | claim | | what the paper says
+        difference | difference | | after - before, or second - first, on the same problems
+        verdict | verdict | verdict | agrees, disagrees, or cannot tell: from the interval against the null, over problems
+        reason | reason | | why nothing can be told, or the rank that the verdict rests on
+        rank | rank | | 1 is the largest; ties share the middle rank
+        condition | condition | | which run: without insertion, with it, ...
+        n_tokens | tokens | | number of inserted tokens
+        outcome | outcome | | mean over problems, with the insertion
+        total | total effect | | with the insertion - without it, median over problems
+        treatment | treatment | | what was done to the problem before it was answered
+        p | p | p | uncorrected
+        p_holm | p, corrected | p | Holm's correction over the comparisons
+        p_corrected | p, corrected | p | Holm's correction over the tests made together
+        flag | remark | later | what is unusual about the interval
+        set | set | | which heads together
+        n | n | later | problems where it is defined
+        n_heads | number of heads | | how many heads
+        heads | heads | | which heads, zero-based
+        side | side | | which end of the tokens: promoted or suppressed, preferred or avoided; of a set: sufficient or necessary
+        layer | layer | later | zero-based
+        head | head | later | query head, zero-based
+    """)
+    """Columns of its tables, beside those of the classes that it is made of."""
+    drawn: ClassVar[tuple[str, ...]] = ()
+    """Columns of its summary that a picture shows unless told otherwise: the first that is known of any row."""
+    axes: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Fields and the axes of their arrays, `("effect", "problem head")`: of every array where a field holds several. An axis is
+    as long as the field of its plural, if there is one (`heads`, `problem_ids`)."""
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """What it was made with."""
+
+    def __init_subclass__(cls, *, renamed: Mapping[str, str | None] | None = None, **options: Any) -> None:
+        """`renamed`: fields that folders of an earlier version know under another name, old name to new (None: it follows)."""
+        super().__init_subclass__(**options)
+        savable(cls, renamed=renamed)
+        for name, member in list(vars(cls).items()):
+            if inspect.isfunction(member) and member.__annotations__.get("return") is pd.DataFrame:
+                setattr(cls, name, _then(Table, member))
+
+    @classmethod
+    def declared(cls) -> Mapping[str, Column]:
+        """Return what columns of its tables mean, by name: its own, those of its bases, then everybody's."""
+        return ChainMap(*({c.name: c for c in vars(kind).get("columns", ())} for kind in cls.__mro__), DECLARED)
+
+    def headline(self) -> str:
+        """Return what was found, in one sentence."""
+        return self.details()[0]
+
+    def details(self) -> list[str]:
+        """Return what else was found, a sentence each."""
+        raise NotImplementedError
+
+    def caveats(self) -> list[str]:
+        """Return what limits the finding, at most three lines."""
+        variants = []
+        if self.groups:
+            n = count_of(self.n_groups, "group")
+            variants = [f"These {len(self.groups)} problems are variants in {n}; each group counts once."]
+        return [*variants, *self._precision()]
+
+    def rest(self) -> str:
+        """Return one line on what its printed table leaves out."""
+        return ""
+
+    def explain(self) -> "Words":
+        """Return everything that can be said of it, a sentence per line."""
+        told = dict.fromkeys([self.headline(), *self.details(), self.rest(), *self.caveats()])
+        return Words("\n".join(one_line(each) for each in told if each))
+
+    def summary(self) -> pd.DataFrame:
+        """Return the numbers that the headline rests on, with intervals."""
+        raise NotImplementedError
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one tidy row per problem and cell."""
+        raise NotImplementedError
+
+    def check_axes(self) -> None:
+        """`ValueError` unless its arrays have the declared axes, each of one length."""
+        fields = {field.name for field in dataclasses.fields(self)}
+        lengths: dict[str, tuple[int, str]] = {}
+        for field, names in self.axes:
+            axes = names.split()
+            for where, array in _arrays_in(getattr(self, field), field):
+                if array.ndim != len(axes):
+                    raise ValueError(f"{where} must be [{', '.join(axes)}], got shape {array.shape}")
+                for axis, length in zip(axes, array.shape, strict=True):
+                    for plural in {f"{axis}s", f"{axis}_ids"} & fields:
+                        lengths[axis] = len(getattr(self, plural)), plural
+                    known, by = lengths.setdefault(axis, (length, where))
+                    if length != known:
+                        raise ValueError(f"{where} has {length} along {axis!r}, {by} has {known}")
+
+    def _precision(self) -> list[str]:
+        dtype = str(self.settings.get("dtype"))
+        if dtype not in HALF:
+            return []
+        noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
+        words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
+        if np.isfinite(noise):
+            words += f"; it moves rows that are not edited by {noise:.1e} {unit}"
+        elif (resolution := getattr(self, "resolution", self.settings.get("resolution"))) is not None:
+            words += f"; effects up to {resolution:.1e} {unit} are taken for rounding"
+        return [f"{words.rstrip()}."]
+
+    def printed(self) -> pd.DataFrame:
+        """Return the table that a print begins."""
+        table = self.summary()
+        return table.drop(columns=["layer", "head", "paper_label"], errors="ignore") if "label" in table else table
+
+    def plot(self, **options: Any) -> Any:
+        """Draw it as `mless_interp.views` draws its kind; `options` are those of the view (`picture`)."""
+        return getattr(import_module("mless_interp.views"), self.picture)(self, **options)
+
+    def quantity(self, column: str) -> Quantity:
+        """What a column of its summary is."""
+        return Quantity(signed=self.signed, limits=(f"{column}_ci_low", f"{column}_ci_high"))
+
+    def default_column(self, table: pd.DataFrame) -> str:
+        """The column of its summary that a picture shows unless told otherwise: of `drawn`, else the first number."""
+        others = [name for name in table.columns if name not in ("layer", "head") and table[name].dtype.kind == "f"]
+        named = [name for name in (*self.drawn, *others) if name in table]
+        if not named:
+            raise ValueError(f"there is no number to draw; there are {', '.join(table.columns)}")
+        return next((name for name in named if table[name].notna().any()), named[0])
+
+    def shown(self) -> Shown:
+        """Its summary, and a head map of the first number where there is one row per head."""
+        table = self.summary()
+        columns = [name for name in table.columns if name not in ("layer", "head")]
+        numbers = [name for name in columns if table[name].dtype.kind == "f"]
+        drawn = head_map(table, numbers, columns) if {"layer", "head"} <= set(table.columns) else None
+        return Shown((ShownTable(table, f"Summary of {type(self).__name__}.", columns),), drawn)
+
+    def lines(self) -> list[str]:
+        """Return the print: headline, table, the rest and the first caveat, at most 11 lines of at most 110 letters."""
+        table, short = self.printed(), partial(textwrap.shorten, width=WIDTH, placeholder=" ...")
+        more = len(table) - ROWS
+        rest = " ".join([f"... and {count_of(more, 'more row')}."] * (more > 0) + [self.rest()])
+        return [
+            *textwrap.wrap(one_line(self.headline()), WIDTH, max_lines=3, placeholder=" ..."),
+            *(TextTable.of(table.head(ROWS), "", known=self.declared()).lines() if len(table) else []),
+            *(short(one_line(text)) for text in (rest, *self.caveats()[:1]) if text.strip()),
+        ]
+
+    def __repr__(self) -> str:
+        return "\n".join([*self.lines(), "More: .summary() .to_frame() .explain() .plot()"])
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the headline and the table of a print, everything else folded."""
+        table = self.printed()
+        below = TextTable.of(table.head(ROWS), "", known=self.declared()).html() if len(table) else ""
+        said = "".join(f"<p>{escape(each)}</p>" for each in self.explain().splitlines()[1:])
+        folded = f"<details><summary>Everything else</summary>{said}</details>"
+        return (
+            f'<div style="max-width:60rem;overflow-wrap:anywhere"><p><strong>{escape(one_line(self.headline()))}</strong></p>'
+            f"{below}{folded}</div>"
+        )
+
+
+class Words(str):
+    """A text that a notebook shows as it is."""
+
+    __repr__ = str.__str__
+
+
+def _then(after: Callable[[Any], Any], method: Any) -> Any:
+    """A method whose value goes through `after`."""
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return after(method(*args, **kwargs))
+
+    return wrapped
+
+
+def _arrays_in(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Every array of a field, by where it stands."""
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _arrays_in(inner, f"{name}[{key!r}]")
+
+
+def head_map(
+    table: pd.DataFrame,
+    values: Sequence[str],
+    columns: Sequence[str],
+    *,
+    marked: Sequence[bool] | None = None,
+    means: str = "",
+) -> ShownMap | None:
+    """A map of the first of `values` that is known of any head; none for fewer than two heads or several rows of one."""
+    known = [name for name in values if name in table and table[name].notna().any()]
+    if not known or len(table) < 2 or table.duplicated(["layer", "head"]).any():
+        return None
+    return ShownMap(table, known[0], [name for name in columns if name in table], marked, means)
+
+
+def with_limits(made: Interval, unit: str = "") -> str:
+    """One estimate as sentences show it, with its limits where there are any: `+0.1000 nats [+0.0500, +0.2000]`."""
+    return f"{float(made.estimate):+.4f} {unit}".rstrip() + limits_of(made.low, made.high)
+
+
+def limits_of(low: Any, high: Any, form: str = "+.4f", *, scale: int = 1) -> str:
+    """An interval's limits behind its estimate; nothing where they are undefined.
+
+    >>> limits_of(0.05, 0.2, ".1f", scale=100), limits_of(np.nan, 0.2)
+    (' [5.0, 20.0]', '')
+    """
+    ends = [scale * float(end) for end in (low, high)]
+    return "" if np.isnan(ends).any() else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
+
+
+def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:
+    """The columns that name heads, zero-based (`label`) and as the paper counts (`paper_label`)."""
+    return {
+        "layer": [head.layer for head in heads] * times,
+        "head": [head.head for head in heads] * times,
+        "label": [str(head) for head in heads] * times,
+        "paper_label": [head.paper_label for head in heads] * times,
+    }
+
+
+def of_heads(values: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
+    """The cells of these heads, `[..., head]`, of an array `[..., layer, head]`."""
+    return values[..., [head.layer for head in heads], [head.head for head in heads]]
+
+
+def interval_columns(name: str, interval: Interval) -> dict[str, np.ndarray]:
+    """An estimate and its limits as the columns `name`, `name_ci_low`, `name_ci_high`."""
+    return {name: interval.estimate, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
+
+
+def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Its rows by the magnitude of a column, ties in their order, undefined ones last; numbered anew."""
+    return table.sort_values(column, key=np.abs, ascending=False, kind="stable", ignore_index=True)
+
+
+def place_of(name: str, known: Iterable[str], what: str) -> int:
+    """Where a name stands among those of a result; `ValueError` lists them."""
+    names = list(known)
+    if name not in names:
+        raise ValueError(f"no {what} {name!r} here; there are {', '.join(names)}")
+    return names.index(name)
+
+
+def put(found: Found, metric: str, name: str, layer: int, values: Any, *, shape: int | tuple[int, ...]) -> None:
+    """Set one layer of `found[metric][name]`, an array of this shape that is NaN until it is set."""
+    found.setdefault(metric, {}).setdefault(name, np.full(shape, np.nan))[layer] = values
+
+
+def stacked(parts: Sequence[Any], order: Iterable[str] | None = None) -> Found:
+    """`[problem, ...]` from the `Found` of one problem after the other, metrics in this order (default: as they are)."""
+    return {
+        metric: {name: np.stack([np.asarray(part[metric][name], dtype=float) for part in parts]) for name in named}
+        for metric, named in ((metric, parts[0][metric]) for metric in order or parts[0] if metric in parts[0])
+    }
+
+
+def undefined(values: Found, heads: Sequence[Head]) -> str:
+    """How many cells of each metric are NaN, as words; "" where none is."""
+    counted = []
+    for metric, named in values.items():
+        cells = np.stack([of_heads(array, heads) for array in named.values()])
+        if np.isnan(cells).any():
+            counted.append(f"{metric} {int(np.isnan(cells).sum())}/{cells.size}")
+    return ", ".join(counted)
+
+
+def rows_of(
+    problem_ids: Sequence[str], heads: Sequence[Head], array: np.ndarray, metric: str, **fixed: Any
+) -> pd.DataFrame:
+    """One tidy row per problem and head of a metric `[problem, layer, head]`; `fixed` columns stand after the problem."""
+    places = head_columns(heads, times=len(problem_ids))
+    del places["paper_label"]
+    problems = np.repeat(problem_ids, len(heads))
+    return pd.DataFrame(
+        {"problem": problems, **fixed, **places, "metric": metric, "value": of_heads(array, heads).ravel()}
+    )
+
+
+def tidy(axes: Mapping[str, Any], **values: np.ndarray) -> pd.DataFrame:
+    """One row per cell of arrays over these axes (in this order), a column per axis and per array."""
+    grid = np.indices([len(labels) for labels in axes.values()]).reshape(len(axes), -1)
+    columns = {name: np.asarray(labels)[place] for (name, labels), place in zip(axes.items(), grid, strict=True)}
+    return pd.DataFrame(columns | {name: array.ravel() for name, array in values.items()})

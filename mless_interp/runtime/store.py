@@ -1,0 +1,222 @@
+"""Saving and loading results: one folder, written whole or not at all, with where it came from."""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.arguments import checked
+from ..core.heads import Head
+from .checkpoint import plain
+from .folders import RESULTS, RUN, damaged_files, new_folder, recover
+from .locks import Lock
+from .registry import RENAMED, SAVED
+from .results import Result
+
+DOCUMENT, ARRAYS = "results.json", "arrays.npz"
+PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
+
+
+@checked
+def provenance(model: Any = None, *, command: Sequence[str] | None = None, **more: Any) -> dict[str, Any]:
+    """Where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
+    found: dict[str, Any] = {
+        "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(sys.argv if command is None else command),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+    if model is not None:
+        found["model"] = plain(dataclasses.asdict(model.info)) | {"weights_hash": model.weights_hash}
+        found["checks"] = None if model.checks is None else model.checks.to_dict()
+    return found | plain(more)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+@checked
+def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = None, **named: Any) -> Path:
+    """Save results of this toolkit in one folder: arrays as `arrays.npz`, everything else as `results.json`.
+
+    `save("results/slashes", patches, scores)` keeps them under their public names, `save(path, first=a, second=b)` under
+    yours. `model` adds its geometry and check figures. Written whole or not at all; an existing folder needs
+    `overwrite=True`.
+    """
+    everything = {type(result).__name__: result for result in results} | named
+    if len(everything) != len(results) + len(named):
+        raise ValueError("two results of the same class need names: save(path, first=..., second=...)")
+    if "provenance" in everything:
+        raise ValueError('"provenance" is the name under which load gives where the results come from; choose another')
+    if not everything:
+        raise ValueError("there is nothing to save")
+    arrays: dict[str, np.ndarray] = {}
+    described = {name: _describe(result, _part(name), arrays) for name, result in everything.items()}
+    with new_folder(path, overwrite=overwrite) as folder:
+        np.savez_compressed(folder / ARRAYS, allow_pickle=False, **arrays)
+        document = {"format": 1, "results": described, "provenance": provenance(model)}
+        (folder / DOCUMENT).write_text(json.dumps(document, indent=2), encoding="utf-8")
+    return Path(path)
+
+
+@checked
+def load(path: str | Path) -> dict[str, Any]:
+    """Load the results of a folder by name, with their provenance under "provenance": one that `save` wrote, or the `--out`
+    of a run.
+
+    What is read is checked first against the folder's manifest (folders of version 0.1 have none). `ValueError` names the
+    file that is missing, cut off or changed, or the result whose arrays do not fit together.
+    """
+    folder = Path(path)
+    if not folder.exists():  # killed while it was replaced?
+        with contextlib.suppress(OSError), Lock(folder.resolve()):
+            recover(folder.resolve())
+    if (folder / RUN).is_file():
+        folder /= RESULTS
+    damaged = damaged_files(folder, (DOCUMENT, ARRAYS)) if folder.is_dir() else {}
+    if damaged:
+        what = "; ".join(f"{str(folder / name)!r} {why}" for name, why in damaged.items())
+        raise ValueError(f"{what}: the saved results are damaged; take a copy that is whole, or make them again")
+    if not (folder / DOCUMENT).is_file():
+        raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no results.json)")
+    with _naming(folder / DOCUMENT):
+        document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+        form, results, where = document.get("format"), document["results"].items(), document["provenance"]
+    if form != 1:
+        raise ValueError(f"{str(folder)!r} has format {form!r}, this version reads format 1")
+    with _naming(folder / ARRAYS), (folder / ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as kept:
+        arrays = {name: kept[name] for name in kept.files}
+    with _naming(folder / DOCUMENT):
+        return {name: _rebuild(part, arrays) for name, part in results} | {"provenance": where}
+
+
+class _Refused(ValueError):
+    """What is said of a class or a shape, which needs no more words."""
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Whatever goes wrong while this file is read is one `ValueError` that names it."""
+    try:
+        yield
+    except _Refused:
+        raise
+    except Exception as error:
+        what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"{str(file)!r} is damaged or missing ({what}); take a copy that is whole, or make the results again"
+        ) from error
+
+
+def _describe(result: Any, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    kind = type(result)
+    if SAVED.get(kind.__name__) is not kind:
+        raise TypeError(f"{name}: only results of this toolkit can be saved, got {kind.__name__}")
+    fields = {
+        field.name: _encode(getattr(result, field.name), f"{name}.{field.name}", arrays)
+        for field in dataclasses.fields(result)
+        if field.init
+    }
+    return {"class": kind.__name__, "fields": fields}
+
+
+def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays[key] = _one_nan(value) if value.dtype != object else value.astype(str)
+        return {"array": key}
+    if isinstance(value, Head):
+        return {"head": [value.layer, value.head]}
+    if SAVED.get(type(value).__name__) is type(value):
+        return {"result": _describe(value, key, arrays)}
+    if isinstance(value, tuple):
+        return {"tuple": [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]}
+    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+        return {"dict": {k: _encode(v, f"{key}.{_part(k)}", arrays) for k, v in value.items()}}
+    if isinstance(value, list):
+        return [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        return plain(value)
+    raise TypeError(
+        f"{key}: a {type(value).__name__} cannot be saved and loaded unchanged; keep it as a numpy array or text"
+    )
+
+
+def _part(name: str) -> str:
+    """A name as one part of an array's, whose parts are joined by dots.
+
+    >>> _part("a.b")
+    'a%2Eb'
+    """
+    return name.replace("%", "%25").replace(".", "%2E")
+
+
+def _one_nan(array: np.ndarray) -> np.ndarray:
+    """The same numbers with one kind of NaN: a run that was resumed has read its own back, and they have lost their sign."""
+    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
+
+
+def _decode(value: Any, arrays: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(v, arrays) for v in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "array":
+        return arrays[inner]
+    if kind == "head":
+        return Head(*inner)
+    if kind == "result":
+        return _rebuild(inner, arrays)
+    if kind == "tuple":
+        return tuple(_decode(v, arrays) for v in inner)
+    return {k: _decode(v, arrays) for k, v in inner.items()}
+
+
+def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
+    kind = _result_class(part["class"])
+    renamed = RENAMED[kind.__name__]
+    if not part["fields"].keys().isdisjoint(renamed.values()):
+        renamed = {}  # written after the renaming: the former name may be another field's today
+    fields = {renamed.get(key, key): _decode(value, arrays) for key, value in part["fields"].items()}
+    known = {field.name for field in dataclasses.fields(kind)} - set(fields)
+    fields |= {key: value for key, value in _once_settings(fields.get("settings")).items() if key in known}
+    made = kind(**{key: value for key, value in fields.items() if key is not None})
+    if isinstance(made, Result):
+        try:
+            made.check_axes()
+        except ValueError as error:
+            raise _Refused(f"the saved {kind.__name__} is damaged: {error}") from error
+    return made
+
+
+def _once_settings(settings: Any) -> dict[str, Any]:
+    """What is a field of a result today, and stood among its settings in an older folder."""
+    found = {} if settings is None else dict(settings)
+    return found | ({"confidence": 1 - found["alpha"]} if "alpha" in found else {})
+
+
+def _result_class(name: str) -> Any:
+    """The result class of that public name; folders written before 0.2 name its module as well, which may have moved."""
+    short = name.rpartition(".")[2]
+    if name not in (short, f"mless_interp.{name.partition('.')[2]}"):
+        raise _Refused(f"refusing to load class {name!r}: it is not part of this toolkit")
+    package = sys.modules["mless_interp"]
+    if short not in SAVED and any(short in names for names in package.RESULTS.values()):
+        getattr(package, short)  # its module enters it there
+    if short not in SAVED:
+        raise _Refused(f"this version of the toolkit has no result {name!r}")
+    return SAVED[short]

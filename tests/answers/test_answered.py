@@ -1,0 +1,301 @@
+"""AccuracyResults: numbers worked out by hand, laws of intervals and tests, planted heads, messages, saving."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import binom
+
+import mless_interp as mi
+from mless_interp.answers import GRADERS, Comparison, Comparisons, grade
+from mless_interp.statistics import mcnemar
+
+graded = lru_cache(grade)
+TREATMENTS = ("none", "mless", "mful")
+
+
+def rows(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more: Any) -> Iterator[dict[str, Any]]:
+    """One finished answer per cell of `right` `[problem, treatment, sample]` that is not NaN, really graded."""
+    for i, c, s in np.ndindex(right.shape):
+        if np.isnan(right[i, c, s]):
+            continue
+        text = r"so \boxed{ 7 } <eos>" if right[i, c, s] else r"so \boxed{ 8 } <eos>"
+        found = graded(text, "7")
+        row = {name: getattr(found, name) for name in (*GRADERS, "boxed", "decided")}
+        yield (
+            row
+            | {
+                "problem": f"p{i}",
+                "treatment": treatments[c],
+                "sample": s,
+                "completion": text,
+                "cut_off": i == 0,
+                "n_tokens": 5 + c,
+            }
+            | more
+        )
+
+
+def results(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more: Any) -> mi.AccuracyResults:
+    return mi.AccuracyResults.from_rows(
+        rows(right, treatments),
+        problem_ids=[f"p{i}" for i in range(len(right))],
+        treatments=treatments,
+        n_samples=right.shape[2],
+        golds=["7"] * len(right),
+        settings={"model": "toy"},
+        **more,
+    )
+
+
+def one_sample(n: int, *shares: float, seed: int = 0) -> np.ndarray:
+    draws = np.random.default_rng(seed).random((n, len(shares), 1))
+    return (draws < np.array(shares)[:, None]).astype(float)
+
+
+@pytest.fixture
+def by_hand() -> mi.AccuracyResults:
+    """500 problems, 362 right without; with slashes 33 more and 20 fewer; with words not run on the last 100."""
+    right = np.zeros((500, 3, 1))
+    right[:362, 0] = 1
+    right[:, 1] = right[:, 0]
+    right[:20, 1] = 0
+    right[400:433, 1] = 1
+    right[:, 2] = right[:, 0]
+    right[400:, 2] = np.nan
+    return results(right)
+
+
+# ------------------------------------------------------------------------------------------------------------- summary
+
+
+def test_accuracy_and_wilsons_interval_by_hand(by_hand: mi.AccuracyResults) -> None:
+    table = by_hand.summary()
+    assert list(table.columns[:5]) == ["treatment", "accuracy", "low", "high", "n"]
+    assert list(table["treatment"]) == list(TREATMENTS)
+    np.testing.assert_allclose(table["accuracy"], [0.724, 0.75, 362 / 400])
+    np.testing.assert_allclose(table.loc[0, ["low", "high"]].astype(float), [0.68322, 0.76136], atol=5e-6)
+    assert list(table["n"]) == [500, 500, 400] and list(table["n_missing"]) == [0, 0, 100]
+    assert list(table["n_tokens"]) == [5, 6, 7] and list(table["boxed"]) == [1, 1, 1]
+    np.testing.assert_allclose(table["cut_off"], [1 / 500, 1 / 500, 1 / 400])
+    assert list(table["gave_up"]) == [0, 0, 0]
+
+
+def test_graders_stand_side_by_side() -> None:
+    answers = [(r"\boxed{}", "12"), ("the answer is 12", "12"), (r"\boxed{12}", "12"), (r"\boxed{1}", "12")]
+    made = []
+    for i, (text, gold) in enumerate(answers):
+        found = grade(text, gold)
+        made.append(
+            {name: getattr(found, name) for name in (*GRADERS, "boxed", "decided")}
+            | {
+                "problem": f"p{i}",
+                "treatment": "none",
+                "sample": 0,
+                "completion": text,
+                "cut_off": False,
+                "n_tokens": 3,
+            }
+        )
+    found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(4)], treatments=["none"])
+    (row,) = found.summary().to_dict("records")
+    assert (row["accuracy"], row["paper"], row["boxed"]) == (0.25, 0.75, 0.5)
+    assert list(found.to_frame()["decided"]) == ["empty box", "no box", "text", "number"]
+
+
+def test_pass_at_k_is_the_unbiased_one() -> None:
+    right = np.array([[0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0]], dtype=float)[:, None]
+    found = results(right, ("none",))
+    np.testing.assert_allclose(found.pass_at(2), [(0 + 0.5 + 1) / 3])
+    np.testing.assert_allclose(found.pass_at(1), [4 / 12])
+    table = found.summary(pass_at=(1, 2))
+    assert table["pass_at_1"].item() == table["accuracy"].item() == pytest.approx(1 / 3)
+    assert found.summary()["pass_at_4"].item() == pytest.approx(2 / 3)
+    right[2, 0, 1:] = np.nan
+    np.testing.assert_allclose(results(right, ("none",)).pass_at(2), [0.25])  # the problem with one sample is left out
+    with pytest.raises(ValueError, match="pass@5 needs k from 1 to the 4 samples"):
+        found.pass_at(5)
+
+
+def test_an_interval_over_samples_covers_and_is_never_a_point_at_the_ends() -> None:
+    table = results(np.ones((40, 1, 4)), ("none",)).summary()
+    assert table["accuracy"].item() == 1 and 0.85 < table["low"].item() < 0.95 and table["high"].item() == 1
+    assert table["flag"].item() == "all problems equal: Wilson"
+    assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).summary()["low"].item())
+
+
+def test_nothing_run_is_nan_and_counted() -> None:
+    right = one_sample(10, 0.5, 0.5)
+    right[:, 1] = np.nan
+    table = results(right, ("a", "b")).summary()
+    assert np.isnan(table["accuracy"][1]) and np.isnan(table["n_tokens"][1]) and table["n"][1] == 0
+    assert table["n_missing"][1] == 10
+
+
+def test_cut_off_answers_and_grades_given_up_are_said() -> None:
+    right = one_sample(10, 0.5)
+    why = ("gave up", "undecided")
+    made = [row | {"cut_off": True, "decided": why[i % 2]} for i, row in enumerate(rows(right, ("none",)))]
+    found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(10)], treatments=["none"])
+    assert "none 100 %; raise the number of new tokens" in repr(found)
+    assert "10 grades were not decided (out of time or memory) and count as wrong" in found.explain()
+    assert found.summary()["gave_up"].item() == 1
+
+
+# ------------------------------------------------------------------------------------------------------------- compare
+
+
+def test_a_paired_comparison_by_hand(by_hand: mi.AccuracyResults) -> None:
+    found = by_hand.compare("none", "mless")
+    assert (len(found.gained), len(found.lost), found.n, found.n_left_out) == (33, 20, 500, 0)
+    assert found.gained[0] == "p400" and found.lost[0] == "p0"
+    assert found.p == pytest.approx(0.098, abs=5e-4)  # methods §9
+    assert float(found.difference.estimate) == pytest.approx(13 / 500)
+    sd = np.std([1] * 33 + [-1] * 20 + [0] * 447, ddof=1)
+    assert float(found.difference.standard_error) == pytest.approx(sd * (499 / 500) ** 0.5 / 500**0.5)
+    assert float(found.difference.low) == pytest.approx(0.026 - 1.96 * sd / 500**0.5, abs=0.004)
+    # McNemar's test rejects from 6 changes of one direction on (2 / 2^6 < .05), which come in 80 % of samples at this rate
+    assert binom.sf(5, 500, found.detectable) == pytest.approx(0.8) and mcnemar(0, 6) < 0.05 < mcnemar(0, 5)
+    assert "is not shown to change right answers" in found.headline()
+    back = by_hand.compare("mless", "none")
+    assert (back.p, back.gained, float(back.difference.estimate)) == (found.p, found.lost, -13 / 500)
+
+
+def test_only_problems_answered_under_both_are_compared(by_hand: mi.AccuracyResults) -> None:
+    found = by_hand.compare("none", "mful")
+    assert (found.n, found.n_left_out, found.p) == (400, 100, 1.0)
+    assert found.accuracy_first == found.accuracy_second == 362 / 400
+    bound = 1.959964**2 / (400 + 1.959964**2)  # Tango's where nothing changed
+    assert (float(found.difference.low), float(found.difference.high)) == pytest.approx((-bound, bound))
+    assert f"a true difference of up to {100 * bound:.1f} points fits too" in found.explain()
+
+
+def test_holm_is_over_the_comparisons_made() -> None:
+    found = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare_all("none")
+    p = np.array([one.p for one in found.comparisons])
+    np.testing.assert_allclose(np.sort(found.p_holm), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
+    table = found.to_frame()
+    assert list(table["second"]) == ["mless", "mful"] and list(table["p_holm"]) == list(found.p_holm)
+    single = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare("none", "mful")
+    assert found.comparisons[1].detectable > single.detectable  # corrected tests need more
+
+
+def test_the_level_of_a_test_is_that_of_its_interval(by_hand: mi.AccuracyResults) -> None:
+    loose = replace(by_hand, confidence=0.9).compare("none", "mless")  # p = 0.098
+    assert float(loose.difference.low) > 0
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_interval_and_test_never_contradict_each_other(n: int) -> None:
+    """Every table of up to 12 problems: 0 lies outside the interval exactly where McNemar's test rejects."""
+    for lost in range(n + 1):
+        for gained in range(n + 1 - lost):
+            right = np.zeros((n, 2, 1))
+            right[:lost, 0] = right[lost : lost + gained, 1] = 1
+            found = results(right, ("a", "b")).compare("a", "b")
+            low, high = float(found.difference.low), float(found.difference.high)
+            assert (low * high > 0) == (found.p < 0.05), (n, lost, gained)
+            assert low <= (gained - lost) / n <= high and low < high
+
+
+def test_with_several_samples_the_interval_holds_0_where_the_test_does_not_reject() -> None:
+    rejected = 0
+    for seed in range(60):
+        draws = np.random.default_rng(seed)
+        right = (draws.random((6, 2, 4)) < np.array([0.4, 0.75])[:, None]).astype(float)
+        found = results(right, ("a", "b")).compare("a", "b")
+        if found.p >= 0.05:
+            assert not float(found.difference.low) * float(found.difference.high) > 0, seed
+        else:
+            rejected += 1
+        assert found.difference.method in ("t", "exact bound") and "few problems" in str(found.difference.flag)
+    assert 0 < rejected < 60
+
+
+def test_several_samples_are_compared_by_problem() -> None:
+    right = np.repeat(one_sample(12, 0.3, 0.6, seed=3), 50, axis=2)
+    found = results(right, ("a", "b")).compare("a", "b")
+    once = results(right[:, :, :1], ("a", "b")).compare("a", "b")
+    assert found.test.startswith("exact sign test") and once.test.startswith("exact McNemar")
+    assert found.p == once.p  # both ask whether more problems gain than lose
+    assert results(right[:1], ("a", "b")).compare("a", "b").n == 1
+
+
+def test_a_few_large_gains_do_not_outweigh_many_small_losses() -> None:
+    """What is claimed is claimed of problems; the mean difference describes, and may have the other sign."""
+    right = np.zeros((20, 2, 10))
+    right[:3, 1] = right[3:15, 0, 0] = 1
+    found = results(right, ("a", "b")).compare("a", "b")
+    assert (len(found.gained), len(found.lost), found.p) == (3, 12, mcnemar(3, 12))
+    assert float(found.difference.estimate) == pytest.approx((3 - 1.2) / 20)
+
+
+@pytest.mark.parametrize("n_samples", [1, 3])
+def test_variants_of_a_problem_count_as_several_answers_to_one(n_samples: int) -> None:
+    right = (np.random.default_rng(3).random((12, 3, n_samples)) < 0.6).astype(float)
+    groups = tuple("abcd"[at % 4] for at in range(12))
+    found = results(right, groups=groups)
+    pooled = right.reshape(3, 4, 3, n_samples).transpose(1, 2, 0, 3).reshape(4, 3, 3 * n_samples)
+    again = results(pooled)
+    for column in ("accuracy", "low", "high", "n", "boxed"):
+        np.testing.assert_allclose(found.summary()[column], again.summary()[column], rtol=1e-12)
+    for ours, theirs in zip(found.compare_all().comparisons, again.compare_all().comparisons, strict=True):
+        assert (ours.n, ours.p, ours.test) == (theirs.n, theirs.p, theirs.test)
+        assert float(ours.difference.low) == pytest.approx(float(theirs.difference.low))
+        assert ours.gained == tuple("abcd"[int(name[1:])] for name in theirs.gained)
+
+
+# ------------------------------------------------------------------------------------------------------ saved, messages
+
+
+def test_the_same_seed_gives_the_same_result_and_nothing_global_is_touched(by_hand: mi.AccuracyResults) -> None:
+    np.random.seed(3)
+    state = np.random.get_state()[1].copy()
+    assert repr(by_hand) == repr(by_hand)
+    np.testing.assert_array_equal(np.random.get_state()[1], state)
+
+
+def test_everything_is_saved_and_loaded_unchanged(by_hand: mi.AccuracyResults, tmp_path: Path) -> None:
+    mi.save(tmp_path / "out", by_hand, one=by_hand.compare("none", "mless"), every=by_hand.compare_all())
+    loaded = mi.load(tmp_path / "out")
+    pd.testing.assert_frame_equal(loaded["AccuracyResults"].to_frame(), by_hand.to_frame())
+    assert isinstance(loaded["one"], Comparison) and repr(loaded["one"]) == repr(by_hand.compare("none", "mless"))
+    assert isinstance(loaded["every"], Comparisons) and repr(loaded["every"]) == repr(by_hand.compare_all())
+    assert loaded["AccuracyResults"].settings == {"model": "toy"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"problem_ids": ["p0", "p0"]}, "every problem id is named once, but 'p0' came twice"),
+        ({"treatments": ["a", "b", "a"]}, "every treatment is named once, but 'a' came twice"),
+        ({"treatments": []}, "at least one treatment is needed"),
+        ({"problem_ids": ["p1", "p2"]}, "answer 0 .'p0', 'a', sample 0. belongs to none of these problems"),
+        ({"n_samples": 1}, "answer 1 .'p0', 'a', sample 1. belongs to none of these problems"),
+    ],
+)
+def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
+    given = {"problem_ids": ["p0", "p1"], "treatments": ["a", "b"], "n_samples": 2} | change
+    made = [] if "once" in message or "least" in message else rows(np.ones((2, 2, 2)), ("a", "b"))
+    with pytest.raises(ValueError, match=message):
+        mi.AccuracyResults.from_rows(made, **given)
+
+
+def test_an_answer_that_is_there_twice_is_named() -> None:
+    made = list(rows(np.ones((2, 1, 1)), ("a",)))
+    with pytest.raises(ValueError, match="answer 2 .'p0', 'a', sample 0. belongs to none .* or is there twice"):
+        mi.AccuracyResults.from_rows([*made, made[0]], problem_ids=["p0", "p1"], treatments=["a"])
+
+
+def test_a_folder_from_before_or_after_a_grader_is_read_and_shown_without_it(tmp_path: Path) -> None:
+    found = results(one_sample(6, 0.5, 0.5))
+    others = {"strict": found.correct["strict"]}, found.correct | {"lenient": found.correct["strict"]}
+    for at, correct in enumerate(others):
+        mi.save(tmp_path / f"{at}", replace(found, correct=correct))
+        back = mi.load(tmp_path / f"{at}")["AccuracyResults"]
+        assert back.graders == ("strict", "paper")[: 1 + at] and "lenient" not in {*back.summary(), *back.to_frame()}

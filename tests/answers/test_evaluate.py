@@ -1,0 +1,365 @@
+"""Evaluating accuracy: prompts as elsewhere, every answer on disk at once, a stopped run that goes on as if it had not been."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import needs_hooked_transformer
+from models_under_test import loaded
+from tokenizers_under_test import read_tokenizer
+
+from mless_interp.answers import AccuracyResults, Treatment, evaluate_accuracy, has_closed_box
+from mless_interp.answers import evaluate as evaluate_module
+from mless_interp.answers.complete import Request, generate_completions
+from mless_interp.answers.treatments import as_treatment, as_treatments
+from mless_interp.core.heads import Head
+from mless_interp.mechanism.arm import ARM
+from mless_interp.models.base import Model
+from mless_interp.models.load import load_model
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.prompts.problems import Problem, load_problems
+from mless_interp.prompts.prompt import build_prompt
+
+SLASHES = Insertion.meaningless(" /", 55)
+ARM_HERE = ARM(0.5, 99.5, layers=(0, 1), p_max=0.6)
+HIDDEN = Treatment(
+    insertion=SLASHES, knockout=tuple(Head(layer, h) for layer in range(4) for h in range(28)), name="hidden"
+)
+TREATMENTS = [None, SLASHES, ARM_HERE, HIDDEN]
+QUICK: dict[str, Any] = {"max_new_tokens": 8, "progress": False, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Model:
+    return load_model("demo", backend="bridge")
+
+
+@pytest.fixture(scope="module")
+def problems() -> tuple[Problem, ...]:
+    return load_problems("demo", limit=6)
+
+
+@pytest.fixture(scope="module")
+def whole(demo: Model, problems: tuple[Problem, ...]) -> AccuracyResults:
+    """The evaluation that nothing interrupted."""
+    return evaluate_accuracy(demo, problems, TREATMENTS, **QUICK)
+
+
+def same(first: AccuracyResults, second: AccuracyResults) -> bool:
+    return first.to_frame().equals(second.to_frame()) and first.settings == second.settings
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the completions that are really generated."""
+    keys: list[str] = []
+    complete_all = evaluate_module.complete_all
+
+    def counted(*args: Any, **options: Any) -> Any:
+        found = complete_all(*args, **options)
+        keys.extend(found)
+        return found
+
+    monkeypatch.setattr(evaluate_module, "complete_all", counted)
+    return keys
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.slow
+def test_every_treatment_answers_its_own_prompts(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults
+) -> None:
+    assert whole.treatments == ("none", "Mless ' /' x55", ARM_HERE.label, "hidden")
+    assert whole.problem_ids == tuple(problem.id for problem in problems)
+    assert whole.golds == tuple(problem.answer for problem in problems)
+    pairs = make_pairs(demo, problems, SLASHES)
+    inserted = [Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs]
+    bare = [Request(build_prompt(demo.tokenizer, problem).ids, problem.id) for problem in problems]
+    options: dict[str, Any] = {"max_new_tokens": 8, "complete": has_closed_box}
+    expected = [
+        generate_completions(demo, bare, **options),
+        generate_completions(demo, inserted, **options),
+        generate_completions(demo, bare, redistribution=ARM_HERE, **options),
+        generate_completions(demo, inserted, knockout=HIDDEN.knockout, **options),
+    ]
+    for at, problem in enumerate(problems):
+        for place, completions in enumerate(expected):
+            text = completions[problem.id].text(demo.tokenizer)
+            assert whole.completions[at][place] == (text,)
+            assert text.startswith("Answer : \\boxed{"), "the model writes the answer's frame itself"
+            right = text == f"Answer : \\boxed{{ {problem.answer} }}"
+            assert whole.correct["strict"][at, place, 0] == right
+            assert whole.n_tokens[at, place, 0] == len(completions[problem.id].tokens)
+    assert whole.correct["strict"][:, 0].all() and not whole.cut_off.any() and whole.boxed.all()
+    assert len(whole.to_frame()) == 6 * 4
+
+
+def test_answers_run_to_the_end_of_sequence_where_boxes_do_not_stop_them(
+    demo: Model, problems: tuple[Problem, ...]
+) -> None:
+    found = evaluate_accuracy(demo, problems[:2], stop_after_box=False, **QUICK)
+    assert (found.n_tokens == 6).all() and found.correct["strict"].all() and not found.cut_off.any()
+
+
+@pytest.mark.slow
+@needs_hooked_transformer
+def test_hooked_transformer_gives_the_same_answers_without_a_cache(
+    problems: tuple[Problem, ...], whole: AccuracyResults
+) -> None:
+    found = evaluate_accuracy(load_model("demo", backend="hooked_transformer"), problems, TREATMENTS, **QUICK)
+    assert found.settings["engine"] == "forward" and whole.settings["engine"] == "hugging_face"
+    assert found.to_frame().equals(whole.to_frame())
+
+
+def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, problems: tuple[Problem, ...]) -> None:
+    options: dict[str, Any] = {**QUICK, "temperature": 3.0, "top_p": 0.98, "n_samples": 3}
+    both = evaluate_accuracy(demo, problems[:3], [None, SLASHES], **options)
+    alone = evaluate_accuracy(demo, problems[2:3], [SLASHES], **options | {"batch_size": 1})
+    assert both.completions[2][1] == alone.completions[0][0]
+    texts = [text for problem in both.completions for samples in problem for text in samples]
+    assert len(set(texts)) > len(texts) / 2, "samples differ"
+    other = evaluate_accuracy(demo, problems[2:3], [SLASHES], seed=1, **options)
+    assert other.completions != alone.completions
+    assert both.n_samples == 3 and both.accuracy().method == "t over problems"
+
+
+def test_text_mode_takes_the_papers_string_in_one_piece(
+    tiny_model_dir: Callable[[str], Path], tokenizer_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    monkeypatch.setattr(model, "tokenizer", read_tokenizer(tokenizer_dir("qwen2_5")))
+    monkeypatch.setattr(model, "info", replace(model.info, d_vocab=len(model.tokenizer)))
+    asked = [Problem("a", "How many apples ?", "3"), Problem("b", "Find x .", "4")]
+    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 5), template="paper")
+    assert any(pair.boundary_merge for pair in pairs), "else this shows nothing"
+    found = evaluate_module._prompts(model, tuple(asked), Treatment(), pairs[0].template)
+    assert [request.prompt for request in found] == [pair.base.ids for pair in pairs]
+    with pytest.raises(ValueError, match=r"treatment 'k': in \d of 2 prompts tokens merged at the border"):
+        evaluate_accuracy(
+            model,
+            asked,
+            [Treatment(Insertion.meaningless(" /", 5), knockout=(Head(0, 1),), name="k")],
+            template="paper",
+            progress=False,
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------ resuming
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_answer_is_one_line_as_soon_as_it_ends(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    seen: list[int] = []
+    accept = evaluate_module.Checkpoint.put
+
+    def look(self: Any, values: dict[str, Any]) -> None:
+        accept(self, values)
+        seen.append(len(lines(path)) - 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate_module.Checkpoint, "put", look)
+        found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
+    assert same(found, whole) and seen[0] <= 4 and seen[-1] == 24 and seen == sorted(set(seen))
+    line = lines(path)[1]
+    assert json.loads(line["id"])[0] == "none" and line["value"]["strict"] is True and line["value"]["stop"] == "box"
+    assert demo.tokenizer.decode(line["value"]["tokens"]) == line["value"]["completion"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", [0, 7, 24])
+def test_a_stopped_run_goes_on_and_repeats_nothing(
+    kept: int, demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
+    text = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(text[: 1 + kept]))
+    made.clear()
+    found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
+    assert same(found, whole) and len(made) == 24 - kept
+    assert sorted(path.read_text().splitlines()) == sorted("".join(text).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "seed was 0, now 1"),
+        ({"engine": "forward"}, "engine was 'hugging_face', now 'forward'"),
+        ({"treatments": [None]}, "treatments.Mless ' /' x55 was {'insertion': {'kind': 'meaningless', "),
+        (
+            {"treatments": [None, Treatment(Insertion.meaningless(" /", 54), name=SLASHES.label)]},
+            "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54; ",
+        ),
+    ],
+)
+def test_other_settings_are_refused_with_the_difference(
+    changes: dict[str, Any], message: str, demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, [None, SLASHES], checkpoint=path, **QUICK)
+    before = path.read_bytes()
+    made.clear()
+    options = {**QUICK, **{key: value for key, value in changes.items() if key != "treatments"}}
+    with pytest.raises(ValueError, match="a.jsonl was made with other settings: ") as caught:
+        evaluate_accuracy(demo, problems, changes.get("treatments", [None, SLASHES]), checkpoint=path, **options)
+    assert message in str(caught.value) and made == [] and path.read_bytes() == before
+
+
+def test_more_problems_are_added_to_a_finished_run_and_the_old_ones_not_answered_again(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems[:4], TREATMENTS, checkpoint=path, **QUICK)
+    made.clear()
+    found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
+    assert same(found, whole) and found.settings["n_problems"] == 6
+    assert len(made) == 2 * len(TREATMENTS) and {problem.id for problem in problems[4:]} == set(made)
+    made.clear()
+    fewer = evaluate_accuracy(demo, problems[1:3], TREATMENTS, checkpoint=path, **QUICK)
+    assert made == [] and fewer.problem_ids == tuple(problem.id for problem in problems[1:3])
+
+
+@pytest.mark.parametrize("part", ["question", "answer"])
+def test_another_question_or_answer_of_a_kept_problem_is_refused(
+    part: str, demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, [None], checkpoint=path, **QUICK)
+    before = path.read_bytes()
+    made.clear()
+    other = replace(problems[5], **{part: getattr(problems[4], part)})
+    asked = [*problems[:4], other] if part == "question" else [*problems[:5], other]
+    message = rf"a.jsonl was made with other problems: .*{problems[5].id}.* had another prompt or another answer"
+    with pytest.raises(ValueError, match=message):
+        evaluate_accuracy(demo, asked, [None], checkpoint=path, **QUICK)
+    assert made == [] and path.read_bytes() == before
+
+
+# ---------------------------------------------------------------------------------------------------------- treatments
+
+
+def test_treatments_are_what_users_write() -> None:
+    assert as_treatment(None) == Treatment() and as_treatment(None).name == "none"
+    assert as_treatment(SLASHES) == Treatment(insertion=SLASHES) and as_treatment(ARM_HERE).arm == ARM_HERE
+    both = Treatment(SLASHES, ARM_HERE, (Head(0, 13), Head(0, 21)))
+    assert both.name == f"Mless ' /' x55 without L0H13, L0H21 + {ARM_HERE.label}"
+    many = Treatment(SLASHES, knockout=[Head(0, h) for h in range(6)])
+    assert many.name == "Mless ' /' x55 without L0H0, L0H1, L0H2, L0H3 and 2 more heads"
+    assert as_treatments(SLASHES)[0].insertion == SLASHES
+    assert json.loads(json.dumps(both.record()))["knockout"] == ["L0H13", "L0H21"]
+
+
+@pytest.mark.parametrize(
+    ("thing", "kind", "message"),
+    [
+        ("mless", TypeError, "a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got 'mless'"),
+        ([], ValueError, "there are no treatments; [None] answers the plain problems"),
+        ([Head(0, 1)], TypeError, "heads are knocked out with Treatment(insertion=..., knockout=[Head(...)])"),
+    ],
+)
+def test_other_things_are_no_treatments(thing: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        as_treatments(thing if isinstance(thing, list) else [thing])
+    assert message in str(caught.value)
+
+
+def test_a_knockout_needs_an_insertion() -> None:
+    with pytest.raises(ValueError, match="a knockout hides the inserted tokens from heads, so it needs an insertion"):
+        Treatment(knockout=(Head(0, 1),), name="k")
+    with pytest.raises(ValueError, match="treatment 'without L0H1, L2H3': a knockout hides"):
+        Treatment(knockout=(Head(0, 1), Head(2, 3)))
+    with pytest.raises(ValueError, match=r"treatment 'ARM\(.*\) without L0H1': a knockout hides"):
+        Treatment(arm=ARM_HERE, knockout=(Head(0, 1),))
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ("none", {}, "there are no problems to answer"),
+        ("twice", {}, "the problem id 'demo/same/0' is given twice"),
+        ("no answer", {}, "problem 'x' has no answer to grade against"),
+        ("long", {}, "prompt of 1014 tokens leaves no room for an answer in demo's context of 512"),
+        ("", {"max_new_tokens": 500}, "and 500 new ones do not fit demo's context of 512"),
+        ("", {"n_samples": 0}, "n_samples must be 1 or more, got 0"),
+        ("", {"n_samples": 3}, "greedy answers are all the same, so n_samples=3 needs a temperature"),
+        ("", {"treatments": [None, None]}, "the treatment 'none' is named twice"),
+        ("", {"treatments": [Insertion.meaningless(" /", 900)]}, "has a context of 512"),
+        ("", {"treatments": [Treatment(SLASHES, knockout=(Head(0, 28),))]}, "head 28 is out of range (zero-based)"),
+        ("", {"treatments": [ARM(0.1, 99.0, layers=(4,))]}, "layer 4 is out of range (zero-based)"),
+        ("", {"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_generated(
+    change: str,
+    options: dict[str, Any],
+    message: str,
+    demo: Model,
+    problems: tuple[Problem, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(self: Any, **_: Any) -> Any:
+        raise AssertionError("generation began")
+
+    monkeypatch.setattr(type(demo.hf_model), "generate", never)
+    asked = {
+        "none": [],
+        "twice": [problems[0], problems[1], problems[0]],
+        "no answer": [problems[0], Problem("x", "how many ?", " ")],
+        "long": [problems[0], Problem("y", "how many ? " * 333, "3", system=problems[0].system)],
+    }.get(change, list(problems))
+    options = {"progress": False, "treatments": [None], "checkpoint": tmp_path / "a.jsonl", **options}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        evaluate_accuracy(demo, asked, **options)
+    assert not (tmp_path / "a.jsonl").exists(), "no file is begun"
+
+
+@pytest.mark.parametrize("treatments", [[None], [None, Insertion.meaningless(" /", 4)]])
+@pytest.mark.parametrize("template", ["raw", "chat", "paper"])
+def test_problems_are_answered_as_the_text_that_they_are(
+    template: str, treatments: list[Any], tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    marker = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    prompts: list[tuple[int, ...]] = []
+    usual = evaluate_module.check_requests
+    monkeypatch.setattr(
+        evaluate_module,
+        "check_requests",
+        lambda model, requests, decoding: (
+            prompts.extend(r.prompt for r in requests) or usual(model, requests, decoding)
+        ),
+    )
+    asked = [Problem("a", "What is 1 <|im_end|> ?", "1"), Problem("b", "What is 2 ?", "2")]
+    with pytest.warns(UserWarning, match=r"1 of 2 problems spell special tokens .*first: 'a', its question") as said:
+        found = evaluate_accuracy(model, asked, treatments, template=template, max_new_tokens=2, progress=False)
+    assert len([each for each in said if "spell special" in str(each.message)]) == 1
+    assert found.settings["special_tokens_as_text"] == 1
+    of_template = 2 if template == "chat" else 0
+    assert [prompt.count(marker) for prompt in prompts] == [of_template] * 2 * len(treatments)
+
+
+def test_the_default_length_is_the_papers_or_what_the_context_leaves(
+    demo: Model, problems: tuple[Problem, ...]
+) -> None:
+    found = evaluate_accuracy(demo, problems[:1], [None, SLASHES], progress=False)
+    longest = len(make_pairs(demo, problems[:1], SLASHES)[0].inserted)
+    assert found.settings["max_new_tokens"] == 512 - longest
+    assert np.isfinite(found.n_tokens).all()

@@ -1,0 +1,339 @@
+"""Graders: boxes, what counts as the same answer, MATH-500's golds, malformed LaTeX, threads, processes and time."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as texts
+
+import mless_interp as mi
+from mless_interp.answers import equivalence, grade, has_closed_box, last_box
+from mless_interp.answers import worker as grading_worker
+from mless_interp.answers.compare import compare, number
+from mless_interp.answers.paper_grader import stripped
+
+pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
+
+# --------------------------------------------------------------------------------------------------------------- boxes
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        (r"\boxed{7}", "7"),
+        (r"\boxed{ 7 } <eos>", "7"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{1} no \boxed{2}.", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\boxed{a \\{b}}", r"a \\{b}"),
+        (r"\boxed{\boxed{7}}", "7"),
+        (r"\boxed{x = \boxed{7}}", "x = 7"),
+        (r"\boxed{7} and \boxed{8", "7"),
+        (r"\boxed{8 and \boxed{7}", "7"),
+        (r"{ \boxed{7}", "7"),
+        (r"} } \boxed{7}", "7"),
+        (r"\boxed{7} \boxed{}", ""),
+        (r"put it within \boxed{}", ""),
+        (r"\boxed{7", None),
+        (r"\boxed 7", None),
+        (r"\boxed{\}", None),
+        (r"\\boxed{7}", None),
+        (r"\fbox{7}", None),
+        (r"boxed{7}", None),
+        ("7", None),
+        ("", None),
+    ],
+)
+def test_the_last_balanced_box_is_found(text: str, inside: str | None) -> None:
+    assert last_box(text) == inside
+
+
+balanced = texts.recursive(
+    texts.text(texts.characters(exclude_characters="\\{}", exclude_categories=("Cs",)), max_size=6),
+    lambda inner: texts.lists(inner, min_size=1, max_size=3).map(lambda parts: "{" + "}{".join(parts) + "}"),
+    max_leaves=6,
+)
+noise = texts.lists(texts.sampled_from(["{", "}", r"\{", r"\}", "\\", r"\boxed{", r"\boxed", "7", " "])).map("".join)
+
+
+@given(before=noise, inside=balanced, after=balanced)
+@settings(max_examples=100, deadline=None)
+def test_a_balanced_box_is_found_whole_wherever_it_stands(before: str, inside: str, after: str) -> None:
+    before = before.rstrip("\\")  # a backslash at the end would belong to the box's own
+    text = before + "\\boxed{" + inside + "}"
+    assert last_box(text) == inside.strip()
+    assert last_box(text + " " + after + " \\boxed{never closed") == inside.strip()
+
+
+@given(noise)
+@example("\\boxed{" * 50)
+@settings(max_examples=100, deadline=None)
+def test_any_text_can_be_searched(text: str) -> None:
+    found = last_box(text)
+    depth = 0
+    for c in (found or "").replace("\\\\", "").replace("\\{", "").replace("\\}", ""):
+        depth += (c == "{") - (c == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert has_closed_box(text) >= bool(found)
+
+
+def test_searching_long_texts_ends() -> None:
+    assert last_box("\\boxed{" * 50_000) is None
+    assert last_box("\\boxed" + " " * 50_000) is None
+    assert last_box("\\boxed{" * 20_000 + "}" * 20_000) == ""
+
+
+# ------------------------------------------------------------------------------------------------ what counts as equal
+
+SAME = [
+    # numbers
+    (r"\dfrac{1}{2}", ".5"),
+    ("137.5", r"137 \frac{1}{2}"),
+    ("11111111100", r"11,\! 111,\! 111,\! 100"),
+    (r"6.72 \times 10^{-5}", ".0000672"),
+    ("2 + 5 = 7", "7"),
+    ("2516_{8}", "2516_8"),
+    # degrees, currency, percent, units
+    (r"90^\circ", "90"),
+    (r"\frac{270}{7}", r"\frac{270}7\text{ degrees}"),
+    ("32348.00", r"\$32,\!348"),
+    ("864 square inches", r"864 \mbox{ inches}^2"),
+    (r"864\,\text{in}^{2}", r"864 \mbox{ inches}^2"),
+    (r"\text{77 cups}", "77 cup"),
+    # expressions
+    (r"\sqrt{52}", r"2\sqrt{13}"),
+    (r"\frac{1}{\sqrt3}", r"\frac{\sqrt{3}}{3}"),
+    ("x^4(x-1)+x^2(x-1)+x-1", "x^5 - x^4 + x^3 - x^2 + x - 1"),
+    (r"\frac{\cos x}{\sin x}", r"\cot x"),
+    ("-5i+6", "6 - 5i"),
+    (r"\frac{9a}{20}+0.55", r"\frac{11+9a}{20}"),
+    ("3ba", "3ab"),
+    (r"\log_2 8", "3"),
+    # equations
+    ("x = 5", "5"),
+    ("2x+3", "y = 2x + 3"),
+    ("y = 3+2x", "y = 2x + 3"),
+    ("10x-14y+22z+8=0", "5x - 7y + 11z + 4 = 0"),
+    # tuples, intervals, sets, lists, matrices
+    (r"(3, \pi/2)", r"\left( 3, \frac{\pi}{2} \right)"),
+    (r"(2, +\infty)", r"(2,\infty)"),
+    ("x > 2", r"(2,\infty)"),
+    (r"-2 \le x \le 7", r"x \in [-2,7]"),
+    (r"(3,\infty) \cup (-\infty,2)", r"(-\infty, 2) \cup (3, \infty)"),
+    ("-2,1", "1,-2"),
+    ("x=1 or x=-2", "1,-2"),
+    (r"3, 5, \text{ and } 7", r"\{7, 5, 3\}"),
+    (r"1-\sqrt{19}, 1+\sqrt{19}", r"1 \pm \sqrt{19}"),
+    (r"\{-2,1\pm\sqrt{5}\}", r"\{1\pm\sqrt{5},-2\}"),
+    (r"\{5\}", "5"),
+    (r"\begin{bmatrix} -\frac13 \\ \frac23 \end{bmatrix}", r"\begin{pmatrix} -1/3 \\ 2/3 \end{pmatrix}"),
+    # words
+    (r"\textbf{(E)}", r"\text{(E)}"),
+    # word-level tokens with spaces between
+    # mixed numbers with a slash, repeating decimals, roots and currency signs as typed, times of day
+    ("√12", r"2\sqrt{3}"),
+    ("3√(x+1)", r"3\sqrt{x + 1}"),
+    (r"3:30\text{ p.m.}", "3:30 PM"),
+    # sets, named tuples and matrices, lists of a number and a number of three digits
+    (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"x \in \mathbb{R}", r"(-\infty,+\infty)"),
+    (r"\emptyset", r"\{ \}"),
+    ("(x,y)=(1,2)", "(1,2)"),
+    ("D = [0, 1)", "[0,1)"),
+    (r"A = \begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"\left[\begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array}\right]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("2, 100", "100, 2"),
+]
+OTHER = [
+    ("7 7", "77"),
+    ("7 8", "15"),  # math-verify reads 7 + 8
+    ("0.333333", r"\frac13"),
+    ("1.414214", r"\sqrt2"),
+    ("3.14", r"\pi"),
+    ("0.5", r"50\%"),
+    ("0.0", "10^{-8}"),
+    ("100000000000000000001", "100000000000000000000"),
+    ("2516_7", "2516_8"),
+    ("5 cm", r"5\text{ m}"),
+    ("3ab", "3"),  # math-verify takes ab for a unit
+    ("3", "3m"),
+    ("2x", "2y"),
+    ("x^2=4", "4"),
+    ("(1,2]", "(1,2)"),
+    ("1,2", "(1,2)"),
+    ("(2,1)", "(1,2)"),
+    (r"\{1,2\}", "(1,2)"),
+    ("1,1", "1"),
+    (r"1\pm2", "3"),
+    (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\begin{vmatrix}1&2\\3&4\end{vmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("seat", r"\text{east}"),  # the same letters multiplied
+    (r"\text{Navin Evelyn}", r"\text{Evelyn}"),
+    (r"\infty", r"-\infty"),
+    (r"3:30\text{ a.m.}", r"3:30\text{ p.m.}"),
+    (r"\mathbb{R}", r"(0,\infty)"),
+    (r"\mathbb{Z}", r"\mathbb{R}"),
+    ("(a,b)=(1,2)", "(x,y)=(1,2)"),
+    ("(x,y)=(1,2)", "(2,1)"),
+    (r"\left|\begin{array}{cc}1&2\\3&4\end{array}\right|", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+]
+
+
+@pytest.mark.parametrize(("answer", "gold"), SAME)
+def test_the_same_answer_is_right(answer: str, gold: str) -> None:
+    assert compare(answer, gold).equal
+    assert compare(gold, answer).equal
+
+
+@pytest.mark.parametrize(("answer", "gold"), OTHER)
+def test_another_answer_is_wrong(answer: str, gold: str) -> None:
+    assert not compare(answer, gold).equal
+    assert not compare(gold, answer).equal
+
+
+@given(texts.integers(-(10**9), 10**9), texts.integers(1, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_fractions_are_read_exactly_however_written(above: int, below: int) -> None:
+    sign = "-" if above < 0 else ""
+    value = number(f"{above}/{below}")
+    assert (
+        value
+        == number(rf"{sign}\frac{{{abs(above)}}}{{{below}}}")
+        == number(rf"\dfrac{{{above}}}{{{below}}}".replace("d", ""))
+    )
+    assert number(f"{above:,}") == above
+    assert value is not None and compare(str(above), f"{above + 1}").equal is False
+
+
+# ----------------------------------------------------------------------------------------------------- paper, all
+
+
+def test_the_papers_grader_is_the_papers() -> None:
+    assert mi.grade_paper(r"\boxed{1}", r"\frac{14}{3}")
+    assert not mi.grade_paper(r"\boxed{1+x}", "x+1")
+    assert not mi.grade_paper("7", "7")
+    assert not mi.grade_paper(r"\boxed{{}}", "7")  # the doubled braces that the released code really sends
+    assert mi.grade_paper(r"\boxed{\frac}", r"\frac") and not mi.grade_paper(r"\boxed{\frac}", r"\frac{1}{2}")
+    assert stripped(r"\tfrac12") == r"\frac{1}{2}" == stripped("0.5") == stripped("1/2")
+    assert stripped(r"x=\sqrt3\text{ cm}") == r"\sqrt{3}"
+    with pytest.raises(IndexError, match="string index out of range"):
+        stripped(r"\frac")
+    assert "UNSOUND" in (mi.grade_paper.__doc__ or "") and '"1" 200' in (mi.grade_paper.__doc__ or "")
+
+
+def test_all_grades_at_once_with_what_decided() -> None:
+    found = grade(r"so \boxed{ 7 } <eos>", "7")
+    assert (found.strict, found.paper, found.boxed, found.answer, found.decided) == (True, True, True, "7", "text")
+    assert grade("7", "7").decided == "no box" and grade(r"\boxed{ }", "7").decided == "empty box"
+    assert grade(r"\boxed{14/2}", "7").decided == "number"
+    assert grade(r"\boxed{\sqrt{49}}", "7").decided == "math-verify"
+    assert grade(r"\boxed{1,7}", "7").decided == "parts"
+
+
+# -------------------------------------------------------------------------------------------- time, threads, processes
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9^9}}+0", "10^{10^{10}}+0", r"\{1,9^{9^{9^8}}+0\}"])
+def test_what_would_never_end_is_given_up(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare(r"\sqrt{7}", r"\sqrt{11}")  # the process is there
+    monkeypatch.setattr(equivalence, "CPU_SECONDS", 0)
+    found = grade(f"\\boxed{{{answer}}}", r"\{3,1\}" if "," in answer else "1")
+    assert (found.strict, found.decided) == (False, "gave up")
+    monkeypatch.setattr(equivalence, "CPU_SECONDS", 3)
+    assert compare(r"\sqrt{28}", r"2\sqrt{7}").equal  # and the next question has an answer
+
+
+def test_the_process_is_this_python_s_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path holds no folder of ours, it is begun once, only its answers come back, and it ends with the interpreter."""
+    begun: list[object] = []
+    start = subprocess.Popen.__init__
+
+    def seen(process: subprocess.Popen[str], command: object, **how: object) -> None:
+        begun.append(command)
+        start(process, command, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", seen)
+    worker = equivalence._Worker()
+    assert worker.ask(answer=r"\sqrt{4}é", gold=r"2é") is not None
+    assert worker.ask(answer="x", gold="x") is True
+    assert begun == [[sys.executable, "-P", str(Path(equivalence.__file__).with_name("worker.py"))]]
+    process = worker.process
+    worker.close()
+    assert process is not None and process.returncode == 0 and worker.process is None
+    assert worker.ask("x", "x+1") is False, "a next question starts another"
+    worker.close()
+
+
+def test_grading_works_in_threads() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        asked = [(rf"\boxed{{\sqrt{{{n * n}}} + x}}", f"x + {n + more}") for n in range(2, 10) for more in (0, 1)]
+        assert list(pool.map(lambda each: mi.grade_strict(*each), asked)) == [True, False] * 8
+
+
+def _graded(n: int) -> tuple[int, bool, bool]:
+    right = mi.grade_strict(rf"\boxed{{\sqrt{{{n}}}}}", rf"{n}^{{\frac12}}")
+    return os.getpid(), right, mi.grade_strict(r"\boxed{9-x}", "x")
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_grading_works_in_worker_processes(method: str) -> None:
+    """Also after the parent has graded: a forked process must not read the answers to the parent's questions."""
+    assert mi.grade_strict(r"\boxed{\sqrt{13}}", r"13^{\frac12}")
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"no {method} here")
+    with multiprocessing.get_context(method).Pool(2) as pool:
+        found = pool.map(_graded, [17, 19, 23])
+    assert all(yes and not no for _, yes, no in found)
+    assert os.getpid() not in {pid for pid, _, _ in found}
+    assert mi.grade_strict(r"\boxed{\sqrt{29}}", r"29^{\frac12}")
+
+
+def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    fake.write_text("#!/bin/sh\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(fake))
+    with pytest.raises(RuntimeError, match="^math-verify did not start; see what .* -c 'import math_verify'. says"):
+        equivalence._Worker().ask(answer="x", gold="y")
+
+
+def test_an_interrupted_question_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = equivalence._Worker()
+    worker.ask("x", "x")
+    process, dumps = worker.process, json.dumps
+
+    class Interrupted(str):
+        def __str__(self) -> str:
+            process.stdin.write(f"{self + ''}\n")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(json, "dumps", lambda question: Interrupted(dumps(question)))
+    with pytest.raises(KeyboardInterrupt):
+        worker.ask("y", "y")
+    monkeypatch.undo()
+    assert process.returncode == -signal.SIGKILL
+    assert worker.ask("x", "x+1") is False
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"), [(MemoryError, None), (RecursionError, None), (ValueError, False), (SyntaxError, False)]
+)
+def test_a_comparison_short_of_memory_has_no_answer(
+    error: type[Exception], answer: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: str) -> list[object]:
+        raise error
+
+    monkeypatch.setattr(grading_worker, "_read", read)
+    assert grading_worker.compared("x", "y") is answer

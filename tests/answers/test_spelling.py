@@ -1,0 +1,511 @@
+r"""What the graders read, piece by piece: spellings, units, numbers, parts, places of an answer; MATH's own rules as oracle."""
+
+import io
+import json
+import random
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+import mless_interp as mi
+from mless_interp.answers import boxes, compare, latex
+from mless_interp.answers import worker as grading_worker
+from mless_interp.answers.compare import Equality, number, split
+from mless_interp.answers.paper_grader import stripped
+from mless_interp.answers.units import without_unit
+
+pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
+
+F = Fraction
+
+PLAIN = {
+    r"$\dfrac12\,x$": r"\frac{1}{2} x",
+    r"\tfrac ab": r"\frac{a}{b}",
+    r"\cfrac{1}2": r"\frac{1}{2}",
+    r"\frac12\frac34": r"\frac{1}{2}\frac{3}{4}",
+    r"\frac1{23}": r"\frac{1}{23}",
+    r"\frac\pi2": r"\frac{\pi}{2}",
+    r"\frac{\sqrt2}{3}": r"\frac{\sqrt{2}}{3}",
+    r"\frac{ 1 } { 2 }": r"\frac{1}{2}",
+    r"\frac": r"\frac",
+    r"\frac1": r"\frac{1}",
+    r"\frac{": r"\frac {",
+    r"\sqrt}": r"\sqrt }",
+    r"\sqrt\$": r"\sqrt",
+    r"\sqrt\{2": r"\sqrt{\{}2",
+    r"\fracture1": r"\fracture1",
+    r"\sqrt3": r"\sqrt{3}",
+    r"\sqrt[3]2": r"\sqrt[3]{2}",
+    r"\sqrt[3]{\frac12}x": r"\sqrt[3]{\frac{1}{2}}x",
+    r"\sqrt{\sqrt2}": r"\sqrt{\sqrt{2}}",
+    r"\sqrt{\sqrt2}\sqrt3": r"\sqrt{\sqrt{2}}\sqrt{3}",
+    "√2x": r"\sqrt{2}x",
+    "√ 12": r"\sqrt{12}",
+    "√A": r"\sqrt{A}",
+    "√z": r"\sqrt{z}",
+    r"90^\circA": r"90^\circA",
+    r"90\degreeA": r"90\degreeA",
+    "Api": "Api",
+    "piA": "piA",
+    "Asqrt(5)": "Asqrt(5)",
+    r"\fracA12": r"\fracA12",
+    r"\frac X2": r"\frac{X}{2}",
+    "√(x+1)": r"\sqrt{x+1}",
+    "sqrt(5)+sqrt (x)": r"\sqrt{5}+\sqrt{x}",
+    "x^2_1": "x^{2}_{1}",
+    "x ^ 10": "x ^{1}0",
+    "x_{12}": "x_{12}",
+    r"\$32,\!348.": "32,348",
+    r"1,\! 234": "1,234",
+    r"1,\! 23": "1, 23",
+    "1, 234": "1, 234",
+    "{,}1{,}2": ",1,2",
+    "1{,}2": "1,2",
+    "$1 $ 2": "1 2",
+    r"100\%": "100",
+    "100%": "100",
+    "%5\n6": "6",
+    "5\\% % note\n5": "5 5",
+    "a\nb": "a b",
+    r"\quad 5\;6\:7\>8\ 9~1": "5 6 7 8 9 1",
+    r"5\,": "5",
+    r"5\;": "5",
+    r"x\,.": "x",
+    "  a   b ": "a b",
+    "a\u00a0b": "a b",
+    "7.": "7",
+    "7;": "7",
+    "7,": "7",
+    "7.5 .": "7.5",
+    "7,.": "7",
+    "7;,": "7",
+    "7..": "7",
+    "$7.$": "7",
+    "$$7$$": "7",
+    r"\[7\]": "7",
+    r"\(7\)": "7",
+    r"\(7\),": "7",
+    "$": "",
+    "$$": "",
+    r"\(\)": r"\(\)",
+    r"\mathbf{x}\operatorname*{lcm}": "xlcm",
+    r"\left(\frac{1}{2}\right)": r"(\frac{1}{2})",
+    r"\bigl(2\bigr)": "(2)",
+    r"a \le b \geqslant c \ne d \lt e": r"a \leq b \geq c \neq d < e",
+    r"\lbrace 1\rbrace": r"\{ 1\}",
+    r"\lbrack 1\rparen": "[ 1)",
+    r"\arctg x\tg x": r"\arctan x\tan x",
+    r"\varnothing": r"\emptyset",
+    r"\pounds5\euro": "5",
+    "€5 £6": "5 6",
+    r"90^\circ": "90",
+    r"90^{ \circ }": "90",
+    r"90 \degree": "90",
+    "90°": "90",
+    "−3×4": r"-3\cdot 4",
+    "2pi": r"2\pi",
+    "pi": r"\pi",
+    "spin": "spin",
+    "infinity": r"\infty",
+    r"(2,+\infty)": r"(2,\infty)",
+    r"(2,+ \infty)": r"(2,\infty)",
+    "3:30 p.m.": "3:30 pm",
+    "3:30 A. M.": "3:30 Am",
+    "½": r"\frac{1}{2}",
+    "x²": "x^{2}",
+    r"1\\2": "1 \x01 2",
+    "1\x012": "1 2",
+    r"\text{a b}": r"\text{a b}",
+}
+ONCE = ("%5\n6", "5\\% % note\n5", r"1\\2")
+"""Read twice they are something else: a comment or a line break is gone."""
+UNITS = {
+    "5 cm": ("5", "centimeter"),
+    "5cm": ("5", "centimeter"),
+    "5 m": ("5 m", ""),
+    r"5\text{ m}": ("5", "m"),
+    r"5-\text{inch}": ("5", "inch"),
+    "864 square inches": ("864", "inch^2"),
+    "5 sq ft": ("5", "foot^2"),
+    "5 cubic feet": ("5", "foot^3"),
+    "5 square cm^3": ("5", "centimeter^3"),
+    r"864 \mbox{ inches}^2": ("864", "inch^2"),
+    r"5 mm^{2}": ("5", "millimeter^2"),
+    "5 cm^1": ("5", "centimeter"),
+    "5 hr.": ("5", "hour"),
+    "5 min": ("5", "minute"),
+    "5 mins": ("5", "minute"),
+    r"5\text{ min}": ("5", "minute"),
+    "5 lbs": ("5", "pound"),
+    "5 mph": ("5", "mileperhour"),
+    "5 miles per hour": ("5", "mileperhour"),
+    "5miles per hour": ("5", "mileperhour"),
+    "5miles of foxe": ("5", "mileoffoxe"),
+    "5 of them": ("5", "ofthem"),
+    "5 of": ("5 of", ""),
+    "5 dollars": ("5", "dollar"),
+    "2 billion people": (r"2\cdot10^{9}", "people"),
+    "5 percent": ("5", "percent"),
+    "90 degrees": ("90", "degree"),
+    "5 square units": ("5", ""),
+    r"5\text{ units}^2": ("5", ""),
+    r"\pi \text{ cm}": (r"\pi", "centimeter"),
+    r"\frac{1}{2} cm": (r"\frac{1}{2}", "centimeter"),
+    r"x \text{ cm}": (r"x \text{ cm}", ""),
+    r"\text{east}": (r"\text{east}", ""),
+    "3ab": ("3ab", ""),
+    "3 sin": ("3 sin", ""),
+    "5 log cm": ("5 log cm", ""),
+    r"5\cm": (r"5\cm", ""),
+    "12 fox": ("12", "fox"),
+    "12fox": ("12fox", ""),
+    "12foxe": ("12", "foxe"),
+    "12 xyz": ("12 xyz", ""),
+    "3 am": ("3", "am"),
+    "7": ("7", ""),
+}
+NUMBERS = {
+    "7": F(7), "-7": F(-7), "+7": F(7), "07": F(7), "-0": F(0), ".5": F(1, 2), "5.": F(5), "1,000": F(1000),
+    "1,000.5": F(2001, 2),
+    "1,00": None, "10,00": None, "1 000": F(1000), "12 345 678.9": F(123456789, 10), "7 7": None, "1, 234": None,
+    "1/2": F(1, 2), "-1/2": F(-1, 2), "1/-2": F(-1, 2), "1/0": None, "1/2/3": None, "a/2": None, "2/a": None,
+    "1 1/2": F(3, 2), "-1 1/2": F(-3, 2), "+2 3/4": F(11, 4), "1 1/0": None,
+    r"1\frac{1}{2}": F(3, 2), r"-1\frac{1}{2}": F(-3, 2), r"\frac{-1}{2}": F(-1, 2), r"\frac{1}{-2}": F(-1, 2),
+    r"-\frac{1}{2}": F(-1, 2), r"1\frac{-1}{2}": None, r"1\frac{1}{-2}": None, r"1\frac{0}{2}": F(1), r"\frac{1}{0}": None,
+    r"\frac{1.5}{2}": F(3, 4), r"\frac{1,000}{2}": F(500), r"\frac{}{2}": None, r"\frac{1}{,}": None,
+    r"0.\overline{3}": F(1, 3), r"-0.1\overline{6}": F(-1, 6), r".\overline{09}": F(1, 11), r"2.\bar{3}": F(7, 3),
+    r"12.34\overline{567}": F(1234567 - 1234, 99900),
+    "10^6": F(10**6), "10^{6}": F(10**6), "10^{-3}": F(1, 1000), "10^{+3}": F(1000), "10^12": None, "10^{1000}": None,
+    r"3\cdot10^2": F(300), r"3.5\cdot10^{-2}": F(7, 200), r"-2\cdot10^3": F(-2000), r"x\cdot10^2": None,
+    "": None, "-": None, ".": None, "+": None, "1e5": None, "--1": None, "½": None, "8" * 500: F(int("8" * 500)),
+    "8" * 501: None,
+}  # fmt: skip
+PARTS = {
+    "1,2": ("list", "1", "2"),
+    "1;2": ("list", "1", "2"),
+    "1,": None,
+    "5": None,
+    "1,000": None,
+    "(1)": None,
+    "(1,2)": ("()", "1", "2"),
+    "[1,2)": ("[)", "1", "2"),
+    "(1;2]": ("(]", "1", "2"),
+    r"\{1,2\}": ("list", "1", "2"),
+    r"\{1\}": ("list", "1"),
+    r"\{\}": ("list",),
+    r"\{1\pm2\}": ("list", "1+2", "1-2"),
+    r"1\pm2": ("list", "1+2", "1-2"),
+    r"1\pm2,3": ("list", "1+2", "1-2", "3"),
+    r"a\pm b\mp c": ("list", "a+ b- c", "a- b+ c"),
+    r"1\pm2\pm3": None,
+    r"(1,2)\cup[3,4)": ("union", "(1,2)", "[3,4)"),
+    "x=1 or x=2": ("list", "x=1", "x=2"),
+    "1and2": ("list", "1", "2"),
+    r"3,5,\text{ and }7": ("list", "3", "5", "7"),
+    "band 2": None,
+    "\\begin{pmatrix}1&2\x013&4\\end{pmatrix}": ("matrix [2, 2]", "1", "2", "3", "4"),
+    "\\begin{array}{cc}1&2\x01[2pt]3&4\x01\\end{array}": ("matrix [2, 2]", "1", "2", "3", "4"),
+    r"\begin{vmatrix}1&2\end{vmatrix}": ("determinant [2]", "1", "2"),
+    "(1)(2)": None,
+    "[1)(2]": None,
+    r"(1,2\}": None,
+    r"\{1,2)": None,
+    "{1,2}": None,
+}
+UNWRAPPED = {
+    r"x \in [1,2]": "[1,2]",
+    r"x\inx": r"x\inx",
+    r"x\inA": r"x\inA",
+    r"X \in [1,2]": "[1,2]",
+    r"\theta\in(0,1)": r"\theta\in(0,1)",
+    "( (5) )": "5",
+    "{5}": "5",
+    "{(5)}": "5",
+    "{5}{6}": "{5}{6}",
+    "(5)(6)": "(5)(6)",
+    "(1,2)": "(1,2)",
+    "()": "()",
+    "[5]": "[5]",
+    r"\{5\}": r"\{5\}",
+    r"\text{5 cm}": "5 cm",
+    r"\text{ -.5}": "-.5",
+    r"\text{five}": r"\text{five}",
+    r"\mathbb{R}": r"(-\infty,\infty)",
+    r"\text{all real numbers}": r"(-\infty,\infty)",
+    r"\{ \}": r"\emptyset",
+    r"[\begin{array}{c}1\end{array}]": r"\begin{array}{c}1\end{array}",
+    r"[\begin{array}{c}1\end{array}": r"[\begin{array}{c}1\end{array}",
+}
+VALUES = {
+    ("x=5", "5"): "5", ("2A=4", "4"): "2A=4", ("x=5X", "5"): "5X",
+    ("x=5", "x=6"): "5", ("x=5", "y=6"): "x=5", ("5=x", "5"): "5", ("5=x", "5=y"): "5=x",
+    ("2+5=7", "7"): "7", ("2x=4", "4"): "2x=4", ("a=b=c", "7"): "c", ("2+5=7=x", "1"): "2+5=7=x",
+    ("f(x)=2", "2"): "2", ("x_1=2", "2"): "2", ("x_{12}=2", "2"): "2", ("x'=2", "2"): "2", (r"\theta=2", "2"): "2",
+    (r"\sin x=1", "1"): r"\sin x=1", (r"\frac{1}{2}+1=2", "2"): "2", ("(x,y)=(1,2)", "(1,2)"): "(1,2)",
+    ("x<=5", "5"): "x<=5", ("x>=5", "5"): "x>=5", ("x!=5", "5"): "x!=5", ("x=", "5"): "x=", ("x=5>", "5"): "x=5>",
+    (r"x\leq5=y", "5"): r"x\leq5=y", ("5", "x=5"): "5", ("2x+3=y", "5"): "2x+3", ("2x+3=y", "y=5"): "2x+3=y",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("read", "table"),
+    [
+        (latex.plain, PLAIN),
+        (lambda text: latex.plain(latex.plain(text)), {text: PLAIN[text] for text in PLAIN if text not in ONCE}),
+        (without_unit, UNITS),
+        (number, NUMBERS),
+        (lambda text: (found := compare._parts(text)) and (found[0], *found[1]), PARTS),
+        (compare._unwrapped, UNWRAPPED),
+        (lambda both: compare._value(*both), VALUES),
+    ],
+    ids=["plain", "plain twice", "units", "numbers", "parts", "unwrapped", "values"],
+)  # fmt: skip
+def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object], table: dict[object, object]) -> None:
+    found = {text: read(text) for text in table}
+    assert found == table
+
+
+def test_small_rules_of_reading() -> None:
+    assert split("X,Y", [","]) == ["X", "Y"] and split("X,(Y,Z)", [","]) == ["X", "(Y,Z)"]
+    enclosed = {"(X,Y)": ("()", "X,Y"), "[a]": ("[]", "a"), r"\{ a \}": ("{}", "a"), "(a]": ("(]", "a")}
+    enclosed |= dict.fromkeys([r"{1,2\}", r"\{1,2}", "{1}", "", "X", "(1", "1)", "(1)(2)", "(()", r"(1\}", "X1X"])
+    assert {text: compare._enclosed(text) for text in enclosed} == enclosed
+    assert [latex.compact(text) for text in ("A B", "a B", "A 1")] == ["A B", "a B", "A1"]
+    assert [compare._choice(text) for text in ("(c)", r"\text{(c)}", "(cd)")] == ["c", "c", "(cd)"]
+    assert compare._words("X no. X") == "x no. x" and mi.grade_paper(r"\boxed{X}", "X")
+    long = ",".join(["1"] * 250)  # of more parts than are compared: as text, up to 500 characters
+    assert compare.compare(long + ".", long) == compare.compare(long, long + ".") == Equality(True, "text")
+    assert compare.compare(long + "..", long).by == "text" and not compare.compare(long + "..", long).equal
+    assert split("(1,2),{3,4},[5,6]", [","]) == ["(1,2)", "{3,4}", "[5,6]"] and split("", [","]) == [""]
+    assert split(r"\{1,2\},\,3,", [","]) == [r"\{1,2\}", r"\,3", ""] and split("1;2,3", [",", ";"]) == ["1", "2", "3"]
+    assert split(r"\{(1,2),3\},(\{4,5\},6)", [","]) == [r"\{(1,2),3\}", r"(\{4,5\},6)"]
+    assert split(r"a \cup (b\cup c)", [r"\cup"]) == ["a", r"(b\cup c)"]
+    assert [latex.compact(text) for text in ("7 7", "a  b", "7 a", "a 7", " 1 ,\t2 ")] == [
+        "7 7",
+        "a b",
+        "7a",
+        "a7",
+        "1,2",
+    ]
+    assert latex.without_text(r"\text{a b}c\mbox{ d }") == "a b c d"
+    at = {("{a}", 0): 2, ("{a{b}c}d", 0): 6, (r"{a\}b}", 0): 5, ("{a", 0): None, ("x{a}", 1): 3, ("{}{}", 0): 1}
+    assert {asked: latex.closing(*asked) for asked in at} == at
+    words = [r"\text{ab}", r"\mathrm{no}", "no", "ON", "abc", "x or xyz", "sinx", "east", "2 am"]
+    signs = [
+        r"\text{a}",
+        r"\text{12}",
+        "ab",
+        "sin x",
+        "lcm(a,b)",
+        r"\begin{array}1\end{array}",
+        r"x\alpha",
+        "2pi",
+        r"\mathrm{a1b}",
+    ]
+    assert all(map(latex.holds_words, words)) and not any(map(latex.holds_words, signs))
+    assert [compare._choice(text) for text in ("C", "(C)", r"\text{(C)}", "CD", "5")] == ["C", "C", "C", "CD", "5"]
+    assert [compare._words(text) for text in (r"\text{Navin  Evelyn}", r"\{East\}.", " no. ")] == [
+        "navin evelyn",
+        "east",
+        "no",
+    ]
+    exact = {
+        "1.5x": r"\frac{3}{2}x",
+        ".5": r"\frac{1}{2}",
+        "1.": "1.",
+        "0.50": r"\frac{1}{2}",
+        r"\{1.25": r"\{\frac{5}{4}",
+    }
+    exact |= dict.fromkeys(["7 8", "52_8", "é", r"\frac{1}{2", "}{", "{"]) | {"\x01": r"\\", "x_{2}": "x_{2}", "": ""}
+    assert {text: compare._exact(text) for text in exact} == exact
+
+
+def test_boxes_of_each_kind() -> None:
+    text = r"a\boxed{b\boxed {c}d}e{f}\fbox{g}"
+    inner, outer = (9, 17, 18), (1, 8, 20)
+    assert list(boxes.balanced_boxes(text)) == [inner, outer]
+    assert boxes.unboxed(text) == r"abcde{f}\fbox{g}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal", "by"),
+    [
+        ("", "1", False, "text"),
+        (r"\,", "1", False, "text"),
+        ("5 cm", "5", True, "text"),
+        ("5 cm", "5 meters", False, "text"),
+        ("1 cm", "2", False, "number"),
+        ("0.5", r"\frac12", True, "number"),
+        ("12_8", "12", False, "number"),
+        ("AB_{16}", "ab_{16}", True, "number"),
+        ("AB_{16}", "ab_{15}", False, "number"),
+        (r"\text{Evelyn}", "evelyn", True, "text"),
+        (r"\text{Evelyn}", "Navin", False, "text"),
+        ("5", r"\text{five}", False, "text"),
+        ("8" * 500, "8" * 500, True, "text"),
+        ("8" * 501, "8" * 501 + " ", True, "text"),
+        ("8" * 501, "8" * 502, False, "text"),
+        (" " * 501 + "14/2", "7", True, "number"),
+        ("0" * 499 + "7", "7", True, "number"),
+        ("0" * 500 + "7", "7", False, "text"),
+        (r"\{5\}", "5", True, "text"),
+        (r"\{1\}", "(1,2)", False, "parts"),
+        ("(1,2)", "1", False, "parts"),
+        ("1", "(1,2)", False, "parts"),
+        ("(1,2)", "(1,2,3)", False, "parts"),
+        (r"\{1,1\}", r"\{1,2\}", False, "parts"),
+        (r"\{1,\{2,3\}\}", r"\{\{3,2\},1\}", True, "parts"),
+        ("1,2,(3,4)", "(4,3),2,1", False, "parts"),
+        (",".join(map(str, range(40))), ",".join(map(str, reversed(range(40)))), True, "parts"),
+        (",".join(map(str, range(41))), ",".join(map(str, reversed(range(41)))), False, "parts"),
+        (r"\{" * 9 + "1,2" + r"\}" * 9, r"\{" * 9 + "2,1" + r"\}" * 9, True, "parts"),
+        (r"\{" * 10 + "1,2" + r"\}" * 10, r"\{" * 10 + "2,1" + r"\}" * 10, False, "text"),
+        (r"\{0," * 8 + r"\{1,2\}" + r"\}" * 8, r"\{0," * 8 + r"\{2,1\}" + r"\}" * 8, True, "parts"),
+        (r"\{0," * 9 + r"\{1,2\}" + r"\}" * 9, r"\{0," * 9 + r"\{2,1\}" + r"\}" * 9, False, "parts"),
+        ("x=5", "x<=5", False, "math-verify"),
+        ("x=5", "x+1<=5", False, "math-verify"),
+        ("x>2", r"(2,\infty)", True, "math-verify"),
+        (r"(2,\infty)", "x>2", True, "math-verify"),
+        ("x+1", "1+x", True, "math-verify"),
+        ("x+1", "x+2", False, "math-verify"),
+    ],
+)  # fmt: skip
+def test_what_decides_between_two_answers(answer: str, gold: str, equal: bool, by: str) -> None:
+    assert compare.compare(answer, gold) == Equality(equal, by)
+    assert compare.compare(gold, answer).equal is equal
+
+
+# ------------------------------------------------------------------------------------------------ the paper's own rules
+
+
+def by_maths_rules(s: str) -> str:
+    """`_strip_string` of hendrycks/math, step by step as it stands there, with `%` alone removed too."""
+    for old in ("\n", "\\!"):
+        s = s.replace(old, "")
+    s = s.replace("\\\\", "\\").replace("tfrac", "frac").replace("dfrac", "frac")
+    for old in ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$"):
+        s = s.replace(old, "")
+    if "\\text{ " in s:
+        splits = s.split("\\text{ ")
+        if len(splits) != 2:
+            raise ValueError("two units")
+        s = splits[0]
+    s = s.replace("\\%", "").replace("%", "").replace(" .", " 0.").replace("{.", "{0.")
+    if len(s) == 0:
+        return s
+    if s[0] == ".":
+        s = "0" + s
+    if len(s.split("=")) == 2 and len(s.split("=")[0]) <= 2:
+        s = s.split("=")[1]
+    if "\\sqrt" in s:
+        made = s.split("\\sqrt")[0]
+        for part in s.split("\\sqrt")[1:]:
+            made += "\\sqrt" + part if part[0] == "{" else "\\sqrt{" + part[0] + "}" + part[1:]
+        s = made
+    s = _with_fractions(s.replace(" ", ""))
+    if s == "0.5":
+        s = "\\frac{1}{2}"
+    if len(s.split("/")) == 2:
+        above, below = s.split("/")
+        try:
+            if s == f"{int(above)}/{int(below)}":
+                s = "\\frac{" + above + "}{" + below + "}"
+        except ValueError:
+            pass
+    return s
+
+
+def _with_fractions(s: str) -> str:
+    made = s.split("\\frac")[0]
+    for part in s.split("\\frac")[1:]:
+        made += "\\frac"
+        if part[0] == "{":
+            made += part
+            continue
+        if len(part) < 2:
+            return s
+        a, b, rest = part[0], part[1], part[2:]
+        made += "{" + a + "}" + (b if b == "{" else "{" + b + "}") + rest
+    return made
+
+
+def outcome(read: Callable[[str], str], text: str) -> str:
+    try:
+        return read(text)
+    except (ValueError, IndexError):
+        return "an error"
+
+
+PIECES = [
+    *(r"\frac \tfrac \dfrac \sqrt \left( \right) \text{\ cm} \! \\ \$ \% % ^\circ ^{\circ} = x= ab= 1 2 12 / - . .5 {.5} { }"
+      .replace(r"\ ", "\0").split()), "x", "0.5", " ", "\n", " .", r"\text{ m}", "1/2", "-3/4", "01/2",
+]  # fmt: skip
+
+
+def test_the_papers_rules_are_those_of_math(math500_path: Path) -> None:
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(PIECES, k=rng.randrange(6))).replace("\0", " ") for _ in range(8_000)]
+    golds = [json.loads(line)["answer"] for line in math500_path.read_text(encoding="utf-8").splitlines()]
+    for text in [*texts, *golds, *PIECES]:
+        assert outcome(stripped, text) == outcome(by_maths_rules, text), text
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "right"),
+    [
+        (r"\boxed{7}", "7", True),
+        (r"\boxed{1} \boxed{7}", "7", True),
+        (r"\boxed{7} \boxed{1}", "7", False),
+        (r"\fbox{7}", "7", True),
+        (r"\fbox{7} \boxed{1}", "7", False),
+        (r"\boxed{7} \fbox{1}", "7", True),
+        (r"\boxed {7}", "7", False),
+        (r"x\boxed{{7}}", "7", False),
+        (r"\boxed{\frac{1}{2}} }", "0.5", True),
+        (r"\boxed{7", "7", False),
+        (r"\boxed", "7", False),
+        (r"}\boxed{7}", "7", True),
+        (r"boxed{7}", "7", False),
+    ],
+)
+def test_the_papers_box_is_the_last_one_with_balanced_braces(completion: str, gold: str, right: bool) -> None:
+    assert mi.grade_paper(completion, gold) is right
+
+
+# ------------------------------------------------------------------------------------------------------------ the process
+
+
+def test_the_worker_compares_as_it_is_asked() -> None:
+    """In this process, where it can be looked at, outside the main thread: an alarm, which it must not set, is not heard."""
+    asked = {
+        (r"\sqrt{25}", "5"): True, ("x+1", "1+x"): True, ("x+1", "x+2"): False, ("1.732", r"\sqrt{3}"): False,
+        ("a+b", "x+y"): False, ("3ab", "3"): False, ("", "1"): False, ("1", ""): False, ("", ""): False,
+        (r"\boxed{5}", "5"): True, (r"\boxed{5}+1", "5"): False, ("sqrt(4)", "2"): False, ("(7)_{2}", "42"): False,
+        ("x>2", r"(2,\infty)"): False, (r"(2,\infty)", "x>2"): True,
+    }  # fmt: skip
+    with ThreadPoolExecutor(1) as pool:
+        assert {each: pool.submit(grading_worker.compared, *each).result() for each in asked} == asked
+
+
+def test_the_worker_answers_line_by_line_within_its_limits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, with its signals and limits replaced by what they were asked for."""
+    resource = pytest.importorskip("resource")
+    asked = [{"answer": "x+1", "gold": "1+x", "cpu_seconds": 3}, {"answer": "a+b", "gold": "x+y", "cpu_seconds": 0}]
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(grading_worker.os, "times", lambda: (20.25, 1.5, 7.0, 7.0, 7.0))
+    monkeypatch.setattr(grading_worker.signal, "signal", lambda *given: done.append(("signal", *given)))
+    monkeypatch.setattr(grading_worker.logging, "disable", lambda level: done.append(("logging", level)))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: done.append((kind, limits[0])))
+    monkeypatch.setattr(grading_worker.sys, "stdin", io.StringIO("".join(json.dumps(each) + "\n" for each in asked)))
+    monkeypatch.setattr(grading_worker.sys, "stdout", grading_worker.sys.stdout)  # put back
+    grading_worker.main()
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()[1:]] == [True, False]
+    begun = [("logging", 50), ("signal", signal.SIGINT, signal.SIG_IGN)]
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, 4 * 2**30)]
+    assert done == [*begun, *limits, (resource.RLIMIT_CPU, 25), (resource.RLIMIT_CPU, 22)]

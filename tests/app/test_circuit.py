@@ -1,0 +1,142 @@
+"""A circuit as one result, and its page: the planted circuit comes back, and what cannot be measured says why."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from browser import browser
+from small_results import confirmed, directed, located, placed, sets_found, spots, traced, transferred, written
+from typer.testing import CliRunner
+
+import mless_interp as mi
+from mless_interp.__main__ import app
+from mless_interp.app.circuit_sections import SECTIONS, family_words, pictures_of
+from mless_interp.circuits.circuit import OF_EDGES, PARTS, largest_heads
+from mless_interp.ground_truth.planted import planted_model
+
+FILLER = mi.Insertion.meaningless(n_tokens=6)
+QUIET: dict[str, Any] = {"n_rows": 2, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planted") / "model"
+    made = planted_model(readers=[mi.Head(0, 2)], mediators=[mi.Head(1, 4)], n_heads=8, n_key_value_heads=2, seed=5)
+    made.save(folder, n_problems=28)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(planted: Path) -> Any:
+    return mi.load_model(str(planted), backend="bridge")
+
+
+@pytest.fixture(scope="module")
+def pairs(planted: Path, model: Any) -> Any:
+    return mi.make_pairs(model, mi.load_problems(planted / "problems.jsonl"), FILLER)
+
+
+def small(n: int = 16, **parts: Any) -> mi.Circuit:
+    """A circuit of small results."""
+    made = {"direct": directed(n), "edges": traced(n), "sufficient": traced(n), "sites": placed(n)}
+    made |= {"positions": spots(n), "writes": written(n), "sets": sets_found(n), "transfer": transferred(n)}
+    heads = parts.pop("heads", (mi.Head(0, 1),))
+    return mi.Circuit(heads, directed(n).problem_ids, settings={"insertion": "Mless"}, **(made | parts))
+
+
+@pytest.mark.slow
+def test_the_planted_circuit_is_told_in_order(planted: Path, tmp_path: Path) -> None:
+    assert tuple(SECTIONS) == tuple(PARTS)
+    asked = [
+        "--n-tokens",
+        "6",
+        "--n-rows",
+        "2",
+        "--no-progress",
+        "--backend",
+        "bridge",
+        "--limit",
+        "14",
+        "--confirm",
+        "14",
+    ]
+    done = CliRunner().invoke(app, ["circuit", str(planted), *asked, "--report", "--out", str(tmp_path / "x")])
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout.startswith("The circuit of L0H2, L1H4, measured on 14 problems: ")
+    circuit = mi.load(tmp_path / "x")["Circuit"]
+    assert list(map(str, circuit.heads)) == ["L0H2", "L1H4"] and circuit.left_out == {}
+    shown = {str(edge) for edge in circuit.edges.found if "MLP" not in str(edge)}
+    assert "L0H2 -> L1H4 v" in shown and "L0H2 -> logits" not in shown and "L0H2 -> L1H4 q" not in shown
+    assert set(circuit.problem_ids).isdisjoint(circuit.located.problem_ids), "measured where nothing was named"
+    assert "L0H2 -> L1H4 v" in circuit.summary().query("part == 'edges'")["label"].tolist()
+    page = (tmp_path / "x" / "report.html").read_text()
+    told = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>\s*<p class="found"><strong>([^<]*)</strong></p>', page)
+    assert [heading for heading, _ in told] == ["Which heads", *PARTS.values()]
+    for name in SECTIONS:
+        assert len(pd.read_csv(tmp_path / "x" / f"{name}.csv")) and (tmp_path / "x" / f"{name}.png").is_file()
+    with browser(tmp_path / "profile") as running:
+        shown = running.open(tmp_path / "x" / "report.html", width=390)
+        assert shown.run("document.documentElement.scrollWidth") <= 390 and not shown.errors
+
+
+def test_parts_are_those_that_were_asked_for_and_what_is_left_out_has_its_reason(model: Any, pairs: Any) -> None:
+    found = mi.trace_circuit(model, pairs[:4], ["L0H2", "L1H4"], parts=["direct", "edges", "sets", "transfer"], **QUIET)
+    assert list(found.parts()) == ["direct", "edges", "sufficient"] and found.edges.confidence == OF_EDGES
+    assert found.left_out["sites"] == "not asked for" and found.left_out["sets"].endswith("there are 2 and 2")
+    needed = re.search(r"up to \d+ edges would be tested, which takes at least (\d+) problems", found.left_out["MLPs"])
+    assert needed is not None and int(needed[1]) > 4
+    direct = mi.circuits.direct.direct_effects(model, pairs[:4], ["L0H2", "L1H4"], progress=False)
+    assert np.array_equal(found.direct.direct, direct.direct)
+    assert set(found.to_frame()["part"]) == {"direct", "edges", "sufficient"}
+    with pytest.raises(
+        ValueError, match="no part of the circuit of L0H2 can be measured: edges: an edge needs two nodes"
+    ):
+        mi.trace_circuit(model, pairs[:4], ["L0H2"], parts=["edges", "sets"], mlps="none", **QUIET)
+    with pytest.raises(ValueError, match="unknown part of a circuit 'edge'"):
+        mi.trace_circuit(model, pairs[:4], ["L0H2"], parts=["edge"], **QUIET)
+    computed = {"contrast": "computed", "parts": ["sites", "positions", "transfer"]}
+    found = mi.trace_circuit(model, pairs[:2], ["L0H2"], **computed, **QUIET)
+    assert list(found.parts()) == ["sites", "positions"] and "content contrast only" in found.left_out["transfer"]
+    blocks = mi.Insertion.meaningless(n_tokens=6, before="question", after="question")
+    several = mi.make_pairs(model, [pair.problem for pair in pairs[:14]], blocks)
+    found = mi.trace_circuit(model, several, ["L0H2"], parts=["sets", "transfer"], **QUIET)
+    assert list(found.parts()) == ["sets"] and "this one has 2 blocks" in found.left_out["transfer"]
+
+
+def test_what_is_tested_on_fresh_problems_is_not_chosen_there() -> None:
+    """Of two named heads fresh problems confirm the first, or none; or there are no fresh ones."""
+
+    def found(acting: list[int] | None) -> mi.LocatedHeads:
+        made = None if acting is None else confirmed()
+        if made is not None:
+            made = replace(made, values={name: values * acting for name, values in made.values.items()})
+        return replace(located(), confirmation=made)
+
+    both = (mi.Head(0, 1), mi.Head(1, 0))
+    for acting in ([1, 0, 0], [1, 1, 0], None):
+        assert largest_heads(found(acting), 8) == both
+        lost = small(heads=both, located=found(acting)).caveats()
+        assert lost == (["Not confirmed on fresh problems: L1H0."] if acting == [1, 0, 0] else [])
+    assert largest_heads(found([0, 0, 0]), 8) == ()
+    assert largest_heads(found([1, 1, 0]), 1) == both[:1]
+    none = mi.Circuit((), ("p0",), located=found([0, 0, 0]))
+    assert none.headline().endswith("no head, no circuit: nothing was measured.") and none.summary().empty
+
+
+def test_edges_of_both_directions_are_one_family_and_the_page_counts_families() -> None:
+    """2^-14 x 4 edges x 2 senses x 2 directions; each direction is held against half of the level."""
+    each = replace(traced(16), confidence=OF_EDGES)
+    assert each.level == pytest.approx(0.02)
+    bare = mi.Circuit((mi.Head(0, 1),), each.problem_ids, located(), edges=each, sufficient=each, writes=written(6))
+    assert "of which this page has 2: heads (removed and added); edges (both directions)." in family_words(bare)
+
+
+def test_a_graph_without_edges_says_so_on_the_page() -> None:
+    found = traced(16)
+    captions = list(pictures_of(small(sufficient=replace(found, values=0 * found.values)), "edges"))
+    assert captions[0].startswith("Edges that are needed (denoising).") and "No edge" not in captions[0]
+    assert captions[1].startswith("Edges that suffice (noising): none. No edge is shown to do more than 5 % of")

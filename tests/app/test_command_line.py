@@ -1,0 +1,430 @@
+"""What every command shares: options, beginning and ending, one line for wrong input, a command to repeat."""
+
+import dataclasses
+import inspect
+import json
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import pytest
+from conftest import ROOT
+from typer import Option
+from typer.testing import CliRunner
+
+import mless_interp as mi
+from mless_interp.__main__ import app
+from mless_interp.app import COMMANDS
+from mless_interp.app.command_line import (
+    Asking,
+    Inserting,
+    LimitOption,
+    Loading,
+    NTokensOption,
+    OutOption,
+    Saving,
+    analysis,
+    chosen_heads,
+    chosen_problems,
+    contrasts,
+    one_line_errors,
+    plain_warnings,
+    repeat_command,
+)
+from mless_interp.core.heads import Head
+from mless_interp.prompts.conditions import CONTRASTS
+from mless_interp.prompts.problems import DEMO_PROBLEMS
+
+# -------------------------------------------------------------------------------------------------------------- options
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Asking):
+    """Of a script of one's own."""
+
+    question: Annotated[str, Option(help="What is asked.")]
+    limit: LimitOption = 7
+    out: OutOption = Path("results/own")
+
+
+def run(main: Callable[[Any], None], *arguments: str, options: type | None = None) -> Any:
+    return CliRunner().invoke(analysis(main, options=options), arguments)
+
+
+def call(line: str) -> Any:
+    return CliRunner().invoke(app, shlex.split(line), prog_name="mless-interp")
+
+
+def test_every_field_is_an_option_with_its_default_and_its_explanation() -> None:
+    asked: list[Options] = []
+
+    def main(options: Options) -> None:
+        """What it does."""
+        asked.append(options)
+
+    done = run(main, "--question", "why", "--seed", "3", "--report", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    assert asked == [Options(question="why", seed=3, report=True, device="cpu")]
+    assert (asked[0].limit, asked[0].backend, asked[0].out) == (7, "auto", Path("results/own"))
+    text = run(main, "--help").output
+    assert "What it does." in text and "What is asked." in text and "[default: 7" in " ".join(text.split())
+    assert re.findall(r"(?m)^(\w[\w ]*):$", text) == ["Options", "How many", "Output", "Advanced"]
+    assert text.index("--question") < text.index("--limit") < text.index("--out") < text.index("--shard")
+    missing = run(main)
+    assert missing.exit_code == 2 and "Missing option '--question'" in missing.output
+
+
+def test_locating_shows_a_dozen_options_before_the_advanced_ones() -> None:
+    first = call("locate --help").output.partition("\nAdvanced:")[0]
+    assert len(re.findall(r"(?m)^  --(?!help)", first)) <= 15 and "--shard" not in first
+
+
+def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_help_or_refusal() -> None:
+    from mless_interp.models.load import BACKENDS
+    from mless_interp.patching.interventions import INTERVENTIONS
+    from mless_interp.patching.outcomes import OUTCOMES
+    from mless_interp.prompts.insertions import KINDS
+    from mless_interp.prompts.prompt import TEMPLATES
+
+    line = mi.app.command_line
+    assert (list(BACKENDS), list(OUTCOMES)) == (line.BACKENDS, line.OUTCOMES)
+    assert (list(INTERVENTIONS), list(KINDS)) == (line.EDITS, line.KINDS) and set(line.TEMPLATES) == set(TEMPLATES)
+    assert contrasts() == "; ".join(f"{each.name} ({each.clean} -> {each.corrupted})" for each in CONTRASTS.values())
+    lines = [f"{name} --help" for name in (*COMMANDS, "check", "plan", "compare", "report")]
+    lines += ["locate --outcome x", "circuit /no/such", "study none", "locate --problems no.jsonl", "report no", ""]
+    code = (
+        "import sys\nfrom mless_interp.__main__ import main\n"
+        f"for line in {lines!r}:\n    sys.argv = ['mless-interp', *line.split()]\n"
+        "    try: main()\n    except SystemExit as end: print('ended', end.code)\n"
+        "print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+    assert re.findall(r"(?m)^ended (\d)", done.stdout) == ["0"] * (len(lines) - 6) + ["2"] * 6
+
+
+def test_it_begins_with_a_model_and_the_pairs_of_each_part() -> None:
+    options = Inserting(limit=2, n_tokens=5, backend="bridge", template="raw_as_sent", unit=" ?")
+    model, (first, then) = options.begin(*options.in_parts(limit=2, confirm=1))
+    assert model.info.name == "demo" and model.info.backend == "bridge"
+    assert [pair.id for pair in (*first, *then)] == [problem.id for problem in mi.load_problems("demo", limit=3)]
+    assert {pair.insertion.label for pair in first} == {"Mless ' ?' x5"} and first[0].template.name == "raw_as_sent"
+    with pytest.raises(ValueError, match="--limit 600 and --confirm 2 need 602 problems, there are 564: give smaller"):
+        options.in_parts(limit=600, confirm=2)
+
+
+def test_how_a_model_is_to_be_loaded() -> None:
+    usual = {"backend": "auto", "dtype": "float32", "tf32": True, "device": None, "device_map": None}
+    usual |= {"offload_folder": None, "attn_implementation": "eager"}
+    assert Loading().loading() == usual
+    more = {"max_memory": '{"0": "1GiB", "cpu": 5}', "quantization_config": '{"load_in_4bit": true}'}
+    assert Loading(device_map='{"": "cpu"}', attention="sdpa", tf32=False, **more).loading() == usual | {
+        "tf32": False,
+        "device_map": {"": "cpu"},
+        "attn_implementation": "sdpa",
+        "max_memory": {0: "1GiB", "cpu": 5},
+        "quantization_config": {"load_in_4bit": True},
+    }
+    with pytest.raises(ValueError, match="--max-memory: no valid JSON"):
+        Loading(max_memory="{x}").loading()
+    with pytest.raises(ValueError, match="--quantization-config: expected a JSON object"):
+        Loading(quantization_config="[1]").loading()
+    elsewhere = {"name", "trust_remote_code", "remote", "remote_timeout"}
+    assert set(Loading(**more).loading()) == set(inspect.signature(mi.load_model).parameters) - elsewhere
+
+
+def parameters() -> dict[str, dict[str, inspect.Parameter]]:
+    """Of every command its options and arguments, by name."""
+    commands = {each.name or each.callback.__name__: each.callback for each in app.registered_commands if each.callback}
+    return {name: dict(inspect.signature(callback).parameters) for name, callback in commands.items()}
+
+
+def test_every_command_takes_all_that_loading_takes_and_every_number_says_its_least() -> None:
+    how, found = {field.name for field in dataclasses.fields(Loading)}, parameters()
+    assert set(found) == {*COMMANDS, "check", "plan", "report", "compare"}
+    assert all(how <= set(found[name]) for name in (*COMMANDS, "check"))
+    whole = [
+        (f"{command} {name}", option.min)
+        for command, taken in found.items()
+        for name, each in taken.items()
+        for kind, option in [(get_args(each.annotation) or (each.annotation, None))[:2]]
+        if int in (kind, *get_args(kind))
+    ]
+    assert len(whole) > 60 and {least for _, least in whole} == {0, 1, 2}
+
+
+# ------------------------------------------------------------------------------------------------- beginning and ending
+
+
+def finished(options: Saving, n: int = 2) -> None:
+    """What a run leaves that kept `n` steps."""
+    options.partial.mkdir(parents=True, exist_ok=True)
+    (options.partial / "sweep.jsonl").write_text('{"settings": {}}\n' + '{"id": "a", "value": 1}\n' * n)
+
+
+def test_a_stopped_run_says_what_it_kept_how_to_go_on_and_that_it_goes_on(tmp_path: Path) -> None:
+    def main(options: Saving) -> None:
+        finished(options)
+        raise KeyboardInterrupt
+
+    done = run(main, "--out", str(tmp_path / "x"))
+    assert done.exit_code == 130
+    assert done.stderr == (
+        f"stopped: 2 finished steps are kept in {tmp_path}/.x.partial; the same command, started again, goes on from there\n"
+    )
+    again = run(main, "--out", str(tmp_path / "x")).stderr
+    assert again.startswith(f"going on from 2 finished steps, kept in {tmp_path}/.x.partial ...\n")
+
+
+def test_a_run_that_ends_before_anything_finished_leaves_no_hidden_folder(tmp_path: Path) -> None:
+    def stopped(options: Saving) -> None:
+        finished(options, 0)
+        raise KeyboardInterrupt
+
+    def wrong(options: Saving) -> None:
+        raise ValueError("no")
+
+    done = run(stopped, "--out", str(tmp_path / "deep" / "x"))
+    assert done.stderr == "stopped: nothing had finished yet; the same command starts again\n"
+    assert run(wrong, "--out", str(tmp_path / "x")).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "precious.txt").write_text("mine")
+    done = run(lambda options: pytest.fail("it began"), "--out", str(tmp_path), options=Saving)
+    assert done.exit_code == 2 and done.output.startswith("error: the folder") and "--overwrite" in done.output
+
+
+def test_overwriting_clears_what_other_options_left_and_keeps_its_own(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Sized(Saving):
+        n_tokens: NTokensOption = 55
+
+    found: list[bool] = []
+
+    def main(options: Sized) -> None:
+        found.append((options.partial / "sweep.jsonl").exists())
+        finished(options)
+        raise KeyboardInterrupt
+
+    out = ["--out", str(tmp_path / "x")]
+    for more in ([], ["--n-tokens", "9"], ["--overwrite", "--n-tokens", "9"], ["--overwrite", "--n-tokens", "9"]):
+        done = run(main, *out, *more, options=Sized)
+        assert done.exit_code == 130
+        assert ("by a run with other options (--n-tokens was 55, now 9)" in done.stderr) == (
+            more == ["--n-tokens", "9"]
+        )
+    assert found == [False, True, False, True]
+
+
+def test_warnings_are_one_line_without_their_place_and_only_inside(tmp_path: Path) -> None:
+    def main(options: Saving) -> None:
+        warnings.warn("two\nlines", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        shown = warnings.showwarning
+        assert run(main, "--out", str(tmp_path / "x")).stderr == "warning: two lines\n"
+        assert warnings.showwarning is shown
+
+
+def test_fewer_problems_than_asked_for_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise ValueError("as far as this")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mless_interp.models.load.load_model", load)
+    for line in ("locate --mode sweep", "circuit demo --heads L0H18", "profiles", "accuracy", "dose"):
+        done = call(f"{line} --limit 9999 --no-progress")
+        assert done.stderr == "--limit 9999: there are 564 problems, all are taken.\nerror: as far as this\n"
+
+
+# -------------------------------------------------------------------------------------- command lines that are not read
+
+WRONG = {
+    "locate --n-tokens 0": "Invalid value for '--n-tokens'",
+    "locate --limt 2": "No such option: --limt .*--limit",
+    "locate --layers 0-999999999999": "cannot read '0-999999999999' as layers",
+    "figures": "Missing option '--figure'",
+    "locate --outcome logitdiff": r"Invalid value for '--outcome': unknown name 'logitdiff'; .*did you mean logit_diff",
+    "locate --outcome kl": "unknown outcome to locate heads by 'kl'",
+    "locate --model ./nope": "Invalid value for '--model': there is no directory '/.*/nope'",
+    "locate --contrast held": "unknown contrast to locate heads by 'held'; choose one of content, computed",
+    "locate --contrast computed --answers 2": "--answers cuts heads off from the span: --contrast content",
+    "locate --edit z": "--direction and --edit go with --mode sweep",
+    "locate --confirm 1": "--confirm takes 2 or more problems .*, got 1",
+    "locate --confirm 4 --mode sweep": "--confirm takes .*, got 4",
+    "locate --limit 1": "--limit takes 2 or more problems",
+    "locate --limit 500 --confirm 60 --answers 9": "--limit 500 and --confirm 60 and --answers 9 need 569 problems",
+    "locate --place at-x": "--place: 'at-x' is no place",
+    "locate --unit ''": "--unit is empty",
+    "locate --device-map {x": "--device-map: no valid JSON",
+    "locate --problems demo --n-before 9": "--n-before: only the texts of a .txt file are cut to size",
+    "locate --insertion counting --unit x": "insertion 'counting' has no unit, got 'x': leave it out",
+    "locate --attention sdpa --backend bridge": "remote and attn_implementation need backend='nnsight'",
+    "locate --wait 3": "--wait is for --shard",
+    "circuit demo --heads L0H2 --confirm 4": "--confirm takes 2 or more problems, or 0, and only goes without --heads",
+    "circuit demo --without egdes": "unknown part to leave out 'egdes'; .*did you mean edges",
+    "circuit demo --heads 0:1 --without direct,edges,sites,positions,writes,sets,transfer": "--without leaves out every",
+    "profiles --insertion meaningful=": ".*nothing stands after '='",
+    "profiles --insertion from_key=hint --n-tokens 9": "insertion 'from_key' is as long as .*, got 9: leave it out",
+    "profiles --conditions x": "unknown condition 'x'",
+    "profiles --metrics x": "unknown metric 'x'",
+    "mechanism --c 0": "Invalid value for '--c': must be greater than 0, got 0",
+    "accuracy --top-p 1.5": "Invalid value for '--top-p': must be greater than 0 and at most 1, got 1.5",
+    "accuracy --treatments none,none": "the treatment 'none' is named twice",
+    "accuracy --n-samples 2": "n_samples=2 .*needs a temperature above 0|.*temperature above 0",
+    "accuracy --knockout x": "cannot read 'x' as a head",
+    "accuracy --engine x": "unknown engine 'x'|.*engine 'x'",
+    "dose --doses 4,1": "doses must be at least two increasing",
+    "dose --insertion repeat_question": "an insertion of kind 'repeat_question' has one length only",
+    "figures --figure 001 --model x": "Figure 11 shows 3 models: write --model NAME=DIRECTORY for each",
+    "figures --figure 000 --model gemma-3-4b-it=x": "Figure 13 shows each of Qwen2.5-Math-7B once",
+    "figures --figure 13 --model ./nope": "Invalid value: there is no directory|.*there is no directory",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_input_is_one_plain_line_before_weights_are_read(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(
+        "mless_interp.models.hugging_face.load_hugging_face", lambda *_, **__: pytest.fail("weights were read")
+    )
+    done = call(f"{line} --no-progress")
+    said = [each for each in done.stderr.splitlines() if each.lower().startswith("error: ")]
+    assert done.exit_code == 2 and len(said) == 1 and re.match(f"(?i:error): ({WRONG[line]})", said[0]), done.stderr
+    assert "\x1b" not in done.stderr and not list(tmp_path.iterdir())
+
+
+GOOD = json.loads(DEMO_PROBLEMS.read_text().splitlines()[0]) | {"unique_id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "message"),
+    [
+        ([], "", "holds no problems"),
+        (["{broken"], "", "line 1: not valid JSON"),
+        ([GOOD, {"problem": "x ?", "unique_id": "b"}], "", "line 2: missing answer"),
+        ([GOOD, GOOD], "", "line 2: id 'a' was already used in line 1"),
+        ([{**GOOD, "answer": ""}], "--mode sweep", "its answer encodes to no tokens"),
+        ([{**GOOD, "problem": f"{GOOD['problem']} " * 60}], "--mode sweep", "has a context of"),
+        (
+            [{**GOOD, "unique_id": each, "answer": " "} for each in "abcd"],
+            "--limit 2 --answers 2",
+            "no answer to grade",
+        ),
+        ([GOOD], "--mode sweep --heads 9:0", "layer 9 is out of range (zero-based)"),
+        ([GOOD], "--mode sweep --unit zzqx", "becomes the unknown token"),
+    ],
+)
+def test_problems_that_are_wrong_are_one_line(
+    records: list[Any], options: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [each if isinstance(each, str) else json.dumps(each) for each in records]
+    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    done = call(f"locate --backend bridge --problems p.jsonl {options} --out out --no-progress")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.exit_code == 2 and len(errors) == 1 and message in errors[0], done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_option_that_is_empty_is_not_left_out() -> None:
+    with pytest.raises(ValueError, match="--problems is empty: give 'demo', 'math500' or a file, or leave it out"):
+        chosen_problems(" ", "demo", limit=2)
+
+
+def raising(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """How a command ends that raises this, and what it says."""
+
+    @one_line_errors
+    def command() -> None:
+        with plain_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("red\x1b[31m", stacklevel=1)
+            raise error
+
+    with pytest.raises(SystemExit) as ended:
+        command()
+    return int(ended.value.code or 0), capsys.readouterr().err.removeprefix("warning: red\\x1b[31m\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("a message\n  over two lines\x1b[31m\u202e"), "a message over two lines\\x1b[31m\\u202e"),
+        (FileExistsError("there"), "there"),
+        (ValueError(), "ValueError"),
+        (MemoryError("memory ran out"), "memory ran out"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+        (RuntimeError("std::bad_alloc"), "std::bad_alloc"),
+    ],
+)
+def test_wrong_input_and_full_memory_end_with_one_line_and_exit_code_2(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLESS_TRACEBACK", raising=False)
+    code, shown = raising(error, capsys)
+    assert code == 2 and shown.startswith(f"error: {said}") and shown.count("\n") == 1
+
+
+def test_a_long_error_is_cut_a_stop_is_no_error_and_our_own_faults_stay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLESS_TRACEBACK", raising=False)
+    _, said = raising(ValueError("the answer " + "7" * 10**6 + " is too long: shorten it"), capsys)
+    assert said.startswith("error: the answer 777") and said.endswith("777 is too long: shorten it\n")
+    assert " [...] " in said and len(said) < 3100
+    assert raising(KeyboardInterrupt("kept"), capsys) == (130, "stopped: kept\n")
+    with pytest.raises(AssertionError, match="a bug"):
+        raising(AssertionError("a bug"), capsys)
+    monkeypatch.setenv("MLESS_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="the real one"):
+        raising(ValueError("the real one"), capsys)
+
+
+def test_the_command_to_repeat_is_the_one_that_was_typed_and_that_of_a_shard_the_whole_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arguments = ["analyses/patch_heads.py", "--unit", " /", "--out", "a 'b' $c"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert shlex.split(repeat_command()) == ["python", *arguments]
+    for program, typed in (
+        ("/env/bin/mless-interp", "mless-interp"),
+        ("/env/mless_interp/__main__.py", "python -m mless_interp"),
+    ):
+        monkeypatch.setattr(sys, "argv", [program, "locate", "--shard", "0/2", "--wait=9", "--seed", "3"])
+        assert repeat_command() == f"{typed} locate --seed 3"
+
+
+# -------------------------------------------------------------------------------------------------------- heads, layers
+
+
+def heads(heads: str | None = None, layers: str | None = None) -> tuple[Head, ...] | None:
+    """`chosen_heads` in a model of 4 layers and 2 heads."""
+    return chosen_heads(heads, layers, n_layers=4, n_heads=2)
+
+
+def test_heads_and_layers() -> None:
+    assert heads() is None
+    assert heads("2:1,0:0, L1H1 ,") == (Head(2, 1), Head(0, 0), Head(1, 1))
+    for text, layers in {"0": [0], "0,2-3": [0, 2, 3], "1-1": [1], " 2 , 0-1 ": [0, 1, 2]}.items():
+        assert heads(layers=text) == tuple(Head(layer, head) for layer in layers for head in range(2))
+    for text in ("", "a", "0,", "0-", "-1", "3-1", "1-2-3", "0;1", "²"):
+        with pytest.raises(ValueError, match=r"cannot read '.*' as layers: write 0,2-4 \(zero-based\)"):
+            heads(layers=text)
+    with pytest.raises(ValueError, match=r"layer 4 is out of range \(zero-based\): the model has layers 0 to 3"):
+        heads(layers="2-4")
+    with pytest.raises(ValueError, match="give --heads or --layers, not both"):
+        heads("0:0", "0")
+    with pytest.raises(ValueError, match="--heads names none"):
+        heads(" , ")
+    with pytest.raises(ValueError, match="cannot read 'x' as a head"):
+        heads("0:0,x")

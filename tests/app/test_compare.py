@@ -1,0 +1,206 @@
+"""`mless-interp compare`, and the sentences that pages begin with: made from results of a few numbers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scripts_under_test import run_command
+from small_results import answered, confirmed, doses, located, patched
+
+import mless_interp as mi
+from mless_interp.app import endings as answers
+from mless_interp.runtime import folders
+
+
+def test_heads_that_any_run_names_stand_side_by_side_with_verdict_and_count() -> None:
+    found = mi.compare_runs({"a": located(), "b": {"found": replace(located(), confirmation=confirmed())}})
+    totals, heads = found.summary(), found.heads()
+    assert totals["run"].tolist() == ["a", "b"] and totals["named"].tolist() == [2, 2]
+    middle = np.median(located().total)
+    assert totals["median_total"].tolist() == [middle, middle] and (totals["median_total_ci_low"] < middle).all()
+    assert heads["head"].tolist() == ["L0H1", "L1H0"] and heads["named in"].tolist() == [2, 2]
+    row = located().summary().set_index("label").loc["L0H1"]
+    assert heads["a"][0] == f"reader, {row['removed_count']} of {row['n']}"
+    assert heads["b"][0] == heads["a"][0] + ", confirmed"
+    assert found.headline().startswith("L0H1, L1H0 are named in both runs (2 in any); median total effect in nats: a ")
+    assert len(found.details()) == 1, "the same problems"
+
+
+def test_sweeps_and_answers_stand_side_by_side() -> None:
+    found = mi.compare_runs({"a": patched(12), "b": patched(4)})
+    heads = found.heads()
+    assert heads["head"].tolist() == ["L1H2"] and heads["a"][0] == "more than the smallest effect, 12 of 12"
+    assert heads["b"][0] == "undecided"
+    answers_found = mi.compare_runs(dict.fromkeys("ab", answered(n=20)))
+    table = answers_found.summary()
+    assert len(table) == 6 and table.loc[0, "accuracy"] == 0.7 and np.isnan(table.loc[0, "difference"])
+    assert answers_found.heads().empty
+
+
+def test_runs_that_cannot_be_compared_are_told_apart() -> None:
+    for runs, words in (
+        ({"a": located(), "b": answered()}, "a is LocatedHeads, b is AccuracyResults; give runs of one analysis"),
+        ({"a": doses(), "b": doses()}, "a: only runs of locate and of accuracy can be compared"),
+        ({"a": located()}, "give two or more runs"),
+        ({"a": patched(), "b": patched(direction="noising")}, "they differ in direction: a has None, b has noising"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mi.compare_runs(runs)
+
+
+def saved(folder: Path, result: Any, **options: Any) -> Path:
+    mi.save(folder / "results", **{type(result).__name__: result})
+    run = {"analysis": "patch_heads", "model": {"name": "tiny"}, "options": {"outcome": "answer_logprob"} | options}
+    (folder / "run.json").write_text(json.dumps(run))
+    return folder
+
+
+def test_the_command_writes_tables_and_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "head", located(), out="head", limit=64)
+    saved(tmp_path / "a\n\u202eb", located(), out="b", limit=32)
+
+    def call(*arguments: Any) -> Any:
+        return run_command("compare", *arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+
+    done = call("head", "a\n\u202eb", "--out", "c", "--report")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {
+        *("compare.csv", "heads.csv", "report.html", "manifest.json")
+    }
+    assert pd.read_csv(tmp_path / "c" / "heads.csv")["head"].tolist() == ["L0H1", "L1H0"]
+    assert "\u202e" not in done.stdout and r"a\n\u202eb" in done.stdout
+    assert "--limit" in done.stdout and "--out" not in done.stdout, "options in which numbers may differ"
+    page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
+    assert "<strong>L0H1, L1H0 are named in both runs" in page and page.count("<table") == 3
+    for arguments, words in (
+        (("head",), "two or more folders of finished runs, each once"),
+        (("head", "head"), "two or more folders of finished runs, each once"),
+        (("head", "none"), "is no folder of a run"),
+        (("head", "a\n\u202eb", "--report"), "--report needs --out"),
+    ):
+        done = call(*arguments)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_compared_run_is_never_replaced_by_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "a", located())
+    with folders.new_folder(tmp_path / "b") as made:
+        saved(made, located())
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    before = sorted((tmp_path / "b").rglob("*"))
+    for out in ("b", "link", "b/inner"):
+        given = ("compare", "a", "b", "--out", out, "--overwrite")
+        done = run_command(*given, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+        assert done.returncode == 2 and "is one of the compared runs, or inside one" in done.stderr, out
+    assert not folders.damaged_files(tmp_path / "b") and sorted((tmp_path / "b").rglob("*")) == before
+
+
+def test_where_there_is_no_interval_none_is_written() -> None:
+    few = mi.AccuracyResults(
+        ("p0",),
+        ("none", "Mless"),
+        {"strict": np.array([[[1.0, 0.0], [1.0, 1.0]]])},
+        *(np.ones((1, 2, 2)) for _ in range(3)),
+        ((("x", "x"), ("x", "x")),),
+        np.full((1, 2, 2), "text"),
+    )
+    assert "'Mless' is not shown to change right answers: 100.0 % against 50.0 %" in few.headline()
+    assert "A single problem has no interval." in few.explain() and "nan" not in few.explain()
+    one = mi.AccuracyResults(
+        ("p0",),
+        ("none",),
+        {"strict": np.array([[[1.0, 0.0]]])},
+        *(np.ones((1, 1, 2)) for _ in range(3)),
+        ((("x", "x"),),),
+        np.full((1, 1, 2), "text"),
+    )
+    assert one.headline() == "50.0 % of 1 problem are answered right under 'none'."
+
+
+def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
+    """So many of n problems right without insertion, with it, and with heads cut off: chosen ones, and random ones."""
+    named = ("none", "insertion", "named set cut off")
+    names = (*named, *(f"random set {number} cut off" for number in range(1, len(right) - 2)))[: len(right)]
+    graded = np.stack([np.arange(n) < count for count in right], 1)[..., None].astype(float)
+    one, texts = np.ones_like(graded), tuple(tuple(("x",) for _ in right) for _ in range(n))
+    settings = {"treatments": {name: {"knockout": ["L0H1", "L0H2"] if "cut" in name else []} for name in names}}
+    decided = np.full(graded.shape, "text")
+    return mi.AccuracyResults(
+        tuple(f"p{i}" for i in range(n)),
+        names,
+        {"strict": graded},
+        one,
+        0 * one,
+        one,
+        texts,
+        decided,
+        settings=settings,
+    )
+
+
+def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
+    told = answers.of_cut_off(under_four(40, 20, 38, 22))
+    assert told == (
+        "Of 40 other problems 100.0 % are answered right without the insertion and 50.0 % with it; with L0H1, L0H2 cut off "
+        "from it 95.0 % are: this recovers 45.0 of the 50.0 percentage points lost (p = 7.6e-06). With a random set of the "
+        "same layers and size cut off likewise: 55.0 %; the named set is shown to do better "
+        "(+40.0 points [+26.3, +55.4] from it, p = 3.1e-05)."
+    )
+    assert "the named set is not shown to do better (+2.5 points [-" in answers.of_cut_off(under_four(40, 20, 38, 37))
+    assert "cut off from it 55.0 % are: that answers come back is not shown" in answers.of_cut_off(
+        under_four(40, 20, 22, 21)
+    )
+    assert "come back is not shown" in answers.of_cut_off(under_four(40, 30, 10, 30)), (
+        "fewer are right: nothing comes back"
+    )
+    assert answers.of_cut_off(under_four(40, 20)).endswith("no head that reads is named, so none is cut off.")
+    assert answers.of_cut_off(under_four(40, 20, 38)).endswith("There is no other set of the same layers and size.")
+
+
+def test_the_named_set_lies_somewhere_among_several_random_ones() -> None:
+    """By hand: 38 of 40 against 20, 22, 24, 38, 40, mean 28.8: (38 - 28.8) / 40 = 23 points."""
+    told = answers.of_cut_off(under_four(40, 20, 38, 20, 22, 24, 38, 40))
+    among = told.partition(" With 5 random sets of the same layers and size cut off likewise: ")[2]
+    assert among.startswith(
+        "50.0 % to 100.0 %, 2 of the 5 recover at least as many; the named set is shown to do better (+23.0 points [+"
+    )
+    none = answers.of_cut_off(under_four(40, 20, 38, 37, 37))
+    assert (
+        "92.5 % to 92.5 %, none of the 2 recover at least as many; the named set is not shown to do better (+2.5 points ["
+        in none
+    )
+    assert float(none.split("points [")[-1].split(",")[0]) <= 0, "an interval as the test"
+
+
+def test_treatments_are_told_with_what_they_do() -> None:
+    insertion = {"kind": "meaningless", "unit": " /", "n_tokens": 55}
+    made = {
+        "none": {"insertion": None, "arm": None, "knockout": []},
+        "insertion": {"insertion": insertion, "arm": None, "knockout": ["L0H1", "L0H2"]},
+        "named set cut off": {"insertion": {**insertion, "kind": "random_sentence", "unit": ""}},
+        "random set 1 cut off": {"insertion": None, "arm": {"c": 0.13}},
+    }
+    assert answers.told_treatments(replace(under_four(40, 20, 38, 22), settings={"treatments": made})) == (
+        "none, insertion (55 tokens inserted: ' /'; L0H1, L0H2 cut off from it), named set cut off (55 tokens inserted: "
+        "random sentence), random set 1 cut off (the paper's ARM, which moves activations)"
+    )
+
+
+def test_the_answer_says_whether_confirmed_heads_are_specific() -> None:
+    """Confirmed alone would be read as "because of the slashes"."""
+    made = confirmed()
+    sure = [str(head) for head, yes in zip(made.heads, made.confirmed, strict=True) if yes]
+    told = replace(located(), confirmation=made).headline()
+    assert len(sure) == 2 and ", all specific to this insertion: " in told
+    as_much = {name: each + 2 * name.startswith("random") for name, each in made.controls.items()}
+    assert ", none specific to" in replace(located(), confirmation=replace(made, controls=as_much)).headline()
+    without = replace(located(), confirmation=replace(made, controls={}))
+    assert "specific" not in without.headline() + located().headline(), "not asked"

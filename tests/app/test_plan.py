@@ -1,0 +1,210 @@
+"""A plan: timed on real units or counted from a config alone, and true of what then happens."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+import mless_interp as mi
+from mless_interp.__main__ import app
+from mless_interp.app import planned
+from mless_interp.app.geometry import Shape
+from mless_interp.models.load import DEMO_DIRECTORY
+
+FILLER = mi.Insertion.meaningless(" /", n_tokens=20)
+GPU: dict[str, Any] = {"memory": int(80e9), "tflops": 100}
+
+
+def problems(n: int) -> Any:
+    return mi.load_problems("demo", limit=n)
+
+
+@pytest.fixture
+def without_weights(tmp_path: Path) -> Path:
+    """The demo model's folder without its weights."""
+    folder = tmp_path / "bare"
+    shutil.copytree(DEMO_DIRECTORY, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.jsonl"))
+    return folder
+
+
+def saved(folder: Path, config: Any) -> Shape:
+    config.save_pretrained(folder)
+    Shape.of("demo").tokenizer.save_pretrained(folder)
+    return Shape.of(str(folder))
+
+
+# ---------------------------------------------------------------------------------------------------------- what is counted
+
+
+def test_parameters_and_operations_are_those_of_the_model() -> None:
+    shape, model = Shape.of("demo"), mi.load_model("demo", backend="nnsight").hf_model
+    assert shape.n_parameters == sum(weight.numel() for weight in model.parameters())
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        model(torch.arange(40)[None], use_cache=False)
+    assert shape.operations(40, positions=40, read=40) == pytest.approx(counted.get_total_flops(), rel=0.01)
+
+
+def test_tied_weights_and_experts_count_once(tmp_path: Path) -> None:
+    from transformers import MixtralConfig, Qwen2Config
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 300}
+    tied, apart = (saved(tmp_path, Qwen2Config(**sizes, tie_word_embeddings=tied)) for tied in (True, False))
+    assert apart.n_parameters - tied.n_parameters == 300 * 32
+    some, few = (saved(tmp_path, MixtralConfig(**sizes, num_local_experts=n, num_experts_per_tok=2)) for n in (8, 2))
+    assert some.active - few.active == 6 * 32  # the router's rows, and no expert
+    assert some.n_parameters > few.n_parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "bits"),
+    [({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4), ({"quant_method": "gptq", "bits": 3}, 3), ({}, 8)],
+)
+def test_quantised_weights_count_by_their_bits(config: dict[str, Any], bits: int, without_weights: Path) -> None:
+    said = json.loads((without_weights / "config.json").read_text())
+    (without_weights / "config.json").write_text(json.dumps(said | {"quantization_config": config}))
+    shape, plain = Shape.of(str(without_weights)), Shape.of("demo")
+    products = 4 * (224 * (28 + 2 * 4) * 8 + 224 * 28 * 8 + 3 * 224 * 256)
+    assert shape.weights("bfloat16") == (plain.n_parameters - products) * 2 + products * bits / 8
+    plan = mi.plan_run(str(without_weights), problems(1), FILLER, what="profiles", **GPU)
+    assert plan.chosen["backend"] == "nnsight" and plan.chosen["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("what", planned.WORK)
+def test_every_analysis_is_counted_without_weights(what: str, without_weights: Path) -> None:
+    plan = mi.plan_run(str(without_weights), problems(4), FILLER, what=what, device="cpu")
+    assert plan.fits and not plan.timed and "counted from the config" in repr(plan)
+    assert all(spent > 0 for spent in plan.parts.values())
+    json.dumps(plan.to_dict(), allow_nan=False)
+
+
+def test_seconds_add_up_over_problems_and_halve_on_a_gpu_of_twice_the_speed() -> None:
+    def spent(some: Any, tflops: float) -> float:
+        plan = mi.plan_run("demo", some, FILLER, what="sweep", memory=int(80e9), tflops=tflops)
+        return list(plan.parts.values())[1]
+
+    one, two = (spent([each], 100) for each in problems(2))
+    assert spent(problems(2), 100) == pytest.approx(one + two) == pytest.approx(2 * spent(problems(2), 200))
+
+
+def test_weights_that_do_not_fit_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned, "get_max_memory", lambda: {"cpu": 1_000_000})
+    monkeypatch.setattr(planned, "load_model", lambda *given, **options: pytest.fail("loaded"))
+    plan = mi.plan_run("demo", problems(2), FILLER, what="sweep")
+    assert not plan.fits and not plan.timed and repr(plan).startswith("Does not fit on cpu in bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("backend", "stored", "dtype", "peak", "needed"),
+    [
+        ("nnsight", "float32", "float32", 8, 4),
+        ("nnsight", "bfloat16", "bfloat16", 2, 2),
+        ("nnsight", "bfloat16", "float32", 6, 4),
+        ("nnsight", "float32", "bfloat16", 6, 2),
+        ("hooked_transformer", "float32", "float32", 8, 8),
+    ],
+)
+def test_loading_holds_copies_and_their_files(
+    backend: str, stored: str, dtype: str, peak: int, needed: int, tmp_path: Path
+) -> None:
+    from transformers import Qwen2Config
+
+    shape = saved(tmp_path, Qwen2Config(dtype=stored))
+    plan = mi.plan_run(str(tmp_path), problems(1), FILLER, what="profiles", backend=backend, dtype=dtype, device="cpu")
+    beside = planned.LIBRARIES["cpu"]
+    assert plan.peak - beside == pytest.approx(peak * shape.n_parameters, rel=0.01)
+    assert planned.needed(plan.memory) - beside == pytest.approx(needed * shape.n_parameters, rel=0.01)
+
+
+# ------------------------------------------------------------------------------------------------------------ what is timed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", planned.WORK)
+def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
+    plan = mi.plan_run("demo", problems(6), FILLER, what=what, device="cpu")
+    assert plan.fits and plan.timed and "timed on a few problems" in repr(plan)
+    assert all(spent > 0 for spent in plan.parts.values())
+    lines = repr(plan).splitlines()
+    assert len(lines) <= 12 and max(map(len, lines[:-1])) < 140
+
+
+# ------------------------------------------------------------------------------------------------------------- what is wrong
+
+
+def test_pairs_are_planned_as_their_problems() -> None:
+    pairs = mi.make_pairs(mi.load_model("demo", backend="nnsight"), problems(2), FILLER)
+    options: dict[str, Any] = {"what": "sweep", **GPU}
+    assert mi.plan_run("demo", pairs, **options).parts == mi.plan_run("demo", problems(2), FILLER, **options).parts
+    for given in ((pairs, FILLER), (problems(2),), (), ((), FILLER)):
+        with pytest.raises(ValueError, match="problems with an insertion, or pairs alone"):
+            mi.plan_run("demo", *given, **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"what": "walk"}, "unknown what 'walk'"),
+        ({"memory": int(1e9)}, "needs both memory and tflops"),
+        ({"device": "cpu", **GPU}, "and no device"),
+        ({"memory": int(1e9), "tflops": -1.0}, "tflops must be above 0"),
+        ({"dtype": "int8"}, "unknown dtype"),
+        ({"backend": "bridge", "attention": "sdpa"}, "needs backend 'nnsight'"),
+        ({"device": "cuda:7"}, "no device 'cuda:7' here"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_timed(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        mi.plan_run("demo", problems(1), FILLER, **wrong)
+
+
+@pytest.mark.parametrize("config", [{"model_type": "nothing"}, {"model_type": "bert"}, {"vocab_size": -5}])
+def test_a_config_of_no_decoder_is_one_line(config: dict[str, Any], without_weights: Path) -> None:
+    said = json.loads((without_weights / "config.json").read_text())
+    (without_weights / "config.json").write_text(json.dumps(said | config))
+    with pytest.raises(mi.ModelError):
+        mi.plan_run(str(without_weights), problems(1), FILLER)
+
+
+# ------------------------------------------------------------------------------------------------------------- the command
+
+
+def given(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The command that a plan prints, and what that makes of its words, without doing it."""
+    done = CliRunner().invoke(app, ["plan", "demo", *words, "--memory", "80GB", "--tflops", "100"])
+    assert done.exit_code == 0, done.output
+    program, name, *rest = shlex.split(done.output.splitlines()[-1].removeprefix("Run: "))
+    assert program == "mless-interp"
+    made: Any = typer.main.get_command(app)
+    return [name, *rest], made.commands[name].make_context(name, rest).params
+
+
+@pytest.mark.parametrize("what", planned.WORK)
+def test_the_command_asks_for_what_was_planned(what: str) -> None:
+    _, asked = given([what, "--unit", " ,", "--n-tokens", "9", "--limit", "3", "--dtype", "bfloat16"])
+    assert (asked["model"], asked["limit"], asked["dtype"], asked["device"]) == ("demo", 3, "bfloat16", None)
+    assert asked["n_tokens"] == 9
+    assert asked["insertion"] == ["meaningless= ,"] if what == "profiles" else asked["unit"] == " ,"
+    assert asked.get("mode", "locate") == ("sweep" if what == "sweep" else "locate")
+    assert asked.get("confirm") in ({3} if what == "circuit" else {None, 0})
+    assert asked.get("treatments", "none,mless") == "none,mless"
+    wrong = CliRunner().invoke(app, "plan demo accuracy --insertion counting --memory 80GB --tflops 100".split())
+    assert wrong.exit_code == 2 and "accuracy answers under" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_the_command_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, "plan demo sweep --limit 2 --n-tokens 20 --device cpu --json".split())
+    made = json.loads(done.output)
+    assert done.exit_code == 0 and made["n_problems"] == 2 and made["fits"]
+    done = CliRunner().invoke(app, [*shlex.split(made["command"])[1:], "--out", "results"])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "results" / "run.json").read_text())["n_problems"] == 2

@@ -1,0 +1,381 @@
+"""A study is one file: what it asks is checked first, what it measures is what each function says, a stopped run goes on."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from models_under_test import planted_problems
+from scripts_under_test import run_command
+from small_results import studied
+
+import mless_interp as mi
+from mless_interp.app.included_studies import INCLUDED
+from mless_interp.app.study_runner import pairs_of
+from mless_interp.app.study_spec import Study, read_study
+from mless_interp.core.heads import Head
+from mless_interp.models.transformer_lens import bridge_from
+from mless_interp.prompts.conditions import CONTRASTS
+from mless_interp.statistics import mean_interval
+
+TWO = """
+title = "Two insertions"
+source = "nowhere"
+claims = "`nothing`"
+limit = 6
+contrasts = ["content", "shift"]
+answers = 3
+max_new_tokens = 4
+
+[[insertions]]
+name = "slashes"
+kind = "meaningless"
+n_tokens = 5
+
+[[insertions]]
+name = "random words, behind"
+kind = "random_sentence"
+n_tokens = 4
+after = "question"
+"""
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    return {**tomllib.loads(TWO), **changes}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Any:
+    return mi.load_model("demo", backend="bridge")
+
+
+@pytest.fixture(scope="module")
+def whole(demo: Any) -> mi.StudyResult:
+    return mi.run_study(told(), model=demo, progress=False)
+
+
+# ------------------------------------------------------------------------------------------------------- what is measured
+
+
+@pytest.mark.slow
+def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole: mi.StudyResult) -> None:
+    problems = mi.load_problems("demo", limit=6)
+    pairs = mi.make_pairs(demo, problems, mi.Insertion.random_sentence(4, after="question"))
+    name = "random words, behind"
+    patches = mi.patch_heads(demo, pairs, contrast="shift", progress=False)
+    scores = mi.score_heads(demo, pairs, metrics=["span_mass"], conditions=["inserted"], progress=False)
+    row = whole.summary().set_index("insertion").loc[name]
+    middle = patches.whole.median
+    ends = [row[f"shift_median{end}"] for end in ("", "_ci_low", "_ci_high")]
+    assert ends == pytest.approx([float(x) for x in (middle.estimate, middle.low, middle.high)], abs=1e-6)
+    assert (
+        row["shift_k"] == np.sum(patches.whole.direction * patches.total_effect > demo.resolution)
+        and row["shift_n"] == 6
+    )
+    per_problem = scores.of("span_mass").mean((1, 2))
+    mass = mean_interval(per_problem)
+    ends = [row[f"span_mass{end}"] for end in ("", "_ci_low", "_ci_high")]
+    assert ends == pytest.approx([float(x) for x in (mass.estimate, mass.low, mass.high)], abs=1e-6)
+    assert row["span_mass_null"] == pytest.approx(float(scores.null["span_mass"]["inserted"].mean()), abs=1e-6)
+    treatments = [mi.Treatment(), mi.Treatment(mi.Insertion.meaningless(n_tokens=5)), mi.Treatment(pairs[0].insertion)]
+    answers = mi.evaluate_accuracy(demo, problems[:3], treatments, max_new_tokens=4, progress=False)
+    compared = answers.compare_all().summary().iloc[1]
+    shown = {"accuracy": "accuracy_second", "difference": "difference", "difference_ci_low": "low", "answers_n": "n"}
+    assert [row[here] for here in shown] == [compared[there] for there in shown.values()]
+    assert row["difference_p"] == compared["p_holm"] or (np.isnan(row["difference_p"]) and np.isnan(compared["p_holm"]))
+    assert whole.insertions == ("slashes", name) and len(whole.effect_table()) == 4
+    tidy = whole.to_frame().groupby(["insertion", "measure"]).size()
+    assert tidy[name].to_dict() == {"content": 6, "right": 3, "shift": 6, "span_mass": 6} and tidy["none"].sum() == 3
+
+
+def test_drawn_insertions_have_a_row_for_each_seed() -> None:
+    rows = dict(read_study(told(seeds=[3, 4])).rows(mi.load_problems("demo", limit=2)))
+    assert list(rows) == ["slashes", "random words, behind, seed 3", "random words, behind, seed 4"]
+    assert [made.seed for name, made in rows.items() if "seed" in name] == [3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_span_that_computes_is_shown_behind_the_question_alone(sign: int) -> None:
+    thinker = Head(0, 6)
+    made = mi.planted_model(
+        [Head(0, 3)], [], recalls={Head(1, 5): thinker}, n_heads=8, n_key_value_heads=2, seed=1, sign=sign
+    )
+    model = bridge_from(made.hf_model, made.tokenizer, name="thinks")
+    place = {"kind": "meaningless", "n_tokens": 20}
+    study = told(
+        limit=16,
+        contrasts=["computed"],
+        outcomes=["logit_diff"],
+        answers=0,
+        insertions=[{"name": "behind", "after": "question", **place}, {"name": "before", **place}],
+    )
+    found = mi.run_study(study, model=model, problems=planted_problems(made, 16), progress=False)
+    table = found.effect_table().set_index("insertion")
+    assert sign * table.loc["behind", "median"] > 0.1 and table.loc["behind", "k"] == 16
+    assert found.established == [("behind", "computed", "logit_diff")]
+    assert not found.effect_of("before").total_effect.any()
+
+
+@pytest.mark.slow
+def test_heads_are_those_that_locating_names() -> None:
+    readers = [Head(0, 2)]
+    made = mi.planted_model(readers, [], n_heads=8, n_key_value_heads=2, seed=5)
+    model = bridge_from(made.hf_model, made.tokenizer, name="planted")
+    problems = planted_problems(made, 24)
+    asked = {"name": "slashes", "kind": "meaningless", "n_tokens": 6}
+    more = asked | {"name": "more", "n_tokens": 8}
+    study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[asked, more])
+    found = mi.run_study(study, model=model, problems=problems, progress=False)
+    row = found.summary().iloc[0]
+    assert row["heads"] == row["shown_again"] == "L0H2 (reader)"
+    pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 6))
+    direct = mi.locate_heads(model, pairs[:16], confirm=pairs[16:], confidence=0.975, progress=False)
+    pd.testing.assert_frame_equal(found.located["slashes"].summary(), direct.summary())
+    assert direct.judged.effect.level == pytest.approx(0.02), "one of two insertions: half of alpha"
+    assert len(found.located["slashes"].confirmation.problem_ids) == 8  # type: ignore[union-attr]
+
+
+def test_a_span_right_before_the_answer_is_measured_where_its_last_row_predicts_it(demo: Any) -> None:
+    problems = [replace(each, answer_prefix="") for each in mi.load_problems("demo", limit=3)]
+    insertion = mi.Insertion.meaningless(n_tokens=5, after="question")
+    row = {"name": "behind", "kind": "meaningless", "n_tokens": 5, "after": "question"}
+    study = told(limit=3, template="text", answers=0, contrasts=["content", "shift", "total"], insertions=[row])
+    found = mi.run_study(study, model=demo, problems=problems, progress=False)
+    pairs = [pair.answered() for pair in mi.make_pairs(demo, problems, insertion, template="text")]
+    for contrast in study["contrasts"]:
+        measured = found.effect_of("behind", contrast).total_effect
+        ends = CONTRASTS[contrast].corrupted, CONTRASTS[contrast].clean
+        for pair, effect in zip(pairs, measured, strict=True):
+            one, other = (answer_logprob(demo, pair.condition(name), len(pair.answer_ids)) for name in ends)
+            assert one - other == pytest.approx(effect, abs=1e-3), contrast
+
+
+def answer_logprob(model: Any, inputs: Any, n: int) -> float:
+    """Of a run's last `n` tokens, each predicted by the row before it."""
+    logprobs = model.run(inputs, logits_at="all").logits[0].log_softmax(-1)
+    places = torch.arange(inputs.n_tokens - n, inputs.n_tokens)
+    return float(logprobs[places - 1, inputs.tokens[0, places]].sum())
+
+
+# ------------------------------------------------------------------------------------------------------ stopped, sharded
+
+
+def same(first: mi.StudyResult, second: mi.StudyResult) -> None:
+    pd.testing.assert_frame_equal(first.summary(), second.summary())
+    pd.testing.assert_frame_equal(first.to_frame(), second.to_frame())
+
+
+@pytest.mark.slow
+def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
+    demo: Any, whole: mi.StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    from mless_interp.app import study_runner as runner
+
+    real = runner.patch_heads
+
+    def stops(model: Any, pairs: Any, **options: Any) -> Any:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(Path(options["checkpoint"]).parent.name)
+        return real(model, pairs, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "patch_heads", stops)
+        with pytest.raises(KeyboardInterrupt):
+            mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False)
+    kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jsonl")}
+    assert kept == {
+        "slashes/content-answer_logprob.jsonl",
+        "slashes/shift-answer_logprob.jsonl",
+        "slashes/attention.jsonl",
+        "random-words-behind/content-answer_logprob.jsonl",
+    }
+    finished = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
+    same(mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False), whole)
+    assert {path: path.read_bytes() for path in finished} == finished, "what is done is not computed again"
+
+
+@pytest.mark.slow
+def test_shards_do_their_part_of_every_measurement(demo: Any, whole: mi.StudyResult, tmp_path: Path) -> None:
+    for index in (0, 1):
+        with pytest.raises(mi.ShardDone) if index == 0 else pytest.MonkeyPatch.context():
+            mi.run_study(told(), model=demo.on(mi.Shard(index, 2)), checkpoint=tmp_path, progress=False)
+    same(mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False), whole)
+
+
+# --------------------------------------------------------------------------------------------------------- wrong input
+
+ROW = {"name": "slashes", "kind": "meaningless"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"modell": "demo"}, "unknown key 'modell'; there are title, insertions, source"),
+        ({"contrasts": ["contents"]}, "unknown contrast 'contents'; choose one of content, shift"),
+        ({"outcomes": ["kl"]}, "kl"),
+        ({"seeds": [1, 1]}, "seeds must be one or more different numbers"),
+        ({"limit": 1}, "limit must be 2 or more"),
+        ({"locate_by": "held"}, "unknown contrast to locate heads by 'held'; choose one of content, computed"),
+        ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
+        ({"answers": 1}, "answers takes 2 or more problems, or 0, got 1"),
+        ({"metrics": ["span_mas"]}, "unknown metric 'span_mas'; choose of"),
+        ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then different others"),
+        ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
+        ({"insertions": [ROW, ROW]}, "two insertions are named 'slashes'"),
+        ({"insertions": [{**ROW, "name": "none"}]}, "no insertion may be named 'none'"),
+        (
+            {"insertions": [{**ROW, "length": 3}]},
+            "insertion 'slashes': unknown key 'length'; there are name, kind, unit",
+        ),
+        ({"insertions": [{"name": "x"}]}, "insertion 'x': the key 'kind' is missing"),
+        ({"insertions": [{**ROW, "before": "answer"}]}, "insertion 'slashes': unknown place before='answer'"),
+        ({"insertions": [{**ROW, "n_tokens": 0}]}, "insertion 'slashes': n_tokens"),
+        ({"insertions": [{**ROW, "unit": ""}]}, "insertion 'slashes': unit is empty"),
+        (
+            {"insertions": [{"name": "x", "kind": "counting", "unit": "1"}]},
+            "'x': insertion 'counting' has no unit, got '1'",
+        ),
+        (
+            {"insertions": [{"name": "x", "kind": "repeat_question", "n_tokens": 9}]},
+            "'x': insertion 'repeat_question' is as long as each problem's own text",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line_before_anything_is_loaded(
+    changes: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run it
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        read_study(told(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no study at"):
+        mi.read_study(tmp_path / "none.toml")
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("title = ")
+    with pytest.raises(ValueError, match="wrong.toml is no TOML"):
+        mi.read_study(wrong)
+    wrong.write_text(TWO.replace("limit", "limits"))
+    with pytest.raises(ValueError, match="wrong.toml: unknown key 'limits'"):
+        mi.read_study(wrong)
+    wrong.write_text("title = " + "[" * 3000 + "]" * 3000)
+    with pytest.raises(ValueError, match="wrong.toml: its values are nested too deeply"):
+        mi.read_study(wrong)
+
+
+def test_what_is_drawn_from_other_questions_does_not_depend_on_how_many_are_measured(demo: Any) -> None:
+    asked = mi.read_study("distractors").with_changes(limit=2, answers=0)
+    few, more = (pairs_of(asked.with_changes(limit=n), demo, mi.load_problems("demo")) for n in (2, 4))
+    assert [pair.inserted for pair in few["other questions, seed 1"]] == [
+        pair.inserted for pair in more["other questions, seed 1"][:2]
+    ]
+    found = mi.run_study(asked, model=demo, progress=False)
+    assert len(found.problem_ids) == 2
+
+
+def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_runs(
+    demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match="limit 6, confirm 0 and answers 3 need 6 problems, there are 2"):
+        mi.run_study(told(), model=demo, problems=mi.load_problems("demo", limit=2))
+    monkeypatch.setattr(type(demo), "run", lambda *_, **__: pytest.fail("a model ran"))
+    for row, words in (
+        ({"kind": "from_key", "unit": "no such key"}, "insertion 'x': problem .*no such"),
+        ({"kind": "meaningless", "n_tokens": 600}, "insertion 'x': .*600|insertion 'x': .*512"),
+        ({"kind": "meaningless", "at": 500}, "insertion 'x': .*500"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mi.run_study(told(insertions=[{"name": "x", **row}]), model=demo)
+    bare = [replace(each, answer=" ") for each in mi.load_problems("demo", limit=6)]
+    with pytest.raises(ValueError, match="answers 3: 3 of these problems have no answer to grade against"):
+        mi.run_study(told(), model=demo, problems=bare)
+    bare = [replace(each, distractor=None) for each in mi.load_problems("demo", limit=6)]
+    with pytest.raises(ValueError, match="insertion 'slashes': .*distractor"):
+        mi.run_study(told(outcomes=["answer_logprob", "logit_diff"]), model=demo, problems=bare)
+
+
+# ----------------------------------------------------------------------------------------------- the command, the files
+
+
+@pytest.mark.slow
+def test_options_take_the_place_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "two.toml").write_text(TWO)
+    here: dict[str, Any] = {"cwd": tmp_path, "capsys": capsys, "monkeypatch": monkeypatch}
+    given = ["--limit", 3, "--answers", 0, "--n-tokens", 3, "--no-progress", "--report", "--out", "x"]
+    done = run_command("study", "two.toml", *given, **here)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0 of 2 insertions have an established content effect")
+    found = mi.load(tmp_path / "x")["StudyResult"]
+    assert len(found.problem_ids) == 3 and found.answers is None
+    assert found.settings["insertions"]["slashes"] == "Mless ' /' x3"
+    page = (tmp_path / "x" / "report.html").read_text()
+    assert "Two insertions" in page and "slashes" in page and "Claimed in nowhere" in page
+    assert "After nowhere, which claims: &#39;nothing&#39;." in page, "no code marks: the question is no Markdown"
+    wrong = run_command("study", "two.toml", "--limit", 1, "--out", "y", **here)
+    assert wrong.returncode == 2 and "Invalid value for '--limit'" in wrong.stderr
+    assert not (tmp_path / "y").exists()
+
+
+def test_the_page_begins_with_the_answer_the_picture_and_six_columns(whole: mi.StudyResult) -> None:
+    picture = mi.views.study_effects(whole)
+    parts = mi.Report("T", question="Q?").result(whole, pictures={"effects": picture}).parts
+    assert [part.kind for part in parts[:3]] == ["heading", "picture", "table"]
+    table = parts[2]
+    headings = [column.heading for column in table.columns[: table.at_once]]
+    assert headings[:3] == ["insertion", "content, median effect [95 %]", "content, problems"] and len(headings) == 6
+    low, high = whole.effect_table().loc[0, ["median_ci_low", "median_ci_high"]]
+    assert table.rows[0][1].limits == f"[{low:.4f}, {high:.4f}]" and table.rows[0][2].text == "6/6"
+
+
+def test_the_picture_has_a_row_for_each_insertion(whole: mi.StudyResult) -> None:
+    (axes,) = mi.views.study_effects(whole).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(whole.insertions)
+    with pytest.raises(ValueError, match="no outcome 'odds' here"):
+        mi.views.study_effects(whole, outcome="odds")
+
+
+@pytest.mark.parametrize("included", INCLUDED)
+def test_included_studies_say_whom_they_follow_and_can_be_made(included: str, demo: Any) -> None:
+    study: Study = mi.read_study(included)
+    assert study.source and study.claims
+    problems = mi.load_problems("demo", limit=study.n_problems)
+    for name, insertion in study.rows(problems):
+        assert mi.make_pairs(demo, problems[:2], insertion, template=study.template)[0].n_inserted > 0, name
+
+
+def test_answers_that_do_not_fit_are_told_before_anything_is_measured(demo: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a prompt of .* tokens and 5000 new ones do not fit demo's context of 512"):
+        mi.run_study(told(max_new_tokens=5000), model=demo, checkpoint=tmp_path, progress=False)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_too_few_problems_to_establish_anything_are_told(whole: mi.StudyResult) -> None:
+    few = (
+        "6 problems are too few to establish any of 4 effects: not even one of the same sign in all of them would pass."
+    )
+    assert few in whole.caveats()[0]
+    assert (whole.effect_table()["p"].min() * 4 >= 0.05) and 4 * 2 * 0.5**8 < 0.05
+
+
+def test_what_is_within_rounding_has_no_sign() -> None:
+    """-1 and about it on 8 problems, where unedited rows move by 1.01: of this sign beyond rounding is only what is more."""
+    made = studied(8)
+    for_one = made.effects["slashes"]["content"]["answer_logprob"]
+    rough = replace(for_one, noise=np.full(for_one.patched.shape[:2], 1.01))
+    coarse = replace(made, effects={**made.effects, "slashes": {"content": {"answer_logprob": rough}}}).effect_table()
+    row, fine = coarse.set_index("insertion").loc["slashes"], made.effect_table().set_index("insertion").loc["slashes"]
+    beyond = int((np.abs(for_one.total_effect) > 1.01).sum())
+    assert 0 < beyond < 8 and (row["k"], fine["k"]) == (beyond, 8)
+    assert row["p"] > fine["p"]

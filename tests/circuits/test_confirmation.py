@@ -1,0 +1,213 @@
+"""Named heads on fresh problems: confirmed where they act again, refused where problems or prompts are not fresh or alike."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import small_results as results
+from located_under_test import SLASHES, N, confirmed_here, located, located_here, pairs_of, planted_kinds
+from models_under_test import planted_here, planted_problems
+
+from mless_interp.circuits import locate
+from mless_interp.circuits.confirmation import Confirmation
+from mless_interp.circuits.locate import locate_heads
+from mless_interp.circuits.measure import MEASURES
+from mless_interp.circuits.sentences import few_problems
+from mless_interp.core.heads import Head
+from mless_interp.patching.joint import CHOSEN_HERE
+from mless_interp.patching.prepared import prepare
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.statistics import fewest_problems
+
+
+def made(**changed: Any) -> Confirmation:
+    """Without what is not tested here."""
+    return replace(results.confirmed(), controls={}, joint=None, **changed)
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+
+def test_who_is_confirmed_by_hand() -> None:
+    found = results.confirmed()
+    assert found.confirmed.tolist() == [True, True, False] and found.same_kind.tolist() == [True, True, False]
+    assert found.judged.kinds[:2] == ("reader", "mediator")
+    table = found.summary().set_index("label")
+    assert table.loc["L0H1", "removed_p"] == 6 / 2**10, "Holm over the three claims and both sides, one sense"
+    assert found.p[0] == 3 / 2**10, "Holm over the three claims, each by all its sides"
+    assert table.loc["L0H1", ["removed_count", "added_count", "n"]].tolist() == [10, 10, 10]
+    assert table.loc["L0H1", "removed_median"] == pytest.approx(0.6)
+    assert table.loc["L0H0", "added_count"] == 5, "in the sense that was claimed: against"
+    assert found.headline().endswith("in 10 of 10 problems; confirmed: L0H1, L1H0; not confirmed: L0H0.")
+
+
+def test_what_was_named_on_both_sides_has_to_pass_on_both() -> None:
+    one_sided = {name: array * (name in ("knockout", "mediated_removed")) for name, array in made().values.items()}
+    assert made(values=one_sided).confirmed.tolist() == [False, False, False]
+    claimed = made(values=one_sided, kinds=("necessary reader", "carrier", "redundant reader"))
+    assert claimed.confirmed.tolist() == [True, False, False]
+
+
+def test_a_head_may_be_confirmed_as_another_kind() -> None:
+    found = made(kinds=("necessary reader", "carrier", "sufficient only"))
+    assert found.confirmed.tolist() == [True, True, False] and not found.same_kind.any()
+
+
+def test_where_the_effect_goes_the_other_way_nothing_is_confirmed() -> None:
+    found = made(total=-made().total, values={name: -array for name, array in made().values.items()})
+    assert not found.confirmed.any() and not found.judged.established
+
+
+def test_claims_against_the_effect_are_tested_against_it() -> None:
+    values = {name: -array for name, array in made().values.items()}
+    assert made(values=values, senses=np.array([-1, -1, 1])).confirmed.tolist() == [True, True, False]
+    assert not made(values=values).confirmed.any()
+
+
+@pytest.mark.parametrize(("n", "n_heads", "needed"), [(6, 1, 7), (7, 1, 0), (6, 3, 7), (7, 3, 0), (7, 6, 8), (8, 6, 0)])
+def test_too_few_fresh_problems_are_counted(n: int, n_heads: int, needed: int) -> None:
+    """2^-n x heads < 0.04 for the heads; 2^-n < 0.01 for the smallest effect."""
+    words = few_problems(n, n_heads, 0.95, per_head=1)
+    assert bool(words) == bool(needed) and (f"{needed} problems are needed" in words) == bool(needed)
+    heads = tuple(Head(1, at) for at in range(n_heads))
+    values = {name: np.full((n, n_heads), 0.3) for name in MEASURES}
+    found = made(
+        problem_ids=results.problems(n),
+        heads=heads,
+        kinds=("reader",) * n_heads,
+        senses=np.ones(n_heads, int),
+        values=values,
+        total=np.ones(n),
+    )
+    assert bool(found.confirmed.all()) == (not needed)
+
+
+# -------------------------------------------------------------------------------------------------- on a planted model
+
+
+@pytest.mark.slow
+def test_planted_heads_are_confirmed_on_fresh_problems_and_nothing_else_is_tested() -> None:
+    found, (planted, _) = confirmed_here(), planted_here()
+    again = found.confirmation
+    assert again is not None and found.found == located_here().found == planted_kinds(planted)
+    assert again.heads == tuple(found.found) and found.confirmed == found.found and again.same_kind.all()
+    assert not set(again.problem_ids) & set(found.problem_ids) and len(again.problem_ids) == N
+    assert again.values["knockout"].shape == (N, len(found.found))
+    exact = located(*planted_here(), 2 * N, heads=list(found.found))
+    for name in MEASURES:
+        assert np.abs(exact.values[name][N:] - again.values[name]).max() < 1e-4
+    table = found.summary().set_index("label")
+    assert table.loc[[str(head) for head in found.found], "confirmed"].tolist() == [True] * len(found.found)
+    assert table["confirmed"].isna().sum() == len(table) - len(found.found)
+
+
+def test_what_was_chosen_elsewhere_has_one() -> None:
+    found = confirmed_here()
+    again, words = found.confirmation, found.explain()
+    assert again is not None and again.joint is not None
+    assert np.isfinite(again.joint.p) and CHOSEN_HERE not in words
+    assert again.reads is not None and np.isfinite(again.reads.p[:3]).all() and "after Holm over 46 tests" in words
+    assert "Nothing was confirmed" not in words
+    assert not found.controls and found.joint is None, "they were run on the fresh problems"
+
+
+# -------------------------------------------------------------------------------------------------------- wrong input
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever sweeps is an error."""
+
+    def sweeps(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a sweep began")
+
+    for name in ("measure", "screened"):
+        monkeypatch.setattr(locate, name, sweeps)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_problems_that_named_the_heads_are_refused() -> None:
+    planted, model = planted_here()
+    problems = planted_problems(planted, 6)
+    renamed = [replace(problem, id=f"other {problem.id}") for problem in problems[1:3]]
+    rephrased = [replace(problem, question=problems[5].question) for problem in problems[:1]]
+    for again, first in ((problems[2:6], problems[2].id), (renamed, renamed[0].id), (rephrased, rephrased[0].id)):
+        with pytest.raises(
+            ValueError, match=f"among those that name the heads.*first: '{first}'.*nothing can be confirmed"
+        ):
+            locate_heads(
+                model,
+                make_pairs(model, problems[:4], SLASHES),
+                confirm=make_pairs(model, again, SLASHES),
+                progress=False,
+            )
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("grouped", [True, False])
+def test_variants_of_problems_that_named_the_heads_are_refused(grouped: bool) -> None:
+    """48 variants of three stories name heads that are their own, and 24 further variants confirm them."""
+    planted, model = planted_here()
+    problems = planted_problems(planted, 8, n_clauses=(3, 3))
+    words = problems[0].question.split()
+    at = next(place for place, word in enumerate(words) if word.isdigit())
+    also = replace(problems[0], id="also", question=" ".join([*words[:at], "3", *words[at + 1 :]]), answer="3")
+    used, fresh = problems[:4], (*problems[4:], replace(also, group=problems[0].id if grouped else None))
+    message = "1 of 5 problems .*first: 'also', of group" if grouped else f"'{problems[0].id}' and 'also' share"
+    with pytest.raises(ValueError, match=message):
+        locate_heads(model, make_pairs(model, used, SLASHES), confirm=make_pairs(model, fresh, SLASHES), progress=False)
+
+
+def test_halves_keep_groups_whole() -> None:
+    planted, model = planted_here()
+    problems = [replace(each, group=f"g{at % 3}") for at, each in enumerate(planted_problems(planted, 8))]
+    prepared = prepare(model, make_pairs(model, problems, SLASHES))
+    one, other = prepared.halves()
+    assert (prepared.n_groups, one.groups, other.groups) == (3, ("g0", "g2", "g0", "g2", "g0"), ("g1", "g1", "g1"))
+    alone = prepare(model, make_pairs(model, planted_problems(planted, 5), SLASHES))
+    assert [half.ids for half in alone.halves()] == [alone.ids[::2], alone.ids[1::2]]
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("other", [Insertion.meaningless(" /", 19), Insertion.meaningless(" /", 20, before="system")])
+def test_another_insertion_is_refused(other: Insertion) -> None:
+    planted, model = planted_here()
+    fresh = make_pairs(model, planted_problems(planted, 8)[4:], other)
+    with pytest.raises(
+        ValueError, match="the problems to confirm on have another insertion .* make both with the same one"
+    ):
+        locate_heads(model, pairs_of(planted, model, 4), confirm=fresh, progress=False)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_one_or_no_fresh_problem_is_refused() -> None:
+    planted, model = planted_here()
+    pairs = pairs_of(planted, model, 5)
+    with pytest.raises(ValueError, match="confirming needs at least 2 problems .*, got 1"):
+        locate_heads(model, pairs[:4], confirm=pairs[4:], progress=False)
+    with pytest.raises(ValueError, match="there are no prompt pairs"):
+        locate_heads(model, pairs[:4], confirm=[], progress=False)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_too_few_problems_are_warned_about_before_anything_runs() -> None:
+    planted, model = planted_here()
+    needed = fewest_problems(4 * 16, alpha=0.04)
+    assert needed == 11
+    with (
+        pytest.raises(AssertionError, match="a sweep began"),
+        pytest.warns(
+            UserWarning, match=f"10 problems are too few to name any of 16 heads .* {needed} problems are needed"
+        ),
+    ):
+        located(planted, model, needed - 1)
+    with (
+        pytest.raises(AssertionError, match="a sweep began"),
+        pytest.warns(UserWarning, match="6 problems are too few to confirm a head .* 7 problems are needed"),
+    ):
+        located(planted, model, needed, confirm=pairs_of(planted, model, 6, skip=needed))
+    enough = pairs_of(planted, model, 7, skip=needed)
+    with pytest.raises(AssertionError, match="a sweep began"):  # and no warning, which would be an error
+        located(planted, model, needed, confirm=enough)

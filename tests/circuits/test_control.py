@@ -1,0 +1,293 @@
+"""What named heads are held against: specificity by hand, controls of a planted model, and insertions that are controls."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from located_under_test import SLASHES, N, confirmed_here, located, located_here, pairs_of, planted_kinds, readers
+from models_under_test import planted_here, planted_problems
+
+from mless_interp.circuits.judge import KINDS, Claims
+from mless_interp.circuits.locate import locate_heads
+from mless_interp.circuits.measure import MEASURES
+from mless_interp.circuits.sentences import specific_words
+from mless_interp.circuits.specificity import LEAST_MATCHED, beside_controls, specificity
+from mless_interp.core.heads import Head
+from mless_interp.patching.effect import Effect
+from mless_interp.patching.joint import CHOSEN_HERE
+from mless_interp.patching.sweep import patch_heads
+from mless_interp.prompts import pairs as prompt_pairs
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs, pairs_of_any
+
+NAN = float("nan")
+
+
+def measured(own: Any, kind: str) -> dict[str, np.ndarray]:
+    """One head's measures `[problem, 1]`: all of it read, or all of it mediated, on both sides."""
+    column = np.asarray(own, dtype=float)[:, None]
+    read = KINDS[kind].reads
+    parts = ("knockout", "edge_noise") if read else ("mediated_removed", "mediated_added")
+    return {name: column if name in parts else 0 * column for name in MEASURES}
+
+
+def held(random: Any, matched: Any) -> dict[str, np.ndarray]:
+    sizes = np.asarray(random, dtype=float)[:, None]
+    mass = np.asarray(matched, dtype=float)[:, None]
+    return {
+        "random_size_removed": sizes,
+        "random_size_added": sizes,
+        "matched_mass": mass,
+        "matched_mass_size": np.abs(mass),
+    }
+
+
+def whole(n: int) -> Effect:
+    """A total effect of 1 in every problem: more is by more than 0.05."""
+    return Effect(np.ones(n))
+
+
+def one(own: Any, random: Any, matched: Any, kind: str = "reader", *, sense: int = 1, direction: float = 1.0) -> Any:
+    said = Claims(direction, (Head(1, 0),), (kind,), np.array([sense]))
+    return specificity(whole(len(own)), said, measured(own, kind), held(random, matched))
+
+
+@pytest.mark.parametrize(
+    ("own", "random", "matched", "kind", "sense", "specific"),
+    [
+        (1.0, 0.1, 0.1, "reader", 1, True),
+        (-1.0, 0.1, 0.1, "reader", -1, True),  # in its own sense
+        (-1.0, 0.1, 0.1, "reader", 1, False),  # the other way than claimed
+        (1.0, 1.4, 0.1, "reader", 1, False),  # random words do as much
+        (1.0, 0.98, 0.1, "mediator", 1, False),  # or less by less than the smallest effect
+        (1.0, 0.1, 1.4, "reader", 1, False),  # any attention taken does as much
+        (1.0, 0.1, 1.4, "conditional reader", 1, False),
+        (1.0, 0.1, 1.4, "mediator", 1, True),  # a mediator reads nothing that could be matched
+        (1.0, 0.1, 1.4, "redundant reader", 1, True),  # not needed: its knockout claims nothing
+        (1.0, 0.1, NAN, "reader", 1, True),  # not enough other attention: random words decide
+        (1.0, 1.4, NAN, "reader", 1, False),
+    ],
+)
+def test_what_specific_means_by_hand(
+    own: float, random: float, matched: float, kind: str, sense: int, specific: bool
+) -> None:
+    shape = np.array([0.9, 1.0, 1.1, 1.05, 0.95, 1.02, 0.97])
+    found = one(own * shape, random * (shape if random > 0.9 else shape[::-1]), matched * shape, kind, sense=sense)
+    assert bool(found.p[0] < 0.04) == specific
+    if specific:
+        assert found.p[0] == 1 / 2**7, "one-sided, 7 problems that all agree"
+        assert (found.exceeds[0], found.n[0]) == (7, 7)
+    needed = KINDS[kind].reads and KINDS[kind].side != "added" and not np.isnan(matched)
+    assert found.n_mass[0] == (7 if needed else 0)
+
+
+def test_the_effect_and_the_claimed_sense_turn_together() -> None:
+    shape = np.linspace(0.9, 1.1, 7)
+    assert one(-shape, 0.1 * shape, 0.1 * shape, direction=-1.0).p[0] == 1 / 2**7
+    assert one(-shape, 0.1 * shape, 0.1 * shape, sense=-1, direction=-1.0).p[0] == 1.0
+
+
+def test_few_problems_still_meet_the_matched_knockout() -> None:
+    """All 7 of 7 problems are enough; 5 of 20 are not, 9 of 20 neither, 10 of 20 are."""
+    five = np.array([1.0, 1.1, 0.9, 1.05, 0.95])
+    many = np.tile(five, 4)
+    assert one(many[:7], 0.1 * many[:7], 2 * many[:7]).p[0] == 1.0
+    assert LEAST_MATCHED == 8
+    for defined, decides in ((5, False), (9, False), (10, True)):
+        some = np.where(np.arange(20) < defined, 2 * many, NAN)
+        found = one(many, 0.1 * many[::-1], some)
+        assert (found.p[0] == 1.0) == decides and found.n_mass[0] == defined
+
+
+def test_holm_is_over_the_named_heads() -> None:
+    said = Claims(1.0, (Head(1, 0), Head(1, 1)), ("mediator", "mediator"), np.array([1, 1]))
+    both = {name: np.repeat(array, 2, 1) for name, array in measured(np.ones(9), "mediator").items()}
+    controls = {name: np.repeat(array, 2, 1) for name, array in held(np.full(9, 0.1), np.full(9, NAN)).items()}
+    assert specificity(whole(9), said, both, controls).p.tolist() == [2 / 2**9] * 2  # type: ignore[union-attr]
+
+
+def test_without_controls_or_heads_there_is_nothing_to_say() -> None:
+    said = Claims(1.0, (Head(1, 0),), ("reader",), np.array([1]))
+    assert specificity(whole(7), said, measured(np.ones(7), "reader"), {}) is None
+    table = beside_controls(whole(7), said, measured(np.ones(7), "reader"), {}, fresh=True)
+    assert table["effect"].tolist() == [1.0] and table["random_effect"].isna().all()
+    assert table["exceeds_random_n"].tolist() == [0] and table["p_specific"].isna().all()
+    words = specific_words(table, level=0.04, n=7)
+    assert words == ["Controls were not run, so whether the heads are specific is unknown."]
+    nobody = Claims(1.0, (), (), np.zeros(0, int))
+    none = {name: np.zeros((7, 0)) for name in MEASURES}
+    assert beside_controls(whole(7), nobody, none, {"shift_total": np.ones(7)}, fresh=False).empty
+    assert specific_words(beside_controls(whole(7), nobody, none, {}, fresh=True), level=0.04, n=7) == []
+
+
+def test_a_p_of_specificity_comes_from_fresh_problems_only() -> None:
+    said = Claims(1.0, (Head(1, 0),), ("reader",), np.array([1]))
+    with_words = held(np.full(9, 0.1), np.full(9, 0.2)) | {
+        f"random_{name}": 0.1 * array for name, array in measured(np.ones(9), "reader").items()
+    }
+    for fresh in (True, False):
+        table = beside_controls(whole(9), said, measured(np.ones(9), "reader"), with_words, fresh=fresh)
+        assert table["exceeds_random"].tolist() == [9] and table["exceeds_mass"].tolist() == [9]
+        (words,) = specific_words(table, level=0.04, n=9, confirmed=["L1H0"] if fresh else None)
+        if fresh:
+            assert table["p_specific"].tolist() == [2.0**-9]
+            assert words == "Confirmed and specific to this insertion: L1H0."
+            assert table["random_words_share"].tolist() == pytest.approx([0.1])
+        else:
+            assert table["p_specific"].isna().all()
+            assert words == f"Controls: `control_table()` ({CHOSEN_HERE})."
+    (unconfirmed,) = specific_words(
+        beside_controls(whole(9), said, measured(np.ones(9), "reader"), held(np.zeros(9), np.zeros(9)), fresh=True),
+        level=0.04,
+        n=9,
+        confirmed=[],
+    )
+    assert unconfirmed.startswith("Confirmed and specific to this insertion: none.")
+
+
+# -------------------------------------------------------------------------------------------- of a planted model
+
+
+def test_the_gap_alone_is_the_shift_contrast() -> None:
+    found, (made, model) = located_here(), planted_here()
+    pairs = pairs_of(made, model, N)
+    named = list(found.found)
+    at = (slice(None), [head.layer for head in named], [head.head for head in named])
+    runs = {
+        direction: patch_heads(model, pairs, contrast="shift", direction=direction, heads=named, progress=False)
+        for direction in ("denoising", "noising")
+    }
+    assert found.controls["shift_total"] == pytest.approx(runs["noising"].total_effect, abs=1e-6)
+    assert found.controls["shift_removed"] == pytest.approx(runs["denoising"].effect[at], abs=1e-6)
+    assert found.controls["shift_added"] == pytest.approx(runs["noising"].effect[at], abs=1e-6)
+    assert np.abs(found.controls["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_readers_are_knocked_out_together_against_random_sets(fresh: bool) -> None:
+    made, _ = planted_here()
+    found = confirmed_here() if fresh else located_here()
+    told = found.confirmation if fresh else found
+    assert told is not None
+    joint = told.joint
+    assert joint is not None and set(joint.heads) == set(made.readers)
+    assert joint.effect == pytest.approx(told.total, rel=0.05), "together they are the whole effect"
+    reads = [told.heads.index(head) for head in joint.heads]
+    assert joint.singles == pytest.approx(told.values["knockout"][:, reads])
+    assert joint.n_possible == len(joint.sets) == 27 and joint.exact  # 2 of the 8 heads of layer 0, but for these two
+    if fresh:
+        assert joint.p == pytest.approx(1 / 28) and found.joint is None
+    else:
+        assert np.isnan(joint.p)
+
+
+def test_heads_against_the_effect_are_not_in_the_set() -> None:
+    said = Claims(1.0, (Head(0, 0), Head(0, 1), Head(0, 2)), ("reader", "reader", "mediator"), np.array([1, -1, 1]))
+    assert said.together.tolist() == [True, False, False]
+
+
+def test_controls_stand_beside_the_named_heads() -> None:
+    found = located_here()
+    table = found.control_table().set_index("label")
+    assert list(table.index) == [str(head) for head in found.found]
+    named = list(found.found)
+    for at, head in enumerate(named):
+        row, i = table.loc[str(head)], found.heads.index(head)
+        z = {name: found.values[name][:, i] for name in MEASURES}
+        assert row["effect"] == pytest.approx(np.median(z["knockout"] + z["mediated_removed"]))
+        for other in ("random", "questions", "mful"):
+            removed = found.controls[f"{other}_knockout"][:, at] + found.controls[f"{other}_mediated_removed"][:, at]
+            assert row[f"{other}_effect"] == pytest.approx(np.median(removed))
+        assert row["shift_effect_ci_low"] <= row["shift_effect"] <= row["shift_effect_ci_high"]
+        assert abs(row["random_effect"]) < 0.5 * abs(row["effect"])
+        assert (row["exceeds_random"], row["exceeds_random_n"]) == (N, N) and np.isnan(row["p_specific"])
+        matched = found.controls["matched_mass"][:, at]
+        reads = head in readers(found)
+        assert row["exceeds_mass_n"] == (np.isfinite(matched).sum() if reads else 0)
+        assert np.isnan(row["matched_mass_effect"]) == (not reads or not np.isfinite(matched).any())
+
+
+def test_specific_where_only_slashes_are_read() -> None:
+    found = confirmed_here()
+    table = found.control_table()
+    assert set(table["label"]) == {str(head) for head in found.found} and (table["p_specific"] < 0.05).all()
+    assert {f"random_{measure}" for measure in MEASURES} <= set(found.confirmation.controls)  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_not_specific_where_any_inserted_text_is_read() -> None:
+    made, _ = planted_here()
+    words = [token for token in made.vocabulary.tokens if not made.vocabulary.in_prompts(token)]
+    any_text, model = planted_here(reads=(*((word, 1.0) for word in words if word != "/"), ("/", 0.4)))
+    heads = [*any_text.readers, *any_text.mediators, Head(0, 0), Head(1, 0)]
+    fresh = pairs_of(any_text, model, 10, skip=10)
+    options = {"controls": True, "n_control_draws": 2, "heads": heads, "n_random_sets": 0}
+    result = located(any_text, model, 10, confirm=fresh, **options)
+    assert result.found == planted_kinds(any_text) and result.confirmed == result.found
+    assert not (result.control_table()["p_specific"] < 0.05).any()
+
+
+@pytest.fixture
+def under(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Insertion, set[tuple[int, int]]]]:
+    """The insertions that controls make, with their spans."""
+    seen: list[tuple[Insertion, set[tuple[int, int]]]] = []
+
+    def spy(model: Any, problems: Any, insertion: Insertion, **options: Any) -> Any:
+        made_pairs = pairs_of_any(model, problems, insertion, **options)
+        seen.append((insertion, {pair.span for pair in made_pairs}))
+        return made_pairs
+
+    monkeypatch.setattr(prompt_pairs, "pairs_of_any", spy)
+    return seen
+
+
+@pytest.mark.slow
+def test_random_words_under_study_are_held_against_other_draws(under: list[Any]) -> None:
+    made, _ = planted_here()
+    words = [token for token in made.vocabulary.tokens if not made.vocabulary.in_prompts(token)]
+    any_text, model = planted_here(reads=tuple((word, 1.0) for word in words))
+    pairs = make_pairs(model, planted_problems(any_text, 10), Insertion.random_sentence(20, draw=1))
+    under.clear()
+    options = {"heads": [*any_text.readers, *any_text.mediators], "n_control_draws": 2, "n_random_sets": 0}
+    result = locate_heads(model, pairs, mode="exact", progress=False, **options)
+    assert result.found
+    assert [made.draw for made, _ in under if made.kind == "random_sentence"] == [0, 2]
+
+
+@pytest.mark.slow
+def test_controls_keep_place_and_length(under: list[Any]) -> None:
+    made, model = planted_here()
+    pairs = make_pairs(model, planted_problems(made, 10), Insertion.meaningless(" /", 12, at=1))
+    under.clear()
+    options = {"heads": [*made.readers, *made.mediators], "n_control_draws": 2, "n_random_sets": 0, "progress": False}
+    assert locate_heads(model, pairs, mode="exact", **options).found
+    kinds = ["random_sentence"] * 2 + ["other_questions"] * 2 + ["meaningful"]
+    assert [insertion.kind for insertion, _ in under] == kinds
+    assert all(spans == {(1, 13)} for _, spans in under)
+
+
+@pytest.mark.parametrize("confirming", [False, True])
+@pytest.mark.parametrize("second", [Insertion.meaningless(" /", 7), Insertion.random_sentence(20)])
+def test_controls_need_one_insertion(second: Insertion, confirming: bool) -> None:
+    made, model = planted_here()
+    problems = planted_problems(made, 8)
+    pairs = [*make_pairs(model, problems[:2], SLASHES), *make_pairs(model, problems[2:4], second)]
+    fresh = [*make_pairs(model, problems[4:6], SLASHES), *make_pairs(model, problems[6:], second)]
+    with pytest.raises(ValueError, match="the pairs have 2 insertions.* leave controls out"):
+        locate_heads(model, pairs, confirm=fresh if confirming else None, mode="exact", progress=False)
+
+
+def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
+    made, model = planted_here()
+    found, own = located_here(), pairs_of(made, model, N)
+    for part, edit in (("knockout", "knockout"), ("whole", "z")):
+        each = []
+        for draw in range(2):
+            words = Insertion.random_sentence(own[0].n_inserted, seed=0, draw=draw)
+            under = make_pairs(model, [pair.problem for pair in own], words, template=own[0].template)
+            each.append(patch_heads(model, under, heads=tuple(found.found), edit=edit, progress=False).per_head)
+        assert not np.allclose(each[0], each[1], atol=1e-5), "else an average shows nothing"
+        known = found.controls["random_knockout"]
+        if part == "whole":
+            known = known + found.controls["random_mediated_removed"]
+        assert np.allclose(np.abs(known), np.abs(np.mean(each, axis=0)), atol=1e-5)

@@ -1,0 +1,137 @@
+"""Circuit curves: ends, sizes, planted heads first, random orders, joint knockouts, messages."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ARCHITECTURES
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
+
+from mless_interp.circuits.curves import FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
+from mless_interp.core.heads import Head
+from mless_interp.ground_truth.planted import PlantedModel
+from mless_interp.patching.sweep import patch_heads
+
+
+@pytest.fixture(scope="module")
+def curve() -> CircuitCurve:
+    """Planted heads first: readers, then the mediator."""
+    made, model = planted_here()
+    return planted_curve(made, model, [*made.readers, *made.mediators])
+
+
+def planted_curve(made: PlantedModel, model: Any, ranking: Sequence[Head], *, elsewhere: bool = True) -> CircuitCurve:
+    pairs = planted_pairs(made, model, 6)
+    return circuit_curve(model, pairs, ranking, n_random=9, chosen_elsewhere=elsewhere, progress=False)
+
+
+def test_the_planted_readers_restore_everything(curve: CircuitCurve) -> None:
+    assert curve.sizes.tolist() == [0, 1, 3, 8, 16] and curve.fractions[-1] == 1
+    restored = curve.faithfulness[0]
+    assert restored[0] == 0 and restored[-1] == pytest.approx(1)
+    assert 0.3 < restored[1] < 0.8, "one of two readers"
+    assert restored[2] == pytest.approx(1, abs=0.03)
+    assert np.abs(curve.faithfulness[1, :-2]).max() < 0.05, "backwards, the readers come last"
+    assert curve.cpr[0] > curve.cpr[2:].mean() > curve.cpr[1]
+    assert curve.cmd[0] < curve.cmd[2:].mean() < curve.cmd[1]
+    assert curve.p_random == pytest.approx((1 + (curve.cmd[2:] <= curve.cmd[0]).sum()) / 10)
+
+
+def test_a_ranking_made_on_these_problems_is_not_tested_on_them(curve: CircuitCurve) -> None:
+    made, model = planted_here()
+    here = planted_curve(made, model, curve.ranking[:3], elsewhere=False)
+    assert np.array_equal(here.values, curve.values) and np.isnan(here.p_random)
+
+
+def test_areas_are_trapezoids_over_the_shares(curve: CircuitCurve) -> None:
+    restored, shares = curve.faithfulness[0], curve.fractions
+    assert curve.cpr[0] == pytest.approx(np.trapezoid(restored, shares))
+    assert curve.cmd[0] == pytest.approx(np.trapezoid(np.abs(1 - restored), shares))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_head_is_the_masked_run_and_all_are_the_inserted_one(architecture: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), "bridge")
+    pairs = pairs_for(model, count=2)
+    made = circuit_curve(model, pairs, [Head(1, 2), Head(0, 3)], n_random=1, progress=False)
+    exact = patch_heads(model, pairs, heads=[Head(0, 3)], edit="knockout", progress=False)
+    assert made.values[:, 0, 0] == pytest.approx(exact.donor, abs=1e-4)
+    assert made.values[:, 0, -1] == pytest.approx(exact.receiving, abs=1e-4)
+    assert made.joint[:, 0] == pytest.approx(made.singles[:, 0], abs=1e-4), "one head alone is its own knockout"
+    assert made.singles[:, 1] == pytest.approx(exact.effect[:, 0, 3], abs=1e-6)
+
+
+def test_one_open_head_is_the_edge_noise_of_that_head(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, count=2)
+    head = Head(1, 2)
+    made = circuit_curve(model, pairs, [head], fractions=(1 / 24,), n_random=0, progress=False)
+    exact = patch_heads(model, pairs, heads=[head], edit="knockout", direction="noising", progress=False)
+    assert made.sizes.tolist() == [0, 1, 24]
+    assert made.values[:, 0, 1] == pytest.approx(exact.patched[:, 1, 2], abs=1e-4)
+
+
+def test_knocking_out_both_readers_together_is_not_their_sum(curve: CircuitCurve) -> None:
+    assert curve.joint_sizes.tolist() == [1, 3, 8, 16]
+    assert curve.joint[:, -1] == pytest.approx(curve.total, abs=1e-4), "all together: nothing is left"
+    assert curve.interaction[:, 0] == pytest.approx(0, abs=1e-4)
+    by_hand = curve.joint[:, 1] - curve.singles[:, :3].sum(1)
+    assert curve.interaction[:, 1] == pytest.approx(by_hand)
+
+
+def test_sizes_that_round_to_the_same_number_count_once() -> None:
+    assert circuit_sizes(784, FRACTIONS).tolist() == [0, 1, 3, 7, 15, 39, 78, 156, 392, 784]
+    assert circuit_sizes(16, FRACTIONS).tolist() == [0, 1, 3, 8, 16]
+    assert circuit_sizes(10, (0.3,)).tolist() == [0, 3, 10]  # 0.3 * 10 is 3, whatever binary fractions say
+
+
+def test_random_orders_keep_the_layer_of_every_place() -> None:
+    order = [Head(layer, head) for head in range(4) for layer in (1, 0)]
+    first, second = (same_layers(order, seed=0, draw=draw) for draw in (0, 1))
+    for made in (first, second):
+        assert [head.layer for head in made] == [head.layer for head in order]
+        assert set(made) == set(order)
+    assert first != second and first == same_layers(order, seed=0, draw=0)
+
+
+def test_heads_that_the_ranking_leaves_out_come_last(curve: CircuitCurve) -> None:
+    assert curve.settings["n_ranked"] == 3 and len(curve.ranking) == 16
+    assert list(curve.ranking[3:]) == sorted(curve.ranking[3:])
+
+
+def test_an_effect_that_is_not_there_has_no_curve() -> None:
+    made, model = planted_here(null=True, noise=0.0)
+    nothing = circuit_curve(model, planted_pairs(made, model, 4), [Head(0, 0)], n_random=2, progress=False)
+    assert np.isnan(nothing.faithfulness).all() and np.isnan(nothing.cpr).all() and np.isnan(nothing.p_random)
+
+
+@pytest.mark.parametrize(
+    ("ranking", "options", "message"),
+    [
+        ([], {}, "no heads to rank"),
+        ([Head(0, 1), Head(0, 1)], {}, "L0H1 is given twice"),
+        ([Head(0, 9)], {}, r"head 9 is out of range \(zero-based\)"),
+        ([Head(0, 1)], {"outcome": "kl"}, "a circuit curve needs a signed outcome"),
+        ([Head(0, 1)], {"outcome": "x"}, "unknown outcome 'x'"),
+        ([Head(0, 1)], {"fractions": (0.0, 1.0)}, r"fractions must be shares of all heads in \(0, 1\], got \[0.0\]"),
+        ([Head(0, 1)], {"fractions": ()}, "got none"),
+        ([Head(0, 1)], {"n_random": -1}, "n_random must be 0 or more, got -1"),
+        ([Head(0, 1)], {"joint_up_to": -1}, "joint_up_to must be 0 or more, got -1"),
+    ],
+)
+def test_wrong_requests_are_named(ranking: Any, options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    with pytest.raises(ValueError, match=message):
+        circuit_curve(model, pairs_for(model, count=1), ranking, progress=False, **options)
+
+
+def test_a_model_that_cannot_be_continued_gives_the_same_curve_by_whole_passes(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, count=1)
+    options = {"fractions": (0.1, 0.5), "n_random": 1, "joint_up_to": 2, "progress": False}
+    fast = circuit_curve(model, pairs, [Head(1, 2), Head(0, 0)], **options)
+    slow = circuit_curve(without_stepper(model), pairs, [Head(1, 2), Head(0, 0)], **options)
+    assert np.abs(fast.total).max() > 0.01
+    assert slow.values == pytest.approx(fast.values, abs=1e-4) and slow.joint == pytest.approx(fast.joint, abs=1e-4)

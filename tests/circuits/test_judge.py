@@ -1,0 +1,294 @@
+"""Verdicts from measures by hand: every kind, both senses, ties, undefined values, Holm's families, claims, skewed nulls."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from mless_interp.circuits.judge import KINDS, NAMED, Claims, Judged, judge
+from mless_interp.circuits.measure import MEASURES
+from mless_interp.core.heads import Head
+
+N = 16
+HEAD = (Head(1, 0),)
+HALF = np.where(np.arange(N) % 2, 0.3, 0.0)
+
+
+def values(n: int = N, **columns: Any) -> dict[str, np.ndarray]:
+    """One head's measures; those not given are 0."""
+    return {name: (np.zeros(n) + np.asarray(columns.get(name, 0.0)))[:, None] for name in MEASURES}
+
+
+def several(*heads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Heads side by side."""
+    return {name: np.concatenate([one[name] for one in heads], 1) for name in MEASURES}
+
+
+def judged(made: dict[str, np.ndarray], heads: Any = HEAD, total: Any = 1.0, **options: Any) -> Judged:
+    n = len(made["knockout"])
+    return judge(made, np.zeros(n) + total, heads, **options)
+
+
+BY_HAND: list[tuple[str, str, dict[str, Any]]] = [
+    ("reader", "both", {"knockout": 0.3, "edge_noise": 0.3}),
+    ("conditional reader", "both", {"knockout": 0.3, "mediated_added": 0.3}),
+    ("mediator", "both", {"mediated_removed": 0.3, "mediated_added": 0.3}),
+    ("reader+mediator", "both", dict.fromkeys(MEASURES, 0.3)),
+    ("carrier", "both", dict.fromkeys(MEASURES, 0.03)),  # each part is less than 0.05, both together are more
+    ("carrier", "both", {"mediated_removed": 0.3, "edge_noise": 0.3}),
+    ("necessary reader", "removed", {"knockout": 0.3}),
+    ("necessary mediator", "removed", {"mediated_removed": 0.3}),
+    ("necessary reader+mediator", "removed", {"knockout": 0.3, "mediated_removed": 0.3}),
+    ("necessary only", "removed", {"knockout": 0.03, "mediated_removed": 0.03}),
+    ("redundant reader", "added", {"edge_noise": 0.3}),
+    ("redundant mediator", "added", {"mediated_added": 0.3}),
+    ("redundant reader+mediator", "added", {"edge_noise": 0.3, "mediated_added": 0.3}),
+    ("sufficient only", "added", {"edge_noise": 0.03, "mediated_added": 0.03}),
+    ("negligible", "", {"knockout": 0.04, "edge_noise": -0.04}),
+    ("undecided", "", {"knockout": HALF, "edge_noise": HALF}),
+    ("undecided", "", {"knockout": 0.3, "edge_noise": -0.3}),  # each way
+]
+
+
+@pytest.mark.parametrize(("kind", "side", "columns"), BY_HAND)
+def test_every_kind_by_hand(kind: str, side: str, columns: dict[str, Any]) -> None:
+    found = judged(values(**columns))
+    assert found.kinds == (kind,) and found.side.tolist() == [side]
+    assert found.sense.tolist() == [1 if side else 0] and found.named.tolist() == [bool(side)]
+    assert found.found.heads == (HEAD if side else ())
+
+
+def test_every_kind_is_among_them() -> None:
+    assert {kind for kind, _, _ in BY_HAND} == set(KINDS) - {"specialist"}  # which strata name
+    parts = {(kind.side, kind.reads, kind.mediates) for name, kind in KINDS.items() if name in NAMED}
+    assert parts == set(product(("both", "removed", "added"), (True, False), (True, False)))
+
+
+@pytest.mark.parametrize(("kind", "side", "columns"), BY_HAND)
+def test_heads_against_the_effect_are_told_likewise(kind: str, side: str, columns: dict[str, Any]) -> None:
+    found = judged(values(**{name: -np.asarray(column) for name, column in columns.items()}))
+    assert found.kinds == (kind,) and found.sense.tolist() == [-1 if side else 0]
+    assert not found.found.together.any(), "heads against the effect are not knocked out with those that carry it"
+
+
+def test_an_effect_that_lowers_the_outcome_turns_everything_around() -> None:
+    for sign in (1, -1):
+        found = judged(values(knockout=sign * 0.3, edge_noise=sign * 0.3), total=-1.0)
+        assert (found.effect.direction, found.kinds, found.sense.tolist()) == (-1.0, ("reader",), [-sign])
+
+
+def test_the_direction_and_the_smallest_effect_follow_the_median() -> None:
+    """One problem carries the mean; most problems are told by."""
+    total = np.r_[np.ones(N - 1), -100.0]
+    found = judged(values(knockout=0.3, edge_noise=0.3), total=total)
+    assert total.mean() < 0 and found.effect.direction == 1 and found.effect.delta == pytest.approx(0.05)
+    assert found.effect.p == pytest.approx(2 * stats.binom.sf(N - 2, N, 0.5)) and found.kinds == ("reader",)
+
+
+def test_a_head_that_acts_each_way_has_no_sense_and_no_name() -> None:
+    found = judged(values(knockout=0.3, edge_noise=-0.3))
+    assert found.passed["removed"].tolist() == [1] and found.passed["added"].tolist() == [-1]
+    assert found.sense.tolist() == [0] and not found.named.any() and found.told_in.tolist() == [1]
+
+
+def test_ties_with_the_smallest_effect_do_not_count() -> None:
+    """delta is 0.25, exactly: 0.25 is no more than that, and no less."""
+    column = np.where(np.arange(N) < 4, 0.25, 0.5)
+    test = judged(values(knockout=column), smallest_effect=0.25).sides["removed"]
+    assert test.delta == 0.25 and test.count[:, 0].tolist() == [12, 0]
+    assert judged(values(knockout=np.full(N, 0.25)), smallest_effect=0.25).kinds == ("undecided",)
+    assert judged(values(knockout=np.full(N, 0.2499)), smallest_effect=0.25).kinds == ("negligible",)
+
+
+def test_problems_where_a_measure_is_undefined_leave_its_n() -> None:
+    column = np.where(np.arange(N) < 2, np.nan, 0.3)
+    found = judged(values(knockout=column, edge_noise=0.3))
+    removed, added = found.sides["removed"], found.sides["added"]
+    assert (removed.n[0], removed.count[0, 0], removed.p_corrected[0, 0]) == (14, 14, 3 * 2.0**-14), (
+        "in Holm's second step"
+    )
+    assert added.n[0] == N and found.kinds == ("reader",)
+    nowhere = judged(several(values(knockout=np.nan), values(knockout=0.3)), (Head(0, 0), Head(0, 1)))
+    assert nowhere.kinds == ("undecided", "necessary reader") and np.isnan(nowhere.sides["removed"].p[:, 0]).all()
+    assert nowhere.sides["removed"].p_corrected[0, 1] == 6 * 2.0**-N, "what is not defined leaves the family"
+
+
+def test_nothing_is_mediated_in_layer_zero() -> None:
+    found = judged(values(mediated_removed=0.3, mediated_added=0.3), (Head(0, 0),))
+    assert found.kinds == ("carrier",)
+    assert np.isnan(found.parts["mediated_removed"]).all() and np.isnan(found.parts["mediated_added"]).all()
+    assert found.parts["knockout"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize(("within", "kind"), [(13, "negligible"), (11, "undecided")])
+def test_negligible_is_shown_and_not_what_is_left(within: int, kind: str) -> None:
+    """13 of 16 problems below delta: P(Bin(16, 1/2) >= 13) = 0.011; 11 of 16: 0.105."""
+    column = np.where(np.arange(N) < within, 0.0, 5.0)
+    for name in ("knockout", "edge_noise"):  # both sides have to be small
+        assert judged(values(**{name: column})).kinds == (kind,)
+
+
+def test_negligible_is_corrected_for_all_heads() -> None:
+    column = np.where(np.arange(N) < 13, 0.0, 5.0)
+    many = several(*[values(knockout=column) for _ in range(5)])
+    assert set(judged(many, [Head(1, at) for at in range(5)]).kinds) == {"undecided"}, "5 x 0.0106 > 0.05"
+
+
+def test_without_a_smallest_effect_nothing_is_negligible() -> None:
+    assert judged(values(), smallest_effect=0.0).kinds == ("undecided",)
+    assert judged(values(knockout=1e-9), smallest_effect=0.0, rounding=1e-6).kinds == ("negligible",)
+
+
+def test_rounding_is_no_effect() -> None:
+    assert judged(values(knockout=1e-7, edge_noise=1e-7), smallest_effect=0.0).kinds == ("reader",)
+    assert judged(values(knockout=1e-7, edge_noise=1e-7), smallest_effect=0.0, rounding=1e-6).named.sum() == 0
+
+
+@pytest.mark.parametrize(
+    "total", [0.0, 1e-7, np.where(np.arange(N) % 2, 1.0, -1.0), np.where(np.arange(N) < 10, 1.0, -1.0)]
+)
+def test_where_no_effect_is_established_nobody_is_anything(total: Any) -> None:
+    found = judged(values(knockout=0.3, edge_noise=0.3), total=total, rounding=1e-6)
+    assert not found.established and found.kinds == ("undecided",)
+    assert not found.passed["removed"].any()
+    assert judged(values(), total=total, rounding=1e-6).kinds == ("undecided",), "less than a share of nothing"
+
+
+# ----------------------------------------------------------------------------------------------------------- families
+
+
+def three() -> tuple[dict[str, np.ndarray], tuple[Head, ...]]:
+    """Two readers and a head that does nothing."""
+    reader = values(knockout=0.3, edge_noise=0.3)
+    return several(reader, reader, values()), (Head(0, 0), Head(1, 0), Head(1, 1))
+
+
+def test_both_sides_are_one_family_with_all_heads_and_both_senses_and_kinds_one_of_the_named_heads() -> None:
+    found = judged(*three())
+    assert found.sides["removed"].p_corrected[0].tolist() == [12 * 2.0**-N, 12 * 2.0**-N, 1.0]
+    assert found.parts["knockout"][:2].tolist() == [2 * 2.0**-N] * 2 and np.isnan(found.parts["knockout"][2])
+    assert found.parts["mediated_removed"][1] == 1.0 and np.isnan(found.parts["mediated_removed"][[0, 2]]).all()
+
+
+def test_one_problem_more_is_what_makes_the_difference() -> None:
+    """9 problems: 2^-9 x 12 = 0.023; 8 problems: 2^-8 x 12 = 0.047, and a fifth of alpha is spent on the smallest effect."""
+    for n, named in ((9, 2), (8, 0)):
+        made, heads = three()
+        assert judged({name: array[:n] for name, array in made.items()}, heads).named.sum() == named
+
+
+def claims(*kinds: str, sense: Any = 1, direction: float = 1.0) -> Claims:
+    heads = tuple(Head(1, at) for at in range(len(kinds)))
+    return Claims(direction, heads, kinds, np.zeros(len(kinds), int) + sense)
+
+
+def test_claims_are_tested_among_themselves_and_in_their_own_sense() -> None:
+    reader, against = values(knockout=0.3, edge_noise=0.3), values(knockout=-0.3, edge_noise=-0.3)
+    said = claims("reader", "reader", sense=[1, -1])
+    found = judged(several(reader, against), said.heads, claims=said)
+    for side in ("removed", "added"):
+        assert found.sides[side].p_corrected.tolist() == [[4 * 2.0**-N] * 2]
+        assert found.passed[side].tolist() == [1, -1]
+    assert found.kinds == ("reader", "reader") and found.sense.tolist() == [1, -1]
+    wrong = claims("reader", "reader", sense=[-1, 1])
+    turned = judged(several(reader, against), said.heads, claims=wrong)
+    assert not turned.named.any() and turned.sides["removed"].p_corrected.tolist() == [[1.0, 1.0]]
+
+
+def test_a_claim_on_an_effect_of_the_other_sign_is_not_kept() -> None:
+    said = claims("reader")
+    for sign in (1, -1):
+        found = judged(values(knockout=sign * 0.3, edge_noise=sign * 0.3), said.heads, total=-1.0, claims=said)
+        assert found.effect.direction == 1 and not found.established and not found.named.any()
+
+
+def test_heads_are_compared_by_the_side_that_they_are_named_for() -> None:
+    said = claims("reader", "redundant reader", "necessary mediator", "sufficient only")
+    assert said.sides() == ("removed", "added", "removed", "added")
+    assert said.reads.tolist() == [True, True, False, False]
+    own = claims("reader", sense=-1, direction=-1.0).own(values(knockout=0.3, mediated_removed=0.1), "z_removed")
+    assert own == pytest.approx(np.full((N, 1), 0.4))
+
+
+def test_a_false_name_has_the_stated_probability_whichever_side_gives_it() -> None:
+    """Exact, by all counts: a head whose effect is a coin's in each problem, on both sides; corrected side by side 9.6 %."""
+    n = 17
+    weights = stats.binom.pmf(np.arange(n + 1), n, 0.5)
+    coins = [np.where(np.arange(n) < k, 1.0, -1.0) for k in range(n + 1)]
+    rate = apart = 0.0
+    for removed, added in product(range(n + 1), repeat=2):
+        found = judged(values(n, knockout=coins[removed], edge_noise=coins[added]))
+        weight = weights[removed] * weights[added]
+        rate += weight * bool(found.passed["removed"].any() or found.passed["added"].any())
+        apart += weight * any(2 * stats.binom.sf(max(k, n - k) - 1, n, 0.5) < 0.05 for k in (removed, added))
+    assert apart > 0.09 and 0.02 < rate <= 0.04
+
+
+def test_a_head_that_does_less_than_the_smallest_effect_is_not_named_for_a_small_sample_median() -> None:
+    """5 % of this sample's median may lie below 4.5 % of the true one (1), which the head does in every problem."""
+    rng, sets, n = np.random.default_rng(0), 300, 32
+    named = of_the_sample = 0
+    for _ in range(sets):
+        total = rng.lognormal(0, 1, n)
+        named += bool(judged(values(n, knockout=0.045, edge_noise=0.045), total=total).named.any())
+        of_the_sample += bool(0.05 * np.median(total) < 0.045)
+    assert of_the_sample / sets > 0.15 and named / sets <= 0.02
+
+
+def test_negligible_is_what_is_small_beside_the_least_that_the_total_may_be() -> None:
+    """The median total is 1, and may be as small as 0.3 or as large as 3: 0.03 is neither more nor less than 5 % of it."""
+    total = np.repeat([0.3, 1.0, 3.0], [6, 5, 6])
+    for size, kind in ((0.014, "negligible"), (0.03, "undecided"), (0.1, "undecided"), (0.16, "reader")):
+        assert judged(values(17, knockout=size, edge_noise=size), total=total).kinds == (kind,), size
+
+
+def test_variants_of_one_problem_count_once() -> None:
+    """16 problems of 4 stories: no head can be named; each its own group: as without groups."""
+    made = values(knockout=0.3, edge_noise=0.3)
+    assert judged(made, groups=tuple("abcd" * 4)).kinds == ("undecided",)
+    assert judged(made, groups=tuple(map(str, range(N)))).kinds == ("reader",)
+
+
+# -------------------------------------------------------------------------------------------------------------- nulls
+
+
+def null_measures(rng: np.random.Generator, n: int, heads: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Both z patches exceed delta in half of all problems: enormous tails, alike in all heads and sides of a problem."""
+    total = np.exp(rng.normal(size=n))
+    of_problem = rng.normal(size=(n, 1, 1))
+    normal = np.sqrt(0.5) * of_problem + np.sqrt(0.5) * rng.normal(size=(n, heads, 2))
+    z = 0.05 + np.exp(2.5 * normal) - 1.0  # median 0.05 = 5 % of the median total
+    share = rng.random((n, heads, 2))
+    removed, added = (z * share)[..., 0], (z * share)[..., 1]
+    rest = z * (1 - share)
+    return {
+        "knockout": removed,
+        "edge_noise": added,
+        "mediated_removed": rest[..., 0],
+        "mediated_added": rest[..., 1],
+    }, total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [16, 32, 64])
+def test_no_verdict_is_given_falsely_more_often_than_stated(n: int) -> None:
+    rng = np.random.default_rng(n)
+    sets, family = 200, [Head(1, at) for at in range(40)]
+    false = dict.fromkeys((*NAMED, "removed", "added", "named", "negligible"), 0)
+    for _ in range(sets):
+        made, total = null_measures(rng, n, len(family))
+        found = judge(made, total, family)
+        assert found.established
+        for side in ("removed", "added"):
+            false[side] += bool(found.passed[side].any())
+        for kind in NAMED:
+            false[kind] += kind in found.kinds
+        false["named"] += bool(found.named.any())
+        at_the_limit = 0.05 * np.exp(2.5 * rng.normal(size=(n, len(family))))
+        nothing = {name: at_the_limit if name == "knockout" else 0 * at_the_limit for name in MEASURES}
+        false["negligible"] += "negligible" in judge(nothing, np.ones(n), family).kinds
+    allowed = 0.05 + 2 * np.sqrt(0.05 * 0.95 / sets)
+    rates = {verdict: count / sets for verdict, count in false.items()}
+    assert max(rates.values()) <= allowed, rates

@@ -1,0 +1,247 @@
+"""`python -m mless_interp check MODEL` and `certify_model`: a true backend passes, each way of lying fails and is named."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ONE_OF_EACH, ROOT, needs_hooked_transformer
+from models_under_test import ignores_positions, loaded, lying
+from typer.testing import CliRunner
+
+import mless_interp as mi
+from mless_interp.__main__ import app
+from mless_interp.ground_truth.certificate import N_TOKENS, NOT_APPLICABLE, certify_model, short_pairs
+from mless_interp.ground_truth.identities import IDENTITIES
+from mless_interp.models.checks import FailedCheck
+from mless_interp.models.inputs import Inputs, Run
+
+
+def check(*arguments: Any) -> Any:
+    """Run the command as a user does, in this process."""
+    return CliRunner().invoke(app, ["check", *map(str, arguments), "--no-progress"])
+
+
+def status(certificate: Any) -> dict[str, str]:
+    return {verdict.name: verdict.status for verdict in certificate.verdicts}
+
+
+# ------------------------------------------------------------------------------------------------- true backends pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
+def test_a_tiny_model_is_certified_on_every_backend(
+    architecture: str, backend: str, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    certificate = certify_model(loaded(tiny_model_dir(architecture), backend), progress=False)
+    assert certificate.passed and certificate.failed == ()
+    assert [v.name for v in certificate.verdicts] == [*(f"S{n}" for n in range(1, 6)), *(i.name for i in IDENTITIES)]
+    left_out = [v.name for v in certificate.verdicts if v.status == NOT_APPLICABLE]
+    assert left_out == (["I9", "I10", "I12"] if architecture == "gemma3" else [])
+    measured = [v for v in certificate.verdicts if v.name not in left_out]
+    assert all(0 <= v.error <= v.tolerance for v in measured)
+    assert max(v.error for v in measured) > 0, (
+        "float32 rounds, so an exact 0 everywhere would mean nothing was compared"
+    )
+
+
+@pytest.mark.slow
+def test_the_bundled_model_is_certified_under_fused_attention() -> None:
+    done = check("demo", "--backend", "nnsight", "--attention", "sdpa")
+    assert done.exit_code == 0, done.output
+    assert re.search(r"(?m)^S2 +not applicable", done.output) and "fused attention makes no pattern" in done.output
+    assert "19 passed, 0 failed, 1 not applicable" in " ".join(done.output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float64", marks=needs_hooked_transformer)])
+def test_the_tolerance_follows_the_dtype(dtype: str, tiny_model_dir: Callable[[str], Path]) -> None:
+    backend = "hooked_transformer" if dtype == "float64" else "bridge"
+    certificate = certify_model(loaded(tiny_model_dir("qwen2"), backend, dtype), progress=False)
+    assert certificate.passed, certificate
+    errors = {v.name: v.error for v in certificate.verdicts}
+    assert {v.tolerance for v in certificate.verdicts if v.name == "I1"} == {2e-2 if dtype == "bfloat16" else 1e-10}
+    assert (errors["I1"] > 1e-4) == (dtype == "bfloat16")
+
+
+# ------------------------------------------------------------------------------------------------- lying backends fail
+
+
+@pytest.mark.slow
+@needs_hooked_transformer
+def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callable[[str], Path]) -> None:
+    """Every row still sums to 1 and an edit still acts, so the self-check alone does not see it."""
+    true = mi.load_model(tiny_model_dir("qwen2"), backend="hooked_transformer")
+    hooked = true.underlying
+
+    def sharpen(pattern: torch.Tensor, hook: Any) -> torch.Tensor:
+        return pattern**1.2 / (pattern**1.2).sum(-1, keepdim=True)
+
+    hooked.add_perma_hook("blocks.0.attn.hook_pattern", sharpen)
+    with pytest.warns(UserWarning, match="hooks were added to it"):
+        certificate = certify_model(mi.wrap_model(hooked, tokenizer=true.tokenizer), progress=False)
+    assert not certificate.passed
+    assert {"I0", "I1", "I3", "I7", "I8"} <= {v.name for v in certificate.failed}
+    assert "; do not trust results of this model on this backend: I0, I1" in certificate.headline()
+
+
+def shows_another_pattern(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
+    done = run(inputs, **options)
+    shown = {k: v.mT.tril().mT if k.endswith("pattern") and v is not None else v for k, v in done.captured.items()}
+    return Run(done.logits, shown)
+
+
+def ignores_the_mask(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
+    return run(inputs.unmasked, **options)
+
+
+def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
+    return run(inputs, **{**options, "edits": None})
+
+
+def looks_ahead(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
+    """The residual stream of every token holds a little of the last one's."""
+    done = run(inputs, **options)
+    resid = {k: v + 0.01 * v[:, -1:] if k.endswith("hook_resid_post") else v for k, v in done.captured.items()}
+    return Run(done.logits, resid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lie", "names"),
+    [
+        (shows_another_pattern, {"I0"}),
+        (ignores_positions, {"I1", "I2", "I4", "I6"}),
+        (ignores_the_mask, {"I6", "I7"}),
+        (ignores_edits, {"I9"}),
+        (looks_ahead, {"I5"}),
+    ],
+)
+def test_each_way_of_lying_is_named(
+    lie: Callable[..., Any], names: set[str], tiny_model_dir: Callable[[str], Path]
+) -> None:
+    true = loaded(tiny_model_dir("qwen2"), "bridge")
+    certificate = certify_model(lying(true, lie), progress=False)
+    assert names <= {v.name for v in certificate.failed}
+    assert not certificate.passed
+
+
+# ----------------------------------------------------------------------------------------------------- the certificate
+
+
+@pytest.mark.slow
+def test_the_certificate_says_what_it_was_made_of(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    model = loaded(tiny_model_dir("gemma3"), "bridge")
+    certificate = certify_model(model, progress=False)
+    text = certificate.explain()
+    assert "Gemma3ForCausalLM" in text and "sliding windows of 16" in text and "transformers" in text
+    assert "norms attention's output before it is added" in text
+    frame = certificate.to_frame()
+    assert list(frame.columns) == ["name", "says", "status", "error", "tolerance", "reason"]
+    assert frame[frame.status == NOT_APPLICABLE].error.isna().all()
+    assert all(len(record["inserted_ids"]) - len(record["base_ids"]) == N_TOKENS for record in certificate.prompts)
+    mi.save(tmp_path / "kept", certificate)
+    assert mi.load(tmp_path / "kept")["Certificate"].explain() == text
+
+
+def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[[str], Path]) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    with pytest.raises(ValueError, match="no pairs to certify"):
+        certify_model(model, [])
+    with pytest.raises(mi.ModelError, match="has no tokenizer, which certify_model without pairs needs"):
+        short_pairs(with_tokenizer(model, None))
+
+    class Poor:
+        unk_token_id, bos_token_id, added_tokens_decoder = None, None, {}
+
+        def encode(self, text: str, **options: Any) -> list[int]:
+            return [1, 2]
+
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return ["a"] * len(ids)
+
+        def __len__(self) -> int:
+            return 3
+
+    with pytest.raises(mi.ModelError, match="is a single token of"):
+        short_pairs(with_tokenizer(model, Poor()))
+
+
+def with_tokenizer(model: Any, tokenizer: Any) -> Any:
+    """The same model with another tokenizer."""
+    other = object.__new__(type(model))
+    other.__dict__.update(model.__dict__, tokenizer=tokenizer)
+    return other
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    done = check(tiny_model_dir("qwen2"), "--backend", "bridge", "--json", tmp_path / "c.json", "--n-prompts", 1)
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
+    assert found["passed"] is True and found["model"]["n_heads"] == 8 and found["checks"]["row_sum_error"] < 1e-5
+    first, behind = found["prompts"]
+    assert first["base_ids"] == behind["base_ids"][: len(first["base_ids"])] and behind["span"][0] == len(
+        first["base_ids"]
+    )
+    assert [line["status"] for line in found["lines"]] == ["pass"] * 20
+    assert np.isfinite([line["error"] for line in found["lines"]]).all()
+
+
+@pytest.mark.slow
+def test_a_failure_ends_with_exit_code_1(
+    tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true = loaded(tiny_model_dir("qwen2"), "bridge")
+    monkeypatch.setattr("mless_interp.models.load.load_model", lambda *a, **k: lying(true, ignores_positions))
+    done = check("anything", "--json", tmp_path / "c.json")
+    assert done.exit_code == 1 and re.search(r"(?m)^I6 +fail ", done.output)
+    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))["passed"] is False
+
+
+def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: Any, **options: Any) -> Any:
+        raise FailedCheck("'x' on backend 'bridge' failed its check: the rows do not sum to 1")
+
+    monkeypatch.setattr("mless_interp.models.load.load_model", load)
+    done = check("x", "--json", tmp_path / "c.json")
+    assert done.exit_code == 1 and "failed its check: the rows do not sum to 1" in done.output
+    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == {
+        "passed": False,
+        "error": "'x' on backend 'bridge' failed its check: the rows do not sum to 1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["./none"], "there is no directory '"),
+        (["demo", "--json", "none/c.json"], "--json none/c.json: there is no folder"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: str, monkeypatch: Any) -> None:
+    monkeypatch.delenv("MLESS_TRACEBACK", raising=False)
+    done = check(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output and done.output.splitlines()[-1].lower().startswith("error: ")
+
+
+def test_help_is_there_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, runpy\nsys.argv = ['mless_interp', 'check', '--help']\n"
+        "try: runpy.run_module('mless_interp', run_name='__main__')\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False"
+    said = " ".join(done.stdout.split())
+    assert "check [OPTIONS] {MODEL}" in said and "--backend" in said and "Exit code 0 if all is well" in said

@@ -1,0 +1,208 @@
+"""Identities I0 to I14 of methods §3 on every backend: exact to 1e-10 where attention is float64, 1e-5 where it is eager.
+
+The formulas are the package's (`identities/`); what is tested here is that they hold for every backend and
+architecture, that each notices the lie it is there for, and that they say nothing where they should not hold.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from conftest import needs_hooked_transformer
+from models_under_test import loaded, pairs_for, problems
+
+from mless_interp.ground_truth.identities import IDENTITIES, Case, Finding, apart, named, tolerance_of, worst
+from mless_interp.models.sites import site
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+
+ACROSS = pytest.mark.parametrize(
+    ("backend", "attention", "tolerance", "architecture"),
+    [
+        pytest.param("hooked_transformer", "eager", 1e-10, "qwen2", marks=needs_hooked_transformer),
+        ("bridge", "eager", 1e-5, "gemma3"),
+        ("nnsight", "eager", 1e-5, "qwen2"),
+        ("nnsight", "sdpa", 1e-10, "llama"),
+    ],
+)
+
+
+@lru_cache(maxsize=16)
+def case_of(directory: Any, backend: str, attention: str) -> Case:
+    """One case per process and setting: its conditions are run once for all identities."""
+    model = loaded(directory, backend, "float64", attention)
+    return Case(model, pairs_for(model, n_tokens=9)[0])
+
+
+def off(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max())
+
+
+@ACROSS
+@pytest.mark.parametrize("name", [identity.name for identity in IDENTITIES])
+def test_the_identity_holds(
+    name: str, backend: str, attention: str, tolerance: float, architecture: str, tiny_model_dir: Any
+) -> None:
+    case, identity = case_of(tiny_model_dir(architecture), backend, attention), named(name)
+    reason = identity.applies(case)
+    left_out = {"I9", "I10", "I12", "I14"} if architecture == "gemma3" else {"I14"}
+    assert (reason is not None) == (name in left_out), "only what an architecture cannot have is left out"
+    if reason is not None:
+        return
+    allowed = tolerance * identity.factor
+    if name == "I0" and attention == "eager":
+        allowed = max(allowed, 1e-6)  # the library's own eager pattern is float32
+    found = identity.formula(case)
+    assert found.error < allowed * max(found.scale, 1.0)
+    assert found.relative <= identity.factor * tolerance_of(case.model)
+
+
+@lru_cache(maxsize=16)
+def case_at(directory: Any, backend: str, attention: str, place: tuple[tuple[str, Any], ...]) -> Case:
+    """A case whose span stands elsewhere: behind the question its rows are read by the answer's."""
+    model = loaded(directory, backend, "float64", attention)
+    made = make_pairs(model, problems()[:1], Insertion.meaningless(" /", 9, **dict(place)))
+    return Case(model, made[0].answered())
+
+
+@pytest.mark.parametrize(
+    "place", [{"after": "question"}, {"at": 6}, {"before": "question", "after": "question"}], ids=str
+)
+@pytest.mark.parametrize("name", [identity.name for identity in IDENTITIES])
+def test_the_identity_holds_wherever_the_span_stands(name: str, place: dict[str, Any], tiny_model_dir: Any) -> None:
+    case, identity = case_at(tiny_model_dir("qwen2"), "nnsight", "sdpa", tuple(place.items())), named(name)
+    assert len(case.pair.spans) == len(place) and case.pair.n_after
+    reason = identity.applies(case)
+    assert (reason is None) == (name != ("I13" if "after" in place else "I14"))
+    if reason is None:
+        found = identity.formula(case)
+        assert found.error < 1e-10 * identity.factor * max(found.scale, 1.0)
+
+
+def test_i13_is_false_behind_the_question_and_i14_before_it_says_nothing(tiny_model_dir: Any) -> None:
+    behind = case_at(tiny_model_dir("qwen2"), "bridge", "eager", (("after", "question"),))
+    assert named("I13").formula(behind).error > 1e-3
+    assert named("I13").applies(behind) == "the span stands after the question, or part of it"
+    before = case_of(tiny_model_dir("qwen2"), "bridge", "eager")
+    assert named("I14").applies(before) == "nothing of the question stands before the span"
+
+
+def test_what_stands_behind_a_question_is_hidden_with_it(tiny_model_dir: Any) -> None:
+    """The end of a chat turn has read the question: a span behind it that sees it would not be blind."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64", "eager")
+    made = [
+        make_pairs(
+            model,
+            [replace(problems()[0], question=text)],
+            Insertion.meaningless(" /", 4, after="template"),
+            template="chat",
+        )
+        for text in ("Anna gets three apples", "Anna gets seven apples")
+    ]
+    runs = []
+    for (pair,) in made:
+        assert set(pair.inserted.segments[pair.inserted.indices("question")[-1] + 1 : pair.span[0]]) == {"template"}
+        inputs, inside = pair.condition("blind"), pair.span_mask
+        runs.append(model.run(inputs, logits_at=torch.nonzero(inside)[:, 0].tolist()).logits)
+        assert not torch.equal(
+            runs[-1], model.run(pair.condition("inserted"), logits_at=inside.nonzero()[:, 0].tolist()).logits
+        )
+    assert len(made[0][0].inserted) == len(made[1][0].inserted)
+    torch.testing.assert_close(runs[0], runs[1], atol=1e-6, rtol=0)
+
+
+def test_i3_does_not_apply_to_a_random_sentence_and_is_false_there(tiny_model_dir: Any) -> None:
+    case = case_of(tiny_model_dir("llama"), "nnsight", "sdpa")
+    pair = make_pairs(case.model, problems()[:1], Insertion.random_sentence(9))[0]
+    other = Case(case.model, pair)
+    assert named("I3").applies(other) == "the inserted tokens are not all the same"
+    assert named("I3").formula(other).error > 1e-3
+
+
+# ------------------------------------------------------------------------------------------------- each notices a lie
+
+
+def spoiled(case: Case, condition: str, name: str, change: Any) -> Case:
+    """The case with one captured tensor of one condition changed, as if the backend had shown something else."""
+    runs = {key: dict(run) for key, run in case.runs.items()}
+    runs.setdefault(condition, dict(case.run(condition)))
+    runs[condition][name] = change(runs[condition][name])
+    return Case(case.model, case.pair, runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "condition", "where"),
+    [
+        ("I0", "inserted", "attn.hook_pattern"),
+        ("I0", "inserted", "attn.hook_z"),
+        ("I1", "held", "attn.hook_z"),
+        ("I1", "gap", "attn.hook_z"),
+        ("I2", "gap", "attn.hook_z"),
+        ("I3", "inserted", "attn.hook_v"),
+        ("I4", "gap", "attn.hook_rot_k"),
+        ("I5", "inserted", "hook_resid_post"),
+        ("I6", "masked", "attn.hook_z"),
+        ("I8", "gap", "attn.hook_z"),
+        ("I13", "blind", "attn.hook_z"),
+    ],
+)
+def test_one_wrong_token_is_noticed(name: str, condition: str, where: str, tiny_model_dir: Any) -> None:
+    case = case_of(tiny_model_dir("qwen2"), "bridge", "eager")
+    token = case.pair.span[0] if name == "I3" else case.pair.span[0] - 1 if name == "I5" else -1
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        new = value.clone()
+        if where == "attn.hook_pattern":
+            new[..., token, :] = new[..., token, :].flip(-1)
+        else:
+            new[:, token] = new[:, token] * 1.01 + 0.01
+        return new
+
+    right, wrong = case, spoiled(case, condition, site(0, where), change)
+    allowed = named(name).factor * tolerance_of(case.model)
+    assert named(name).formula(right).relative <= allowed < named(name).formula(wrong).relative
+
+
+@pytest.mark.parametrize(("condition", "inside"), [("blind", True), ("blind", False), ("masked", True)])
+def test_i14_notices_a_wrong_row(condition: str, inside: bool, tiny_model_dir: Any) -> None:
+    case = case_at(tiny_model_dir("qwen2"), "bridge", "eager", (("after", "question"),))
+    token = case.pair.span[0] if inside else case.pair.span[1]
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        new = value.clone()
+        new[:, token] = new[:, token] * 1.01 + 0.01
+        return new
+
+    wrong = spoiled(case, condition, site(0, "attn.hook_z"), change)
+    allowed = tolerance_of(case.model)
+    assert named("I14").formula(case).relative <= allowed < named("I14").formula(wrong).relative
+
+
+def test_the_entropy_chain_and_the_slope_notice_another_score_rule(tiny_model_dir: Any) -> None:
+    """I11 is arithmetic of one pattern, so only rows that are no distribution break it; I12 breaks with the scores."""
+    case = case_of(tiny_model_dir("qwen2"), "bridge", "eager")
+    broken = Case(case.model, case.pair, dict(case.runs))
+    inside = case.pair.span_mask
+
+    class Lying(type(case.model)):  # type: ignore[misc]
+        def run(self, tokens: torch.Tensor, **options: Any) -> Any:
+            done = super().run(tokens, **options)
+            for key in options.get("capture", {}):
+                if key.endswith("hook_rot_k") and done.captured[key].shape[1] > len(inside):  # the longer dose only
+                    done.captured[key] *= 1.05
+            return done
+
+    model = object.__new__(Lying)
+    model.__dict__.update(case.model.__dict__)
+    broken = Case(model, case.pair)
+    assert named("I12").formula(broken).relative > 10 * named("I12").factor * tolerance_of(case.model)
+
+
+def test_differences_are_found_and_nan_is_never_small() -> None:
+    assert apart(torch.tensor([1.0, 4.0]), torch.tensor([1.0, 3.0])) == Finding(1.0, 4.0)
+    assert Finding(1.0, 4.0).relative == 0.25
+    assert apart(torch.tensor([torch.nan, 1.0]), torch.tensor([0.0, 1.0])).relative == float("inf")
+    assert Finding(0.0, 0.0).relative == 0 and Finding(1e-30, 0.0).relative == float("inf")
+    assert worst([Finding(1.0, 1e9), Finding(1e-3, 1.0)]) == Finding(1e-3, 1.0)

@@ -1,0 +1,362 @@
+"""Checkpoints: nothing finished is lost, nothing damaged is used, what differs is told."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from files_under_test import everything_in
+from results_under_test import same
+
+from mless_interp.runtime import checkpoint
+from mless_interp.runtime.checkpoint import Checkpoint, CheckpointError, Origin, key_of
+from mless_interp.runtime.engines import Shard
+
+SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0}
+ODD = "b\u2028"
+"""An id with a line separator, which ends no line of a file."""
+VALUES: dict[str, Any] = {"a": [1.0, float("nan"), -0.0], ODD: {"x": 0.1, "y": float("-inf")}, "c": [0.25]}
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def kept_in(path: Path, settings: dict[str, Any] = SETTINGS) -> dict[str, Any]:
+    """What can be gone on from."""
+    with Checkpoint(path, settings) as found:
+        return {name: found.get(name) for name in VALUES if found.get(name) is not None}
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A checkpoint with three finished problems."""
+    path = tmp_path / "runs" / "c.jsonl"
+    with Checkpoint(path, SETTINGS) as checkpoint:
+        checkpoint.put({"a": VALUES["a"]})
+        checkpoint.put({name: VALUES[name] for name in (ODD, "c")})
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ what is kept comes back
+
+
+def test_a_finished_problem_is_on_disk_at_once(begun: Path) -> None:
+    first, *rest = lines_of(begun)
+    assert [record["id"] for record in rest] == list(VALUES)
+    assert first["settings"]["edit"] == "z" and first["settings"]["toolkit"]
+    assert set(first) == {"settings"} and all(set(record) == {"id", "value", "digest"} for record in rest)
+
+
+def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> None:
+    with Checkpoint(begun, SETTINGS) as again:
+        assert len(again) == 3 and not again.repaired and again.get("d") is None
+        assert all(same(again.get(name), value) for name, value in VALUES.items())
+        assert np.signbit(again.get("a")[2])
+        again.put({"d": np.float32(1 / 3)})
+    with Checkpoint(begun, SETTINGS) as once_more:
+        assert once_more.get("d") == float(np.float32(1 / 3))
+
+
+def test_resuming_alone_changes_nothing_on_disk(begun: Path) -> None:
+    before = begun.read_bytes()
+    assert len(kept_in(begun)) == 3
+    assert begun.read_bytes() == before and everything_in(begun.parent) == ["c.jsonl"]
+
+
+def test_no_path_keeps_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint = Checkpoint(None, SETTINGS)
+    checkpoint.put({"a": 1})
+    assert checkpoint.get("a") is None and len(checkpoint) == 0 and everything_in(tmp_path) == []
+
+
+def test_settings_that_are_not_a_number_are_the_same_again(tmp_path: Path) -> None:
+    settings = {"resolution": float("nan"), "limit": float("inf")}
+    for _ in range(2):
+        with Checkpoint(tmp_path / "c.jsonl", settings) as found:
+            found.put({"a": 1})
+    assert len(lines_of(tmp_path / "c.jsonl")) == 3
+
+
+# ------------------------------------------------------------------------------------------------------- other settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"edit": "knockout"}, "edit was 'z', now 'knockout'; use the old settings, choose another file, or delete"),
+        ({"seed": 1, "edit": "q"}, "edit was 'z', now 'q'; seed was 0, now 1; use"),
+        ({"new": 5}, "new was None, now 5; use"),
+        ({"heads": ["L0H0", "L9H9"]}, r"heads\[1\] was 'L0H1', now 'L9H9'; use"),
+        ({"heads": ["L0H0"]}, r"heads had 2 entries, now 1: from \[1\] on they differ; use"),
+        (dict.fromkeys("pqrst", 1), "p was None, now 1; q was None, now 1; r was None, now 1 and 2 more; use"),
+    ],
+)
+def test_other_settings_are_refused_with_the_differences(begun: Path, changes: dict[str, Any], message: str) -> None:
+    before = begun.read_bytes()
+    with pytest.raises(ValueError, match=f"c.jsonl was made with other settings: {message}"):
+        Checkpoint(begun, SETTINGS | changes)
+    assert begun.read_bytes() == before and everything_in(begun.parent) == ["c.jsonl"]
+
+
+def test_long_texts_are_shown_where_they_differ(tmp_path: Path) -> None:
+    long = "the same beginning " * 20
+    Checkpoint(tmp_path / "c.jsonl", {"text": long + "one end"}).close()
+    with pytest.raises(
+        ValueError, match=r"text was '?\.\.\.beginning one end', now '?\.\.\.beginning another end'; use"
+    ):
+        Checkpoint(tmp_path / "c.jsonl", {"text": long + "another end"})
+
+
+def test_another_prompt_of_a_kept_problem_is_refused_by_its_id(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    origins = {name: Origin(prompt=key_of(name)) for name in "abcde"}
+    with Checkpoint(path, SETTINGS, origins) as found:
+        found.put(dict.fromkeys("abcde", 1.0))
+    other = {name: Origin(prompt=key_of("other")) for name in "abcde"}
+    with pytest.raises(CheckpointError, match="was made with other problems: 'b' had another prompt .*; use the"):
+        Checkpoint(path, SETTINGS, origins | {"b": other["b"]})
+    with pytest.raises(CheckpointError, match="problems: 'a', 'b', 'c' and 2 more had another prompt"):
+        Checkpoint(path, SETTINGS, other)
+    with Checkpoint(path, SETTINGS, {"a": origins["a"], "z": Origin("new")}) as found:
+        assert found.get("a") == 1.0 and found.get("z") is None
+
+
+def test_one_file_holds_a_problem_in_several_units(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    for unit, value in (("few", 1.0), ("many", 2.0)):
+        with Checkpoint(path, SETTINGS, {"a": Origin("same", unit)}) as found:
+            assert found.get("a") is None
+            found.put({"a": value})
+    for unit, value in (("few", 1.0), ("many", 2.0)):
+        with Checkpoint(path, SETTINGS, {"a": Origin("same", unit)}) as found:
+            assert found.get("a") == value
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 20])
+def test_a_run_cut_off_at_any_byte_of_its_last_line_goes_on_without_a_word(begun: Path, cut: int) -> None:
+    begun.write_bytes(begun.read_bytes()[:-cut])
+    with Checkpoint(begun, SETTINGS) as again:
+        assert again.repaired and len(again) == 2
+        again.put({"d": 3})
+    with Checkpoint(begun, SETTINGS) as whole:
+        assert not whole.repaired and whole.get("d") == 3 and len(whole) == len(again)
+    assert everything_in(begun.parent) == ["c.jsonl"]
+
+
+def edited(old: bytes, new: bytes) -> Any:
+    def edit(lines: list[bytes]) -> list[bytes]:
+        assert sum(old in line for line in lines) == 1
+        return [line.replace(old, new) for line in lines]
+
+    return edit
+
+
+DAMAGE: dict[str, tuple[Any, int]] = {
+    "a sign": (edited(b"0.25", b"-0.25"), 4),
+    "the sign of zero": (edited(b"-0.0", b"0.0"), 2),
+    "not a number": (edited(b"0.25", b"NaN"), 4),
+    "an integer": (edited(b"[1.0,", b"[1,"), 2),
+    "an id": (edited(b'"id": "c"', b'"id": "d"'), 4),
+    "cut in the middle": (lambda lines: [lines[0], lines[1][:20], *lines[2:]], 2),
+    "not text": (lambda lines: [*lines[:3], b"\xff\xfe"], 4),
+    "an empty line": (lambda lines: [lines[0], b"", *lines[1:]], 2),
+    "two lines joined": (lambda lines: [*lines[:2], lines[2] + lines[3]], 3),
+    "no digest": (lambda lines: [*lines[:3], b'{"id": "c", "value": [0.25]}'], 4),
+    "of another run": (lambda lines: [*lines, lines[1].replace(b'digest": "', b'digest": "0')], 5),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_file_is_refused_by_name_and_line_and_stays(begun: Path, what: str) -> None:
+    damage, line = DAMAGE[what]
+    begun.write_bytes(b"\n".join(damage(begun.read_bytes().split(b"\n")[:-1])) + b"\n")
+    before = begun.read_bytes()
+    with pytest.raises(CheckpointError, match=rf"c.jsonl, line {line} is damaged .*: delete this line to compute"):
+        kept_in(begun)
+    assert begun.read_bytes() == before
+    rest = before.split(b"\n")
+    begun.write_bytes(b"\n".join([*rest[: line - 1], *rest[line:]]))
+    assert all(same(value, VALUES[name]) for name, value in kept_in(begun).items()), "as it says"
+
+
+def test_lines_in_another_order_and_twice_are_no_damage(begun: Path) -> None:
+    first, *rest = begun.read_bytes().splitlines(keepends=True)
+    begun.write_bytes(b"".join([first, *rest[::-1], *rest]))
+    assert same(kept_in(begun), VALUES)
+
+
+def test_other_settings_never_repair_anothers_file(begun: Path) -> None:
+    begun.write_bytes(begun.read_bytes()[:-5])
+    before = begun.read_bytes()
+    with pytest.raises(ValueError, match="other settings"):
+        Checkpoint(begun, SETTINGS | {"edit": "q"})
+    assert begun.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["my notes", "my notes\n", "[1]\n", '{"id": "a"}\n', '{"settings": 3}\n', "\n"])
+def test_a_file_that_is_no_checkpoint_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="mine.jsonl is no checkpoint of this toolkit, or its first line is damaged"):
+        Checkpoint(path, SETTINGS)
+    assert path.read_text() == text
+
+
+# --------------------------------------------------------------------------------------------- where it cannot be written
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("folder", r"checkpoint '.*folder' is a folder: name a file in it"),
+        ("file/c.jsonl", r"cannot write .*; choose another place"),
+        ("x" * 300, r"cannot write .* \(File name too long\)|File name too long"),
+        ("/proc/x.jsonl", r"cannot write /proc/x.jsonl \(.*\); choose another place"),
+    ],
+)
+def test_a_path_that_can_be_no_checkpoint_is_told(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=message):
+        Checkpoint(tmp_path / name, SETTINGS)
+    assert everything_in(tmp_path) == ["file", "folder"]
+
+
+def test_a_link_to_a_checkpoint_stays_a_link(begun: Path) -> None:
+    link = begun.with_name("link.jsonl")
+    link.symlink_to(begun)
+    begun.write_bytes(begun.read_bytes()[:-5])
+    assert len(kept_in(link)) == 2
+    assert link.is_symlink() and len(lines_of(begun)) == 3
+
+
+def test_a_full_disk_is_told_and_costs_no_line_before(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Checkpoint(begun, SETTINGS) as found, monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            OSError, match=r"cannot write .*c.jsonl \(No space left on device\); all that was finished before"
+        ):
+            found.put({"d": 1.0})
+        assert found.get("d") is None
+    begun.write_bytes(begun.read_bytes()[:-1])  # half of what it was writing
+    assert same(kept_in(begun), VALUES)
+
+
+# ---------------------------------------------------------------------------------------------------------- two at once
+
+HOLDING = """
+import sys
+from mless_interp.runtime.checkpoint import Checkpoint
+kept = Checkpoint(sys.argv[1], {})
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_on_a_file_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    command = [sys.executable, "-c", HOLDING, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError, match="'.*c.jsonl' is in use by another run; wait"):
+            Checkpoint(path, {})
+        first.kill()
+    with warnings.catch_warnings(), Checkpoint(path, {}) as found:
+        warnings.simplefilter("error")
+        found.put({"a": 1})
+    assert everything_in(tmp_path) == ["c.jsonl"]
+
+
+def test_the_next_call_of_a_notebook_is_not_locked_out_by_the_last(tmp_path: Path) -> None:
+    """A traceback may keep the last one alive."""
+    last = Checkpoint(tmp_path / "c.jsonl", {})
+    with Checkpoint(tmp_path / "c.jsonl", {}) as found:
+        del last
+        found.put({"a": 1})
+        assert (tmp_path / ".c.jsonl.lock").exists()
+    assert everything_in(tmp_path) == ["c.jsonl"]
+
+
+# ------------------------------------------------------------------------------------------------------- parts of a run
+
+
+def part_of(path: Path, index: int = 0, origins: dict[str, Origin] | None = None, **changes: Any) -> Path:
+    """What one of two shards has kept: the problems a and c."""
+    with Checkpoint(path, SETTINGS | changes, origins, shard=Shard(index, 2)) as own:
+        own.put({"a": [1.0], "c": 2})
+    return path.with_name(f"{path.stem}.{index}-of-2{path.suffix}")
+
+
+def test_a_run_takes_what_its_parts_have_kept_and_writes_nothing_into_them(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    origins = {"a": Origin("asked", "u"), "c": Origin("", "v"), "b": Origin()}
+    part = part_of(path, 0, origins)
+    before = part.read_bytes()
+    assert not path.exists() and len(lines_of(part)) == 3
+    for shard in (Shard(1, 2), None):
+        with Checkpoint(path, SETTINGS, origins, shard=shard) as found:
+            assert (found.get("a"), found.get("c"), len(found)) == ([1.0], 2, 2 if shard else 3)
+            assert found.get("b") == (None if shard else 3), "the other part's"
+            assert (found.path, found.repaired) == (path if shard is None else shard.file(path), False)
+            found.put({"b": 3})
+    with Checkpoint(path, SETTINGS, origins, shard=Shard(0, 2)) as found:
+        assert (found.get("a"), found.get("b"), len(found)) == ([1.0], 3, 3)
+    assert part.read_bytes() == before
+    with Checkpoint(path, SETTINGS, {"a": Origin("asked", "other")}) as found:
+        assert found.get("a") is None, "computed together with others"
+
+
+def test_a_line_that_a_part_has_not_ended_is_no_damage_and_any_other_is(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    part = part_of(path)
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    with warnings.catch_warnings(), Checkpoint(path, SETTINGS) as found:
+        warnings.simplefilter("error")
+        assert (found.get("a"), found.get("c")) == ([1.0], None)
+    part.write_bytes(whole.replace(b'"value": 2', b'"value": 3'))
+    with pytest.raises(CheckpointError, match=r"0-of-2.jsonl, line 3 is damaged"):
+        Checkpoint(path, SETTINGS)
+    part.write_bytes(b"")
+    with Checkpoint(path, SETTINGS) as found:
+        assert len(found) == 0
+
+
+def test_a_part_of_another_run_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    part = part_of(path, seed=1)
+    with pytest.raises(CheckpointError, match="0-of-2.jsonl was made with other settings: seed was 1, now 0; use the"):
+        Checkpoint(path, SETTINGS)
+    part.unlink()
+    part_of(path, 0, {"a": Origin("first"), "c": Origin("second")})
+    with pytest.raises(CheckpointError, match="0-of-2.jsonl was made with other problems: 'c' had another"):
+        Checkpoint(path, SETTINGS, {"a": Origin("first"), "c": Origin("third")})
+    with pytest.raises(ValueError, match=r"Shard 1/2 of a run needs a checkpoint= in which it keeps its part"):
+        Checkpoint(None, SETTINGS, shard=Shard(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "shown"),
+    [
+        ("ab", "ac", ("ab", "ac")),
+        ("x" * 10 + "a" * 60, "x" * 10 + "b" * 50, ("x" * 10 + "a" * 50 + "...", "x" * 10 + "b" * 50)),
+        ("w" * 40 + "a" * 90, "w" * 40 + "b", ("..." + "w" * 10 + "a" * 50 + "...", "w" * 40 + "b")),
+    ],
+)
+def test_long_texts_are_cut_to_where_they_differ(was: str, now: str, shown: tuple[str, str]) -> None:
+    assert checkpoint._shown(was, now) == shown and checkpoint._shown(now, was) == shown[::-1]

@@ -1,0 +1,331 @@
+"""Every kind of result tells, prints, shows and keeps itself: laws that hold of all of them, and the shared tables."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT
+from matplotlib.figure import Figure
+from small_results import RESULTS, confirmed, located, patched
+
+import mless_interp as mi
+from mless_interp.circuits.judge import Verdicts
+from mless_interp.patching.parts import Parts
+from mless_interp.runtime import registry
+from mless_interp.runtime.columns import WIDTH, TextTable
+from mless_interp.runtime.results import Result, head_map, of_heads, tidy
+
+EVERY = pytest.mark.parametrize("name", RESULTS)
+
+
+def kinds(root: type) -> set[type]:
+    """All classes below one, that of this package only."""
+    below = {kind for child in root.__subclasses__() for kind in {child, *kinds(child)}}
+    return {kind for kind in below if kind.__module__.startswith("mless_interp.")}
+
+
+def test_every_kind_of_result_is_under_test() -> None:
+    for module in pkgutil.walk_packages(mi.__path__, "mless_interp."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    assert {kind.__name__ for kind in kinds(Result)} == set(RESULTS)
+    assert {type(make()).__name__ for make in RESULTS.values()} == set(RESULTS)
+
+
+@EVERY
+def test_it_prints_at_most_twelve_short_lines_and_names_what_else_there_is(name: str) -> None:
+    result = RESULTS[name]()
+    lines = repr(result).splitlines()
+    assert len(lines) <= 12 and max(map(len, lines)) <= WIDTH == 110
+    assert lines[-1] == "More: .summary() .to_frame() .explain() .plot()"
+    assert " ".join(lines).startswith(result.headline()[:200])
+    assert "nan" not in repr(result).lower().split() and "dtype" not in repr(result) and "array(" not in repr(result)
+
+
+@EVERY
+def test_its_headline_is_one_sentence_and_what_limits_it_three_lines_at_most(name: str) -> None:
+    result = RESULTS[name]()
+    told = [result.headline(), *result.details(), *result.caveats()]
+    assert all(each == each.strip() and each.endswith(".") and "\n" not in each for each in told)
+    assert not re.search(r"[.!?] [A-Z]", result.headline()) and result.headline()[0] not in " ;,"
+    assert len(result.caveats()) <= 3
+    assert result.explain().splitlines()[0] == result.headline() and set(told) <= set(result.explain().splitlines())
+
+
+@pytest.mark.parametrize("made", [located, confirmed, lambda: patched(12, insertion="slashes", outcome="p")])
+def test_a_headline_says_which_way_the_effect_goes_and_in_how_many_problems(made: Any) -> None:
+    found = made()
+    turned = replace(found, **(
+        {"patched": -found.patched, "donor": -found.donor} if isinstance(found, mi.PatchScores)
+        else {"total": -found.total, "values": {name: -values for name, values in found.values.items()}}
+        | ({"direction": -1.0} if hasattr(found, "direction") else {})
+    ))  # fmt: skip
+    n = len(found.problem_ids)
+    words = [
+        f"{verb} (?:answer_logprob|p|the outcome) by [0-9.]+ nats .* in {n} of {n} problems"
+        for verb in ("raises", "lowers")
+    ]
+    first, second = words if not isinstance(found, mi.PatchScores) else words[::-1]
+    assert re.search(first, found.headline()) and re.search(second, turned.headline())
+
+
+@EVERY
+def test_every_column_that_it_declares_is_in_its_tables(name: str) -> None:
+    result = RESULTS[name]()
+    tables = [result.summary(), result.to_frame(), result.printed(), *(table.frame for table in result.shown().tables)]
+    there = {column for table in tables for column in table}
+    declared = [
+        column for kind in type(result).__mro__[:-1] if kind is not Result for column in vars(kind).get("columns", ())
+    ]
+    missing = {column.name for column in declared} - there - ASKED_FOR
+    assert not missing or kinds_with(missing), missing
+
+
+def kinds_with(names: set[str]) -> bool:
+    """Whether another result of the same family has each of them: a mixin declares for several."""
+    return all(
+        any(name in set(make().summary()) | set(make().printed()) for make in RESULTS.values()) for name in names
+    )
+
+
+ASKED_FOR = {"lam_control", "lam_control_p", "shown_again", "answers_n", "difference_p", "reads_sink", "gave_up"}
+"""Columns of what the small results were not asked to measure."""
+
+
+def test_one_name_is_declared_once() -> None:
+    every = [column for kind in {Result, *kinds(Result), Parts, Verdicts} for column in vars(kind).get("columns", ())]
+    assert len({column.name for column in every}) == len(every) and all(column.heading for column in every)
+
+
+@EVERY
+def test_its_page_says_what_it_declared_whatever_else_is_imported(name: str) -> None:
+    """A metric may have the name of a result's column: `recovered`, `lam`."""
+    result = RESULTS[name]()
+    own = {column.name: column for kind in type(result).__mro__ for column in vars(kind).get("columns", ())}
+    parts = mi.Report("T", question="Q?").result(result).parts
+    tables = [part for outer in parts for part in getattr(outer, "parts", (outer,)) if part.kind == "table"]
+    shown = {column.name: column.note for table in tables for column in table.columns if column.name in own}
+    assert shown == {each: own[each].note or note for each, note in shown.items()}
+
+
+@EVERY
+def test_it_has_a_table_and_tidy_rows(name: str) -> None:
+    result = RESULTS[name]()
+    for table in (result.summary(), result.to_frame()):
+        assert isinstance(table, pd.DataFrame) and len(table) and not table.columns.duplicated().any()
+        assert all(isinstance(column, str) for column in table.columns)
+        assert not [c for c in table if table[c].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()]
+
+
+@EVERY
+def test_a_page_shows_what_it_says_and_its_tables(name: str) -> None:
+    result = RESULTS[name]()
+    every = mi.Report("T", question="Q?").result(result, heading=None).parts
+    parts = [inner for part in every for inner in (part.parts if part.kind == "folded" else (part,))]
+    shown = result.shown()
+    assert [part.text for part in parts if part.kind == "text"] == result.explain().splitlines()
+    tables = [part for part in parts if part.kind == "table"]
+    assert [table.caption for table in tables] == [table.caption for table in shown.tables]
+    assert [len(table.rows) for table in tables] == [len(table.frame) for table in shown.tables]
+    assert sum(part.kind == "head_map" for part in parts) == (shown.head_map is not None)
+
+
+@EVERY
+def test_pictures_find_what_they_ask_of_its_columns(name: str) -> None:
+    """The limits and p-values that a quantity names are columns of the summary, wherever the column is drawn by default."""
+    result = RESULTS[name]()
+    table = result.summary()
+    drawn = [column for column in result.drawn if column in table]
+    assert bool(drawn) == bool(result.drawn)
+    for column in drawn:
+        quantity = result.quantity(column)
+        assert quantity.limits is None or set(quantity.limits) <= set(table)
+        assert quantity.p is None or quantity.p in table
+    if {"layer", "head"} <= set(table):
+        assert result.default_column(table) in table
+
+
+OF_COUNTS = (
+    "problem head edge layer text answer insertion metric block sample treatment set model claim token row".split()
+)
+
+
+@EVERY
+def test_a_count_of_one_is_singular(name: str) -> None:
+    """In sentences and captions of a result of one problem, where there is one."""
+    if "n" not in inspect.signature(RESULTS[name]).parameters:
+        pytest.skip("its problems are not counted by n")
+    try:
+        result = RESULTS[name](1)
+    except ValueError as error:
+        pytest.skip(f"not of one problem: {error}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told = " ".join([result.explain(), *(table.caption for table in result.shown().tables)])
+    wrong = re.findall(rf"(?<![\d.,x-])1 (?:\w+ )?(?:{'|'.join(OF_COUNTS)})s\b", told)
+    assert not wrong, told
+
+
+BY_GROUP = (
+    "ActivationShift",
+    "AttentionDecomposition",
+    "DoseResponse",
+    "HeadAttribution",
+    "HeadScores",
+    "JointKnockout",
+    "Mediation",
+    "SegmentAttention",
+    "Transplant",
+)
+
+
+@pytest.mark.parametrize("name", BY_GROUP)
+def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
+    result = RESULTS[name]()
+
+    def thrice(values: Any, axis: int) -> Any:
+        if isinstance(values, dict):
+            return {key: thrice(inner, axis) for key, inner in values.items()}
+        return None if values is None else np.repeat(values, 3, axis)
+
+    arrays = {
+        field: thrice(getattr(result, field), axes.split().index("problem"))
+        for field, axes in result.axes
+        if "problem" in axes.split()
+    }
+    ids = np.repeat(result.problem_ids, 3)
+    more: dict[str, Any] = {"problem_ids": tuple(f"{each}/{at}" for at, each in enumerate(ids)), "groups": tuple(ids)}
+    if name == "Transplant":
+        more["partners"] = tuple(each for each in result.partners for _ in range(3))
+    if name == "ActivationShift":
+        more["n_tokens"] = np.repeat(result.n_tokens, 3, 0)
+    again = replace(result, **arrays, **more)
+    pd.testing.assert_frame_equal(again.summary(), result.summary())
+    if name == "ActivationShift":
+        pd.testing.assert_frame_equal(again.by_class(), result.by_class())
+    if name == "DoseResponse":
+        pd.testing.assert_frame_equal(again.outcome_table(), result.outcome_table())
+        pd.testing.assert_frame_equal(again.reading_table(), result.reading_table())
+    n = len(result.problem_ids)
+    assert f"These {3 * n} problems are variants in {n} groups; each group counts once." in again.explain()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    return mi.save(folder / "all", **{name: make() for name, make in RESULTS.items()})
+
+
+@EVERY
+def test_it_is_the_same_after_saving(name: str, kept: Path) -> None:
+    result, back = RESULTS[name](), mi.load(kept)[name]
+    assert type(back) is type(result) and repr(back) == repr(result)
+    pd.testing.assert_frame_equal(back.to_frame(), result.to_frame())
+
+
+@pytest.mark.slow
+def test_a_fresh_process_reads_all_of_them(kept: Path) -> None:
+    """A class is found by its public name, whatever has been imported before."""
+    code = (
+        "import json, mless_interp as mi\n"
+        f"found = mi.load({str(kept)!r})\n"
+        "print(json.dumps({name: type(made).__name__ for name, made in found.items() if name != 'provenance'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {name: name for name in RESULTS}
+
+
+# --------------------------------------------------------------------------------------------------- what they share
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> type[Result]:
+    """A result that only has a table, gone from the registry afterwards."""
+    monkeypatch.setattr(registry, "SAVED", dict(registry.SAVED))
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Bare(Result):
+        table: pd.DataFrame
+
+        def headline(self) -> str:
+            return "Two things."
+
+        def details(self) -> list[str]:
+            return ["Both true."]
+
+        def summary(self) -> pd.DataFrame:
+            return self.table
+
+    return Bare
+
+
+def heads_table() -> pd.DataFrame:
+    return pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "label": list("abc"), "x": [np.nan, -1.5, 0.25]})
+
+
+@EVERY
+def test_it_draws_itself(name: str) -> None:
+    assert isinstance(RESULTS[name]().plot(), Figure)
+
+
+def test_a_result_that_says_no_more_is_shown_by_its_summary(bare: type[Result]) -> None:
+    found = bare(heads_table())
+    more = "More: .summary() .to_frame() .explain() .plot()"
+    assert repr(found) == f"Two things.\nhead        x\na           –\nb     -1.5000\nc     +0.2500\n{more}"
+    shown = found.shown()
+    assert shown.head_map is not None and shown.head_map.value == "x"
+    assert shown.tables[0].columns == ["label", "x"] and found.default_column(found.summary()) == "x"
+    assert repr(bare(heads_table().iloc[:0])) == f"Two things.\n{more}", "no table, no empty one"
+    assert repr(found.explain()) == "Two things.\nBoth true."
+
+
+def test_a_summary_without_a_number_has_nothing_to_draw(bare: type[Result]) -> None:
+    table = pd.DataFrame({"layer": [0], "head": [0], "label": ["a"]})
+    with pytest.raises(ValueError, match="there is no number to draw; there are layer, head, label"):
+        bare(table).default_column(table)
+
+
+def test_the_column_drawn_is_the_first_that_is_known() -> None:
+    unknown = patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))
+    assert unknown.summary()["effect_fraction"].isna().all()
+    assert unknown.default_column(unknown.summary()) == "median"
+    assert patched(8).default_column(patched(8).summary()) == "share"
+    assert located().default_column(located().summary()) == "removed_share"
+
+
+def test_no_map_of_one_head_nor_of_several_rows_of_a_head() -> None:
+    table = heads_table()
+    assert head_map(table, ["y", "x"], ["label", "y"]).columns == ["label"]
+    assert head_map(table.iloc[:1], ["x"], ["label"]) is None
+    assert head_map(pd.concat([table, table]), ["x"], ["label"]) is None
+    assert head_map(table.assign(x=np.nan), ["x"], ["label"]) is None
+
+
+def test_cells_are_printed_by_the_role_of_their_column() -> None:
+    table = pd.DataFrame(
+        {"label": ["a", "b"], "share": [0.5, np.nan], "share_ci_low": [0.4, np.nan], "k": [3, 4], "n": 4}
+    )
+    table = table.assign(share_ci_high=[0.61, np.nan], p_prevalence=[3e-19, 1.0], who=["x" * 60, None])
+    assert [line.split() for line in TextTable.of(table, "").lines()] == [
+        ["head", "share", "[95", "%]", "problems", "p,", "corrected", "who"],
+        ["a", "50", "%", "[40,", "61]", "3/4", "3e-19", "x" * 51 + "…"],
+        ["b", "–", "4/4", "1", "–"],
+    ]
+
+
+def test_cells_of_heads_and_tidy_rows_by_hand() -> None:
+    values = np.arange(12.0).reshape(2, 2, 3)
+    assert of_heads(values, [mi.Head(1, 2), mi.Head(0, 1)]).tolist() == [[5.0, 1.0], [11.0, 7.0]]
+    table = tidy({"problem": ("a", "b"), "n": [1, 2]}, y=np.array([[1.0, 2.0], [3.0, 4.0]]))
+    assert table.to_dict("list") == {"problem": ["a", "a", "b", "b"], "n": [1, 2, 1, 2], "y": [1.0, 2.0, 3.0, 4.0]}

@@ -1,0 +1,218 @@
+"""The one loop: the same numbers however a run is cut up, resumed or damaged; what ends it says what is kept."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from results_under_test import same
+
+from mless_interp.app.command_line import one_line_errors
+from mless_interp.runtime.checkpoint import plain
+from mless_interp.runtime.loop import over_problems
+
+IDS = tuple("abcde")
+UNITS = ((0, 2), (1, 3), (4,))
+
+
+class Batched:
+    """Numbers whose last bits depend on what they are computed beside, and a count of what is computed."""
+
+    def __init__(self, ids: Sequence[str] = IDS, *, heads: int = 3) -> None:
+        self.ids, self.heads, self.done = ids, heads, []
+
+    def __call__(self, unit: tuple[int, ...], tick: Any) -> list[Any]:
+        members = [self.ids[at] for at in unit]
+        self.done += members
+        beside = 1 + 1e-15 * sum(map(ord, members))
+        row = lambda each: np.array([ord(each) / 3 * beside * (k + 1) for k in range(self.heads)])  # noqa: E731
+        return [{"patched": np.stack([row(each), row(each) * np.nan]), "end": -0.0} for each in members]
+
+
+def run(
+    file: Path | None = None,
+    compute: Any = None,
+    ids: Sequence[str] = IDS,
+    units: Sequence[tuple[int, ...]] = UNITS,
+    **options: Any,
+) -> list[Any]:
+    """The values of all problems, as a file keeps them."""
+    options = {"prompts": [f"prompt {each}" for each in ids], "settings": {"edit": "z"}, "progress": False} | options
+    found = over_problems(ids, compute or Batched(ids), label="trying", units=units, checkpoint=file, **options)
+    return plain(found)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "c.jsonl"
+
+
+# ------------------------------------------------------------------------------------------------------- the same numbers
+
+
+def test_a_run_that_was_stopped_after_any_unit_gives_the_same(file: Path) -> None:
+    for n in range(len(UNITS) + 1):
+        file.unlink(missing_ok=True)
+        compute = Batched()
+
+        def stopping(unit: Any, tick: Any, n: int = n, compute: Any = compute) -> Any:
+            if len(compute.done) >= sum(map(len, UNITS[:n])):
+                raise KeyboardInterrupt
+            return compute(unit, tick)
+
+        if n < len(UNITS):
+            with pytest.raises(KeyboardInterrupt):
+                run(file, stopping)
+        else:
+            run(file, stopping)
+        rest = Batched()
+        assert same(run(file, rest), run()) and sorted(compute.done + rest.done) == list(IDS)
+
+
+def test_a_longer_list_reuses_the_units_that_are_the_same(file: Path) -> None:
+    run(file)
+    longer, grown = (*IDS, "f", "g"), ((0, 2), (1, 3, 5), (4,), (6,))
+    compute = Batched(longer)
+    assert same(run(file, compute, longer, grown), run(None, Batched(longer), longer, grown))
+    assert compute.done == ["b", "d", "f", "g"], "b and d stand beside another problem now"
+    compute = Batched()
+    assert same(run(file, compute), run()) and compute.done == [], "and the shorter list is still there"
+
+
+def test_another_order_or_a_part_reuses_what_is_the_same(file: Path) -> None:
+    run(file)
+    part = ("e", "d", "b", "z")
+    compute = Batched(part)
+    assert same(run(file, compute, part, ((0,), (2, 1), (3,))), run(None, None, part, ((0,), (2, 1), (3,))))
+    assert compute.done == ["z"]
+    compute = Batched(part)
+    run(file, compute, part, ((0,), (1, 2), (3,)))
+    assert compute.done == ["d", "b"], "another order in a batch is another batch"
+
+
+def test_another_prompt_of_a_kept_problem_is_refused(file: Path) -> None:
+    run(file)
+    prompts = [f"prompt {each}" for each in IDS]
+    with pytest.raises(ValueError, match=r"made with other problems: 'b' had another prompt or another answer; use"):
+        run(file, prompts=[prompts[0], "other", *prompts[2:]])
+
+
+def kept_file() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        run(Path(folder) / "c.jsonl")
+        return (Path(folder) / "c.jsonl").read_bytes()
+
+
+KEPT = kept_file()
+
+
+def resumed(file: Path, compute: Batched) -> list[Any] | str:
+    """What a run that goes on from this file gives, or how it is refused."""
+    try:
+        return run(file, compute)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+@given(at=st.integers(0, len(KEPT) - 1), byte=st.integers(0, 255))
+@example(at=len(KEPT) - 1, byte=0)
+@example(at=KEPT.index(b"\n"), byte=32)
+@settings(max_examples=300, deadline=None)
+def test_whatever_byte_is_changed_the_numbers_are_the_same_or_the_file_is_named(at: int, byte: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "c.jsonl"
+        file.write_bytes(KEPT[:at] + bytes([byte]) + KEPT[at + 1 :])
+        compute = Batched()
+        found = resumed(file, compute)
+        if isinstance(found, str):
+            assert "c.jsonl" in found
+        else:
+            assert same(found, run())
+            assert not compute.done or at == len(KEPT) - 1, "all but a line without an end is kept or refused"
+
+
+# --------------------------------------------------------------------------------------------------- what ends it tells
+
+
+def failing(error: BaseException) -> Any:
+    compute = Batched()
+
+    def fail(unit: Any, tick: Any) -> Any:
+        if unit == UNITS[1]:
+            raise error
+        return compute(unit, tick)
+
+    return fail
+
+
+def told(error: BaseException) -> str:
+    return " ".join([str(error), *getattr(error, "__notes__", ())])
+
+
+def test_a_run_that_is_stopped_says_what_is_kept_and_how_to_go_on(file: Path) -> None:
+    message = "trying: 2 of 5 problems completed, kept in .*c.jsonl: rerun with the same settings"
+    with pytest.raises(KeyboardInterrupt, match=message):
+        run(file, failing(KeyboardInterrupt()))
+    with pytest.raises(
+        KeyboardInterrupt, match="2 of 5 problems completed, and none is kept: checkpoint= names a file"
+    ):
+        run(None, failing(KeyboardInterrupt()))
+    assert same(run(file), run())
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), RuntimeError("odd"), OSError("odd"), ZeroDivisionError("odd")])
+def test_an_error_says_which_problems_and_what_is_kept(file: Path, error: Exception) -> None:
+    with pytest.raises(type(error)) as caught:
+        run(file, failing(error))
+    assert "odd" in told(caught.value) and "problems 'b', 'd'" in told(caught.value)
+    assert "2 of 5 problems completed, kept in" in told(caught.value)
+    assert same(run(file), run())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("5 GB"),
+        RuntimeError("CUDA out of memory. Tried\nmore"),
+        RuntimeError("can't allocate"),
+    ],
+)
+def test_memory_that_runs_out_says_where_and_what_to_do(file: Path, error: Exception) -> None:
+    with pytest.raises(
+        MemoryError, match=r"problems 'b', 'd': memory ran out \(.+\): free some, .*max_rows="
+    ) as caught:
+        run(file, failing(error))
+    assert caught.value.__cause__ is error and "2 of 5 problems" in told(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (MemoryError(), 2), (ValueError("odd"), 2)])
+def test_a_program_ends_with_one_line(
+    file: Path, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        one_line_errors(lambda: run(file, failing(error)))()
+    assert ended.value.code == code
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "2 of 5 problems completed, kept in" in said
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        (("a", "b", "a"), ValueError, "the problem id 'a' is given twice; the problem is the unit of replication"),
+        (
+            ("a", "\ud800"),
+            ValueError,
+            r"the problem id '\\ud800' cannot be written \(a lone surrogate\); give it another",
+        ),
+    ],
+)
+def test_ids_that_cannot_be_kept_are_told_first(ids: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        over_problems(ids, lambda *_: pytest.fail("it began"), label="trying", settings={}, progress=False)

@@ -1,0 +1,226 @@
+"""A run in parts: each does its own, one has them all, and what comes out is what one run would have given."""
+
+import json
+import shlex
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from test_loop import IDS, UNITS, Batched, run
+from typer.testing import CliRunner
+
+import mless_interp as mi
+from mless_interp.__main__ import app
+from mless_interp.runtime.checkpoint import CheckpointError
+from mless_interp.runtime.engines import Shard, ShardDone, parts_of
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "c.v1.jsonl"
+
+
+def part(file: Path, index: int, count: int = 2, **options: Any) -> Batched:
+    """A shard that ends with its part done; what it computed."""
+    compute = Batched()
+    with pytest.raises(ShardDone, match=rf"Shard {index}/{count} is done, \d of 5 problems"):
+        run(file, compute, engine=Shard(index, count), **options)
+    return compute
+
+
+# ------------------------------------------------------------------------------------------------------------ in parts
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shards_share_the_units_and_together_are_the_whole(file: Path, count: int) -> None:
+    done = []
+    for index in range(count):
+        compute = Batched()
+        try:
+            found = run(file, compute, engine=Shard(index, count))
+        except ShardDone:
+            assert index < count - 1
+        else:
+            assert index >= len(UNITS) - 1 or index == count - 1
+            assert repr(found) == repr(run())
+        assert compute.done == [IDS[at] for unit in UNITS[index::count] for at in unit]
+        done += compute.done
+    assert sorted(done) == sorted(IDS)
+    merged = Batched()
+    assert repr(run(file, merged)) == repr(run()) and merged.done == []
+
+
+def test_what_is_missing_is_computed_by_the_whole_run(file: Path) -> None:
+    assert part(file, 1).done == ["b", "d"]
+    whole = Batched()
+    assert repr(run(file, whole)) == repr(run()) and whole.done == ["a", "c", "e"]
+    assert [each.name for each in parts_of(file)] == ["c.v1.1-of-2.jsonl"]
+
+
+def test_a_shard_goes_on_where_it_was_stopped(file: Path) -> None:
+    part(file, 0)
+    kept = parts_of(file)[0]
+    first, line, *_ = kept.read_text().splitlines()
+    kept.write_text("\n".join([first, line]) + "\n")  # of the first unit only one problem
+    assert part(file, 0).done == ["a", "c", "e"]
+    assert part(file, 0).done == []
+
+
+def test_damage_in_a_part_is_refused_by_its_name(file: Path) -> None:
+    part(file, 0)
+    part_of_other = parts_of(file)[0]
+    part_of_other.write_text(part_of_other.read_text().replace('"id": "a"', '"id": "x"'))
+    with pytest.raises(CheckpointError, match="c.v1.0-of-2.jsonl, line 2 is damaged"):
+        run(file)
+
+
+def test_a_part_of_another_run_is_refused(file: Path) -> None:
+    part(file, 0, settings={"edit": "q"})
+    with pytest.raises(CheckpointError, match="0-of-2.jsonl was made with other settings: edit was 'q', now 'z'"):
+        run(file)
+    with pytest.raises(CheckpointError, match="edit was 'q', now 'z'"):
+        run(file, engine=Shard(1, 2))
+    parts_of(file)[0].unlink()
+    part(file, 0, prompts=[f"other {each}" for each in IDS])
+    with pytest.raises(CheckpointError, match=r"0-of-2.jsonl was made with other problems: 'a', 'c', 'e' had"):
+        run(file)
+
+
+@pytest.mark.parametrize(("index", "count"), [(2, 2), (-1, 2), (0, 0)])
+def test_shards_count_from_zero(index: int, count: int) -> None:
+    with pytest.raises(ValueError, match="shards are numbered 0/"):
+        Shard(index, count)
+
+
+@pytest.mark.parametrize("text", ["1", "a/b", "-1/2"])
+def test_what_is_no_shard_is_told(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot read .* as a shard"):
+        Shard.parse(text)
+
+
+@pytest.mark.slow
+def test_the_whole_run_waits_for_no_shard_and_no_shard_for_the_whole_run(file: Path) -> None:
+    holding = """
+        import sys, time
+        from pathlib import Path
+        from mless_interp.runtime.locks import Lock
+        with Lock(Path(sys.argv[1])):
+            print("held", flush=True)
+            time.sleep(60)
+    """
+    part(file, 0)
+    for held, engine in ((parts_of(file)[0], None), (file, Shard(1, 2))):
+        other = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(holding), str(held)], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert other.stdout is not None and other.stdout.readline() == "held\n"
+            with pytest.raises(BlockingIOError, match=f"{held.name}' is in use by another run"):
+                run(file, **({} if engine is None else {"engine": engine}))
+        finally:
+            other.kill()
+            other.wait()
+            assert other.stdout is not None
+            other.stdout.close()
+
+
+@pytest.mark.slow
+def test_shards_that_wait_all_have_the_whole(file: Path) -> None:
+    """Two at once, as threads: what each gives is the whole."""
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda index: run(file, engine=Shard(index, 2, wait=30)), range(2)))
+    assert [repr(each) for each in found] == [repr(run())] * 2
+    with pytest.raises(ShardDone):
+        run(file.with_name("alone.jsonl"), engine=Shard(0, 2, wait=0.5))
+    with pytest.raises(ValueError, match="waits 0 seconds or more, got -1"):
+        Shard(0, 2, wait=-1)
+
+
+# ------------------------------------------------------------------------------------------------------- whole analyses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_analysis_in_parts_has_the_same_bits(tmp_path: Path, dtype: str) -> None:
+    model = mi.load_model("demo", dtype=dtype)
+    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=20), mi.Insertion.meaningless(" /", n_tokens=6))
+    layer = [mi.Head(1, head) for head in range(4)]
+    options: dict[str, Any] = {"heads": layer, "checkpoint": tmp_path / "run.jsonl", "progress": False}
+    for index in range(2):
+        with pytest.raises(ShardDone) if index == 0 else nullcontext():
+            mi.patch_heads(model.on(Shard(index, 2)), pairs, **options)
+    whole = mi.patch_heads(model, pairs, heads=layer, progress=False)
+    parts = mi.patch_heads(model, pairs, **options)
+    assert len(parts_of(tmp_path / "run.jsonl")) == 2
+    assert np.array_equal(whole.patched, parts.patched, equal_nan=True)
+    assert whole.settings == parts.settings
+
+
+def test_answers_in_parts_are_the_same(tmp_path: Path) -> None:
+    model = mi.load_model("demo")
+    asked: dict[str, Any] = {"max_new_tokens": 4, "batch_size": 2, "progress": False, "temperature": 0.5, "seed": 3}
+    problems, treatments = mi.load_problems("demo", limit=5), [None, mi.Insertion.meaningless(" /", n_tokens=4)]
+    file = tmp_path / "answers.jsonl"
+    for index in (2, 0):
+        with pytest.raises(ShardDone, match=rf"answers: Shard {index}/3 is done"):
+            mi.evaluate_accuracy(model.on(Shard(index, 3)), problems, treatments, checkpoint=file, **asked)
+    last = mi.evaluate_accuracy(model.on(Shard(1, 3)), problems, treatments, checkpoint=file, **asked)
+    whole = mi.evaluate_accuracy(model, problems, treatments, **asked)
+    assert len(parts_of(file)) == 3
+    assert last.to_frame().equals(whole.to_frame()) and last.settings == whole.settings
+
+
+# ---------------------------------------------------------------------------------------------------------- as commands
+
+
+def command(*arguments: str, code: int = 0) -> str:
+    with mock.patch.object(sys, "argv", ["mless-interp", *arguments]):
+        done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == code, (done.output, done.stderr)
+    return done.output + done.stderr
+
+
+SWEEP = ["locate", "--mode", "sweep", "--limit", "6", "--n-tokens", "4", "--layers", "1", "--no-progress"]
+
+
+def results_of(folder: Path) -> Any:
+    """What a run found, without when and by which command."""
+    found = mi.load(folder / "results")
+    return {name: each.to_frame() for name, each in found.items() if name != "provenance"}
+
+
+@pytest.mark.slow
+def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path) -> None:
+    whole, here = (str(tmp_path / name) for name in ("whole", "here"))
+    command(*SWEEP, "--out", whole)
+    for index in range(2):
+        said = command(*SWEEP, "--out", here, "--shard", f"{index}/2")
+        repeat = shlex.join(["mless-interp", *SWEEP, "--out", here])
+        assert repeat in said and "--shard" not in said.rpartition("mless-interp")[2] and not Path(here).exists()
+    command(*SWEEP, "--out", here)
+    ours, theirs = results_of(Path(here)), results_of(Path(whole))
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equals(theirs[name]) for name in ours)
+    assert not (tmp_path / ".here.partial").exists()
+    assert json.loads((Path(here) / "run.json").read_text())["repeat"] == repeat
+
+
+@pytest.mark.slow
+def test_shards_of_other_options_are_refused(tmp_path: Path) -> None:
+    here = str(tmp_path / "here")
+    command(*SWEEP, "--out", here, "--shard", "0/2")
+    assert "keeps what a run with other options" in command(
+        *SWEEP, "--seed", "1", "--out", here, "--shard", "1/2", code=2
+    )
+    assert "shards are numbered 0/" in command(*SWEEP, "--out", here, "--shard", "2/2", code=2)
+    assert "--wait is for --shard" in command(*SWEEP, "--out", here, "--wait", "5", code=2)
+    (tmp_path / ".here.partial" / "options.json").write_text("")
+    command(*SWEEP, "--out", here, "--shard", "1/2")  # damaged options are written anew
+    command(*SWEEP, "--out", here)

@@ -1,0 +1,328 @@
+"""Saved results: written whole or not at all, read back unchanged, and refused by name where they are damaged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from files_under_test import everything_in
+from models_under_test import loaded
+from results_under_test import same
+
+from mless_interp.core.heads import Head
+from mless_interp.patching.scores import PatchScores
+from mless_interp.runtime.folders import MANIFEST, write_manifest
+from mless_interp.runtime.store import load, provenance, save
+from mless_interp.statistics import Interval
+
+# ------------------------------------------------------------------------------------------------- saving and loading
+
+
+def made_scores(**changes: Any) -> PatchScores:
+    """Three problems, two layers of two heads, of which three were patched."""
+    patched = np.array([[[1.0, 2.0], [0.5, np.nan]]] * 3) * np.array([1.0, 2.0, 4.0])[:, None, None]
+    fields: dict[str, Any] = {
+        "problem_ids": ("a", "b/1", "ü"),
+        "patched": patched,
+        "receiving": np.array([0.5, 0.25, 0.125]),
+        "donor": np.array([2.0, 4.0, 8.0]),
+        "heads": (Head(0, 0), Head(0, 1), Head(1, 0)),
+        "unit": "nats",
+        "settings": {"contrast": "content", "heads": ["L0H0"], "nested": {"x": (1, 2.5, None), "y": True}},
+        "seed": 3,
+    }
+    return PatchScores(**(fields | changes))
+
+
+def test_patch_scores_come_back_unchanged(tmp_path: Path) -> None:
+    scores = made_scores()
+    save(tmp_path / "out", scores)
+    found = load(tmp_path / "out")
+    assert list(found) == ["PatchScores", "provenance"]
+    assert same(found["PatchScores"], scores)
+    assert np.isnan(found["PatchScores"].patched[0, 1, 1])
+    assert found["PatchScores"].summary().equals(scores.summary())
+
+
+def test_results_within_results_come_back_unchanged(tmp_path: Path) -> None:
+    interval = Interval(
+        estimate=np.array([0.25, np.nan]),
+        low=np.array([-1.0, np.nan]),
+        high=np.array([np.inf, np.nan]),
+        standard_error=np.array([1e-17, np.nan]),
+        n=np.array([3, 0]),
+        flag=np.array(["", "undefined"], dtype=object),
+        confidence=0.95,
+        method="bca",
+    )
+    scores = made_scores(settings={"parts": [interval, (interval, Head(3, 2))], "named": {"one": interval}})
+    save(tmp_path / "out", first=scores, second=made_scores())
+    found = load(tmp_path / "out")
+    parts = found["first"].settings["parts"]
+    assert list(found) == ["first", "second", "provenance"]
+    assert isinstance(parts[0], Interval) and parts[1][1] == Head(3, 2)
+    assert list(parts[0].flag) == ["", "undefined"]
+    for name in ("estimate", "low", "high", "standard_error", "n"):
+        assert same(getattr(parts[0], name), getattr(interval, name))
+        assert same(getattr(found["first"].settings["named"]["one"], name), getattr(interval, name))
+
+
+def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> None:
+    """What other versions and programs read: it stays as it is."""
+    settings = {
+        "array": np.array([1.0, -np.nan]),
+        "words": np.array(["a", "b"], dtype=object),
+        "tuple": (1, "x"),
+        "list": [None, True, 2.5, np.int64(3)],
+        "a.%": {"deep": np.arange(2)},
+        "head": Head(1, 2),
+    }
+    folder = save(tmp_path / "out", found=made_scores(settings=settings))
+    document = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert set(document) == {"format", "results", "provenance"} and document["format"] == 1
+    found = document["results"]["found"]
+    assert set(found) == {"class", "fields"} and found["class"] == "PatchScores"
+    assert found["fields"]["settings"] == {
+        "dict": {
+            "array": {"array": "found.settings.array"},
+            "words": {"array": "found.settings.words"},
+            "tuple": {"tuple": [1, "x"]},
+            "list": [None, True, 2.5, 3],
+            "a.%": {"dict": {"deep": {"array": "found.settings.a%2E%25.deep"}}},
+            "head": {"head": [1, 2]},
+        }
+    }
+    with np.load(folder / "arrays.npz") as arrays:
+        assert (
+            arrays["found.settings.words"].tolist() == ["a", "b"] and arrays["found.settings.words"].dtype.kind == "U"
+        )
+        assert not np.signbit(arrays["found.settings.array"][1]), "one kind of NaN"
+    again = load(folder)["found"].settings
+    assert again["tuple"] == (1, "x") and again["list"] == [None, True, 2.5, 3] and again["head"] == Head(1, 2)
+    with pytest.raises(TypeError, match=r"found.settings.x.1: a set cannot be saved and loaded unchanged; keep it as"):
+        save(tmp_path / "set", found=made_scores(settings={"x": (1, {2})}))
+    with pytest.raises(TypeError, match=r"found.settings.x: a dict cannot be saved"):
+        save(tmp_path / "keys", found=made_scores(settings={"x": {1: 2}}))
+
+
+@pytest.mark.parametrize("foreign", [{"a": 1}, np.zeros(3), 3, SimpleNamespace(a=1), PatchScores])
+def test_only_results_of_this_toolkit_are_saved(tmp_path: Path, foreign: Any) -> None:
+    with pytest.raises(TypeError, match="mine: only results of this toolkit can be saved, got"):
+        save(tmp_path / "out", mine=foreign)
+    assert everything_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), {1, 2}, Path("x"), {1: "a"}, 1j])
+def test_what_would_come_back_as_something_else_is_not_saved(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"PatchScores.settings.odd: a \w+ cannot be saved and loaded unchanged"):
+        save(tmp_path / "out", made_scores(settings={"odd": value}))
+    assert everything_in(tmp_path) == []
+
+
+def test_saving_over_a_result_needs_overwrite_and_a_whole_new_one(tmp_path: Path) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    with pytest.raises(FileExistsError, match="exists; choose another"):
+        save(folder, made_scores(seed=4))
+    with pytest.raises(TypeError, match="cannot be saved"):
+        save(folder, made_scores(seed=4, settings={"odd": {1}}), overwrite=True)
+    assert load(folder)["PatchScores"].seed == 3
+    save(folder, made_scores(seed=4), overwrite=True)
+    assert load(folder)["PatchScores"].seed == 4
+    assert everything_in(tmp_path) == ["out"]
+
+
+def rewritten(folder: Path, **changes: Any) -> Path:
+    """A saved result whose document was changed by hand."""
+    save(folder, made_scores())
+    document = json.loads((folder / "results.json").read_text())
+    document["results"]["PatchScores"] |= {key: value for key, value in changes.items() if key == "class"}
+    document |= {key: value for key, value in changes.items() if key != "class"}
+    (folder / "results.json").write_text(json.dumps(document))
+    write_manifest(folder)
+    return folder
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has format 2, this version reads format 1"):
+        load(rewritten(tmp_path / "out", format=2))
+
+
+@pytest.mark.parametrize("name", ["subprocess.Popen", "mless_interpreter.x.Y"])
+def test_a_class_from_outside_is_never_loaded(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"refusing to load class '{name}': it is not part of this toolkit"):
+        load(rewritten(tmp_path / "out", **{"class": name}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eval",
+        "mless_interp.runtime.store.save",  # a function of ours
+        "mless_interp.runtime.store.Path",  # another library's class, by way of a module of ours
+        "Head",  # ours, and public, but no result
+    ],
+)
+def test_only_results_are_loaded_not_what_else_there_is(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"this version of the toolkit has no result '{name}'"):
+        load(rewritten(tmp_path / "out", **{"class": name}))
+
+
+def test_a_result_is_known_by_its_name_wherever_its_module_went(tmp_path: Path) -> None:
+    for name in ("mless_interp.patch_scores.PatchScores", "mless_interp.gone.PatchScores", "PatchScores"):
+        (found,) = [
+            value for key, value in load(rewritten(tmp_path / name, **{"class": name})).items() if key != "provenance"
+        ]
+        assert type(found) is PatchScores
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    with np.load(folder / "arrays.npz") as arrays:
+        changed = dict(arrays) | {"PatchScores.donor": np.array([{"a": 1}], dtype=object)}
+    np.savez(folder / "arrays.npz", **changed)
+    write_manifest(folder)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        load(folder)
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("name", ["results.json", "arrays.npz"])
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda data: None, "is missing"),
+        (lambda data: data[:-20], r"has \d+ bytes of \d+"),
+        (lambda data: b"", "has 0 bytes of"),
+        (lambda data: data[:300] + bytes([data[300] ^ 1]) + data[301:], "has other contents than when it was written"),
+    ],
+    ids=["missing", "cut", "empty", "a bit"],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Any, what: str) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    data = damage((folder / name).read_bytes())
+    (folder / name).unlink()
+    if data is not None:
+        (folder / name).write_bytes(data)
+    with pytest.raises(
+        ValueError, match=rf"'.*out/{name}' {what}.*damaged; take a copy that is whole, or make them again"
+    ):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["results.json", "arrays.npz"])
+@pytest.mark.parametrize("at", [0.1, 0.99, None])
+def test_damage_without_a_manifest_names_the_file_too(tmp_path: Path, name: str, at: float | None) -> None:
+    """As in folders of version 0.1: cut off anywhere, or gone; one clear error."""
+    folder = save(tmp_path / "out", made_scores())
+    (folder / MANIFEST).unlink()
+    assert same(load(folder)["PatchScores"], made_scores())
+    data = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if at is not None:
+        (folder / name).write_bytes(data[: int(at * len(data))])
+    missing = at is None and name == "results.json"
+    with pytest.raises(FileNotFoundError if missing else ValueError, match=name):
+        load(folder)
+
+
+FORMS = ["[]", "3", '{"format": 1}', '{"format": 1, "results": [], "provenance": {}}']
+PARTS = ["3", '{"class": "PatchScores"}', '{"class": "PatchScores", "fields": {"seed": {}}}']
+
+
+@pytest.mark.parametrize(
+    "document", [*FORMS, *(f'{{"format": 1, "provenance": {{}}, "results": {{"a": {part}}}}}' for part in PARTS)]
+)
+def test_a_document_of_another_form_is_named(tmp_path: Path, document: str) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    (folder / "results.json").write_text(document)
+    write_manifest(folder)
+    with pytest.raises(ValueError, match=r"results.json' is damaged or missing \(.+\); take a copy"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("patched", np.zeros((3, 2)), r"patched must be \[problem, layer, head"),
+        ("noise", np.zeros((3, 5)), "noise"),
+        ("noise", np.zeros((2, 2)), "noise"),
+        ("donor", np.zeros(2), "donor"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(
+    tmp_path: Path, name: str, array: np.ndarray, message: str
+) -> None:
+    folder = save(tmp_path / "out", made_scores(noise=np.zeros((3, 2))))
+    with np.load(folder / "arrays.npz") as arrays:
+        changed = dict(arrays) | {f"PatchScores.{name}": array}
+    np.savez(folder / "arrays.npz", **changed)
+    write_manifest(folder)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_an_array_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    np.savez(folder / "arrays.npz", other=np.zeros(3))
+    write_manifest(folder)
+    with pytest.raises(ValueError, match=r"results.json' is damaged or missing \(no 'PatchScores.patched'\)"):
+        load(folder)
+
+
+def test_names_with_dots_keep_their_own_arrays(tmp_path: Path) -> None:
+    """Also where another's field has that name, or a name ends as files of arrays do."""
+    first, second, third = (made_scores(donor=np.full(3, value)) for value in (1.0, 2.0, 3.0))
+    settings = {"a": np.zeros(2), "a.npy": np.ones(2), "b.c": np.full(2, 3.0), "b": {"c": np.full(2, 4.0)}}
+    deep = {"donor": made_scores(settings={"x": np.full(3, 5.0)})}
+    everything = {"x": first, "x.settings": second, "x%2Esettings": third, "x.npy": made_scores(settings=settings)}
+    everything |= {"y": made_scores(settings=deep), "y.settings": made_scores(), "y.settings.donor": second}
+    found = load(save(tmp_path / "out", **everything))
+    assert all(same(found[name], scores) for name, scores in everything.items())
+
+
+def test_a_folder_half_replaced_by_a_run_that_died_is_found(tmp_path: Path) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    folder.rename(tmp_path / ".out.old")
+    assert same(load(folder)["PatchScores"], made_scores())
+    assert everything_in(tmp_path) == ["out"]
+
+
+# --------------------------------------------------------------------------------------------------------- provenance
+
+
+def test_the_model_and_its_check_figures_travel_with_the_result(
+    tmp_path: Path, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    model = loaded(tiny_model_dir("gemma3"), "bridge")
+    save(tmp_path / "out", made_scores(), model=model)
+    came = load(tmp_path / "out")["provenance"]
+    assert came["model"]["name"] == model.info.name and came["model"]["windows"] == [16, None, 16]
+    assert came["checks"] == model.checks.to_dict() and 0 <= came["checks"]["row_sum_error"] < 1e-5
+
+
+def test_provenance_says_which_versions_command_and_when() -> None:
+    came = provenance(command=["a", "b"], seed=np.int64(3), shape=(1, 2), out=Path("x"))
+    assert came["command"] == ["a", "b"]
+    assert came["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert {"mless_interp", "transformers", "transformer-lens", "nnsight"} <= set(came["versions"])
+    assert came["made"].endswith("+00:00")
+    assert (came["seed"], came["shape"], came["out"]) == (3, [1, 2], "x")
+    assert "model" not in came
+    json.dumps(came)
+
+
+def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"two results of the same class need names: save\(path, first="):
+        save(tmp_path / "out", made_scores(), made_scores())
+    with pytest.raises(ValueError, match="there is nothing to save"):
+        save(tmp_path / "out")
+    with pytest.raises(ValueError, match='"provenance" is the name under which load gives'):
+        save(tmp_path / "out", provenance=made_scores())
+    with pytest.raises(FileNotFoundError, match=r"holds no saved results \(no results.json\)"):
+        load(tmp_path)

@@ -1,0 +1,118 @@
+"""Texts from outside never act: not on a terminal, not in a spreadsheet, not in a notebook's page."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as texts
+from models_under_test import loaded, pairs_for
+from small_results import RESULTS
+
+import mless_interp as mi
+from mless_interp.runtime.columns import TextTable
+from mless_interp.runtime.progress import progress_bar
+from mless_interp.runtime.tables import Table, neutral, original, read_csv
+from mless_interp.runtime.text_safety import one_line, visible
+
+ACTS = "\x1b[31m\x1b]0;title\x07\b\r\x00\x7f\x9b31m\u202e\u2066\u2028\ud800\ufeff"
+FORMULAS = ("=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "'=1", "＝1")
+EVERY = pytest.mark.parametrize("name", RESULTS)
+
+
+def hostile(name: str, text: str) -> Any:
+    result = RESULTS[name]()
+    object.__setattr__(
+        result, "settings", dict(result.settings) | dict.fromkeys(("model", "insertion", "outcome"), text)
+    )
+    return result
+
+
+@EVERY
+def test_nothing_that_acts_is_printed(name: str) -> None:
+    result = hostile(name, ACTS + "<b>")
+    for said in (repr(result), result.explain(), repr(result.summary()), result._repr_html_()):
+        assert not set(said) & set(ACTS) - set("[]0;1m3tile"), said
+    assert "<b>" not in result._repr_html_()
+
+
+@EVERY
+def test_a_notebook_shows_sentences_and_table(name: str) -> None:
+    result = RESULTS[name]()
+    page = result._repr_html_()
+    assert page.count("<p>") == len(result.explain().splitlines()) and ("<table" in page) == (
+        not result.printed().empty
+    )
+
+
+def test_texts_are_shown_by_their_codes() -> None:
+    assert visible("a\x1b\x9b\u202e\n\tb") == "a\\x1b\\x9b\\u202e\n\tb"
+    assert one_line("a\n\tb") == "a\\n\\tb" and visible(visible(ACTS)) == visible(ACTS)
+    table = pd.DataFrame({"a\x1b": ["x\x1b[2J\ny", None], "n": [1.5, np.nan], "b": [True, False]})
+    shown = TextTable.of(table, "")
+    assert "\x1b" not in "".join(shown.lines()) and len(shown.lines()) == 3 and "x\\x1b[2J\\ny" in shown.lines()[1]
+    assert "<i>" not in TextTable.of(pd.DataFrame({"<i>": ["<i>"]}), "").html()
+
+
+def test_a_p_value_has_no_sign_and_a_small_effect_has() -> None:
+    table = TextTable.of(pd.DataFrame({"effect": [-0.5, 2e-5, np.nan], "p_more": [0.25, 3e-7, np.nan]}), "")
+    assert [line.split() for line in table.lines()[1:]] == [["-0.5000", "0.25"], ["+2e-05", "3e-07"], ["–", "–"]]
+    assert "<td>+2e-05</td><td>3e-07</td>" in table.html()
+
+
+def test_progress_bars_show_their_label_and_do_not_act(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_bar(1, "head\x1b[2J\x07s"):
+        pass
+    said = capsys.readouterr().err
+    assert r"head\x1b[2J\x07s" in said and "\x07" not in said and "\x1b[2J" not in said
+
+
+@given(texts.text(max_size=12) | texts.sampled_from(FORMULAS) | texts.text("'=+-@\t\r\n1e.", max_size=5))
+@settings(max_examples=400, deadline=None)
+def test_no_text_is_a_formula_and_every_one_comes_back(text: str) -> None:
+    cell = neutral(text)
+    assert original(cell) == text
+    assert cell[:1] not in ("=", "@", "\t", "\r", "\n") and (cell[:1] not in ("+", "-") or float(cell) == float(text))
+
+
+def test_a_table_s_file_holds_no_formula_and_reads_back(tmp_path: Path) -> None:
+    problems = [*FORMULAS, "plain", "-0.5", 'q"uote, and comma', "a\r=b", "line\n=break", "NA", "null"]
+    table = Table({"problem": problems, "=head": range(len(problems)), "effect": np.linspace(-1, 1, len(problems))})
+    table.loc[2, "effect"] = np.nan
+    table.query("problem == problem").to_csv(tmp_path / "t.csv", index=False)
+    raw = (tmp_path / "t.csv").read_bytes().decode()
+    for row in csv.reader(io.StringIO(raw, newline="")):
+        for cell in row:
+            assert not cell.startswith(("=", "@", "\t", "\r", "\n", "+")) and (cell[:1] != "-" or float(cell) < 0)
+    found = read_csv(tmp_path / "t.csv")
+    assert found["problem"].tolist() == problems and list(found) == list(table)
+    assert np.array_equal(found["effect"], table["effect"], equal_nan=True)
+    assert table.set_index("problem").to_csv().count("'=") == 3, "=1+1, '=1 and the heading; in the index too"
+
+
+@EVERY
+def test_every_table_of_a_result_is_safe_and_as_pandas_writes_it_where_nothing_is_a_formula(name: str) -> None:
+    result = RESULTS[name]()
+    for table in (result.summary(), result.to_frame(), result.printed()):
+        assert isinstance(table, Table) and isinstance(table.head(1), Table)
+    assert result.to_frame().to_csv() == pd.DataFrame(result.to_frame()).to_csv()
+
+
+def test_problems_echo_in_one_line() -> None:
+    problems = mi.load_problems("demo")
+    assert repr(problems[:2]) == f"<2 x Problem: {problems[0].id}, {problems[1].id}>" and isinstance(problems, tuple)
+    assert repr(problems).endswith(f" and {len(problems) - 3} more>") and "\n" not in repr(problems)
+
+
+def test_a_pair_is_one_line(tiny_model_dir: Any) -> None:
+    pair = pairs_for(loaded(tiny_model_dir("qwen2"), "bridge"), count=1)[0]
+    assert (
+        repr(pair)
+        == f"PromptPair('p0', {pair.insertion.label}: {len(pair.base)} + {pair.n_inserted} tokens at {pair.span[0]})"
+    )
+    assert "\n" not in repr(replace(pair, problem=replace(pair.problem, id="a\n\x1bb")))

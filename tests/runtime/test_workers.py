@@ -1,0 +1,206 @@
+"""Several processes: the same bits, errors as here, and a worker that dies costs nothing but its unit's time."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mless_interp as mi
+from mless_interp.models.info import ModelError
+from mless_interp.runtime.loop import over_problems
+
+pytest.importorskip("ray", reason="needs the extra mless_interp[ray]")
+pytestmark = pytest.mark.slow  # Ray and two models take half a minute to begin
+
+IDS = tuple(f"p{at}" for at in range(6))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Any]:
+    with mi.RayWorkers(2) as workers:
+        yield workers
+
+
+def run(workers: Any, compute: Any, **options: Any) -> list[Any]:
+    return over_problems(IDS, compute, label="trying", settings={}, progress=False, engine=workers, **options)
+
+
+# --------------------------------------------------------------------------------------------------------- the same bits
+
+
+ANALYSES = """
+import sys
+from pathlib import Path
+import numpy as np
+import mless_interp as mi
+
+file = Path(sys.argv[1])
+planted = mi.planted_model(readers=[mi.Head(0, 1)], n_heads=4, n_layers=2, seed=0)
+filler = mi.Insertion.meaningless(" /", n_tokens=6)
+quiet = {"progress": False}
+with mi.RayWorkers(2) as workers:
+    for dtype in ("float32", "bfloat16"):
+        model, problems = mi.load_model("demo", dtype=dtype), mi.load_problems("demo", limit=20)
+        pairs = mi.make_pairs(model, problems, filler)
+        for analysis in (
+            lambda m: mi.patch_heads(m, pairs, heads=["L0H13", "L1H2"], **quiet),
+            lambda m: mi.score_heads(m, pairs, **quiet),
+            lambda m: mi.attention_profile(m, pairs, **quiet),
+            lambda m: mi.attribute_heads(m, pairs, **quiet),
+            lambda m: mi.decompose_attention(m, pairs, **quiet),
+            lambda m: mi.activation_shift(m, pairs, **quiet),
+            lambda m: mi.evaluate_accuracy(m, problems, [None, filler], max_new_tokens=3, batch_size=7, **quiet),
+        ):
+            here, there = analysis(model), analysis(model.on(workers))
+            assert here.to_frame().equals(there.to_frame()), type(here).__name__
+            assert here.settings == there.settings
+            print(type(here).__name__, dtype)
+    swept = mi.patch_heads(model.on(workers), pairs, heads=["L0H13"], checkpoint=file, **quiet)
+    resumed = mi.patch_heads(model, pairs, heads=["L0H13"], checkpoint=file, **quiet)  # all kept: nothing is computed
+    assert np.array_equal(swept.patched, resumed.patched, equal_nan=True)
+    model = mi.load_model(planted)
+    pairs = mi.make_pairs(model, planted.problems(6), filler)
+    here = mi.patch_heads(model, pairs, progress=False)
+    assert (here.patched == mi.patch_heads(model.on(workers), pairs, progress=False).patched).all()
+"""
+
+
+def test_analyses_have_the_bits_of_one_process(tmp_path: Path) -> None:
+    """In a process of its own: the types that tests check make functions that cannot be sent."""
+    done = subprocess.run(
+        [sys.executable, "-c", ANALYSES, str(tmp_path / "run.jsonl")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split("\n")) == 2 * 7 + 1
+
+
+# -------------------------------------------------------------------------------------------------------- what goes wrong
+
+
+def test_a_worker_that_is_killed_is_replaced(workers: Any, tmp_path: Path) -> None:
+    def dies_once(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        marker = tmp_path / f"begun-{unit[0]}"
+        if unit[0] in (1, 4) and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [{"value": at * 0.1} for at in unit]
+
+    found = run(workers, dies_once, checkpoint=tmp_path / "run.jsonl")
+    assert found == [{"value": at * 0.1} for at in range(6)]
+    assert len(list(tmp_path.glob("begun-*"))) == 2
+
+
+def test_a_unit_that_ends_every_worker_ends_the_run_and_loses_nothing(workers: Any, tmp_path: Path) -> None:
+    def dies(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        if unit == (3,):
+            with (tmp_path / "tries").open("a") as file:
+                file.write("x")
+            time.sleep(1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [{"value": at} for at in unit]
+
+    with pytest.raises(
+        MemoryError, match=r"3 workers ended in the middle of the same unit \(place 3 in the list"
+    ) as told:
+        run(workers, dies, checkpoint=tmp_path / "run.jsonl")
+    assert any("completed, kept in" in note for note in told.value.__notes__)
+    assert (tmp_path / "tries").read_text() == "xxx"
+    healthy: list[Any] = []
+
+    def counted(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        healthy.append(unit)
+        return [{"value": at} for at in unit]
+
+    found = over_problems(IDS, counted, label="trying", settings={}, progress=False, checkpoint=tmp_path / "run.jsonl")
+    assert found == [{"value": at} for at in range(6)]
+    assert (3,) in healthy and len(healthy) < 6
+
+
+def test_errors_come_as_they_are_here(workers: Any) -> None:
+    def wrong(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        if unit == (2,):
+            raise ValueError("the sum is 7")
+        return [{"value": 1.0} for _ in unit]
+
+    with pytest.raises(ValueError, match="problem 'p2': the sum is 7") as told:
+        run(workers, wrong)
+    assert any("of 6 problems completed" in note for note in told.value.__notes__)
+    assert run(workers, lambda unit, tick: [{"value": 2.0}])[0] == {"value": 2.0}  # and goes on afterwards
+
+
+def test_an_error_that_cannot_be_sent_keeps_its_words(workers: Any) -> None:
+    def wrong(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        class Odd(KeyError):
+            def __init__(self, name, handle):  # type: ignore[no-untyped-def]
+                super().__init__(f"no {name}")
+                self.handle = handle
+
+        raise Odd("such site", open(os.devnull))  # noqa: SIM115
+
+    with pytest.raises(KeyError, match="no such site"):
+        run(workers, wrong)
+
+
+def test_a_model_that_cannot_be_loaded_again_is_refused(workers: Any, tmp_path: Path) -> None:
+    model = mi.load_model("demo")
+    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=2), mi.Insertion.meaningless(" /", n_tokens=3))
+    wrapped = mi.wrap_model(model.underlying, tokenizer=model.tokenizer)
+    with pytest.raises(ModelError, match="was given as an object"):
+        mi.score_heads(wrapped.on(workers), pairs, progress=False)
+    with torch.no_grad():
+        next(model.underlying.parameters()).add_(1e-3)
+    with pytest.raises(ModelError, match="is another model where it was loaded again: weights "):
+        mi.score_heads(model.on(workers), pairs, progress=False)
+
+
+def test_what_a_worker_would_not_have_is_refused(workers: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "planted"
+    planted = mi.planted_model(readers=[mi.Head(0, 1)], n_heads=4, n_layers=2, seed=0)
+    planted.save(folder)
+    model = mi.load_model(folder)
+    pairs = mi.make_pairs(model, planted.problems(2), mi.Insertion.meaningless(" /", n_tokens=3))
+    hook = model.underlying.blocks[0].attn.register_forward_hook(lambda module, given, made: made / 2)
+    with pytest.raises(ModelError, match="has hooks that other processes would not have, first blocks.0.attn hook"):
+        mi.score_heads(model.on(workers), pairs, progress=False)
+    hook.remove()
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": ', '"rms_norm_eps": 0.5, "was": '))
+    with pytest.raises(ModelError, match="is another model where it was loaded again: config "):
+        mi.score_heads(model.on(workers), pairs, progress=False)
+
+
+def test_more_workers_than_there_is_room_for_are_refused(workers: Any) -> None:
+    more = mi.RayWorkers(1, gpus=1)
+    with pytest.raises(ValueError, match="1 workers with 1 GPU each ask for 1, and this machine has 0"):
+        run(more, lambda unit, tick: [{"value": 2.0}])
+
+
+@pytest.mark.parametrize("options", [{"count": 0}, {"count": 2, "gpus": -1}, {"count": 2, "cpus": -1}])
+def test_wrong_numbers_are_told_before_anything_begins(options: Any) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        mi.RayWorkers(**options)
+    with pytest.raises(TypeError, match="count"):
+        mi.RayWorkers("two")  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nowhere", "address must be auto, HOST:PORT or ray://HOST:PORT of a running cluster, got 'nowhere'"),
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1' .*refused"),
+        ("ray://127.0.0.1:1", "no Ray cluster answers at 'ray://127.0.0.1:1'"),
+    ],
+)
+def test_an_address_where_nothing_is_is_refused(address: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        mi.RayWorkers(2, address=address)
