@@ -59,7 +59,11 @@ ROOMS = {
     ),
     "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
     "grading": Room(
-        ("mless_interp/answers/*.py",), ("tests/answers/test_graders.py", "tests/answers/test_spelling.py")
+        tuple(
+            f"mless_interp/answers/{name}.py"
+            for name in ("boxes", "compare", "equivalence", "graders", "latex", "paper_grader", "units", "worker")
+        ),
+        ("tests/answers/test_graders.py", "tests/answers/test_spelling.py"),
     ),
     "damaged files": Room(
         (
@@ -119,7 +123,6 @@ pytest_add_cli_args=
 also_copy=
     analyses
     tools
-    training
 timeout_multiplier=6
 track_dependencies=false
 use_git_change_detection=false

@@ -136,7 +136,8 @@ def section(model: str, found: Any) -> str:
 
 def sentence(model: str, found: Any) -> str:
     """A study's result on one model in one sentence."""
-    return f"**On {model}**, {len(found.problem_ids)} problems: {found.headline()}\n"
+    n = f"{len(found.problem_ids)} problems"
+    return f"**On {model}**, {n}: {found.headline().replace(f' ({n})', '')}\n"
 
 
 def cell(row: dict[str, Any], name: str, found: Any) -> str:
@@ -169,7 +170,7 @@ def effect(row: dict[str, Any], contrast: str) -> str:
     if not n:
         return f"undefined in {missing}"
     if not k and not row[f"{contrast}_median"]:
-        return f"0, {n}/{n}{told}"
+        return f"0 in all {n}{told}"
     return f"{limits(row, f'{contrast}_median', form='+.2f')}{star(row[f'{contrast}_p'])}, {k}/{n}{told}"
 
 
