@@ -27,6 +27,7 @@ PUBLIC = {
     "models.load": ["load_model", "untrained_twin", "wrap_model"],
     "ground_truth.planted": ["planted_model"],
     "ground_truth.certificate": ["certify_model"],
+    "ground_truth.compare_hook": ["compare_capture", "compare_hook"],
     "scores": ["attention_between_segments", "attention_profile", "score_cache", "score_heads"],
     "patching": ["patch_heads"],
     "patching.attribution": ["attribute_heads"],
@@ -60,6 +61,7 @@ PUBLIC = {
 """module -> its public names: what a researcher types."""
 RESULTS = {
     "ground_truth.certificate": ["Certificate"],
+    "ground_truth.compare_hook": ["HookComparison"],
     "scores": ["AttentionProfile", "HeadScores", "SegmentAttention"],
     "patching": ["PatchScores"],
     "patching.attribution": ["HeadAttribution"],

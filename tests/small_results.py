@@ -339,6 +339,23 @@ def checked() -> mi.ClaimChecks:
     return mi.ClaimChecks(checks, settings, twins=(mi.ClaimChecks(checks, settings),))
 
 
+def hook_compared(n: int = 4) -> mi.HookComparison:
+    """A hook that changes another head, in all problems but one."""
+    found = tuple("as meant" if at == 1 else "it changes L1H1, not L1H2" for at in range(n))
+    exact = -0.2 + spread(n)
+    return mi.HookComparison(
+        problems(n),
+        (mi.Head(1, 2),),
+        "the edit 'zero' of L1H2",
+        found,
+        exact - 0.1,
+        exact + 0.02,
+        exact,
+        exact * 0 + 0.3,
+        "",
+    )
+
+
 def certified() -> mi.Certificate:
     info = ModelInfo(
         name="tiny",
@@ -545,5 +562,6 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "StudyResult": studied,
     "ClaimChecks": checked,
     "Certificate": certified,
+    "HookComparison": hook_compared,
 }
 """A result of every kind, by its class."""

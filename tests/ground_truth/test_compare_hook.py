@@ -1,0 +1,163 @@
+"""A user's own hook beside the exact edit: the usual silent errors of this field are each named."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import needs_hooked_transformer
+from models_under_test import loaded
+
+import mless_interp as mi
+
+QUESTIONS = ("Anna has 3 apples. How many?", "Ben had 9 coins and lost 2 of them. How many coins does Ben have now?")
+
+
+@pytest.fixture(scope="module", params=["bridge", "nnsight"])
+def case(request: pytest.FixtureRequest, tiny_model_dir: Callable[[str], Path]) -> tuple[mi.Model, Any]:
+    return _case(tiny_model_dir, request.param)
+
+
+def _case(tiny_model_dir: Callable[[str], Path], backend: str) -> tuple[mi.Model, Any]:
+    model = loaded(tiny_model_dir("qwen2"), backend)
+    problems = [mi.Problem(id=f"p{i}", question=q, answer="7") for i, q in enumerate(QUESTIONS)]
+    return model, mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", n_tokens=6))
+
+
+def projection(hf: Any, layer: int = 1) -> Any:
+    return hf.model.layers[layer].self_attn.o_proj
+
+
+def ablation(model: mi.Model, heads: Any, rows: slice = slice(None), *, factor: float = 0.0, layer: int = 1) -> Any:
+    """Hooks of PyTorch's own, as many write them: the input of the output projection, sliced by heads."""
+    d = model.info.d_head
+
+    def before(module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        changed = args[0].clone()
+        for head in heads:
+            changed[:, rows, head * d : (head + 1) * d] *= factor
+        return (changed,)
+
+    return lambda library: projection(model.hf_model, layer).register_forward_pre_hook(before)
+
+
+def sliced_output(model: mi.Model) -> Any:
+    def after(module: Any, args: Any, out: torch.Tensor) -> torch.Tensor:
+        changed = out.clone()
+        changed[..., : model.info.d_head] = 0
+        return changed
+
+    return lambda library: [projection(model.hf_model).register_forward_hook(after)]
+
+
+def test_the_exact_ablation_is_as_meant_and_nothing_is_left_behind(case: Any) -> None:
+    model, pairs = case
+    found = mi.compare_hook(model, pairs, ablation(model, [0, 2]), ["L1H0", "L1H2"], progress=False)
+    assert found.passed and "Yes" in found.headline() and (found.error < 1e-4).all()
+    assert abs(found.hooked - found.exact).max() < 1e-5 < abs(found.plain - found.exact).max()
+    assert model.hooks == ()
+
+
+def test_each_usual_error_is_named(case: Any) -> None:
+    model, pairs = case
+    for hook, words in (
+        (ablation(model, [1]), "it changes L1H1, not L1H0"),
+        (ablation(model, [0], layer=0), "it changes L0H0, not L1H0"),
+        (ablation(model, [0, 1]), "it changes L1H0, L1H1, not L1H0"),
+        (ablation(model, [0], factor=0.5), "it gives L1H0 other values"),
+        (ablation(model, [0], slice(4, 9)), "it changes rows 4 to 8 only"),
+        (ablation(model, [0], factor=1.0), "it has no effect"),
+        (sliced_output(model), f"it changes coordinates 0 to {model.info.d_head - 1} of what layer 1's attention adds"),
+    ):
+        found = mi.compare_hook(model, pairs, hook, ["L1H0"], progress=False)
+        assert set(found.found) == {w for w in found.found if w.startswith(words)} and not found.passed, found.found
+        assert found.error.min() > 1e-3 and found.headline().startswith("No, this is not")
+    assert model.hooks == ()
+
+
+def test_rows_counted_from_the_left_of_a_padded_batch_are_noticed(case: Any) -> None:
+    model, pairs = case
+    last = len(pairs[0].inserted) - 1
+
+    def at_last(z: torch.Tensor) -> torch.Tensor:
+        return torch.cat([z[:, :last], 0 * z[:, last : last + 1], z[:, last + 1 :]], 1)
+
+    found = mi.compare_hook(
+        model, pairs, ablation(model, [0], slice(last, last + 1)), ["L1H0"], edit=at_last, progress=False
+    )
+    assert set(found.found) == {"as meant"} and not found.passed
+    assert "padded on the left" in found.headline()
+    same = mi.compare_hook(model, pairs[:1], ablation(model, [0]), ["L1H0"], progress=False)
+    assert same.passed and any("Tried on 1 prompt" in each for each in same.caveats())
+
+
+def test_a_hook_that_raises_leaves_nothing_behind(case: Any) -> None:
+    model, pairs = case
+
+    def bad(library: Any) -> Any:
+        ablation(model, [0])(library)
+        raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        mi.compare_hook(model, pairs, bad, ["L1H0"], progress=False)
+    assert model.hooks == ()
+    with pytest.raises(ValueError, match="hook must return a handle"):
+        mi.compare_hook(model, pairs, lambda library: 5, ["L1H0"], progress=False)
+    with pytest.raises(ValueError, match="edit must be 'zero'"):
+        mi.compare_hook(model, pairs, ablation(model, [0]), ["L1H0"], edit="mean", progress=False)
+
+
+@needs_hooked_transformer
+def test_hooks_of_transformer_lens_by_name(tiny_model_dir: Callable[[str], Path]) -> None:
+    model, pairs = _case(tiny_model_dir, "hooked_transformer")
+
+    def zero(value: torch.Tensor, hook: Any) -> torch.Tensor:
+        value[:, :, 0] = 0
+        return value
+
+    right = mi.compare_hook(model, pairs, [("blocks.1.attn.hook_z", zero)], ["L1H0"], progress=False)
+    assert right.passed
+    never = mi.compare_hook(model, pairs, [("blocks.1.attn.hook_result", zero)], ["L1H0"], progress=False)
+    assert "nothing passes at blocks.1.attn.hook_result (it needs set_use_attn_result(True))" in never.headline()
+    start, end = pairs[0].span
+
+    def blind(pattern: torch.Tensor, hook: Any) -> torch.Tensor:
+        shown = pattern.clone()
+        shown[:, 0, :, start:end] = 0
+        return shown / shown.sum(-1, keepdim=True)
+
+    knocked = mi.compare_hook(
+        model, pairs, [("blocks.1.attn.hook_pattern", blind)], ["L1H0"], edit="knockout", progress=False
+    )
+    assert set(knocked.found) == {"as meant"}
+
+
+def test_a_capture_is_recognised(case: Any) -> None:
+    model, pairs = case
+    hf, d = model.hf_model, model.info.d_head
+
+    def captured(prompts: list[list[int]], part: slice, *, before: bool = True) -> list[torch.Tensor]:
+        longest, kept = max(map(len, prompts)), []
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+        shown = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        keep = lambda module, args, out: kept.append((args[0] if before else out)[..., part].detach())  # noqa: E731
+        handle = projection(hf).register_forward_hook(keep)
+        with torch.no_grad():
+            hf(ids, attention_mask=shown, position_ids=(shown.cumsum(-1) - 1).clamp(min=0))
+        handle.remove()
+        return list(kept[0])
+
+    def alone(part: slice, **how: Any) -> Callable[[list[list[int]]], list[torch.Tensor]]:
+        return lambda prompts: [captured([prompt], part, **how)[0] for prompt in prompts]
+
+    first, second = slice(0, d), slice(d, 2 * d)
+    assert mi.compare_capture(model, pairs, alone(first), "L1H0").passed
+    other = mi.compare_capture(model, pairs, alone(second), "L1H0")
+    assert set(other.found) == {"it is z of L1H1"}
+    mixed = mi.compare_capture(model, pairs, alone(first, before=False), "L1H0")
+    assert all(words.startswith(f"it is coordinates 0 to {d - 1} of hook_attn_out in layer 1") for words in mixed.found)
+    padded = mi.compare_capture(model, pairs, lambda prompts: captured(prompts, first), "L1H0")
+    assert padded.found[0].endswith("the batch is padded on the left") and padded.found[1] == "as meant"
+    wide = mi.compare_capture(model, pairs, alone(slice(None)), "L1H0")
+    assert all(words.startswith("it has shape") for words in wide.found)
