@@ -24,6 +24,7 @@ NOT_ASKED = {
     "second reading changes the answer.",
     "distractors": "Sentences written to distract: questions of other problems replace them.",
     "counting": "Whether more answers are right: the demo model has nothing to gain, and neither model is large or recent.",
+    "place": "Whether more answers are right, and filler that the model itself emits: these models were not trained with it.",
     "length_alone": "Contexts of thousands of tokens: these models take 512.",
     "repeated_tokens_and_sinks": "Which neurons create a sink. The study asks whether a run of one token resembles the "
     "prompt's first token more than random words do.",
@@ -42,7 +43,7 @@ with a row per insertion.
 mless-interp study paper --report --out results/paper
 ```
 
-`mless-interp study` without arguments lists the seven included studies; your own is a .toml file. `mi.run_study` does
+`mless-interp study` without arguments lists the eight included studies; your own is a .toml file. `mi.run_study` does
 the same. Options such as `--model` and `--problems` replace values of the file.
 
 ```toml

@@ -23,6 +23,11 @@ from .decoding import Decoding, Finished, Row
 PYTHON = "MLESS_VLLM_PYTHON"
 """Names the interpreter of vLLM's environment, where `Vllm(python=)` does not."""
 SCRIPT = Path(__file__).with_name("vllm_process.py")
+WHOLE = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
+"""Every prompt is computed whole: rows kept from another prompt, or made in other chunks, have other last bits, and hooks
+never see them."""
+AT_ONCE = 8192
+"""Tokens that vLLM computes in one pass, unless one prompt has more: without chunks a pass must hold a whole prompt."""
 ROUNDED_TO = 256
 """Tokens to whose multiple a context is rounded up, so that few batches need a larger one."""
 
@@ -44,7 +49,9 @@ class Vllm:
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1:
             raise ValueError(f"tensor_parallel_size must be 1 or more, got {self.tensor_parallel_size}")
-        own = {"model", "dtype", "max_model_len", "skip_tokenizer_init", "tensor_parallel_size"} & set(self.options)
+        own = {*WHOLE, "model", "dtype", "max_model_len", "skip_tokenizer_init", "tensor_parallel_size"} & set(
+            self.options
+        )
         if own:
             raise ValueError(f"the engine sets {', '.join(sorted(own))} itself: leave it out of options")
 
@@ -53,9 +60,9 @@ class VllmEngine:
     """vLLM: fast, prompts as token ids, insertions only, as it shows no heads and no activations.
 
     It has no stopping by balanced boxes, so a completion runs to its end and is then cut after its first whole box,
-    which gives the same text. Sampling is vLLM's own, seeded for each row. The process begins with the first batch, with a
-    context as long as that needs; it loads the weights a second time and takes most of a GPU: load the model itself with
-    device="cpu". Answers are handed over as they end.
+    which gives the same text. Prefix caching and chunked prefill are off. Sampling is vLLM's own, seeded for each row. The
+    process begins with the first batch, with a context as long as that needs; it loads the weights a second time and takes
+    most of a GPU: load the model itself with device="cpu". Answers are handed over as they end.
     """
 
     name = "vllm"
@@ -82,6 +89,7 @@ class VllmEngine:
             )
         self.options = {
             **how.options,
+            **WHOLE,
             "model": source_of(model.info.loaded_from),
             "dtype": model.info.dtype,
             "tensor_parallel_size": how.tensor_parallel_size,
@@ -136,7 +144,8 @@ class VllmEngine:
             if self._process is not None:
                 self._process.end()
             context = min(self.longest, -(-need // ROUNDED_TO) * ROUNDED_TO)
-            self._process = _Process(self.python, self.options | {"max_model_len": context})
+            whole = {"max_model_len": context, "max_num_batched_tokens": max(context, AT_ONCE)}
+            self._process = _Process(self.python, whole | self.options)
         return self._process
 
 

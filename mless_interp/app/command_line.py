@@ -704,7 +704,8 @@ def chosen_place(place: str) -> dict[str, Any]:
         word, _, where = part.partition("-")
         if word not in ("before", "after", "at") or not where or (word == "at" and not where.isdecimal()):
             raise ValueError(
-                f"--place: {part!r} is no place; write before-question, after-question (or system, template, bos), or at-4"
+                f"--place: {part!r} is no place; write before-question, after-question (or system, template, bos), "
+                "before-answer, or at-4"
             )
         found[word] = (*found.get(word, ()), int(where) if word == "at" else where)
     return found

@@ -17,9 +17,9 @@ from .conditions import one_of
 from .problems import Problem
 from .prompt import MAX_UNKNOWN, Prompt, encode_within, special_ids, spells_special
 
-Segment = Literal["bos", "template", "system", "question"]
+Segment = Literal["bos", "template", "system", "question", "answer"]
 PLACES: tuple[Segment, ...] = ("question", "system", "template", "bos")
-"""The segments of a prompt before or after which something can be inserted."""
+"""The segments of a prompt before or after which something can be inserted; `before="answer"` is the prompt's end."""
 
 
 @checked
@@ -32,9 +32,10 @@ class Insertion:
     (`repeat_question`, `from_key`) has another length in each; analyses group problems of equal geometry.
 
     The place is `before=` or `after=` a segment of the prompt ("question", "system", "template", "bos": its first or last
-    token), or `at=` a token index of the prompt without insertion. The paper's positions: `before="question"` (2, the default),
-    `before="system"` (1), `after="question"` (3). Only what is given counts: `at=4` is there alone. Several places, as in
-    `before="question", after="question"` or `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
+    token), or `at=` a token index of the prompt without insertion; `before="answer"` is the prompt's end. The paper's
+    positions: `before="question"` (2, the default), `before="system"` (1), `after="question"` (3). Only what is given
+    counts: `at=4` is there alone. Several places, as in `before="question", after="question"` or `at=(4, 9)`, share the
+    tokens in equal blocks, from the first place to the last.
     """
 
     kind: str
@@ -58,10 +59,10 @@ class Insertion:
             object.__setattr__(self, "before", "question")
         if not (self._before or self._after or self._at):
             raise ValueError(_NO_PLACE)
-        if not {*self._before, *self._after} <= set(PLACES):
+        if not {*self._before, *self._after} - {"answer"} <= set(PLACES) or "answer" in self._after:
             raise ValueError(
                 f"unknown place before={self.before!r} after={self.after!r}; before and after take "
-                f"{', '.join(map(repr, PLACES))}, at= takes token indices"
+                f"{', '.join(map(repr, PLACES))}, before= also 'answer', at= takes token indices"
             )
         if any(index < 0 for index in self._at):
             raise ValueError(f"at must be a token index, 0 or more, got {self.at}")
@@ -316,9 +317,9 @@ class Insertion:
         if found and max(found) > len(prompt):
             raise ValueError(f"at={max(found)} is beyond the prompt's {len(prompt)} tokens")
         for segment in (*self._before, *self._after):
-            if not prompt.indices(segment):
+            if segment != "answer" and not prompt.indices(segment):
                 raise ValueError(f'the prompt has no {segment} tokens; use before="question" or at=<token index>')
-        found += [prompt.indices(segment)[0] for segment in self._before]
+        found += [len(prompt) if segment == "answer" else prompt.indices(segment)[0] for segment in self._before]
         found += [prompt.indices(segment)[-1] + 1 for segment in self._after]
         if len(set(found)) < len(found):
             raise ValueError(f"two of the places ({self.where}) are the same token of this prompt: give each once")

@@ -407,6 +407,8 @@ def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(demo: Mod
     (made,) = fake.given("llm")
     assert Path(made["model"], "config.json").is_file() and made["skip_tokenizer_init"] and made["dtype"] == "float32"
     assert made["tensor_parallel_size"] == 2 and made["gpu_memory_utilization"] == 0.5
+    assert made["enable_prefix_caching"] is made["enable_chunked_prefill"] is False
+    assert made["max_num_batched_tokens"] >= made["max_model_len"]
     need = len(by_length[-1].prompt) + 9
     assert need <= made["max_model_len"] <= need + 255 and made["max_model_len"] <= demo.info.context_length
     for parameters in fake.given("parameters"):
@@ -468,7 +470,11 @@ def test_what_goes_wrong_in_vllm_is_told(demo: Model, by_vllm: Any, answers: Any
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [({"tensor_parallel_size": 0}, "must be 1 or more, got 0"), ({"options": {"dtype": "auto"}}, "sets dtype itself")],
+    [
+        ({"tensor_parallel_size": 0}, "must be 1 or more, got 0"),
+        ({"options": {"dtype": "auto"}}, "sets dtype itself"),
+        ({"options": {"enable_prefix_caching": True}}, "sets enable_prefix_caching itself"),
+    ],
 )
 def test_wrong_options_of_vllm_are_told_at_once(options: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):

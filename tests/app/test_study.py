@@ -236,7 +236,7 @@ ROW = {"name": "slashes", "kind": "meaningless"}
             "insertion 'slashes': unknown key 'length'; there are name, kind, unit",
         ),
         ({"insertions": [{"name": "x"}]}, "insertion 'x': the key 'kind' is missing"),
-        ({"insertions": [{**ROW, "before": "answer"}]}, "insertion 'slashes': unknown place before='answer'"),
+        ({"insertions": [{**ROW, "before": "end"}]}, "insertion 'slashes': unknown place before='end'"),
         ({"insertions": [{**ROW, "n_tokens": 0}]}, "insertion 'slashes': n_tokens"),
         ({"insertions": [{**ROW, "unit": ""}]}, "insertion 'slashes': unit is empty"),
         (

@@ -173,7 +173,7 @@ BY_HAND = Prompt((1, 2, 3, 4, 5), ("bos", "system", "system", "question", "templ
     + [({"before": "bos"}, (0,)), ({"after": "bos"}, (1,)), ({"after": "system"}, (3,)), ({"after": "template"}, (5,))]
     + [({"at": at}, (at,)) for at in (0, 5)]
     + [({"at": (4, 1)}, (1, 4)), ({"at": [4, 1]}, (1, 4)), ({"before": "question", "after": "question"}, (3, 4))]
-    + [({"before": ("system", "template"), "at": 0}, (0, 1, 4))],
+    + [({"before": ("system", "template"), "at": 0}, (0, 1, 4)), ({"before": "answer"}, (5,))],
 )
 def test_each_place_is_a_token_index(place: dict[str, Any], at: tuple[int, ...]) -> None:
     assert Insertion.meaningless(" /", 3, **place).places(BY_HAND) == at
