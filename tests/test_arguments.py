@@ -102,6 +102,8 @@ OF_THEIR_OWN = {
     "from_key": {"key": "distractor"},
     "ids": {"token_ids": (5, 6)},
     "pairs_from_ids": {"ids": [[5, 1, 2, 6]], "answers": [3], "span": (1, 3)},
+    "compare_hook": {"hook": [("blocks.0.attn.hook_z", print)]},
+    "compare_capture": {"capture": list, "head": "L0H0"},
     "from_paper": {"model": "qwen2.5-7b", "layer": 1, "head": 1},
 }
 """Right values for parameters that mean something else elsewhere, by function."""

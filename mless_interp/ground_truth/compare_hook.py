@@ -134,6 +134,11 @@ def compare_hook(
     names = [name for name, known in INTERVENTIONS.items() if not known.needs_donor]
     if isinstance(edit, str) and edit not in ("zero", *names):
         raise ValueError(f"edit must be 'zero', {', '.join(map(repr, names))} or a function of z, got {edit!r}")
+    named = isinstance(hook, list | tuple) and all(isinstance(each, tuple) and len(each) == 2 for each in hook)
+    if not callable(hook) and not (named and hook):
+        raise TypeError(
+            f"hook must be (name, function) pairs or a function that adds hooks, got {type(hook).__name__} {hook!r:.60}"
+        )
     calls = Counter[str]()
     sites = [site(layer, name) for layer in range(model.info.n_layers) for name in COMPARED]
     sites = _that_pass(model, made[0].condition("inserted"), sites)

@@ -46,6 +46,7 @@ def progress_bar(total: int, label: str, *, enabled: bool = True) -> Iterator[An
     file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
     options: dict[str, Any] = {"leave": False, "dynamic_ncols": True, "miniters": 1, "file": file}
     options["mininterval"] = 0.1 if file.isatty() else 2.0
+    options["position"] = 0  # a bar inside another writes over its line
     options["bar_format"] = "{desc} {percentage:.0f} % {remaining} left"
     with _Bar(total=total, desc=one_line(_STAGE.get() or label), disable=not enabled, **options) as bar:
         yield bar
