@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..core.arguments import check_count, checked, listed, shown
-from ..runtime.text_safety import is_blank, one_line
+from ..runtime.text_safety import one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"
@@ -64,16 +64,9 @@ class Problem:
                     f"problem {self.id!r}: its {name} holds half a character ({lone!r}, a lone surrogate), which no "
                     "tokenizer can read: write the whole character"
                 )
-        if is_blank(self.id):
-            raise ValueError(
-                f"the id {self.id!r} of the problem {one_line(self.question[:40])!r} shows nothing: give every problem an id "
-                "that can be read"
-            )
-        if is_blank(self.question):
-            raise ValueError(
-                f"problem {self.id!r}: its question is empty"
-                + f" (it contains only invisible characters: {self.question[:8]!r})" * bool(self.question.strip())
-            )
+        if not self.id.strip() or not self.question.strip():
+            what = "id" if self.question.strip() else "question"
+            raise ValueError(f"problem {self.id!r}: its {what} is empty")
 
     @property
     def asked(self) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, get_args
 
 import pytest
@@ -31,7 +32,6 @@ from mless_interp.app.command_line import (
     Saving,
     analysis,
     chosen_heads,
-    chosen_problems,
     contrasts,
     one_line_errors,
     plain_warnings,
@@ -199,26 +199,6 @@ def test_a_run_that_ends_before_anything_finished_leaves_no_hidden_folder(tmp_pa
     assert done.exit_code == 2 and done.output.startswith("error: the folder") and "--overwrite" in done.output
 
 
-def test_overwriting_clears_what_other_options_left_and_keeps_its_own(tmp_path: Path) -> None:
-    @dataclass(frozen=True, kw_only=True)
-    class Sized(Saving):
-        n_tokens: NTokensOption = 55
-
-    found: list[bool] = []
-
-    def main(options: Sized) -> None:
-        found.append((options.partial / "sweep.jsonl").exists())
-        finished(options)
-        raise KeyboardInterrupt
-
-    out = ["--out", str(tmp_path / "x")]
-    for more in ([], ["--n-tokens", "9"], ["--overwrite", "--n-tokens", "9"], ["--overwrite", "--n-tokens", "9"]):
-        done = run(main, *out, *more, options=Sized)
-        assert done.exit_code == 130
-        assert ("by a run with other options (--n-tokens was 55, now 9)" in done.stderr) == (
-            more == ["--n-tokens", "9"]
-        )
-    assert found == [False, True, False, True]
 
 
 def test_warnings_are_one_line_without_their_place_and_only_inside(tmp_path: Path) -> None:
@@ -336,9 +316,6 @@ def test_problems_that_are_wrong_are_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_option_that_is_empty_is_not_left_out() -> None:
-    with pytest.raises(ValueError, match="--problems is empty: give 'demo', 'math500' or a file, or leave it out"):
-        chosen_problems(" ", "demo", limit=2)
 
 
 def raising(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -375,19 +352,6 @@ def test_wrong_input_and_full_memory_end_with_one_line_and_exit_code_2(
     assert code == 2 and shown.startswith(f"error: {said}") and shown.count("\n") == 1
 
 
-def test_a_long_error_is_cut_a_stop_is_no_error_and_our_own_faults_stay(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("MLESS_TRACEBACK", raising=False)
-    _, said = raising(ValueError("the answer " + "7" * 10**6 + " is too long: shorten it"), capsys)
-    assert said.startswith("error: the answer 777") and said.endswith("777 is too long: shorten it\n")
-    assert " [...] " in said and len(said) < 3100
-    assert raising(KeyboardInterrupt("kept"), capsys) == (130, "stopped: kept\n")
-    with pytest.raises(AssertionError, match="a bug"):
-        raising(AssertionError("a bug"), capsys)
-    monkeypatch.setenv("MLESS_TRACEBACK", "1")
-    with pytest.raises(ValueError, match="the real one"):
-        raising(ValueError("the real one"), capsys)
 
 
 def test_the_command_to_repeat_is_the_one_that_was_typed_and_that_of_a_shard_the_whole_one(
@@ -407,24 +371,5 @@ def test_the_command_to_repeat_is_the_one_that_was_typed_and_that_of_a_shard_the
 # -------------------------------------------------------------------------------------------------------- heads, layers
 
 
-def heads(heads: str | None = None, layers: str | None = None) -> tuple[Head, ...] | None:
-    """`chosen_heads` in a model of 4 layers and 2 heads."""
-    return chosen_heads(heads, layers, n_layers=4, n_heads=2)
 
 
-def test_heads_and_layers() -> None:
-    assert heads() is None
-    assert heads("2:1,0:0, L1H1 ,") == (Head(2, 1), Head(0, 0), Head(1, 1))
-    for text, layers in {"0": [0], "0,2-3": [0, 2, 3], "1-1": [1], " 2 , 0-1 ": [0, 1, 2]}.items():
-        assert heads(layers=text) == tuple(Head(layer, head) for layer in layers for head in range(2))
-    for text in ("", "a", "0,", "0-", "-1", "3-1", "1-2-3", "0;1", "²"):
-        with pytest.raises(ValueError, match=r"cannot read '.*' as layers: write 0,2-4 \(zero-based\)"):
-            heads(layers=text)
-    with pytest.raises(ValueError, match=r"layer 4 is out of range \(zero-based\): the model has layers 0 to 3"):
-        heads(layers="2-4")
-    with pytest.raises(ValueError, match="give --heads or --layers, not both"):
-        heads("0:0", "0")
-    with pytest.raises(ValueError, match="--heads names none"):
-        heads(" , ")
-    with pytest.raises(ValueError, match="cannot read 'x' as a head"):
-        heads("0:0,x")
