@@ -53,7 +53,7 @@ def plan(options: Options) -> None:
     questions = replace(options, limit=wanted).questions()
     from accelerate.utils import convert_file_size_to_int
 
-    from . import plan_run
+    from .planned import plan_run
 
     filler = chosen_insertion(
         options.insertion,
