@@ -18,8 +18,6 @@ from ..prompts.prompt import template_named
 from ..scores.catalogue import metric_named
 from .included_studies import INCLUDED
 
-DRAWN = ("random_sentence", "other_questions")
-"""Kinds of insertion that a seed draws: one row for each seed of a study."""
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))
 """Where problems are not known yet and an insertion that draws from them is to be checked."""
 SPAN_MASS = "span_mass"
@@ -140,7 +138,7 @@ class Study:
         """Every row's name and insertion: one for each seed where it is drawn."""
         problems, found = tuple(problems), []
         for asked in self.insertions:
-            seeds = self.seeds if asked.kind in DRAWN else self.seeds[:1]
+            seeds = self.seeds if KINDS[asked.kind].drawn else self.seeds[:1]
             for seed in seeds:
                 name = asked.name if len(seeds) == 1 else f"{asked.name}, seed {seed}"
                 found.append((name, asked.made(seed, problems)))
