@@ -71,10 +71,9 @@ def _differing(options: dict[str, dict[str, Any]]) -> Any:
 
 def _names(folders: Sequence[Path]) -> list[str]:
     """What runs are called: the last part of their folders' names that tells all of them, and tables' own columns, apart."""
-    own = ("head", "named in", "option")
     for length in range(1, 1 + max(len(folder.parts) for folder in folders)):
         names = [Path(*folder.parts[-length:]).as_posix() for folder in folders]
-        if len({*names, *own}) == len(names) + len(own):
+        if len({*names, "head", "named in", "option"}) == len(names) + 3:
             break
     return names
 

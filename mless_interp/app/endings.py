@@ -1,7 +1,5 @@
 """What a run found, in one sentence: the first thing of its page. Numbers with their intervals, heads by name."""
 
-from typing import Any
-
 from ..answers.comparisons import compare_answers
 from ..core.arguments import count_of, listed
 from ..core.heads import Head

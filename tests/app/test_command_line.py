@@ -279,12 +279,7 @@ GOOD = json.loads(DEMO_PROBLEMS.read_text().splitlines()[0]) | {"unique_id": "a"
 @pytest.mark.parametrize(
     ("records", "options", "message"),
     [
-        ([], "", "holds no problems"),
         (["{broken"], "", "line 1: not valid JSON"),
-        ([GOOD, {"problem": "x ?", "unique_id": "b"}], "", "line 2: missing answer"),
-        ([GOOD, GOOD], "", "line 2: id 'a' was already used in line 1"),
-        ([{**GOOD, "answer": ""}], "--mode sweep", "its answer encodes to no tokens"),
-        ([{**GOOD, "problem": f"{GOOD['problem']} " * 60}], "--mode sweep", "has a context of"),
         (
             [{**GOOD, "unique_id": each, "answer": " "} for each in "abcd"],
             "--limit 2 --answers 2",
