@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typer import Option
 
@@ -21,6 +21,11 @@ from .command_line import (
     chosen_place,
 )
 from .run_folder import Computed, Kept, Presented, program
+
+if TYPE_CHECKING:
+    from ..answers import AccuracyResults, Treatment
+    from ..answers.vllm import Vllm
+    from ..prompts.insertions import Insertion
 
 TREATMENTS = "none mless mful random_sentence arm".split()
 N_READ = 3
@@ -78,7 +83,7 @@ class Options(Asking):
     out: OutOption = Path("results/accuracy")
 
 
-def _engine(options: Options) -> Any:
+def _engine(options: Options) -> "str | Vllm":
     """Who completes."""
     from ..answers.vllm import Vllm
 
@@ -173,7 +178,7 @@ def present(kept: Kept) -> Presented:
 _ANSWERED = {"problem": "", "strict": "right", "treatment": "", "completion": "answer", "gold": "key"}
 
 
-def _flipped(found: Any) -> list[str]:
+def _flipped(found: "AccuracyResults") -> list[str]:
     """Problems that are right (most samples) under one treatment and wrong under another, in their order."""
     right = found.share_right() > 0.5
     known = found.share_right() >= 0  # NaN: not run
@@ -181,21 +186,21 @@ def _flipped(found: Any) -> list[str]:
     return [problem for problem, changed in zip(found.problem_ids, moved, strict=True) if changed]
 
 
-def _to_read(found: Any) -> list[str]:
+def _to_read(found: "AccuracyResults") -> list[str]:
     """The problems whose answers the page shows: those that change first, then the first ones."""
     changed = _flipped(found)[:FLIPPED]
     others = [problem for problem in found.problem_ids if problem not in changed]
     return [*changed, *others[: max(0, N_READ - len(changed))]]
 
 
-def _flip_words(found: Any) -> str:
+def _flip_words(found: "AccuracyResults") -> str:
     n = len(_flipped(found))
     return (
         f"{n} of {count_of(len(found.problem_ids), 'problem')} are right under one treatment and wrong under another."
     )
 
 
-def _treatments(options: Options) -> list[Any]:
+def _treatments(options: Options) -> "list[Treatment]":
     """Those asked for by name."""
     from ..answers import Treatment
     from ..mechanism import ARM
@@ -212,7 +217,7 @@ def _treatments(options: Options) -> list[Any]:
     return [Treatment(name=name, **known[name]()) for name in chosen_names(options.treatments)]
 
 
-def _mless(options: Options) -> Any:
+def _mless(options: Options) -> "Insertion":
     return chosen_insertion(
         "meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed, place=options.place
     )
