@@ -160,7 +160,7 @@ def _questions(options: Options, directory: str | None) -> Any:
     from ..prompts.texts import problems_of
 
     own = directory is not None and (directory == "demo" or (Path(directory) / "problems.jsonl").is_file())
-    return problems_of(options.problems or (None if own else "math500"), directory or "", limit=options.limit)
+    return problems_of(directory or "", options.problems or (None if own else "math500"), limit=options.limit)
 
 
 def _answered(model: Any, questions: Any, checkpoint: Path, options: Options, common: dict[str, Any]) -> Any:

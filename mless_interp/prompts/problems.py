@@ -81,9 +81,13 @@ class Problem:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
         reserved = {*KEYS, *KEYS.values()}
         extra = {key: text for key, text in record.items() if isinstance(text, str) and key not in reserved}
-        given = {key: record.get(key) for key in MAY_BE_NUMBERS}
-        numbers = {key: str(one) for key, one in given.items() if type(one) in (int, float) and math.isfinite(one)}
-        return cls(**{name: (record | numbers).get(key) for name, key in KEYS.items()}, extra=extra)
+        texts = {key: str(record[key]) for key in MAY_BE_NUMBERS if _is_number(record.get(key))}
+        given: dict[str, Any] = {name: (record | texts).get(key) for name, key in KEYS.items()}
+        return cls(**given, extra=extra)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 FIELDS = tuple(field.name for field in fields(Problem) if field.name != "extra")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_type_hints
@@ -299,6 +299,14 @@ def test_problems_that_are_wrong_are_one_line(
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.exit_code == 2 and len(errors) == 1 and message in errors[0], done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_figure_is_drawn_on_the_models_own_problems_or_those_that_were_asked_for(tmp_path: Path) -> None:
+    figures = mi.app.reproduce_figures
+    asked = figures.Options(figure="13", limit=2)
+    assert figures._questions(asked, "demo") == mi.load_problems("demo", limit=2)
+    (tmp_path / "p.jsonl").write_text(json.dumps(GOOD))
+    assert [each.id for each in figures._questions(replace(asked, problems=str(tmp_path / "p.jsonl")), "demo")] == ["a"]
 
 
 def raising(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
