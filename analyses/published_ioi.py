@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from typer import Argument, Option
 
-from mless_interp.app.command_line import Loading, OutOption, Saving, is_model
+from mless_interp.app.command_line import Loading, OutOption, Saving
 from mless_interp.app.run_folder import Computed, Kept, Presented, program
 
 CLASSES = {
@@ -61,9 +61,7 @@ TEMPLATES = (
 class Options(Loading, Saving):
     """What can be asked."""
 
-    model: Annotated[
-        str, Argument(callback=is_model, metavar="MODEL_DIR", help="A saved directory of GPT-2 small, or a hub id.")
-    ]
+    model: Annotated[str, Argument(metavar="MODEL_DIR", help="A saved directory of GPT-2 small, or a hub id.")]
     limit: Annotated[int, Option(min=2, help="How many prompts name heads; as many others confirm them.")] = 64
     out: OutOption = Path("results/published_ioi")
 

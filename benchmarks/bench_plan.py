@@ -54,7 +54,7 @@ def asked(model: str, n: int, tokenizer: Any) -> tuple[Any, Any]:
     """Problems, and slashes as this tokenizer has them."""
     import mless_interp as mi
 
-    problems = mi.app.command_line.chosen_problems(None, model, limit=n)
+    problems = mi.prompts.texts.problems_of(model, limit=n)
     for unit in UNITS:
         filler = mi.Insertion.meaningless(unit, n_tokens=55)
         try:

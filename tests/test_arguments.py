@@ -95,8 +95,6 @@ CLASSES: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (mi.Insertion, mi.Head, mi.ARM, mi.Treatment, mi.prompts.Template, mi.Problem)
 }
 OF_THEIR_OWN = {
-    "chosen_heads": {"heads": None, "layers": None},
-    "chosen_problems": {"problems": None, "model": "demo", "limit": 1},
     "problems_from_file": {"path": "texts.txt"},
     "with_examples": {"examples": "1 + 1 ? 2 ."},
     "from_key": {"key": "distractor"},

@@ -2,28 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typer import Option
 
 from ..core.arguments import count_of
 from ..prompts.conditions import one_of
 from .command_line import (
-    BACKENDS,
     Asking,
+    Backend,
     LimitOption,
     NTokensOption,
     OutOption,
     PlaceOption,
-    between,
     chosen_heads,
     chosen_insertion,
     chosen_names,
     chosen_place,
-    one_of_names,
-    read_heads,
 )
 from .run_folder import Computed, Kept, Presented, program
+
+if TYPE_CHECKING:
+    from ..answers import AccuracyResults, Treatment
+    from ..answers.vllm import Vllm
+    from ..prompts.insertions import Insertion
 
 TREATMENTS = "none mless mful random_sentence arm".split()
 N_READ = 3
@@ -37,11 +39,7 @@ class Options(Asking):
     """What can be asked."""
 
     backend: Annotated[
-        str,
-        Option(
-            callback=one_of_names(*BACKENDS),
-            help="bridge or nnsight (answers with a cache), hooked_transformer (much slower), auto.",
-        ),
+        Backend, Option(help="bridge or nnsight (answers with a cache), hooked_transformer (much slower), auto.")
     ] = "bridge"
     limit: LimitOption = 500
     treatments: Annotated[
@@ -58,18 +56,14 @@ class Options(Asking):
         str | None,
         Option(help="Heads that cannot see mless' tokens, zero-based: 0:13,0:21. Adds the treatment knockout."),
     ] = None
-    arm_c: Annotated[
-        float, Option(callback=between(0.0), help="ARM's c; the paper tunes it per model and benchmark.")
-    ] = 0.13
+    arm_c: Annotated[float, Option(min=1e-9, help="ARM's c; the paper tunes it per model and benchmark.")] = 0.13
     arm_p1: Annotated[float, Option(min=0, max=100, help="ARM's p1, a percentile.")] = 99.5
     arm_reading: Annotated[
-        str, Option(callback=one_of_names("paper_add", "code_replace"), help="paper_add or code_replace.")
+        Literal["paper_add", "code_replace"], Option(help="How ARM is read: from the paper, or from its code.")
     ] = "paper_add"
     n_samples: Annotated[int, Option(min=1, help="Answers to each problem; above 1 with a temperature.")] = 1
     temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0
-    top_p: Annotated[float, Option(callback=between(0.0, 1.0), help="Nucleus of the sampling: above 0, at most 1.")] = (
-        1.0
-    )
+    top_p: Annotated[float, Option(min=1e-9, max=1, help="Nucleus of the sampling.")] = 1.0
     max_new_tokens: Annotated[
         int | None, Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]")
     ] = None
@@ -89,7 +83,7 @@ class Options(Asking):
     out: OutOption = Path("results/accuracy")
 
 
-def _engine(options: Options) -> Any:
+def _engine(options: Options) -> "str | Vllm":
     """Who completes."""
     from ..answers.vllm import Vllm
 
@@ -107,7 +101,7 @@ def compute(options: Options) -> Computed:
     per answer, with its grades), accuracy.png, the results themselves in results/ (mi.load) and run.json; with --report
     also report.html. A run that is stopped goes on when it is started again with the same settings.
     """
-    read_heads(options.knockout, None)
+    chosen_heads(options.knockout)
     for name in chosen_names(options.treatments):
         one_of(name, dict.fromkeys(TREATMENTS), "treatment")
     questions = options.questions()
@@ -126,8 +120,7 @@ def compute(options: Options) -> Computed:
     check_asked(treatments, **asked)
     model = options.load()
     if options.knockout is not None:
-        heads = chosen_heads(options.knockout, None, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
-        treatments.append(Treatment(_mless(options), knockout=heads or (), name="knockout"))
+        treatments.append(Treatment(_mless(options), knockout=chosen_heads(options.knockout) or (), name="knockout"))
     found = evaluate_accuracy(
         model,
         questions,
@@ -185,7 +178,7 @@ def present(kept: Kept) -> Presented:
 _ANSWERED = {"problem": "", "strict": "right", "treatment": "", "completion": "answer", "gold": "key"}
 
 
-def _flipped(found: Any) -> list[str]:
+def _flipped(found: "AccuracyResults") -> list[str]:
     """Problems that are right (most samples) under one treatment and wrong under another, in their order."""
     right = found.share_right() > 0.5
     known = found.share_right() >= 0  # NaN: not run
@@ -193,21 +186,21 @@ def _flipped(found: Any) -> list[str]:
     return [problem for problem, changed in zip(found.problem_ids, moved, strict=True) if changed]
 
 
-def _to_read(found: Any) -> list[str]:
+def _to_read(found: "AccuracyResults") -> list[str]:
     """The problems whose answers the page shows: those that change first, then the first ones."""
     changed = _flipped(found)[:FLIPPED]
     others = [problem for problem in found.problem_ids if problem not in changed]
     return [*changed, *others[: max(0, N_READ - len(changed))]]
 
 
-def _flip_words(found: Any) -> str:
+def _flip_words(found: "AccuracyResults") -> str:
     n = len(_flipped(found))
     return (
         f"{n} of {count_of(len(found.problem_ids), 'problem')} are right under one treatment and wrong under another."
     )
 
 
-def _treatments(options: Options) -> list[Any]:
+def _treatments(options: Options) -> "list[Treatment]":
     """Those asked for by name."""
     from ..answers import Treatment
     from ..mechanism import ARM
@@ -224,7 +217,7 @@ def _treatments(options: Options) -> list[Any]:
     return [Treatment(name=name, **known[name]()) for name in chosen_names(options.treatments)]
 
 
-def _mless(options: Options) -> Any:
+def _mless(options: Options) -> "Insertion":
     return chosen_insertion(
         "meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed, place=options.place
     )

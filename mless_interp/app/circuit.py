@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -14,10 +14,8 @@ from .command_line import (
     OutcomeOption,
     OutOption,
     Pairing,
+    chosen_heads,
     chosen_names,
-    is_model,
-    one_of_names,
-    read_heads,
 )
 from .run_folder import Computed, Kept, Presented, program
 
@@ -34,7 +32,7 @@ class Options(Pairing):
 
     model: Annotated[
         str,
-        Argument(callback=is_model, metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id."),
+        Argument(metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id."),
     ] = "demo"
     heads: HeadsOption = None
     limit: Annotated[
@@ -53,18 +51,16 @@ class Options(Pairing):
         int, Option(min=1, help="Maximum number of heads in the circuit (largest effects first).")
     ] = 8
     contrast: Annotated[
-        str,
+        Literal["content", "computed", "inside", "replaced"],
         Option(
-            callback=one_of_names("content", "computed", "inside", "replaced"),
             help="content (masked -> inserted); computed (blind -> inserted: what the span has read of the question); inside "
             "(apart -> inserted: what the span's tokens have read of one another); replaced (clean -> inserted, with --pairs). "
             "The last three without tokens and transfer.",
         ),
     ] = "content"
     mlps: Annotated[
-        str,
+        Literal["auto", "all", "none"],
         Option(
-            callback=one_of_names("auto", "all", "none"),
             help="Include MLPs as nodes: all, none, or auto (all if there are enough problems to correct for that many edges).",
         ),
     ] = "auto"
@@ -77,7 +73,7 @@ class Options(Pairing):
 
     def parts(self) -> list[tuple[Any, ...]]:
         """The problems that name the heads and those on which the circuit is measured."""
-        given, _ = read_heads(self.heads, None)
+        given = chosen_heads(self.heads)
         without = chosen_names(self.without)
         for name in without:
             one_of(name, dict.fromkeys(PARTS), "part to leave out")
@@ -112,7 +108,7 @@ def compute(options: Options) -> Computed:
     from ..circuits.circuit import trace_circuit
     from ..circuits.locate import locate_heads
 
-    given, _ = read_heads(options.heads, None)
+    given = chosen_heads(options.heads)
     model, (pairs, others) = options.begin(*parts)
     common: dict[str, Any] = {"outcome": options.outcome, "contrast": options.contrast}
     common |= {"progress": options.progress, "seed": options.seed}

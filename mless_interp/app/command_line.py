@@ -10,75 +10,79 @@ import dataclasses
 import functools
 import inspect
 import json
-import math
 import os
+import re
 import shlex
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 import typer
 import typer.core
 from typer import Option
 
-from ..core.arguments import checked
+from ..core.arguments import count_of
 from ..core.heads import Head
 from ..prompts.conditions import CONTRASTS, as_words, nearest
 from ..prompts.problems import Problem, whole_groups
 from ..runtime.engines import Engine, Shard, ShardDone, here
-from ..runtime.folders import COMPUTED, RUN, keep_begun, read_begun
+from ..runtime.folders import COMPUTED, RUN
 from ..runtime.loop import out_of_memory
 from ..runtime.text_safety import visible
 
-BACKENDS = "auto hooked_transformer bridge nnsight".split()
-KINDS = (
-    "meaningless meaningful random_sentence other_questions repeat_question from_key counting whitespace pause repeated_bos "
-    "ids text"
-).split()
-SIGNED_OUTCOMES = "answer_logprob answer_prob solution_logprob logit_diff".split()
-OUTCOMES = [*SIGNED_OUTCOMES, "kl", "kl_last"]
-EDITS = "z knockout knockout_zero edge_noise restore_scale reroute_to_sink reroute_uniform matched_mass q k v".split()
-TEMPLATES = "raw raw_as_sent paper text chat".split()
-DTYPES = "float32 float64 bfloat16 float16".split()
-ATTENTIONS = "eager sdpa flash_attention_2".split()
+if TYPE_CHECKING:
+    from ..models.base import Model
+    from ..models.info import ModelInfo
+    from ..prompts.insertions import Insertion
+    from ..prompts.pairs import PromptPair
+
+Backend = Literal["auto", "hooked_transformer", "bridge", "nnsight"]
+Kind = Literal[
+    "meaningless",
+    "meaningful",
+    "random_sentence",
+    "other_questions",
+    "repeat_question",
+    "from_key",
+    "counting",
+    "whitespace",
+    "pause",
+    "repeated_bos",
+    "ids",
+    "text",
+]
+SignedOutcome = Literal["answer_logprob", "answer_prob", "solution_logprob", "logit_diff"]
+Outcome = Literal[SignedOutcome, "kl", "kl_last"]
+Edit = Literal[
+    "z",
+    "knockout",
+    "knockout_zero",
+    "edge_noise",
+    "restore_scale",
+    "reroute_to_sink",
+    "reroute_uniform",
+    "matched_mass",
+    "q",
+    "k",
+    "v",
+]
+Template = Literal["raw", "raw_as_sent", "paper", "text", "chat"]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+Attention = Literal["eager", "sdpa", "flash_attention_2"]
+Rows = Literal["shared", "all", "question"]
 """Names of tables that load torch, which neither explaining a command nor refusing a wrong name needs; tests hold them to the
 tables."""
 
-# ------------------------------------------------------------------------------------------------------- checks of options
-
-
-def between(above: float, most: float = math.inf) -> Callable[[float | None], float | None]:
-    """The check of an option that is a number above one and at most another, told by the option's name."""
-
-    def check(value: float | None) -> float | None:
-        if value is None or (above < value <= most and math.isfinite(value)):
-            return value
-        at_most = f" and at most {most:g}" if math.isfinite(most) else ""
-        raise typer.BadParameter(f"must be greater than {above:g}{at_most}, got {value}")
-
-    return check
-
-
-def one_of_names(*names: str) -> Callable[[str | None], str | None]:
-    """The check of an option that is one of these names."""
-
-    def check(value: str | None) -> str | None:
-        if value is None or value in names:
-            return value
-        raise typer.BadParameter(f"unknown name {value!r}; choose one of {', '.join(names)}{nearest(value, names)}")
-
-    return check
-
 
 def is_model(name: str | None) -> str | None:
-    """The check of an option that is 'demo', a directory or a hub id (which has one slash at most)."""
+    """Refuse a path that holds no model before torch is imported; a hub id has one slash at most."""
     path = Path(name or "demo").expanduser()
     if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         raise typer.BadParameter(f"{str(path.absolute())!r} holds no config.json: it is not a saved Hugging Face model")
@@ -88,27 +92,17 @@ def is_model(name: str | None) -> str | None:
 
 
 def is_file(name: str | None) -> str | None:
-    """The check of an option that is a bundled name, or a file."""
+    """Refuse a file that is not there before torch is imported."""
     if name is None or Path(name).suffix not in (".jsonl", ".txt") or Path(name).is_file():
         return name
     raise typer.BadParameter(f"there is no file {_with_neighbour(Path(name))}")
 
 
 def _with_neighbour(path: Path) -> str:
-    """A path in full, with what is named most like it in its folder."""
+    """Return a path in full, with what is named most like it in its folder."""
     whole = path.absolute()
     beside = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
     return f"{str(whole)!r}{nearest(whole.name, beside)}"
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names as a help text lists them.
-
-    >>> listed(["a", "b", "c"])
-    'a, b or c'
-    """
-    *most, last = names
-    return f"{', '.join(most)} or {last}"
 
 
 def contrasts(*names: str) -> str:
@@ -145,7 +139,7 @@ ProblemsOption = Annotated[
     ),
 ]
 LimitOption = Annotated[int, Option(min=1, help="How many problems, from the first.")]
-InsertionOption = Annotated[str, Option(callback=one_of_names(*KINDS), help=f"What is inserted: {listed(KINDS)}.")]
+InsertionOption = Annotated[Kind, Option(help="What is inserted.")]
 NTokensOption = Annotated[int, Option(min=1, help="Length of the insertion in tokens.")]
 LengthOption = Annotated[
     int | None,
@@ -160,9 +154,7 @@ PlaceOption = Annotated[
 ]
 LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
 HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
-OutcomeOption = Annotated[
-    str, Option(callback=one_of_names(*SIGNED_OUTCOMES), help=f"What is measured: {listed(SIGNED_OUTCOMES)}.")
-]
+OutcomeOption = Annotated[SignedOutcome, Option(help="What is measured.")]
 TwinsOption = Annotated[
     int,
     Option(
@@ -207,10 +199,7 @@ class Saving:
     report: Annotated[
         bool, Option("--report", help="Also write report.html: findings, tables, pictures; opens without network.")
     ] = False
-    overwrite: Annotated[
-        bool,
-        Option("--overwrite", help="Replace an existing folder, and clear what a stopped run with other options left."),
-    ] = False
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False
     no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False
 
     engines: ClassVar[tuple[str, ...]] = ("serial",)
@@ -268,8 +257,8 @@ class Saving:
 class Loading:
     """The options of every command that loads a model."""
 
-    backend: Annotated[str, Option(callback=one_of_names(*BACKENDS), help=f"{listed(BACKENDS)}.")] = "auto"
-    dtype: Annotated[str, Option(callback=one_of_names(*DTYPES), help=f"{listed(DTYPES)}.")] = "float32"
+    backend: Annotated[Backend, Option(help="Which library runs the model.")] = "auto"
+    dtype: Annotated[Dtype, Option(help="Precision of weights and activations.")] = "float32"
     tf32: Annotated[bool, Option(help="On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")] = True
     device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None
     device_map: Annotated[
@@ -288,11 +277,7 @@ class Loading:
         Option(help='Quantise while loading, JSON: {"quant_method": "bitsandbytes", "load_in_4bit": true}.'),
     ] = None
     attention: Annotated[
-        str,
-        Option(
-            callback=one_of_names(*ATTENTIONS),
-            help="eager, or sdpa (nnsight): fused and lean, for long prompts; no patterns to show.",
-        ),
+        Attention, Option(help="sdpa (nnsight): fused and lean, for long prompts; no patterns to show.")
     ] = "eager"
 
     def loading(self) -> dict[str, Any]:
@@ -327,17 +312,17 @@ class Asking(Loading, Saving):
         int | None, Option(min=1, help="Of a .txt file's texts: tokens of the continuation, at least. [default: 1]")
     ] = None
     template: Annotated[
-        str,
-        Option(
-            callback=one_of_names(*TEMPLATES),
-            help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat.",
-        ),
+        Template,
+        Option(help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat."),
     ] = "raw"
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
         """The first problems of the source (None: all)."""
-        sizes = {"n_before": self.n_before, "n_context": self.n_context, "n_answer": self.n_answer}
-        return chosen_problems(self.problems, self.model, limit=limit, **sizes)
+        from ..prompts.texts import problems_of
+
+        sizes = {name: getattr(self, name) for name in ("n_before", "n_context", "n_answer")}
+        given = {name: size for name, size in sizes.items() if size is not None}
+        return problems_of(self.model, self.problems, limit=limit, **given)
 
     def questions(self) -> tuple[Problem, ...]:
         """The problems that were asked for; says where there are fewer."""
@@ -363,7 +348,7 @@ class Asking(Loading, Saving):
         ends = [0, *accumulate(counts.values())]
         return [found[start:end] for start, end in pairwise(ends)]
 
-    def load(self) -> Any:
+    def load(self) -> "Model":
         """The model that was asked for, once the engine is known to be right."""
         options, engine = self.loading(), self.computing()
         self.say(f"loading {self.model} ...")
@@ -387,7 +372,7 @@ class Inserting(Asking):
     n_tokens: LengthOption = None
     place: PlaceOption = "before-question"
 
-    def begin(self, *parts: tuple[Problem, ...]) -> tuple[Any, list[tuple[Any, ...]]]:
+    def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
         """The model and the pairs of each part of the problems; a wrong insertion is told before the model is loaded."""
         from ..prompts.pairs import make_pairs
 
@@ -413,19 +398,14 @@ class Pairing(Inserting):
     ] = None
 
     @cached_property
-    def given(self) -> dict[str, Any]:
-        """The pairs of `--pairs` by id; `ValueError` beside options of problems or insertions, or where they lack something."""
+    def given(self) -> "dict[str, PromptPair]":
+        """The pairs of `--pairs` by id; `ValueError` beside options of problems or insertions."""
         from ..prompts.own_ids import pairs_from_file
 
         used = [name for name in OF_TEXTS if getattr(self, name) != type(self).__dataclass_fields__[name].default]
         if used:
             raise ValueError(f"--pairs holds whole prompts: leave out --{used[0].replace('_', '-')}")
         found = pairs_from_file(self.pairs or "")
-        contrast = CONTRASTS[getattr(self, "contrast", "content")]
-        for pair in found:
-            contrast.start(pair, contrast.conditions[1])
-            if (by := getattr(self, "by", None)) is not None and not pair.problem.text(by):
-                raise ValueError(f"--by {by}: pair {pair.id!r} has no such tag")
         named = {pair.id: pair for pair in found}
         if len(named) < len(found):
             raise ValueError(
@@ -439,7 +419,7 @@ class Pairing(Inserting):
             return super().first(limit)
         return tuple(pair.problem for pair in self.given.values())[:limit]
 
-    def begin(self, *parts: tuple[Problem, ...]) -> tuple[Any, list[tuple[Any, ...]]]:
+    def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
         """The model and the pairs of each part of the problems."""
         if self.pairs is None:
             return super().begin(*parts)
@@ -468,10 +448,10 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
     def command(asked: Any) -> None:
         from ..runtime.folders import claimed
 
-        missing = [folder for folder in asked.folder.absolute().parents if not folder.exists()]
         try:
             with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program, shard=asked.part):
-                _begin_partial(asked)
+                if done := _finished(asked):
+                    asked.say(f"going on from {count_of(done, 'finished step')}, kept in {asked.partial} ...")
                 try:
                     main(asked)
                 finally:
@@ -482,10 +462,6 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
         except KeyboardInterrupt:
             sys.stderr.write(f"stopped: {_what_is_kept(asked)}\n")
             raise SystemExit(130) from None
-        finally:
-            with suppress(OSError):  # what is not empty stays
-                for folder in missing:
-                    folder.rmdir()
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(cls=Command)(one_line_errors(of_options(command, options)))
@@ -529,48 +505,8 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-BEGUN = "options.json"
-"""In the hidden folder: the options of the run that left it."""
 WHERE = "out report shard wait workers gpus_per_worker address overwrite no_progress".split()
-"""Options that only say where a run computes, how it begins and what it writes."""
-
-
-def _begin_partial(asked: Saving) -> None:
-    """Say what an earlier run kept; with --overwrite, clear what a run of other options left."""
-    from ..runtime.folders import ANALYSIS
-
-    given = json.loads(json.dumps(dataclasses.asdict(asked), default=str))
-    begun = asked.partial / BEGUN
-    before = read_begun(begun) if begun.is_file() else None
-    differ = differing({} if before is None else before, given)
-    if asked.part is not None and before is not None and differ:
-        raise FileExistsError(
-            f"{str(asked.partial)!r} keeps what a run with other options had finished ({differ}): finish that, choose another "
-            "folder, or delete it"
-        )
-    done = _finished(asked)
-    if asked.overwrite and differ:
-        for path in asked.partial.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != ANALYSIS:
-                path.unlink()
-    elif done:
-        with_others = f" by a run with other options ({differ})" * bool(before and differ)
-        asked.say(f"going on from {done} finished steps, kept in {asked.partial}{with_others} ...")
-    if not done or asked.overwrite or not differ:
-        keep_begun(begun, given)
-
-
-def differing(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """The options of two runs in which they differ and on which numbers depend, in words; "" where there are none."""
-    names = [name for name in {**one, **other} if same_numbers(name) and one.get(name) != other.get(name)]
-    return "; ".join(f"--{name.replace('_', '-')} was {one.get(name)}, now {other.get(name)}" for name in names)
-
-
-def same_numbers(option: str) -> bool:
-    """Return whether two runs must agree in an option to have the same numbers."""
-    return option not in WHERE
+"""Options that only say where a run computes, how it begins and what it writes: numbers do not depend on them."""
 
 
 def _finished(asked: Saving) -> int:
@@ -585,8 +521,7 @@ def _what_is_kept(asked: Saving) -> str:
     done = _finished(asked)
     if not done:
         return "nothing had finished yet; the same command starts again"
-    steps = "1 finished step is" if done == 1 else f"{done} finished steps are"
-    return f"{steps} kept in {asked.partial}; the same command, started again, goes on from there"
+    return f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command, started again, goes on from there"
 
 
 # ------------------------------------------------------------------------------------------------------- wrong input
@@ -594,8 +529,6 @@ def _what_is_kept(asked: Saving) -> str:
 
 IN_ONE_LINE = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInterrupt)
 """What a user can mend, or did."""
-LONGEST = 3000
-"""Characters of an error that are told: what was given wrong can be of any length."""
 
 
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -613,8 +546,6 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             stopped = isinstance(error, KeyboardInterrupt)
             text = visible(" ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split()))
-            if len(text) > LONGEST:
-                text = f"{text[: LONGEST * 2 // 3]} [...] {text[-LONGEST // 3 :]}"
             sys.stderr.write(f"{'stopped' if stopped else 'error'}: {text or type(error).__name__}\n")
             raise SystemExit(130 if stopped else 2) from error
 
@@ -645,50 +576,32 @@ class Command(typer.core.TyperCommand):
 
 # ------------------------------------------------------------------------------------------------ what options stand for
 
-MOST_LAYERS = 100_000
-"""More than any model has: a range of layers is written out before a model is there."""
 
+def chosen_heads(
+    heads: str | None, layers: str | None = None, info: "ModelInfo | None" = None
+) -> tuple[Head, ...] | None:
+    """Heads from `--heads 0:13,0:21` or `--layers 0,2-4` (zero-based); None means all.
 
-def read_heads(heads: str | None, layers: str | None) -> tuple[tuple[Head, ...] | None, tuple[int, ...] | None]:
-    """What `--heads` or `--layers` name, as far as it can be known without a model: (heads, layers), None for neither.
+    Without the `info` of a model, what can be read without it is checked.
 
-    >>> read_heads("0:13", None), read_heads(None, "0,2-3")
-    (((L0H13,), None), (None, (0, 2, 3)))
+    >>> chosen_heads("0:13,1:2")
+    (L0H13, L1H2)
     """
     if heads is not None and layers is not None:
         raise ValueError("give --heads or --layers, not both")
     if heads is not None:
-        named = tuple(Head.parse(part) for part in heads.split(",") if part.strip())
-        if not named:
-            raise ValueError("--heads names none: write 0:13,0:21 (zero-based), or leave it out for all")
-        return named, None
+        return tuple(Head.parse(part.strip()) for part in heads.split(","))
     if layers is None:
-        return None, None
-    found: list[int] = []
-    for part in layers.split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last) or int(last) >= MOST_LAYERS:
-            raise ValueError(f"cannot read {part!r} as layers: write 0,2-4 (zero-based)")
-        found += range(int(first), int(last) + 1)
-    return None, tuple(sorted(set(found)))
-
-
-@checked
-def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_heads: int) -> tuple[Head, ...] | None:
-    """Heads from `--heads 0:13,0:21` and/or `--layers 0,2-4` (zero-based); None means all.
-
-    >>> chosen_heads("0:1", None, n_layers=2, n_heads=2)
-    (L0H1,)
-    >>> chosen_heads(None, "0-1", n_layers=4, n_heads=1)
-    (L0H0, L1H0)
-    """
-    named, found = read_heads(heads, layers)
-    if found is None:
-        return named
-    if found[-1] >= n_layers:
-        raise ValueError(f"layer {found[-1]} is out of range (zero-based): the model has layers 0 to {n_layers - 1}")
-    return tuple(Head(layer, head) for layer in found for head in range(n_heads))
+        return None
+    parts = [re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part) for part in layers.split(",")]
+    ranges = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
+    if None in parts or any(first > last for first, last in ranges):
+        raise ValueError(f"cannot read {layers!r} as layers: write 0,2-4 (zero-based)")
+    if info is None:
+        return None
+    if (most := max(last for _, last in ranges)) >= info.n_layers:
+        raise ValueError(f"layer {most} is out of range (zero-based): the model has layers 0 to {info.n_layers - 1}")
+    return tuple(head for head in info.heads if any(first <= head.layer <= last for first, last in ranges))
 
 
 def chosen_place(place: str) -> dict[str, Any]:
@@ -699,8 +612,8 @@ def chosen_place(place: str) -> dict[str, Any]:
     >>> chosen_place("before-system, at-4,at-9")
     {'before': ('system',), 'at': (4, 9)}
     """
-    found: dict[str, tuple[Any, ...]] = {}
-    for part in chosen_names(place) or ("",):
+    found: dict[str, tuple[str | int, ...]] = {}
+    for part in chosen_names(place):
         word, _, where = part.partition("-")
         if word not in ("before", "after", "at") or not where or (word == "at" and not where.isdecimal()):
             raise ValueError(
@@ -717,30 +630,23 @@ def chosen_insertion(
     *,
     n_tokens: int | None,
     seed: int,
-    pool: Callable[[], Any] = tuple,
+    pool: Callable[[], tuple[Problem, ...]] = tuple,
     place: str = "before-question",
-) -> Any:
+) -> "Insertion":
     """The insertion of `--insertion`, `--unit`, `--n-tokens` and `--place`; `pool` gives what `other_questions` draws from."""
-    where = chosen_place(place)
-    if unit == "":
-        raise ValueError("--unit is empty: give what is inserted, such as ' /', or leave it out")
     from ..prompts.insertions import Insertion
 
     problems = pool() if kind == "other_questions" else ()
-    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems, **where)
+    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems, **chosen_place(place))
 
 
 def _json_object(option: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{option}: no valid JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{option}: expected a JSON object, got {text!r}")
-    return found
+        return dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{option}: no JSON object ({error})") from error
 
 
-@checked
 def chosen_names(text: str) -> tuple[str, ...]:
     """Names from an option such as `--conditions base,inserted`.
 
@@ -750,50 +656,9 @@ def chosen_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-@checked
-def chosen_numbers(text: str, *, name: str) -> tuple[int, ...]:
-    """Whole numbers from an option such as `--doses 1,2,4`.
-
-    >>> chosen_numbers("1,2,4", name="--doses")
-    (1, 2, 4)
-    """
-    parts = [part.strip() for part in text.split(",")]
-    wrong = [part for part in parts if not part.isdecimal()]
-    if wrong:
-        raise ValueError(f"{name}: cannot read {wrong[0]!r} as a number of tokens: write 1,2,4")
-    return tuple(int(part) for part in parts)
-
-
-@checked
-def chosen_problems(problems: str | None, model: str, *, limit: int | None, **sizes: int | None) -> tuple[Problem, ...]:
-    """The first `limit` problems (None: all) of `--problems`; without it those that a model's directory brings along, or the
-    demo's.
-
-    A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; the sizes are those of
-    `problems_from_texts` (None: its own), and `ValueError` where there are no texts to cut.
-    """
-    from ..prompts.texts import problems_of
-
-    given = {name: size for name, size in sizes.items() if size is not None}
-    if problems is not None and not problems.strip():
-        raise ValueError("--problems is empty: give 'demo', 'math500' or a file, or leave it out for the model's own")
-    if given and Path(problems or "").suffix != ".txt":
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(f"{options}: only the texts of a .txt file are cut to size: give --problems FILE.txt")
-    return problems_of(model, problems, limit=limit, **given)
-
-
 def repeat_command() -> str:
     """The command whose results these are, ready to paste: the one that started this program, of a shard the whole one."""
-    program, words = Path(sys.argv[0]), sys.argv[1:]
-    parts = ("--shard", "--wait")
-    given = [
-        each
-        for at, each in enumerate(words)
-        if each.partition("=")[0] not in parts and not (at and words[at - 1] in parts)
-    ]
-    if program.name == "__main__.py":
-        return shlex.join(["python", "-m", program.parent.name, *given])
-    if program.stem == "mless-interp":
-        return shlex.join(["mless-interp", *given])
-    return shlex.join(["python", str(program), *given])
+    program = Path(sys.argv[0])
+    known = {"__main__.py": f"python -m {program.parent.name}", "mless-interp": "mless-interp"}
+    given = re.sub(r" --(shard|wait)[= ]\S+", "", f" {shlex.join(sys.argv[1:])}")
+    return known.get(program.name, f"python {shlex.quote(str(program))}") + given

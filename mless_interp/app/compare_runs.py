@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from ..runtime.text_safety import WIDTH, one_line
-from .command_line import plain_warnings, repeat_command, same_numbers, tell
+from .command_line import WHERE, plain_warnings, repeat_command, tell
 
 
 def compare(
@@ -63,7 +63,7 @@ def _differing(options: dict[str, dict[str, Any]]) -> Any:
     """The options on which numbers depend and that are not the same in all runs: a row each, a column per run."""
     import pandas as pd
 
-    names = [name for name in dict.fromkeys(each for own in options.values() for each in own) if same_numbers(name)]
+    names = [name for name in dict.fromkeys(each for own in options.values() for each in own) if name not in WHERE]
     differing = [name for name in names if len({str(own.get(name)) for own in options.values()}) > 1]
     columns = {run: [str(own.get(name)) for name in differing] for run, own in options.items()}
     return pd.DataFrame({"option": [f"--{name.replace('_', '-')}" for name in differing], **columns}, dtype=object)
@@ -71,10 +71,9 @@ def _differing(options: dict[str, dict[str, Any]]) -> Any:
 
 def _names(folders: Sequence[Path]) -> list[str]:
     """What runs are called: the last part of their folders' names that tells all of them, and tables' own columns, apart."""
-    own = ("head", "named in", "option")
     for length in range(1, 1 + max(len(folder.parts) for folder in folders)):
         names = [Path(*folder.parts[-length:]).as_posix() for folder in folders]
-        if len({*names, *own}) == len(names) + len(own):
+        if len({*names, "head", "named in", "option"}) == len(names) + 3:
             break
     return names
 

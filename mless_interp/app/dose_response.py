@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..core.arguments import count_of
-from .command_line import Inserting, OutcomeOption, OutOption, chosen_insertion, chosen_numbers
+from .command_line import Inserting, OutcomeOption, OutOption, chosen_insertion
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 
@@ -28,7 +28,10 @@ def compute(options: Options) -> Computed:
     and head), dose_response.png, the results themselves in results/ (mi.load) and run.json; with --report also report.html.
     A run that is stopped goes on from where it was when it is started again with the same settings.
     """
-    numbers = chosen_numbers(options.doses, name="--doses")
+    try:
+        numbers = tuple(map(int, options.doses.split(",")))
+    except ValueError:
+        raise ValueError(f"--doses: cannot read {options.doses!r} as numbers of tokens: write 1,2,4") from None
     if options.n_tokens is not None:
         raise ValueError("--n-tokens: the lengths of the insertion are --doses here")
     questions = options.questions()

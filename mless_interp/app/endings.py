@@ -1,12 +1,12 @@
 """What a run found, in one sentence: the first thing of its page. Numbers with their intervals, heads by name."""
 
-from typing import Any
-
-from ..answers.comparisons import compare_answers
+from ..answers import AccuracyResults
+from ..answers.comparisons import Comparison, compare_answers
 from ..core.arguments import count_of, listed
 from ..core.heads import Head
 from ..runtime.results import limits_of
 from ..runtime.text_safety import short_name
+from ..scores import HeadScores
 from ..statistics import defined_mean
 
 
@@ -22,7 +22,7 @@ def model_name(name: str) -> str:
     return short_name(name) if title == name else title
 
 
-def told_heads(found: Any, show: int) -> list[Head]:
+def told_heads(found: HeadScores, show: int) -> list[Head]:
     """The heads that profiles name and draw: the most collapsed and, if more than one may be, the one that reads the span
     most; those that were asked for, where they are no more."""
     if len(found.heads) <= show:
@@ -35,7 +35,7 @@ def told_heads(found: Any, show: int) -> list[Head]:
     return [Head.parse(label) for label in drawn]
 
 
-def told_treatments(found: Any) -> str:
+def told_treatments(found: AccuracyResults) -> str:
     """The treatments of `AccuracyResults` by name, with what each does where its name does not say."""
     told = []
     for name in found.treatments:
@@ -52,7 +52,7 @@ def told_treatments(found: Any) -> str:
     return ", ".join(told)
 
 
-def of_cut_off(found: Any) -> str:
+def of_cut_off(found: AccuracyResults) -> str:
     """Of answers without an insertion, with it, and with heads cut off from it, the named ones first, then random sets:
     whether they come back, and where the named set lies among the random ones."""
     table = found.summary().set_index("treatment")
@@ -80,12 +80,12 @@ def of_cut_off(found: Any) -> str:
     return f"{told} {_among(found, named, random)}"
 
 
-def _more(made: Any) -> bool:
+def _more(made: Comparison) -> bool:
     """Is more right under the second of two treatments?"""
     return bool(made.p < made.alpha and len(made.gained) > len(made.lost))
 
 
-def _among(found: Any, named: str, random: list[str]) -> str:
+def _among(found: AccuracyResults, named: str, random: list[str]) -> str:
     """Where the answers with the named set cut off lie among those with random sets: the sets' range, how many of them do
     as well, and the difference from their mean, its interval over problems (for these sets)."""
     shares = found.share_right()

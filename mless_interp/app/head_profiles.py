@@ -2,28 +2,29 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Option
 
 from ..core.arguments import count_of
 from ..prompts.conditions import CONDITIONS, as_words, one_of, several_of
 from .command_line import (
-    KINDS,
     Asking,
     HeadsOption,
+    Kind,
     LayersOption,
     LengthOption,
     OutOption,
     PlaceOption,
+    Rows,
     TwinsOption,
     chosen_heads,
     chosen_insertion,
     chosen_names,
-    listed,
-    one_of_names,
-    read_heads,
 )
+
+if TYPE_CHECKING:
+    from ..prompts.insertions import Insertion
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 
@@ -34,8 +35,8 @@ class Options(Asking):
     insertion: Annotated[
         list[str] | None,
         Option(
-            help=f"KIND or KIND=UNIT, repeatable; a KIND is one of {listed(KINDS)}; for example --insertion meaningless "
-            "--insertion 'meaningful=she'. [default: meaningless]"
+            help=f"KIND or KIND=UNIT, repeatable; a KIND is one of {', '.join(get_args(Kind))}; for example --insertion "
+            "meaningless --insertion 'meaningful=she'. [default: meaningless]"
         ),
     ] = None
     n_tokens: LengthOption = None
@@ -48,13 +49,9 @@ class Options(Asking):
     conditions: Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")] = (
         "base,inserted"
     )
-    rows: Annotated[
-        str,
-        Option(
-            callback=one_of_names("shared", "all", "question"),
-            help="Rows averaged over: shared, all, question (of tokens after the span).",
-        ),
-    ] = "shared"
+    rows: Annotated[Rows, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")] = (
+        "shared"
+    )
     show: Annotated[
         int,
         Option(min=1, help="How many heads to draw (those chosen, or the most collapsed and the one that reads most)."),
@@ -71,7 +68,7 @@ def compute(options: Options) -> Computed:
     themselves in results/ (mi.load) and run.json; with --report also report.html. A run that is stopped goes on from where
     it was when it is started again with the same settings.
     """
-    read_heads(options.heads, options.layers)
+    chosen_heads(options.heads, options.layers)
     conditions = chosen_names(options.conditions)
     several_of(conditions, CONDITIONS, "condition")
     questions = options.questions()
@@ -86,7 +83,7 @@ def compute(options: Options) -> Computed:
     metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     chosen_metrics(metrics)
     model = options.load()
-    heads = chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    heads = chosen_heads(options.heads, options.layers, model.info)
     common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, "seed": options.seed}
     common["progress"] = options.progress
     results: dict[str, Any] = {}
@@ -170,22 +167,19 @@ def present(kept: Kept) -> Presented:
     return Presented(files, page)
 
 
-def _insertions(options: Options) -> list[Any]:
+def _insertions(options: Options) -> "list[Insertion]":
     """Those asked for; `--n-tokens` is the length of those that are counted, and of the others where none is."""
     asked = [text.partition("=") for text in options.insertion or ["meaningless"]]
-    empty = next((kind for kind, equals, unit in asked if equals and not unit), None)
-    if empty is not None:
-        raise ValueError(f"--insertion {empty}=: nothing stands after '='; give a unit, or leave the '=' out")
     for kind, _, _ in asked:
-        one_of(kind, dict.fromkeys(KINDS), "insertion")
+        one_of(kind, dict.fromkeys(get_args(Kind)), "insertion")
     from ..prompts.insertions import KINDS as BY_NAME
 
-    counted = [BY_NAME[kind].counted for kind, _, _ in asked]
     given: dict[str, Any] = {"seed": options.seed, "pool": options.pool, "place": options.place}
-    return [
-        chosen_insertion(kind, unit or None, n_tokens=options.n_tokens if counts or not any(counted) else None, **given)
-        for (kind, _, unit), counts in zip(asked, counted, strict=True)
-    ]
+    any_counted, made = any(BY_NAME[kind].counted for kind, _, _ in asked), []
+    for kind, equals, unit in asked:
+        n_tokens = options.n_tokens if BY_NAME[kind].counted or not any_counted else None
+        made.append(chosen_insertion(kind, unit if equals else None, n_tokens=n_tokens, **given))
+    return made
 
 
 app = program("head_profiles", compute, present)

@@ -2,22 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
 from ..core.arguments import count_of
-from ..prompts.conditions import DIRECTIONS
 from .command_line import (
     Inserting,
     LayersOption,
     OutcomeOption,
     OutOption,
-    between,
     chosen_heads,
     contrasts,
-    one_of_names,
-    read_heads,
 )
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
@@ -33,25 +29,18 @@ class Options(Inserting):
         int, Option(min=0, help="The layer of MLP and mediation, zero-based (the paper speaks of the first).")
     ] = 0
     contrast: Annotated[
-        str,
-        Option(
-            callback=one_of_names(*CONTRASTS), help=f"What is drawn: {contrasts(*CONTRASTS)}. For the MLP: content."
-        ),
+        Literal["content", "held"],
+        Option(help=f"What is drawn: {contrasts(*CONTRASTS)}. For the MLP: content."),
     ] = "content"
     control: Annotated[
         bool, Option("--control/--no-control", help="Compare lambda with random words of the same length.")
     ] = True
     direction: Annotated[
-        str,
-        Option(
-            callback=one_of_names(*DIRECTIONS),
-            help="Mediation: noising (add the parts without the span) or denoising (take them away).",
-        ),
+        Literal["denoising", "noising"],
+        Option(help="Mediation: noising (add the parts without the span) or denoising (take them away)."),
     ] = "noising"
     outcome: OutcomeOption = "answer_logprob"
-    c: Annotated[
-        float, Option(callback=between(0.0), help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")
-    ] = 0.13
+    c: Annotated[float, Option(min=1e-9, help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")] = 0.13
     out: OutOption = Path("results/mechanism")
 
 
@@ -64,13 +53,13 @@ def compute(options: Options) -> Computed:
     themselves in results/ (mi.load) and run.json; with --report also report.html. A run that is stopped goes on from where it
     was when it is started again with the same settings.
     """
-    read_heads(None, options.layers)
+    chosen_heads(None, options.layers)
     layer, contrast, questions = options.layer, options.contrast, options.questions()
     from ..core.heads import Head
     from ..mechanism import activation_shift, decompose_attention, mediate
 
     model, (pairs,) = options.begin(questions)
-    heads = chosen_heads(None, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    heads = chosen_heads(None, options.layers, model.info)
     common: dict[str, Any] = {"progress": options.progress, "seed": options.seed}
     mediated = mediate(
         model,

@@ -2,26 +2,23 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 from typer import Option
 
 from ..core.arguments import count_of
-from ..prompts.conditions import CONTRASTS, DIRECTIONS, one_of
+from ..prompts.conditions import one_of
 from .command_line import (
-    EDITS,
-    OUTCOMES,
-    SIGNED_OUTCOMES,
     ByOption,
+    Edit,
     HeadsOption,
     LayersOption,
+    Outcome,
     OutOption,
     Pairing,
+    SignedOutcome,
     chosen_heads,
     contrasts,
-    listed,
-    one_of_names,
-    read_heads,
 )
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
@@ -39,11 +36,8 @@ class Options(Pairing):
     """What can be asked."""
 
     mode: Annotated[
-        str,
-        Option(
-            callback=one_of_names(*PROBLEMS),
-            help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep.",
-        ),
+        Literal["locate", "sweep"],
+        Option(help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep."),
     ] = "locate"
     confirm: Annotated[
         int, Option(min=0, help="locate: test the named heads again on this many fresh problems. 0: do not.")
@@ -63,22 +57,16 @@ class Options(Pairing):
     layers: LayersOption = None
     heads: HeadsOption = None
     contrast: Annotated[
-        str,
-        Option(callback=one_of_names(*CONTRASTS), help=f"{contrasts()}. To locate: {listed(LOCATED)}."),
+        Literal["content", "shift", "total", "held", "presence", "computed", "inside", "replaced"],
+        Option(help=f"{contrasts()}. To locate: {', '.join(LOCATED)}."),
     ] = "content"
     direction: Annotated[
-        str | None,
-        Option(callback=one_of_names(*DIRECTIONS), help="sweep: denoising (clean into corrupted) or noising."),
+        Literal["denoising", "noising"] | None,
+        Option(help="sweep: denoising (clean into corrupted) or noising."),
     ] = None
-    edit: Annotated[str | None, Option(callback=one_of_names(*EDITS), help=f"sweep: {listed(EDITS)}. [default: z]")] = (
-        None
-    )
+    edit: Annotated[Edit | None, Option(help="sweep: what is patched. [default: z]")] = None
     outcome: Annotated[
-        str,
-        Option(
-            callback=one_of_names(*OUTCOMES),
-            help=f"What is measured: {listed(OUTCOMES)}. The last two, which are never negative, for sweeps only.",
-        ),
+        Outcome, Option(help="What is measured. kl and kl_last, which are never negative, for sweeps only.")
     ] = "answer_logprob"
     out: OutOption = Path("results/patch_heads")
 
@@ -87,7 +75,7 @@ class Options(Pairing):
         locating = self.mode == "locate"
         if locating:
             one_of(self.contrast, dict.fromkeys(LOCATED), "contrast to locate heads by")
-            one_of(self.outcome, dict.fromkeys(SIGNED_OUTCOMES), "outcome to locate heads by")
+            one_of(self.outcome, dict.fromkeys(get_args(SignedOutcome)), "outcome to locate heads by")
         if locating and (self.direction or self.edit):
             raise ValueError("--direction and --edit go with --mode sweep; locating runs both directions of both edits")
         if self.answers and self.contrast != "content":
@@ -102,7 +90,7 @@ class Options(Pairing):
                 raise ValueError(
                     f"--{name} takes 2 or more problems (or 0 of those that --mode locate alone has), got {count}"
                 )
-        read_heads(self.heads, self.layers)
+        chosen_heads(self.heads, self.layers)
         found = self.in_parts(limit=limit, confirm=self.confirm, answers=self.answers)
         keyless = [each.id for each in found[2] if not each.answer.strip()]
         if keyless:
@@ -130,7 +118,7 @@ def compute(options: Options) -> Computed:
     from .endings import of_cut_off
 
     model, (pairs, fresh, others) = options.begin(*parts)
-    heads = chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    heads = chosen_heads(options.heads, options.layers, model.info)
     common: dict[str, Any] = {"heads": heads, "outcome": options.outcome, "contrast": options.contrast}
     common |= {"seed": options.seed, "progress": options.progress}
     found: Any

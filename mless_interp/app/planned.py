@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -37,10 +37,9 @@ from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
 from ..runtime.text_safety import visible
 from ..scores import attention_profile, score_heads
+from .command_line import Attention, Dtype
 from .geometry import Shape, bytes_of
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
-ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 WORK = {
     "sweep": (2, 1),
     "locate": (2, 4),
@@ -78,7 +77,7 @@ class Plan:
 
     `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `parts`: seconds of each
     part of the run. `memory`: bytes of each part (`Shape.memory`); `available`: bytes of the device. `timed`: whether the
-    parts were timed, or counted from the config alone. `command`: what to run, with all that was chosen.
+    parts were timed, or counted from the config alone. `command`: how to load the model with all that was chosen.
     """
 
     model: str
@@ -126,7 +125,7 @@ class Plan:
         ]
         if self.what in ("locate", "circuit") and self.seconds > 3600:
             lines.append("Above its budget of an hour locating screens heads by gradients; shards sweep all of them.")
-        return visible("\n".join([*lines, f"Run: {self.command}"]))
+        return visible("\n".join([*lines, f"Load with: {self.command}"]))
 
 
 @checked
@@ -168,8 +167,8 @@ def plan_run(
     """
     one_of(what, WORK, "what")
     one_of(backend or "auto", dict.fromkeys(BACKENDS), "backend")
-    one_of(dtype or "float32", dict.fromkeys(DTYPES), "dtype")
-    one_of(attention or "eager", dict.fromkeys(ATTENTIONS), "attention")
+    one_of(dtype or "float32", dict.fromkeys(get_args(Dtype)), "dtype")
+    one_of(attention or "eager", dict.fromkeys(get_args(Attention)), "attention")
     if (memory is None) != (tflops is None) or (memory is not None and device is not None):
         raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
     for label, value in (("memory", memory), ("tflops", tflops), ("n_treatments", n_treatments)):

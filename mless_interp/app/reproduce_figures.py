@@ -8,15 +8,12 @@ from typer import Option
 
 from ..core.arguments import count_of
 from .command_line import (
-    TEMPLATES,
     Loading,
     NTokensOption,
+    Rows,
     Saving,
+    Template,
     TwinsOption,
-    chosen_problems,
-    is_file,
-    is_model,
-    one_of_names,
 )
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
@@ -37,20 +34,13 @@ class Options(Loading, Saving):
     problems: Annotated[
         str | None,
         Option(
-            callback=is_file,
             help="'demo', 'math500' (from the hub), or a .jsonl file. [default: the model's own, else math500]",
         ),
     ] = None
     limit: Annotated[int, Option(min=1, help="How many problems; the paper's figures probably show one.")] = 32
-    template: Annotated[str, Option(callback=one_of_names(*TEMPLATES), help="raw, raw_as_sent, text or chat.")] = "raw"
+    template: Annotated[Template, Option(help="raw, raw_as_sent, text or chat.")] = "raw"
     n_tokens: NTokensOption = 55
-    rows: Annotated[
-        str,
-        Option(
-            callback=one_of_names("shared", "all", "question"),
-            help="Rows averaged over: shared, or all (probably the paper's).",
-        ),
-    ] = "shared"
+    rows: Annotated[Rows, Option(help="Rows averaged over: shared, or all (probably the paper's).")] = "shared"
     answers: Annotated[
         bool | None,
         Option(
@@ -141,6 +131,7 @@ def compute(options: Options) -> Computed:
 
 def _directories(figure: Any, given: list[str] | None) -> dict[str, str | None]:
     """What to load in place of each of the figure's models, by its key; None for the paper's own."""
+    from ..models.load import source_of
     from ..paper.figures import key_of, title_of
 
     found: dict[str, str | None] = dict.fromkeys(figure.models)
@@ -155,7 +146,8 @@ def _directories(figure: Any, given: list[str] | None) -> dict[str, str | None]:
             )
         if key_of(name) not in found or found[key_of(name)] is not None:
             raise ValueError(f"{figure.number} shows each of {titles} once, got {text!r}")
-        found[key_of(name)] = is_model(directory)
+        source_of(directory)
+        found[key_of(name)] = directory
     return found
 
 
@@ -165,8 +157,10 @@ def _questions(options: Options, directory: str | None) -> Any:
         from ..paper import stand_in_problems
 
         return stand_in_problems(options.limit, seed=options.seed)
+    from ..prompts.texts import problems_of
+
     own = directory is not None and (directory == "demo" or (Path(directory) / "problems.jsonl").is_file())
-    return chosen_problems(options.problems or (None if own else "math500"), directory or "", limit=options.limit)
+    return problems_of(directory or "", options.problems or (None if own else "math500"), limit=options.limit)
 
 
 def _answered(model: Any, questions: Any, checkpoint: Path, options: Options, common: dict[str, Any]) -> Any:

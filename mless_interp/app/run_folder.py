@@ -146,10 +146,7 @@ def read(folder: Path) -> Kept:
     listed = (manifest_of(folder) or {}).get("files", ())
     asked = [name for name in listed if name.partition("/")[0] in (RESULTS, SHOWN, RUN)]
     for name, why in damaged_files(folder, asked).items():
-        raise ValueError(
-            f"{str(folder / name)!r} {why}: what the run kept is damaged, or another's; take a copy that is whole, or start "
-            "the analysis again"
-        )
+        raise ValueError(f"{str(folder / name)!r} {why}: take a copy that is whole, or start the analysis again")
     run = json.loads((folder / RUN).read_text(encoding="utf-8"))
     if "analysis" not in run or not (folder / RESULTS).is_dir():
         raise ValueError(f"{str(folder)!r} holds no results to show again: start the analysis again")
@@ -177,11 +174,8 @@ def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, repor
     from ..runtime.tables import Table
 
     found = read(kept)
-    try:
-        presented = present(found)
-        page = presented.page() if report else None
-    except KeyError as error:
-        raise ValueError(f"{str(kept)!r} is not whole: it lacks {error}; start the analysis again") from error
+    presented = present(found)
+    page = presented.page() if report else None
     for name, content in presented.files.items():
         match Path(name).suffix:
             case ".csv":

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from ..core.arguments import count_of
 from ..prompts.conditions import nearest
-from .command_line import Asking, OutOption, is_file, is_model, tell
+from .command_line import Asking, Backend, OutOption, tell
 from .included_studies import INCLUDED
 from .run_folder import Computed, Kept, Presented, program
 
@@ -40,15 +40,15 @@ class Options(Asking):
             help=f"A .toml file, or an included study: {', '.join(INCLUDED)}. Without it, these are listed.",
         ),
     ] = None  # type: ignore[assignment]
-    backend: Annotated[str, Option(help="bridge or nnsight (answers with a cache), hooked_transformer, auto.")] = (
+    backend: Annotated[Backend, Option(help="bridge or nnsight (answers with a cache), hooked_transformer, auto.")] = (
         "bridge"
     )
-    model: Annotated[
-        str | None, Option(callback=is_model, help="'demo' (bundled), a directory, or a hub id. [default: the file's]")
-    ] = None  # type: ignore[assignment]
-    problems: Annotated[
-        str | None, Option(callback=is_file, help="'demo', 'math500', a .jsonl or .txt file. [default: the file's]")
-    ] = None
+    model: Annotated[str | None, Option(help="'demo' (bundled), a directory, or a hub id. [default: the file's]")] = (
+        None  # type: ignore[assignment]
+    )
+    problems: Annotated[str | None, Option(help="'demo', 'math500', a .jsonl or .txt file. [default: the file's]")] = (
+        None
+    )
     limit: Annotated[
         int | None, Option(min=2, help="How many problems are measured, from the first. [default: the file's]")
     ] = None  # type: ignore[assignment]

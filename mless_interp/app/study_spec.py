@@ -10,7 +10,7 @@ from typing import Any
 
 from ..circuits.locate import LOCATED
 from ..core.arguments import check_count, checked
-from ..patching.outcomes import outcome_named
+from ..patching.outcomes import OUTCOMES, outcome_named
 from ..prompts.conditions import CONTRASTS, one_of, several_of
 from ..prompts.insertions import KINDS, Insertion
 from ..prompts.problems import Problem
@@ -18,10 +18,6 @@ from ..prompts.prompt import template_named
 from ..scores.catalogue import metric_named
 from .included_studies import INCLUDED
 
-HEADS = ("none", "all")
-"""Which heads a study names: none at all, or all are tested."""
-DRAWN = ("random_sentence", "other_questions")
-"""Kinds of insertion that a seed draws: one row for each seed of a study."""
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))
 """Where problems are not known yet and an insertion that draws from them is to be checked."""
 SPAN_MASS = "span_mass"
@@ -51,8 +47,6 @@ class InsertionAsked:
         one_of(self.kind, KINDS, "insertion")
         if not slug(self.name):
             raise ValueError(f"name must hold a letter or a digit, got {self.name!r}")
-        if self.unit == "":
-            raise ValueError("unit is empty: give what is inserted, such as ' /', or leave it out")
         self.made(0, ANY_PROBLEMS)
 
     def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
@@ -94,16 +88,12 @@ class Study:
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.title.strip():
-            raise ValueError("title is empty: say what is asked")
         several_of(self.contrasts, CONTRASTS, "contrast")
-        if not self.outcomes or len(set(self.outcomes)) < len(self.outcomes):
-            raise ValueError(f"outcomes must be one or more different names, got {list(self.outcomes)}")
-        for outcome in self.outcomes:
+        for outcome in several_of(self.outcomes, OUTCOMES, "outcome"):
             outcome_named(outcome, signed_for="a study")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be one or more different numbers, 0 or more, got {list(self.seeds)}")
-        one_of(self.heads, dict.fromkeys(HEADS), "choice of heads")
+        if not self.seeds or min(self.seeds) < 0:
+            raise ValueError(f"seeds must be one or more numbers, 0 or more, got {list(self.seeds)}")
+        one_of(self.heads, dict.fromkeys(("none", "all")), "choice of heads")
         one_of(self.locate_by, dict.fromkeys(LOCATED), "contrast to locate heads by")
         template_named(self.template)
         for metric in self.metrics:
@@ -118,8 +108,6 @@ class Study:
                 raise ValueError(f"{name} takes {FEWEST} or more problems, or 0, got {count}")
         if self.confirm and self.heads == "none":
             raise ValueError('confirm tests named heads on fresh problems, so it needs heads = "all"')
-        if self.max_new_tokens is not None:
-            check_count(self.max_new_tokens, name="max_new_tokens")
         if not self.insertions:
             raise ValueError("a study needs insertions: write [[insertions]] with a name and a kind")
         slugs = [slug(name) for name, *_ in self.rows(ANY_PROBLEMS)]
@@ -146,16 +134,11 @@ class Study:
         """The seed of all that is drawn but insertions of further seeds."""
         return self.seeds[0]
 
-    @property
-    def longest(self) -> int:
-        """Tokens of its longest insertion, of those that are counted in tokens."""
-        return max((made.n_tokens or 0 for _, made in self.rows(ANY_PROBLEMS)), default=0)
-
     def rows(self, problems: Iterable[Problem]) -> list[tuple[str, Insertion]]:
         """Every row's name and insertion: one for each seed where it is drawn."""
         problems, found = tuple(problems), []
         for asked in self.insertions:
-            seeds = self.seeds if asked.kind in DRAWN else self.seeds[:1]
+            seeds = self.seeds if KINDS[asked.kind].drawn else self.seeds[:1]
             for seed in seeds:
                 name = asked.name if len(seeds) == 1 else f"{asked.name}, seed {seed}"
                 found.append((name, asked.made(seed, problems)))
@@ -206,8 +189,6 @@ def read_study(study: str | Path | Mapping[str, Any] | Study) -> Study:
         raise ValueError(f"{path.name} is no TOML: {error}") from error
     except (ValueError, TypeError) as error:
         raise type(error)(f"{path.name}: {error}") from error
-    except RecursionError as error:
-        raise ValueError(f"{path.name}: its values are nested too deeply") from error
 
 
 def _study(told: Mapping[str, Any]) -> Study:
@@ -216,22 +197,8 @@ def _study(told: Mapping[str, Any]) -> Study:
         raise TypeError("insertions must be tables: write [[insertions]] with a name and a kind for each")
     made = []
     for number, row in enumerate(rows):
-        where = f"insertion {row.get('name', number)!r}"
         try:
-            made.append(InsertionAsked(**_known(row, InsertionAsked)))
+            made.append(InsertionAsked(**row))
         except (ValueError, TypeError) as error:
-            raise type(error)(f"{where}: {error}") from error
-    return Study(**_known({**told, "insertions": tuple(made)}, Study))
-
-
-def _known(told: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The keys and values of a table, where all of them are known and none is missing."""
-    fields = dataclasses.fields(kind)
-    names = [field.name for field in fields]
-    for key in told:
-        if key not in names:
-            raise ValueError(f"unknown key {key!r}; there are {', '.join(names)}")
-    missing = [field.name for field in fields if field.default is dataclasses.MISSING and field.name not in told]
-    if missing:
-        raise ValueError(f"the key {missing[0]!r} is missing")
-    return dict(told)
+            raise type(error)(f"insertion {row.get('name', number)!r}: {error}") from error
+    return Study(**{**told, "insertions": tuple(made)})

@@ -74,12 +74,8 @@ def _written(problem: Problem, form: str | None) -> str:
     if form is None:
         prefix = f"\n{ANSWER_PREFIX}" if problem.answer_prefix is None else problem.answer_prefix
         return f"{problem.question}{prefix}{problem.answer}{'}' if prefix.endswith('{') else ''}\n\n"
-    return _filled(form, problem.question, problem.answer, problem.solution or "")
-
-
-def _filled(form: str, question: str, answer: str, solution: str) -> str:
     try:
-        return form.format(question=question, answer=answer, solution=solution)
+        return form.format(question=problem.question, answer=problem.answer, solution=problem.solution or "")
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ValueError(
             f"cannot fill the form {form!r} ({error}): its fields are {{question}}, {{answer}} and {{solution}}"

@@ -66,8 +66,6 @@ class Insertion:
             )
         if any(index < 0 for index in self._at):
             raise ValueError(f"at must be a token index, 0 or more, got {self.at}")
-        if any(len(set(places)) < len(places) for places in (self._before, self._after, self._at)):
-            raise ValueError(f"a place is given twice ({self.where}): give each once")
 
     @property
     def _before(self) -> tuple[Segment, ...]:
@@ -85,7 +83,7 @@ class Insertion:
     @checked
     def meaningless(cls, unit: str = " /", n_tokens: int = 55, **place: Any) -> "Insertion":
         """A run of one meaningless unit (Mless): 55 slashes in the paper. A unit of k tokens must divide `n_tokens`."""
-        return cls("meaningless", unit, n_tokens, **_place(place))
+        return cls("meaningless", unit, n_tokens, **place)
 
     @classmethod
     @checked
@@ -93,7 +91,7 @@ class Insertion:
         """A repeated word with a meaning that does not bear on the question (Mful): 55 times "he" in the paper."""
         if not word.strip():
             raise ValueError("the word to insert is empty")
-        return cls("meaningful", " " + word.strip(), n_tokens, **_place(place))
+        return cls("meaningful", " " + word.strip(), n_tokens, **place)
 
     @classmethod
     @checked
@@ -104,7 +102,7 @@ class Insertion:
         none of them, its own ordinary tokens (recorded in `InsertedSpan.source`). Sentences that were written by somebody
         are `other_questions`.
         """
-        return cls("random_sentence", "", n_tokens, seed=seed, draw=draw, **_place(place))
+        return cls("random_sentence", "", n_tokens, seed=seed, draw=draw, **place)
 
     @classmethod
     @checked
@@ -119,13 +117,13 @@ class Insertion:
         pool = tuple((problem.id, problem.question.strip()) for problem in problems)
         if len({question for _, question in pool}) < 2:
             raise ValueError("other_questions draws from other problems: give at least 2 with different questions")
-        return cls("other_questions", "", n_tokens, seed=seed, draw=draw, pool=pool, **_place(place))
+        return cls("other_questions", "", n_tokens, seed=seed, draw=draw, pool=pool, **place)
 
     @classmethod
     @checked
     def repeated_bos(cls, n_tokens: int = 55, **place: Any) -> "Insertion":
         """A run of the tokenizer's beginning-of-sequence token (a control: extra attention sinks)."""
-        return cls("repeated_bos", "", n_tokens, **_place(place))
+        return cls("repeated_bos", "", n_tokens, **place)
 
     @classmethod
     @checked
@@ -133,7 +131,7 @@ class Insertion:
         """Any text once, as it is; `n_tokens`, if given, must be its length in tokens."""
         if not text:
             raise ValueError("the text to insert is empty")
-        return cls("text", text, n_tokens, **_place(place))
+        return cls("text", text, n_tokens, **place)
 
     @classmethod
     @checked
@@ -143,7 +141,7 @@ class Insertion:
             raise ValueError(
                 f"whitespace inserts white space alone, got {unit!r}; Insertion.meaningless takes any unit"
             )
-        return cls("whitespace", unit, n_tokens, **_place(place))
+        return cls("whitespace", unit, n_tokens, **place)
 
     @classmethod
     @checked
@@ -152,7 +150,7 @@ class Insertion:
 
         Source: the filler of Pfau et al. 2024 (arXiv 2404.15758) and its replications.
         """
-        return cls("counting", "", n_tokens, **_place(place))
+        return cls("counting", "", n_tokens, **place)
 
     @classmethod
     @checked
@@ -166,7 +164,7 @@ class Insertion:
         unlike the trained pause tokens of the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
         """
         name, ids = ("", (token,)) if isinstance(token, int) else (token or "", ())
-        return cls("pause", name, n_tokens, token_ids=_ids_given(ids), **_place(place))
+        return cls("pause", name, n_tokens, token_ids=_ids_given(ids), **place)
 
     @classmethod
     @checked
@@ -178,13 +176,13 @@ class Insertion:
         given = _ids_given(token_ids)
         if not given:
             raise ValueError("there are no token ids to insert")
-        return cls("ids", "", n_tokens, token_ids=given, **_place(place))
+        return cls("ids", "", n_tokens, token_ids=given, **place)
 
     @classmethod
     @checked
     def repeat_question(cls, times: int = 1, **place: Any) -> "Insertion":
         """The problem's own question, `times` times more, each after a space, as plain text."""
-        return cls("repeat_question", "", None, times=times, **_place(place))
+        return cls("repeat_question", "", None, times=times, **place)
 
     @classmethod
     @checked
@@ -195,7 +193,7 @@ class Insertion:
         """
         if not key.strip():
             raise ValueError("from_key needs the key under which the problem's text stands, such as 'distractor_text'")
-        return cls("from_key", key, None, **_place(place))
+        return cls("from_key", key, None, **place)
 
     @classmethod
     @checked
@@ -217,33 +215,24 @@ class Insertion:
         kind has no use for.
         """
         asked = one_of(kind, KINDS, "insertion")
-        if unit is not None and not asked.has_unit:
+        if unit is not None and not asked.unit:
             raise ValueError(f"insertion {kind!r} has no unit, got {unit!r}: leave it out")
         if n_tokens is not None and asked.own_length:
             raise ValueError(
                 f"insertion {kind!r} is as long as each problem's own text, so it takes no number of tokens, got "
                 f"{n_tokens}: leave it out"
             )
-        if kind == "ids":
-            return cls.ids(_whole_numbers(unit or "", "token ids such as 128002,128003"), n_tokens, **place)
-        if kind == "repeat_question":
-            (times,) = _whole_numbers(unit or "1", "how many times, such as 2", one=True)
-            return cls.repeat_question(times, **place)
-        if not asked.counted:
-            return cls.from_key(unit or "", **place) if kind == "from_key" else cls.text(unit or "", n_tokens, **place)
-        n_tokens = 55 if n_tokens is None else n_tokens
-        if kind in ("meaningless", "meaningful"):
-            given = place if unit is None else {"unit" if kind == "meaningless" else "word": unit, **place}
-            return (cls.meaningless if kind == "meaningless" else cls.meaningful)(n_tokens=n_tokens, **given)
-        if kind == "random_sentence":
-            return cls.random_sentence(n_tokens, seed=seed, **place)
+        given: dict[str, Any] = dict(place)
+        if not asked.own_length:
+            given["n_tokens"] = 55 if asked.counted and n_tokens is None else n_tokens
+        if asked.drawn:
+            given["seed"] = seed
         if kind == "other_questions":
-            return cls.other_questions(problems, n_tokens, seed=seed, **place)
-        if kind in ("repeated_bos", "counting"):
-            return (cls.repeated_bos if kind == "repeated_bos" else cls.counting)(n_tokens, **place)
-        if kind == "whitespace":
-            return cls.whitespace(n_tokens, unit=" " if unit is None else unit, **place)
-        return cls.pause(n_tokens, token=int(unit) if unit and unit.isdecimal() else unit, **place)
+            given["problems"] = problems
+        if unit is not None or kind in ("from_key", "ids", "text"):
+            given[asked.unit] = asked.read(unit or "")
+        made: Insertion = getattr(cls, kind)(**given)
+        return made
 
     @property
     def label(self) -> str:
@@ -351,21 +340,11 @@ def _ids_label(ids: tuple[int, ...]) -> str:
     return f"{','.join(map(str, ids[:3]))},... #{hashlib.sha256(repr(ids).encode()).hexdigest()[:6]}"
 
 
-def _whole_numbers(text: str, what: str, *, one: bool = False) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() for part in parts) or (one and len(parts) > 1):
-        raise ValueError(f"cannot read {text!r}: give {what}")
-    return tuple(int(part) for part in parts)
-
-
-def _place(place: dict[str, Any]) -> dict[str, Any]:
-    unknown = set(place) - {"before", "after", "at"}
-    if unknown:
-        raise TypeError(f"unknown arguments {sorted(unknown)}; the place is given by before=, after= or at=")
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in place.items()}
-    if given and all(value is None for value in given.values()):
-        raise ValueError(_NO_PLACE)
-    return given
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"cannot read {text!r}: give whole numbers such as 128002,128003") from None
 
 
 _NO_PLACE = 'give a place: before= or after= "question", "system", "template" or "bos", or at=<token index>'
@@ -593,29 +572,35 @@ class Kind:
     """One kind of insertion: its `short` name in tables, and the `ids` that it puts into a problem's prompt.
 
     `counted`: its length is given in tokens, and the same in every problem. `own_length`: each problem's text decides it.
-    `has_unit`: what is repeated or looked up can be chosen. `is_text`: it can be put into a string too.
+    `drawn`: by a seed. `unit`: the argument that says what is repeated or looked up, if that can be chosen, and `read` makes
+    it of a text. `is_text`: it can be put into a string too.
     """
 
     short: str
     ids: Callable[[Insertion, Any, Problem | str], InsertedSpan]
+    unit: str = ""
+    read: Callable[[str], Any] = str
     counted: bool = True
     own_length: bool = False
-    has_unit: bool = True
+    drawn: bool = False
     is_text: bool = True
 
 
+OF_PROBLEM: dict[str, Any] = {"counted": False, "own_length": True}
 KINDS: dict[str, Kind] = {
-    "meaningless": Kind("Mless", _repeated),
-    "meaningful": Kind("Mful", _repeated),
-    "random_sentence": Kind("random words", _random_sentence, has_unit=False),
-    "other_questions": Kind("other questions", _other_questions, has_unit=False),
-    "repeat_question": Kind("question again", _own_question, counted=False, own_length=True),
-    "from_key": Kind("its own", _own_key, counted=False, own_length=True),
-    "counting": Kind("counting", _counting, has_unit=False),
-    "whitespace": Kind("whitespace", _repeated),
-    "pause": Kind("pause", _pause, is_text=False),
-    "repeated_bos": Kind("repeated_bos", _bos, has_unit=False, is_text=False),
-    "ids": Kind("ids", _given_ids, counted=False, is_text=False),
-    "text": Kind("text", _once, counted=False),
+    "meaningless": Kind("Mless", _repeated, "unit"),
+    "meaningful": Kind("Mful", _repeated, "word"),
+    "random_sentence": Kind("random words", _random_sentence, drawn=True),
+    "other_questions": Kind("other questions", _other_questions, drawn=True),
+    "repeat_question": Kind(
+        "question again", _own_question, "times", lambda text: _whole_numbers(text)[0], **OF_PROBLEM
+    ),
+    "from_key": Kind("its own", _own_key, "key", **OF_PROBLEM),
+    "counting": Kind("counting", _counting),
+    "whitespace": Kind("whitespace", _repeated, "unit"),
+    "pause": Kind("pause", _pause, "token", lambda text: int(text) if text.isdecimal() else text, is_text=False),
+    "repeated_bos": Kind("repeated_bos", _bos, is_text=False),
+    "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False, is_text=False),
+    "text": Kind("text", _once, "text", counted=False),
 }
 """Every kind of insertion by name; each has a constructor of that name in `Insertion`."""

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..core.arguments import check_count, checked, listed, shown
-from ..runtime.text_safety import is_blank, one_line
+from ..runtime.text_safety import one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"
 REQUIRED_KEYS = ("problem", "answer", "unique_id")
 
 
+@checked
 @dataclass(frozen=True)
 class Problem:
     """One question. `system`, `answer_prefix` override the template's own; `distractor` is a plausible wrong answer.
@@ -43,37 +44,10 @@ class Problem:
     group: str | None = None
 
     def __post_init__(self) -> None:
-        parts = {name: getattr(self, name) for name in FIELDS}
-        try:
-            extra = dict(self.extra)
-        except (TypeError, ValueError):
-            raise TypeError(f"problem {self.id!r}: extra must map keys to texts, got {shown(self.extra)}") from None
-        if not parts.keys().isdisjoint(extra):
-            raise ValueError(
-                f"problem {self.id!r}: extra holds {min(parts.keys() & extra)!r}, which is a field of its own"
-            )
-        object.__setattr__(self, "extra", tuple(sorted(extra.items())))
-        for name, text in (*parts.items(), *extra.items()):
-            if text is None and name in parts and name not in ("id", "question", "answer"):
-                continue
-            if not isinstance(text, str):
-                raise TypeError(f"problem {self.id!r}: {name} must be text, got {shown(text)}")
-            lone = next((character for character in text if "\ud800" <= character <= "\udfff"), None)
-            if lone is not None:
-                raise ValueError(
-                    f"problem {self.id!r}: its {name} holds half a character ({lone!r}, a lone surrogate), which no "
-                    "tokenizer can read: write the whole character"
-                )
-        if is_blank(self.id):
-            raise ValueError(
-                f"the id {self.id!r} of the problem {one_line(self.question[:40])!r} shows nothing: give every problem an id "
-                "that can be read"
-            )
-        if is_blank(self.question):
-            raise ValueError(
-                f"problem {self.id!r}: its question is empty"
-                + f" (it contains only invisible characters: {self.question[:8]!r})" * bool(self.question.strip())
-            )
+        object.__setattr__(self, "extra", tuple(sorted(dict(self.extra).items())))
+        if not self.id.strip() or not self.question.strip():
+            what = "id" if self.question.strip() else "question"
+            raise ValueError(f"problem {self.id!r}: its {what} is empty")
 
     @property
     def asked(self) -> tuple[str, str]:
@@ -107,7 +81,13 @@ class Problem:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
         reserved = {*KEYS, *KEYS.values()}
         extra = {key: text for key, text in record.items() if isinstance(text, str) and key not in reserved}
-        return cls(**{name: _text(record.get(key), key) for name, key in KEYS.items()}, extra=extra)
+        texts = {key: str(record[key]) for key in MAY_BE_NUMBERS if _is_number(record.get(key))}
+        given: dict[str, Any] = {name: (record | texts).get(key) for name, key in KEYS.items()}
+        return cls(**given, extra=extra)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 FIELDS = tuple(field.name for field in fields(Problem) if field.name != "extra")
@@ -116,17 +96,6 @@ KEYS = {name: name for name in FIELDS} | {"id": "unique_id", "question": "proble
 RUN, LEAST = 5, 10
 """Words in a run, and how many shared runs are the fewest that say anything: `overlap`."""
 MAY_BE_NUMBERS = ("unique_id", "answer", "distractor", "level", "group")
-
-
-def _text(value: Any, key: str) -> Any:
-    """What stands under a key as text; numbers only where they are usual."""
-    if value is None or isinstance(value, str):
-        return value
-    number = key in MAY_BE_NUMBERS and isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or (key == "unique_id" and not isinstance(value, int)):
-        wanted = "text or a whole number" if key == "unique_id" else "text or a number"
-        raise ValueError(f"{key} must be {wanted if key in MAY_BE_NUMBERS else 'text'}, got {shown(value)}")
-    return str(value)
 
 
 @runtime_checkable

@@ -94,8 +94,10 @@ def problems_of(model: str, source: str | None = None, *, limit: int | None, **s
         from ..models.load import tokenizer_of_model
 
         return problems_from_file(tokenizer_of_model(model), source, limit=limit, **sizes)
+    if sizes:
+        raise ValueError(f"{', '.join(sizes)}: only the texts of a .txt file are cut to size")
     own = Path(model) / "problems.jsonl"
-    return load_problems(source or (str(own) if own.is_file() else "demo"), limit=limit)
+    return load_problems((own if own.is_file() else "demo") if source is None else source, limit=limit)
 
 
 def _sizes(n_before: int, n_context: int, n_answer: int) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .engines import Shard, parts_of
-from .locks import Lock, refuse_in_use
+from .locks import Lock
 
 WAYS_ON = "use the old settings, choose another file, or delete this one to start again"
 
@@ -64,20 +64,13 @@ class Checkpoint:
         if self.path is None:
             return
         assert whole is not None
-        if self.path.is_dir():
-            raise IsADirectoryError(f"checkpoint {str(path)!r} is a folder: name a file in it, run.jsonl, say")
         self._settings = json.loads(json.dumps(plain({"toolkit": version("mless_interp"), **settings})))
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = Lock(self.path)
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            raise _unwritable(self.path, error, "choose another place") from error
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = Lock(self.path)
         try:
             self._whole = whole
             for other in parts_of(whole) if shard is None else [whole]:
-                refuse_in_use(other)  # no shard beside the whole run
+                Lock(other, patience=1.0).release()  # no shard beside the whole run; others who only ask are waited for
             sound, size = self._read(self.path)
             self.join()  # what does not belong together is refused before anything is written
             if sound < size:
@@ -164,13 +157,10 @@ class Checkpoint:
 
     def _append(self, records: list[dict[str, Any]]) -> None:
         assert self.path is not None
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(plain(record)) + "\n" for record in records))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(plain(record)) + "\n" for record in records))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def key_of(value: Any) -> str:
@@ -180,11 +170,6 @@ def key_of(value: Any) -> str:
     True
     """
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _unwritable(path: Path, error: OSError, remedy: str = "") -> OSError:
-    remedy = remedy or "all that was finished before is kept there: make room, then start again to go on"
-    return OSError(error.errno, f"cannot write {path} ({error.strerror}); {remedy}")
 
 
 def _parsed(line: bytes) -> Any:
@@ -217,32 +202,10 @@ def _differences(was: Any, now: Any, name: str = "") -> list[str]:
     """Every setting that differs in words, those inside others by their path; NaN is NaN.
 
     >>> _differences({"a": {"b": [1, 2]}, "c": "x", "d": 0}, {"a": {"b": [1, 3]}, "c": "y", "d": 0})
-    ['a.b[1] was 2, now 3', "c was 'x', now 'y'"]
-    >>> _differences({"heads": ["L0H0", "L0H1"]}, {"heads": ["L0H0"]})
-    ['heads had 2 entries, now 1: from [1] on they differ']
+    ['a.b was [1, 2], now [1, 3]', "c was 'x', now 'y'"]
     """
     if isinstance(was, dict) and isinstance(now, dict):
         path = {key: f"{name}.{key}" if name else str(key) for key in {**was, **now}}
         return [found for key in path for found in _differences(was.get(key), now.get(key), path[key])]
-    if isinstance(was, list) and isinstance(now, list) and was and now:
-        inner = [_differences(*both, f"{name}[{at}]") for at, both in enumerate(zip(was, now, strict=False))]
-        if len(was) == len(now):
-            return [found for each in inner for found in each]
-        at = next((at for at, each in enumerate(inner) if each), len(inner))
-        return [f"{name} had {len(was)} entries, now {len(now)}: from [{at}] on they differ"]
-    if json.dumps(was) == json.dumps(now):
-        return []
-    return ["{} was {}, now {}".format(name, *_shown(repr(was), repr(now)))]
-
-
-def _shown(was: str, now: str, most: int = 60) -> tuple[str, str]:
-    """Two texts that differ, each cut to where they do."""
-    alike = next((at for at, both in enumerate(zip(was, now, strict=False)) if both[0] != both[1]), 0)
-    start = max(0, alike - 10)
-
-    def cut(text: str) -> str:
-        if len(text) <= most:
-            return text
-        return "..." * (start > 0) + text[start : start + most] + "..." * (len(text) > start + most)
-
-    return cut(was), cut(now)
+    same = json.dumps(was) == json.dumps(now)
+    return [] if same else [f"{name} was {was!r:.80}, now {now!r:.80}"]

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arguments import checked
-from .engines import Shard, part_names
-from .locks import Lock, held_briefly, refuse_in_use
+from .engines import Shard
+from .locks import Lock
 
 MANIFEST = "manifest.json"
 """Lists every file of a folder with its size and SHA-256; a folder without one is nobody's to replace."""
@@ -71,8 +71,6 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> dict[str,
         path = folder / name
         if not path.is_file():
             found[name] = "is missing"
-        elif path.stat().st_size != files[name]["bytes"]:
-            found[name] = f"has {path.stat().st_size} bytes of {files[name]['bytes']}"
         elif _sha256(path) != files[name]["sha256"]:
             found[name] = "has other contents than when it was written"
     return found
@@ -123,7 +121,8 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     this name (or `load`) finds the old folder or the new one.
     """
     target = _named(path).resolve()  # a link to a folder stays a link
-    with _locked(target, path):
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with Lock(target):
         recover(target)
         refuse_existing(path, overwrite=overwrite)
         with _making(target) as making:
@@ -145,7 +144,7 @@ def renewed(path: str | Path) -> Iterator[Path]:
     What else stands in the folder stays, also what is not ours. Killed in between, every file is whole, old or new.
     """
     target = _named(path).resolve()
-    with _locked(target, path):
+    with Lock(target):
         recover(target)
         with _making(target) as making:
             yield making
@@ -225,50 +224,24 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
 
     Refuses before any work: a folder that may not be replaced, a place that cannot be written, another run on the same
     folder, and the unfinished work of another analysis. A partial folder that keeps nothing goes; whoever saves removes it.
-    Shards of one analysis share the partial folder, each with a lock of its own, and leave it where it is.
+    Shards of one analysis share the partial folder (their checkpoints have locks of their own) and leave it where it is.
     """
     target, partial = _named(path).resolve(), _beside(Path(path), "partial")
-    with _locked(target if shard is None else shard.file(target), path):
-        if shard is None:
-            for other in shards_of(target):
-                refuse_in_use(other)
-            recover(target)
-        with contextlib.nullcontext() if shard is None else held_briefly(target, patience=3.0):  # shards begin in turn
-            runs = partial / COMPUTED / RUN, target / RUN
-            if all(run.is_file() for run in runs) and runs[0].read_bytes() == runs[1].read_bytes():
-                remove_partial(partial)  # killed when its results were in place
-            refuse_existing(path, overwrite=overwrite)
-            _claim_for(partial, analysis)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with Lock(target, patience=0.0 if shard is None else 3.0) as lock:  # shards begin in turn
+        recover(target)
+        runs = partial / COMPUTED / RUN, target / RUN
+        if all(run.is_file() for run in runs) and runs[0].read_bytes() == runs[1].read_bytes():
+            remove_partial(partial)  # killed when its results were in place
+        refuse_existing(path, overwrite=overwrite)
+        _claim_for(partial, analysis)
+        if shard is not None:
+            lock.release()
         try:
             yield partial
-        except KeyboardInterrupt as error:
-            if error.args or not partial.is_dir() or not _keeps_something(partial):
-                raise
-            raise KeyboardInterrupt(
-                f"what had finished is kept in {str(partial)!r}: start again with the same settings to go on"
-            ) from error
         finally:
             if shard is None and partial.is_dir() and not _keeps_something(partial):
                 shutil.rmtree(partial)
-
-
-def shards_of(target: Path) -> list[Path]:
-    """Return what shards that run on a folder, or were killed there, have locked."""
-    names = [each.name.removeprefix(".").removesuffix(".lock") for each in target.parent.glob(".*.lock")]
-    return [target.with_name(name) for name in names if part_names(target).fullmatch(name)]
-
-
-def keep_begun(file: Path, options: dict[str, Any], *, command: str = "") -> None:
-    """Write down the options and the command that a run was begun with, whole or not at all."""
-    _write_whole(file, {"options": options, "command": command})
-
-
-def read_begun(file: Path) -> dict[str, Any] | None:
-    """Return the options that `keep_begun` wrote; None where the file is damaged."""
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))["options"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _keeps_something(partial: Path) -> bool:
@@ -285,61 +258,27 @@ def remove_partial(partial: Path) -> None:
 
 def _claim_for(partial: Path, analysis: str) -> None:
     """Write down whose unfinished work is kept here; another analysis' is refused."""
-    try:
-        partial.mkdir(exist_ok=True)
-        file = partial / ANALYSIS
-        if partial.is_symlink() or (not file.exists() and _keeps_something(partial)):
-            raise FileExistsError(f"{str(partial)!r} is in the way and not of this toolkit; move it away")
-        if not file.exists():
-            _write_whole(file, {"analysis": analysis})
-        other = json.loads(file.read_text(encoding="utf-8"))["analysis"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{str(file)!r} is damaged; delete the folder {str(partial)!r} to start again") from error
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise _cannot_write(partial, error) from error
-    if other != analysis:
+    partial.mkdir(exist_ok=True)
+    file, own = partial / ANALYSIS, {"analysis": analysis}
+    if partial.is_symlink() or (not file.exists() and _keeps_something(partial)):
+        raise FileExistsError(f"{str(partial)!r} is in the way and not of this toolkit; move it away")
+    if not file.exists():
+        _write_whole(file, own)
+    if (other := file.read_text(encoding="utf-8")) != json.dumps(own, indent=1):
         raise FileExistsError(
-            f"{str(partial)!r} keeps the unfinished work of another analysis, {other}; finish that, choose another folder, or "
-            "delete it"
+            f"{str(partial)!r} keeps the unfinished work of another analysis ({' '.join(other.split())}); finish that, choose "
+            "another folder, or delete it"
         )
-
-
-@contextmanager
-def _locked(target: Path, path: str | Path) -> Iterator[None]:
-    """Hold the lock of a folder, made where its parents are made too."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock(target)
-    except BlockingIOError:
-        raise
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    with lock:
-        yield
 
 
 def _named(path: str | Path) -> Path:
     """Return a path that can name a folder; errors for one that cannot, whatever stands there."""
     found = Path(path)
-    try:
-        file, whole = found.exists() and not found.is_dir(), found.resolve()
-    except (OSError, RuntimeError, UnicodeEncodeError) as error:
-        raise _cannot_write(path, error) from error
-    if file:
+    if found.exists() and not found.is_dir():
         raise FileExistsError(f"{str(found)!r} is a file, not a folder; choose another name")
-    if Path.cwd().resolve().is_relative_to(whole):
+    if Path.cwd().resolve().is_relative_to(found.resolve()):
         raise FileExistsError(f"{str(found)!r} holds the current directory and is never replaced; choose another name")
     return found
-
-
-def _cannot_write(path: str | Path, error: Exception) -> OSError:
-    text, why = str(path), getattr(error, "strerror", None) or error
-    text = text if len(text) < 200 else f"{text[:150]}..."
-    return OSError(
-        getattr(error, "errno", None), f"cannot write the folder {text!r} ({why}); choose another name or place"
-    )
 
 
 def _beside(path: Path, kind: str) -> Path:

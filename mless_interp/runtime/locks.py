@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-import time
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -13,15 +12,15 @@ class Lock:
     """Holds `path` for this process until `release`, by a hidden file beside it.
 
     Within one thread the same path may be held again (a notebook's next call). Raises `BlockingIOError` where another run
-    holds it, `OSError` where nothing can be written there.
+    holds it for longer than `patience` seconds, `OSError` where nothing can be written there.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience: float = 0.0) -> None:
         self._file = path.with_name(f".{path.name}.lock")
         self._lock = FileLock(self._file, is_singleton=True)
         self._process: int | None = None
         try:
-            self._lock.acquire(blocking=False)
+            self._lock.acquire(timeout=patience)
         except Timeout:
             self._file.open("a").close()  # where none can be made at all, that is what is wrong
             raise BlockingIOError(
@@ -48,20 +47,3 @@ class Lock:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.release()
-
-
-def refuse_in_use(path: Path) -> None:
-    """`BlockingIOError` where another run holds `path`; nothing is held afterwards. Others who only ask are waited for."""
-    held_briefly(path).release()
-
-
-def held_briefly(path: Path, patience: float = 1.0) -> Lock:
-    """Hold the lock of `path` for less than a moment; wait for others who have it as shortly, `BlockingIOError` for a run."""
-    until = time.monotonic() + patience
-    while True:
-        try:
-            return Lock(path)
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)

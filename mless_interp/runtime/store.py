@@ -6,9 +6,8 @@ import datetime
 import json
 import platform
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,12 @@ def provenance(model: Any = None, *, command: Sequence[str] | None = None, **mor
         "command": list(sys.argv if command is None else command),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: version(name) for name in PACKAGES},
     }
     if model is not None:
         found["model"] = plain(dataclasses.asdict(model.info)) | {"weights_hash": model.weights_hash}
         found["checks"] = None if model.checks is None else model.checks.to_dict()
     return found | plain(more)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 @checked
@@ -93,32 +85,18 @@ def load(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{what}: the saved results are damaged; take a copy that is whole, or make them again")
     if not (folder / DOCUMENT).is_file():
         raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no results.json)")
-    with _naming(folder / DOCUMENT):
-        document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
-        form, results, where = document.get("format"), document["results"].items(), document["provenance"]
-    if form != 1:
-        raise ValueError(f"{str(folder)!r} has format {form!r}, this version reads format 1")
-    with _naming(folder / ARRAYS), (folder / ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as kept:
-        arrays = {name: kept[name] for name in kept.files}
-    with _naming(folder / DOCUMENT):
-        return {name: _rebuild(part, arrays) for name, part in results} | {"provenance": where}
-
-
-class _Refused(ValueError):
-    """What is said of a class or a shape, which needs no more words."""
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Whatever goes wrong while this file is read is one `ValueError` that names it."""
     try:
-        yield
-    except _Refused:
-        raise
+        document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+        if document["format"] != 1:
+            raise ValueError(f"it has format {document['format']!r}, this version reads format 1")
+        with (folder / ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as kept:
+            arrays = {name: kept[name] for name in kept.files}
+        results = {name: _rebuild(part, arrays) for name, part in document["results"].items()}
+        return results | {"provenance": document["provenance"]}
     except Exception as error:
         what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
-            f"{str(file)!r} is damaged or missing ({what}); take a copy that is whole, or make the results again"
+            f"{str(folder)!r} cannot be loaded ({what}); take a copy that is whole, or make the results again"
         ) from error
 
 
@@ -196,10 +174,7 @@ def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
     fields |= {key: value for key, value in _once_settings(fields.get("settings")).items() if key in known}
     made = kind(**{key: value for key, value in fields.items() if key is not None})
     if isinstance(made, Result):
-        try:
-            made.check_axes()
-        except ValueError as error:
-            raise _Refused(f"the saved {kind.__name__} is damaged: {error}") from error
+        made.check_axes()
     return made
 
 
@@ -212,11 +187,9 @@ def _once_settings(settings: Any) -> dict[str, Any]:
 def _result_class(name: str) -> Any:
     """The result class of that public name; folders written before 0.2 name its module as well, which may have moved."""
     short = name.rpartition(".")[2]
-    if name not in (short, f"mless_interp.{name.partition('.')[2]}"):
-        raise _Refused(f"refusing to load class {name!r}: it is not part of this toolkit")
     package = sys.modules["mless_interp"]
     if short not in SAVED and any(short in names for names in package.RESULTS.values()):
         getattr(package, short)  # its module enters it there
     if short not in SAVED:
-        raise _Refused(f"this version of the toolkit has no result {name!r}")
+        raise ValueError(f"this version of the toolkit has no result {name!r}")
     return SAVED[short]

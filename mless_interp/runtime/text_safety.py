@@ -1,26 +1,11 @@
 """Texts that came from outside (names, ids, answers) made safe to show: nothing in them acts on a terminal."""
 
 import re
-import unicodedata
 from pathlib import PurePath
 
 WIDTH = 110
 """Letters of a line on a terminal, at most."""
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-
-_NOTHING = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-"""What shows nothing though Unicode counts it among letters, marks and symbols: fillers, joiners, selectors of forms."""
-
-
-def is_blank(text: str) -> bool:
-    r"""Does a text show nothing: spaces, control characters, and what has no width?
-
-    >>> is_blank("\u200b \ufeff\n"), is_blank(" ."), is_blank("")
-    (True, False, True)
-    """
-    return all(unicodedata.category(each) in ("Cc", "Cf", "Zs", "Zl", "Zp") for each in _NOTHING.sub("", text))
 
 
 def visible(text: str) -> str:

@@ -46,7 +46,15 @@ class RayWorkers:
             if value is not None and not least <= value < float("inf"):
                 raise ValueError(f"{name} must be {least} or more, got {value}")
         _ray()
-        _check_address(address)
+        if address not in (None, "auto", "local"):  # before a model is loaded
+            host, _, port = str(address).removeprefix("ray://").rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_WITHIN).close()
+            except (OSError, OverflowError, ValueError) as error:
+                raise ValueError(
+                    f"no Ray cluster answers at {address!r} ({error}): start one (ray start --head) and give its HOST:PORT, or "
+                    "leave the address out to start Ray here"
+                ) from error
         self.count, self.gpus, self.cpus, self.address = count, gpus, cpus, address
         self._workers: list[Any] = []
         self._started = False
@@ -116,10 +124,7 @@ class RayWorkers:
         ray = _ray()
         if not ray.is_initialized():
             self._workers = []
-            try:
-                ray.init(address=self.address, include_dashboard=False, log_to_driver=False, logging_level="error")
-            except ConnectionError as error:
-                raise ValueError(_no_cluster(self.address, error)) from error
+            ray.init(address=self.address, include_dashboard=False, log_to_driver=False, logging_level="error")
             self._started = True
         has = ray.cluster_resources()
         for name, each in (("CPU", self.cpus), ("GPU", self.gpus)):
@@ -184,7 +189,7 @@ def _sendable(error: Exception) -> BaseException:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001, whatever its class does
         kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
-        plain = kind(str(error)) if kind is not BaseException else RuntimeError(str(error))
+        plain = kind(str(error))
         plain.__notes__ = getattr(error, "__notes__", [])
         return plain
     return error
@@ -192,27 +197,6 @@ def _sendable(error: Exception) -> BaseException:
 
 ANSWERS_WITHIN = 2.0
 """Seconds in which a cluster must take a connection."""
-
-
-def _check_address(address: str | None) -> None:
-    """`ValueError`, before anything is loaded, where no cluster can be at an address or nothing answers there."""
-    if address in (None, "auto", "local"):
-        return
-    host, _, port = str(address).removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"address must be auto, HOST:PORT or ray://HOST:PORT of a running cluster, got {address!r}")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS_WITHIN).close()
-    except (OSError, OverflowError) as error:
-        raise ValueError(_no_cluster(address, error)) from error
-
-
-def _no_cluster(address: str | None, error: BaseException) -> str:
-    why = " ".join(str(error).split()) or type(error).__name__
-    return (
-        f"no Ray cluster answers at {address!r} ({why[:100]}): start one (ray start --head) and give its HOST:PORT, or leave "
-        "the address out to start Ray here"
-    )
 
 
 def _ray() -> Any:

@@ -103,28 +103,6 @@ def test_a_compared_run_is_never_replaced_by_the_comparison(
     assert not folders.damaged_files(tmp_path / "b") and sorted((tmp_path / "b").rglob("*")) == before
 
 
-def test_where_there_is_no_interval_none_is_written() -> None:
-    few = mi.AccuracyResults(
-        ("p0",),
-        ("none", "Mless"),
-        {"strict": np.array([[[1.0, 0.0], [1.0, 1.0]]])},
-        *(np.ones((1, 2, 2)) for _ in range(3)),
-        ((("x", "x"), ("x", "x")),),
-        np.full((1, 2, 2), "text"),
-    )
-    assert "'Mless' is not shown to change right answers: 100.0 % against 50.0 %" in few.headline()
-    assert "A single problem has no interval." in few.explain() and "nan" not in few.explain()
-    one = mi.AccuracyResults(
-        ("p0",),
-        ("none",),
-        {"strict": np.array([[[1.0, 0.0]]])},
-        *(np.ones((1, 1, 2)) for _ in range(3)),
-        ((("x", "x"),),),
-        np.full((1, 1, 2), "text"),
-    )
-    assert one.headline() == "50.0 % of 1 problem are answered right under 'none'."
-
-
 def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
     """So many of n problems right without insertion, with it, and with heads cut off: chosen ones, and random ones."""
     named = ("none", "insertion", "named set cut off")

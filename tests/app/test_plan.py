@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
@@ -176,35 +175,9 @@ def test_a_config_of_no_decoder_is_one_line(config: dict[str, Any], without_weig
 # ------------------------------------------------------------------------------------------------------------- the command
 
 
-def given(words: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """The command that a plan prints, and what that makes of its words, without doing it."""
-    done = CliRunner().invoke(app, ["plan", "demo", *words, "--memory", "80GB", "--tflops", "100"])
+def test_the_command_prints_what_loading_takes() -> None:
+    line = "plan demo accuracy --unit ' ,' --n-tokens 9 --limit 3 --dtype bfloat16 --memory 80GB --tflops 100"
+    done = CliRunner().invoke(app, shlex.split(line))
     assert done.exit_code == 0, done.output
-    program, name, *rest = shlex.split(done.output.splitlines()[-1].removeprefix("Run: "))
-    assert program == "mless-interp"
-    made: Any = typer.main.get_command(app)
-    return [name, *rest], made.commands[name].make_context(name, rest).params
-
-
-@pytest.mark.parametrize("what", planned.WORK)
-def test_the_command_asks_for_what_was_planned(what: str) -> None:
-    _, asked = given([what, "--unit", " ,", "--n-tokens", "9", "--limit", "3", "--dtype", "bfloat16"])
-    assert (asked["model"], asked["limit"], asked["dtype"], asked["device"]) == ("demo", 3, "bfloat16", None)
-    assert asked["n_tokens"] == 9
-    assert asked["insertion"] == ["meaningless= ,"] if what == "profiles" else asked["unit"] == " ,"
-    assert asked.get("mode", "locate") == ("sweep" if what == "sweep" else "locate")
-    assert asked.get("confirm") in ({3} if what == "circuit" else {None, 0})
-    assert asked.get("treatments", "none,mless") == "none,mless"
-    wrong = CliRunner().invoke(app, "plan demo accuracy --insertion counting --memory 80GB --tflops 100".split())
-    assert wrong.exit_code == 2 and "accuracy answers under" in wrong.stderr
-
-
-@pytest.mark.slow
-def test_the_command_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, "plan demo sweep --limit 2 --n-tokens 20 --device cpu --json".split())
-    made = json.loads(done.output)
-    assert done.exit_code == 0 and made["n_problems"] == 2 and made["fits"]
-    done = CliRunner().invoke(app, [*shlex.split(made["command"])[1:], "--out", "results"])
-    assert done.exit_code == 0, done.output
-    assert json.loads((tmp_path / "results" / "run.json").read_text())["n_problems"] == 2
+    assert "accuracy of 3 problems" in done.output
+    assert done.output.splitlines()[-1] == "Load with: --backend=bridge --dtype=bfloat16 --attention=eager"

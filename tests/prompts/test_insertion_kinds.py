@@ -292,8 +292,7 @@ def test_a_command_line_names_every_kind(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "unit", "message"),
     [
-        ("ids", None, "cannot read '': give token ids such as 128002,128003"),
-        ("repeat_question", "twice", "cannot read 'twice': give how many times, such as 2"),
+        ("ids", None, "cannot read '': give whole numbers such as 128002,128003"),
         ("noise", None, "unknown insertion 'noise'; choose one of meaningless, meaningful, random_senten"),
         ("counting", "x", "insertion 'counting' has no unit, got 'x': leave it out"),
         ("from_key", None, "from_key needs the key"),

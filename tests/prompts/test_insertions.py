@@ -74,20 +74,6 @@ def test_what_the_tokenizer_cannot_say_is_refused(insertion: Insertion, message:
         insertion.span(words(), "p")
 
 
-def test_a_place_that_is_given_is_the_only_one() -> None:
-    alone = Insertion("meaningless", " /", 3, at=4)
-    assert alone == Insertion.meaningless(" /", 3, at=4) and alone.where == "at 4"
-    assert Insertion("meaningless", " /", 3).where == "before question"
-    assert Insertion("meaningless", " /", 3, after="question").where == "after question"
-    assert Insertion("meaningless", " /", 3, before="system", at=4).where == "before system and at 4", "both were given"
-
-
-@pytest.mark.parametrize("place", [{"at": (4, 4)}, {"before": ("question", "question")}, {"after": ["bos", "bos"]}])
-def test_a_place_that_is_given_twice_is_refused_before_any_prompt(place: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a place is given twice"):
-        Insertion.meaningless(" /", 4, **place)
-
-
 # --------------------------------------------------------------------------------------------------------- random words
 
 
@@ -196,12 +182,6 @@ def test_places_that_are_one_and_blocks_without_tokens_are_refused() -> None:
         Insertion.meaningless(" /", 2, before="question", after="system").places(BY_HAND)
     with pytest.raises(ValueError, match="1 tokens cannot be inserted in 2 places"):
         pair_of(Insertion.meaningless(" /", 1, at=(1, 2)))
-
-
-def test_blocks_that_keep_the_questions_positions_stand_where_they_were_put() -> None:
-    pair = pair_of(Insertion.meaningless(" /", 3, at=(1, 2)))
-    assert pair.held_positions()[0, :6].tolist() == [0, 1, 1, 1, 2, 2]
-    assert pair.held_positions("spread")[0, :6].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 1.5, 2])
 
 
 def test_an_index_beyond_the_prompt_is_refused_with_the_problem() -> None:
@@ -480,14 +460,6 @@ def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
     assert pair_of(Insertion.text("Anna has"), template="paper").span == (3, 5)
 
 
-def test_tokens_that_share_one_character_are_told_apart() -> None:
-    pair = pair_of(tokenizer=bytewise(), template="paper", question="\u4000\u221a apples \u221a\u221a ?")
-    first, *twice = encode(bytewise(), "\u4000")  # one character, three tokens, the last two of them equal
-    assert len(twice) == 2 and len({first, *twice}) == 2
-    assert not pair.boundary_merge
-    assert [pair.inserted.ids[i] for i in pair.alignment] == list(pair.base.ids)
-
-
 def merged_pair() -> PromptPair:
     """The unit's " ap" is stripped to "ap" and joins the question's "ples": one token, where there were others."""
     return pair_of(Insertion.text(" ap"), bytewise(), "paper", system="red ", question="ples ?")
@@ -500,14 +472,6 @@ def test_a_merged_border_is_flagged_and_its_tokens_have_no_counterpart() -> None
     assert -1 in pair.alignment and len(pair.shared) < len(pair.base)
     kept = [(t, i) for t, i in enumerate(pair.alignment) if i >= 0]
     assert kept and all(pair.base.ids[t] == pair.inserted.ids[i] for t, i in kept)
-
-
-def test_no_token_is_aligned_into_the_span() -> None:
-    # "red apples" has the token " apples" across the border; "red apx apples" has it again, partly of inserted text.
-    pair = pair_of(Insertion.text("x ap"), bytewise(), "paper", system="red ap", question="ples ?")
-    apples = encode(bytewise(), " apples")[0]
-    assert pair.boundary_merge and pair.alignment[pair.base.ids.index(apples)] == -1
-    assert pair.span[0] <= pair.inserted.ids.index(apples) < pair.span[1]
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,6 @@ def test_the_commands_take_a_file_of_pairs(folder: Path, tmp_path: Path, command
     ("command", "more", "words"),
     [
         ("locate", ["--n-tokens", "3"], "--pairs holds whole prompts: leave out --n-tokens"),
-        ("locate", ["--by", "colour"], "--by colour: pair .* has no such tag"),
         ("locate", ["--answers", "2"], "--answers grades texts"),
         ("circuit", ["--heads", "0:0", "--by", "of"], "--by goes with heads that are located"),
         ("locate", ["--mode", "sweep", "--by", "of"], "--by names heads within strata"),
@@ -250,6 +249,3 @@ def test_wrong_options_beside_pairs_are_one_line(tmp_path: Path, command: str, m
     path.write_text("".join(json.dumps({"ids": [1, 2, 3 + at], "answer": 1, "span": [0, 1]}) + "\n" for at in range(8)))
     done = CliRunner().invoke(app, [command, "--pairs", str(path), *more, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2 and re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
-    path.write_text(json.dumps({"ids": [1, 2, 3], "answer": 1, "clean": [1, 4, 3]}) + "\n")
-    done = CliRunner().invoke(app, [command, "--pairs", str(path), "--out", str(tmp_path / "out")])
-    assert "has no span, so contrast 'content' is not defined: use contrast='replaced'" in done.stderr

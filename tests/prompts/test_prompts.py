@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import loaded, problems
 from tokenizers_under_test import REAL, read_tokenizer, slash_pairs
@@ -20,7 +19,6 @@ from mless_interp.prompts.prompt import (
     Prompt,
     build_prompt,
     encode,
-    word_boundaries,
 )
 
 PROBLEM = Problem(id="p", question="How many apples ?", answer="3", system="reason step by step")
@@ -39,15 +37,6 @@ def texts(tokenizer: Any, prompt: Prompt) -> list[tuple[str, str]]:
 
 
 # ------------------------------------------------------------------------------------------------------------- Prompt
-
-
-def test_positions_of_segments_are_found_together_and_alone() -> None:
-    prompt = Prompt((7, 8, 9, 7), ("bos", "system", "question", "system"))
-    assert len(prompt) == 4
-    assert prompt.indices("system") == (1, 3) and prompt.indices("bos", "question") == (0, 2)
-    assert prompt.indices("answer") == ()
-    assert prompt.mask("system", "bos").tolist() == [True, True, False, True]
-    assert torch.equal(prompt.tokens, torch.tensor([[7, 8, 9, 7]]))
 
 
 # ---------------------------------------------------------------------------------------------------------- templates
@@ -101,12 +90,6 @@ def test_a_chat_prompt_names_its_parts() -> None:
     assert not prompt.bos_added
 
 
-def test_a_bos_that_the_chat_template_writes_is_a_bos_once_and_not_ours() -> None:
-    prompt = build_prompt(words(), PROBLEM, "chat")
-    assert prompt.indices("bos") == (0,) and prompt.ids.count(words().bos_token_id) == 1
-    assert not prompt.bos_added
-
-
 @pytest.mark.parametrize("question", ["How many ?\n", "  How many ?", "How many ?"])
 def test_white_space_around_a_question_is_what_the_chat_template_makes_of_it(question: str) -> None:
     problem = Problem(id="p", question=question, answer="3", system=" reason \n")
@@ -137,12 +120,6 @@ def test_a_chat_template_that_cannot_be_cut_apart_is_refused(template: str | Non
 
 
 # ------------------------------------------------------------------------------------------------------- text offsets
-
-
-def test_character_ranges_spell_the_text() -> None:
-    ids, ranges = word_boundaries(words(), "How many  apples?")
-    assert ids == encode(words(), "How many apples ?")
-    assert ["How many  apples?"[a:b] for a, b in ranges] == ["How", "many", "apples", "?"]
 
 
 # ---------------------------------------------------------------------------------- published tokenizers, all MATH-500

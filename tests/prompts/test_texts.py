@@ -10,6 +10,7 @@ import mless_interp as mi
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.prompt import build_prompt, encode
+from mless_interp.prompts.texts import problems_of
 
 TEXT = "What is the sum of two numbers ? Find the total of all apples and pears in each garden . Let the river share the stone"
 
@@ -91,7 +92,7 @@ def test_a_trained_model_goes_on_with_plain_texts(name: str, unit: str, shared_d
     file = tmp_path / "stories.txt"
     file.write_text(f"{STORY}\n\n{STORY.replace('Lily', 'Anna').replace('park', 'garden')}\n")
     sizes = {"n_context": 40, "n_before": 10, "n_answer": 2}
-    found = mi.app.command_line.chosen_problems(str(file), str(folder), limit=8, **sizes)
+    found = problems_of(str(folder), str(file), limit=8, **sizes)
     assert [made.id for made in found] == ["text-0", "text-1"] and found[0].system is not None
     assert (
         STORY.startswith(f"{found[0].system}{found[0].question}{found[0].answer}")

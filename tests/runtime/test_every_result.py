@@ -24,7 +24,7 @@ from mless_interp.circuits.judge import Verdicts
 from mless_interp.patching.parts import Parts
 from mless_interp.runtime import registry
 from mless_interp.runtime.columns import WIDTH, TextTable
-from mless_interp.runtime.results import Result, head_map, of_heads, tidy
+from mless_interp.runtime.results import Result, of_heads, tidy
 
 EVERY = pytest.mark.parametrize("name", RESULTS)
 
@@ -290,26 +290,12 @@ def test_a_result_that_says_no_more_is_shown_by_its_summary(bare: type[Result]) 
     assert repr(found.explain()) == "Two things.\nBoth true."
 
 
-def test_a_summary_without_a_number_has_nothing_to_draw(bare: type[Result]) -> None:
-    table = pd.DataFrame({"layer": [0], "head": [0], "label": ["a"]})
-    with pytest.raises(ValueError, match="there is no number to draw; there are layer, head, label"):
-        bare(table).default_column(table)
-
-
 def test_the_column_drawn_is_the_first_that_is_known() -> None:
     unknown = patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))
     assert unknown.summary()["effect_fraction"].isna().all()
     assert unknown.default_column(unknown.summary()) == "median"
     assert patched(8).default_column(patched(8).summary()) == "share"
     assert located().default_column(located().summary()) == "removed_share"
-
-
-def test_no_map_of_one_head_nor_of_several_rows_of_a_head() -> None:
-    table = heads_table()
-    assert head_map(table, ["y", "x"], ["label", "y"]).columns == ["label"]
-    assert head_map(table.iloc[:1], ["x"], ["label"]) is None
-    assert head_map(pd.concat([table, table]), ["x"], ["label"]) is None
-    assert head_map(table.assign(x=np.nan), ["x"], ["label"]) is None
 
 
 def test_cells_are_printed_by_the_role_of_their_column() -> None:

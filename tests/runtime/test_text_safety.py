@@ -2,7 +2,6 @@
 
 import csv
 import io
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as texts
-from models_under_test import loaded, pairs_for
 from small_results import RESULTS
 
-import mless_interp as mi
 from mless_interp.runtime.columns import TextTable
 from mless_interp.runtime.progress import progress_bar
 from mless_interp.runtime.tables import Table, neutral, original, read_csv
@@ -59,12 +56,6 @@ def test_texts_are_shown_by_their_codes() -> None:
     assert "<i>" not in TextTable.of(pd.DataFrame({"<i>": ["<i>"]}), "").html()
 
 
-def test_a_p_value_has_no_sign_and_a_small_effect_has() -> None:
-    table = TextTable.of(pd.DataFrame({"effect": [-0.5, 2e-5, np.nan], "p_more": [0.25, 3e-7, np.nan]}), "")
-    assert [line.split() for line in table.lines()[1:]] == [["-0.5000", "0.25"], ["+2e-05", "3e-07"], ["–", "–"]]
-    assert "<td>+2e-05</td><td>3e-07</td>" in table.html()
-
-
 def test_progress_bars_show_their_label_and_do_not_act(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(1, "head\x1b[2J\x07s"):
         pass
@@ -101,18 +92,3 @@ def test_every_table_of_a_result_is_safe_and_as_pandas_writes_it_where_nothing_i
     for table in (result.summary(), result.to_frame(), result.printed()):
         assert isinstance(table, Table) and isinstance(table.head(1), Table)
     assert result.to_frame().to_csv() == pd.DataFrame(result.to_frame()).to_csv()
-
-
-def test_problems_echo_in_one_line() -> None:
-    problems = mi.load_problems("demo")
-    assert repr(problems[:2]) == f"<2 x Problem: {problems[0].id}, {problems[1].id}>" and isinstance(problems, tuple)
-    assert repr(problems).endswith(f" and {len(problems) - 3} more>") and "\n" not in repr(problems)
-
-
-def test_a_pair_is_one_line(tiny_model_dir: Any) -> None:
-    pair = pairs_for(loaded(tiny_model_dir("qwen2"), "bridge"), count=1)[0]
-    assert (
-        repr(pair)
-        == f"PromptPair('p0', {pair.insertion.label}: {len(pair.base)} + {pair.n_inserted} tokens at {pair.span[0]})"
-    )
-    assert "\n" not in repr(replace(pair, problem=replace(pair.problem, id="a\n\x1bb")))

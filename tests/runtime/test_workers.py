@@ -196,7 +196,7 @@ def test_wrong_numbers_are_told_before_anything_begins(options: Any) -> None:
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("nowhere", "address must be auto, HOST:PORT or ray://HOST:PORT of a running cluster, got 'nowhere'"),
+        ("nowhere", "no Ray cluster answers at 'nowhere'"),
         ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1' .*refused"),
         ("ray://127.0.0.1:1", "no Ray cluster answers at 'ray://127.0.0.1:1'"),
     ],

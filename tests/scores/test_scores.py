@@ -363,11 +363,6 @@ def test_a_metric_says_its_unit_and_whether_it_has_a_sign() -> None:
     assert scores.quantity("span_mass_null").unit == ""
 
 
-def test_what_is_left_out_and_undefined_is_said() -> None:
-    scores = replace(scored(), settings={"boundary_merge": 2, "rows": "shared"})
-    scores.values["span_mass"]["inserted"][0, 0, 0] = np.nan
-
-
 def test_heads_that_never_recover_are_the_most_extreme_and_are_counted() -> None:
     n = 5
     latency = np.tile(np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), (n, 1, 1))
