@@ -86,8 +86,9 @@ class Shape:
     def operations(self, length: int, *, positions: float | int, read: float | int, layers: float = 1.0) -> float:
         """Return the floating-point operations (two for a product and its sum) of so many positions that see up to `length`
         tokens, through this share of the layers, with logits at `read` of them."""
-        each = 2 * self.active + 4 * self.info.n_heads * self.info.d_head * length
-        return layers * self.info.n_layers * positions * each + 2.0 * read * self.info.d_model * self.info.d_vocab
+        info = self.info
+        each = 2 * self.active + 2 * info.n_heads * ((info.d_key or info.d_head) + info.d_head) * length
+        return layers * info.n_layers * positions * each + 2.0 * read * info.d_model * info.d_vocab
 
 
 def _count(module: nn.Module) -> int:
