@@ -63,9 +63,9 @@ def got(part: tuple[Any, ...], whole: Any) -> Tensor:
     """The activation that is this part of what a module is given or gives.
 
     `("heads", d_head)`: the last axis by heads; `("columns", start, stop, d_head)`: some of it by heads; `("grouped",
-    n_kv, per_group, d_head, start, stop)`: some of each group's heads; `("swapped",)`: tokens before heads, where heads come
-    first; `("half", which)`; `("times", share)`: the first, as the layer multiplies it; `("argument", which)`: queries (0),
-    keys (1) or values (2) of an attention call, tokens before heads.
+    n_kv, per_group, d_head, start, stop)`: some of each group's heads; `("half", which)`; `("times", share)`: the first, as
+    the layer multiplies it; `("argument", which)`: queries (0), keys (1) or values (2) of an attention call, tokens before
+    heads.
     """
     kind, *said = part
     if kind in ("first", "times"):
@@ -79,8 +79,6 @@ def got(part: tuple[Any, ...], whole: Any) -> Tensor:
     if kind == "grouped":
         start, stop = said[3:]
         return whole.unflatten(-1, tuple(said[:3]))[..., start:stop, :].flatten(-3, -2)
-    if kind == "swapped":
-        return whole.transpose(1, 2)
     if kind == "half":
         return whole.chunk(2, -1)[said[0]]
     if kind == "argument":
@@ -105,8 +103,6 @@ def put(part: tuple[Any, ...], whole: Any, new: Tensor) -> Any:
         (n_kv, *_), (start, stop) = said[:3], said[3:]
         groups = whole.unflatten(-1, tuple(said[:3]))
         return torch.cat([groups[..., :start, :], new.unflatten(-2, (n_kv, -1)), groups[..., stop:, :]], -2).flatten(-3)
-    if kind == "swapped":
-        return new.transpose(1, 2)
     if kind == "half":
         halves = list(whole.chunk(2, -1))
         halves[said[0]] = new
