@@ -16,6 +16,9 @@ from ..models.info import ModelError, ModelInfo
 from ..models.load import source_of
 from ..models.model_folder import INDEX, WEIGHTS, check_tokenizer, document, first_line
 
+PACKS_EXPERTS = ("fp8", "mxfp4")
+"""Ways of quantising that take experts too, which are no linear layers."""
+
 
 @dataclass(frozen=True, eq=False)
 class Shape:
@@ -61,14 +64,17 @@ class Shape:
         experts = sum(weight.numel() for label, weight in named if "experts" in label and "shared" not in label)
         linear = [each for layer in layers for each in layer.modules() if isinstance(each, nn.Linear | Conv1D)]
         packed = getattr(config, "quantization_config", None)
+        packed = None if packed is None else packed if isinstance(packed, dict) else packed.to_dict()
         return cls(
             info=info,
             config=config,
             tokenizer=tokenizer,
             n_parameters=_count(made),
             active=per_layer - idle * experts / len(layers),
-            bits=0.0 if packed is None else _bits(packed if isinstance(packed, dict) else packed.to_dict()),
-            n_quantised=0 if packed is None else sum(each.weight.numel() for each in linear),
+            bits=0.0 if packed is None else _bits(packed),
+            n_quantised=0
+            if packed is None
+            else sum(each.weight.numel() for each in linear) + experts * (packed.get("quant_method") in PACKS_EXPERTS),
         )
 
     @property
