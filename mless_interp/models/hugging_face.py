@@ -37,7 +37,6 @@ from .model_folder import ADAPTER, INDEX, check_index, check_saved, first_line, 
 from .traced_ops import additive_mask, unembedded
 
 _OTHER_ATTENTION = {
-    "indexer": "chooses by a second attention which tokens each one sees, so that no condition says who sees whom",
     "attn_sub_norm": "norms the outputs of all heads together before they are projected, so that no head writes by itself",
 }
 """Modules that only attention of another form has, and what it is."""
