@@ -28,6 +28,20 @@ _YARN = {
     "original_max_position_embeddings": 64,
     "truncate": False,
 }
+_LATENT: dict[str, Any] = {
+    "intermediate_size": 96,
+    "num_key_value_heads": N_HEADS,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_LONGER = {key: value for key, value in _YARN.items() if key != "truncate"} | {"beta_fast": 32.0, "beta_slow": 1.0}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("GPT2", _GPT),
@@ -53,6 +67,35 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-OSS": (
         "GptOss",
         _named(head_dim=8, num_local_experts=4, sliding_window=WINDOW, rope_parameters=_YARN, **_EXPERTS),
+    ),
+    "DeepSeek-V2": (
+        "DeepseekV2",
+        _named(
+            **_LATENT,
+            q_lora_rank=None,
+            rope_parameters={**_LONGER, "mscale": 0.707, "mscale_all_dim": 0.5},
+        ),
+    ),
+    "DeepSeek-V3": (
+        "DeepseekV3",
+        _named(
+            **_LATENT,
+            q_lora_rank=20,
+            n_group=2,
+            topk_group=1,
+            rope_parameters={**_LONGER, "mscale": 1.0, "mscale_all_dim": 0.8},
+        ),
+    ),
+    "Kimi-K2": (
+        "DeepseekV3",
+        _named(
+            **{**_LATENT, "n_routed_experts": 6},
+            q_lora_rank=24,
+            n_group=1,
+            topk_group=1,
+            rope_interleave=False,
+            rope_parameters={**_LONGER, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0},
+        ),
     ),
     "SmolLM3": ("SmolLM3", _named(intermediate_size=128, num_key_value_heads=2, no_rope_layer_interval=2)),
     "HunYuan": ("HunYuanDenseV1", _named(intermediate_size=128, num_key_value_heads=2, head_dim=8)),

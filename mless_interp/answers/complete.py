@@ -244,7 +244,7 @@ def default_batch_size(model: Model, requests: Sequence[Request], max_new_tokens
 
 def rows_at_once(info: ModelInfo, gpu: int | None, *, longest: int, max_new_tokens: int) -> int:
     """The same of a model's geometry and the bytes of a GPU, None for a CPU; `longest` prompt in tokens."""
-    cache = 2 * info.n_layers * info.n_key_value_heads * info.d_head * (longest + max_new_tokens)
+    cache = info.n_layers * info.n_cached * (longest + max_new_tokens)
     prefill = longest * (8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * longest)
     bytes_each = {"float64": 8, "float32": 4}.get(info.dtype, 2)
     per_row = (cache + prefill) * bytes_each + 16 * info.d_vocab

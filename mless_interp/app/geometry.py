@@ -16,6 +16,9 @@ from ..models.info import ModelError, ModelInfo
 from ..models.load import source_of
 from ..models.model_folder import INDEX, WEIGHTS, check_tokenizer, document, first_line
 
+PACKS_EXPERTS = ("fp8", "mxfp4")
+"""Ways of quantising that take experts too, which are no linear layers."""
+
 
 @dataclass(frozen=True, eq=False)
 class Shape:
@@ -61,14 +64,17 @@ class Shape:
         experts = sum(weight.numel() for label, weight in named if "experts" in label and "shared" not in label)
         linear = [each for layer in layers for each in layer.modules() if isinstance(each, nn.Linear | Conv1D)]
         packed = getattr(config, "quantization_config", None)
+        packed = None if packed is None else packed if isinstance(packed, dict) else packed.to_dict()
         return cls(
             info=info,
             config=config,
             tokenizer=tokenizer,
             n_parameters=_count(made),
             active=per_layer - idle * experts / len(layers),
-            bits=0.0 if packed is None else _bits(packed if isinstance(packed, dict) else packed.to_dict()),
-            n_quantised=0 if packed is None else sum(each.weight.numel() for each in linear),
+            bits=0.0 if packed is None else _bits(packed),
+            n_quantised=0
+            if packed is None
+            else sum(each.weight.numel() for each in linear) + experts * (packed.get("quant_method") in PACKS_EXPERTS),
         )
 
     @property
@@ -86,8 +92,9 @@ class Shape:
     def operations(self, length: int, *, positions: float | int, read: float | int, layers: float = 1.0) -> float:
         """Return the floating-point operations (two for a product and its sum) of so many positions that see up to `length`
         tokens, through this share of the layers, with logits at `read` of them."""
-        each = 2 * self.active + 4 * self.info.n_heads * self.info.d_head * length
-        return layers * self.info.n_layers * positions * each + 2.0 * read * self.info.d_model * self.info.d_vocab
+        info = self.info
+        each = 2 * self.active + 2 * info.n_heads * ((info.d_key or info.d_head) + info.d_head) * length
+        return layers * info.n_layers * positions * each + 2.0 * read * info.d_model * info.d_vocab
 
 
 def _count(module: nn.Module) -> int:

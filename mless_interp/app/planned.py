@@ -291,8 +291,9 @@ class _Work:
             read = len(self.outcome.reads(longest))
             rows = -(-TOKENS_PER_PASS["cpu" if on_cpu else "cuda"] // (changed * batch))
             rows = min(rows, info.n_layers * (info.n_heads + 1))
-        cache = 2 * info.n_key_value_heads * info.d_head * length * max(1, runs)
-        recorded = runs * changed * (info.d_model + 2 * info.n_heads * info.d_head)
+        d_both = (info.d_key or info.d_head) + info.d_head
+        cache = (runs * info.n_key_value_heads * d_both or info.n_cached) * length
+        recorded = runs * changed * (info.d_model + info.n_heads * d_both)
         scores = 4 * info.n_heads * length * (chosen["attention"] == "eager")
         wide = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + scores
         made = chosen["backend"] == "hooked_transformer" or (

@@ -26,9 +26,11 @@ INPUTS = {
     ("qkv_proj",): "in a row",
     ("c_attn",): "in a row",
     ("query_key_value",): "by group",
+    ("q_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"): "latent",
+    ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj"): "latent",
 }
 """Projections to queries, keys and values, and how one that makes all three has them: all queries, then all keys, then all
-values; or group by group its queries, its key, its value."""
+values; or group by group its queries, its key, its value. "latent": see `LatentInputs`."""
 INPUT_NORMS = {
     ("q_norm", "k_norm"): "before",
     ("q_layernorm", "k_layernorm"): "before",
@@ -56,6 +58,12 @@ ROTATED: dict[str, Callable[[Any], bool]] = {
     "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
 }
 """Attention that rotates in some layers only, and whether it is one of these; every other rotates in all."""
+PAIRED: dict[str, Callable[[Any], tuple[bool, bool]]] = {
+    "DeepseekV2Attention": lambda attention: (True, True),
+    "DeepseekV3Attention": lambda attention: (bool(attention.config.rope_interleave), False),
+}
+"""Latent attention that is known: whether what it turns together lies side by side, before it is turned and after it; else
+half a width apart."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +109,7 @@ NORMS = {
 
 @dataclass(frozen=True)
 class Geometry:
-    """Heads, key-value heads and the width of a head."""
+    """Heads, key-value heads and the width of a head's values and output."""
 
     n_heads: int
     n_kv: int
@@ -153,6 +161,26 @@ class QueriesKeysValues:
         group = h.n_heads // h.n_kv
         start, stop = ((0, group), (group, group + 1), (group + 1, group + 2))[which]
         return "grouped", h.n_kv, group + 2, h.d_head, start, stop
+
+
+class LatentInputs(QueriesKeysValues):
+    r"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): a latent vector c makes keys and values, n are norms.
+
+    $$ (c, r) = W_{DKV}\, x, \qquad k_h = [W_{UK}^h\, n(c),\ R_p r], \qquad v_h = W_{UV}^h\, n(c) $$
+
+    The end r of a key is every head's, and it alone is rotated, as is the end of a query. No module gives keys.
+    """
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        *queries, down, norm, up = self.projections
+        n_heads, q = self.heads.n_heads, x
+        for each in queries:
+            q = linear(each, q)
+        latent, shared = linear(down, x).tensor_split([norm.weight.shape[0]], -1)  # type: ignore[operator, index]
+        own = linear(up, norm(latent)).unflatten(-1, (n_heads, -1))
+        k, v = own[..., : -self.heads.d_head], own[..., -self.heads.d_head :]
+        shared = shared[..., None, :].expand(*k.shape[:-1], -1)
+        return q.unflatten(-1, (n_heads, -1)), torch.cat([k, shared], -1), v
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
@@ -394,9 +422,8 @@ def _inputs(layer: nn.Module, attention_path: str, heads: Geometry) -> QueriesKe
             norms = None if pair is None else _parts(attention, *pair)
             last = pair is not None and INPUT_NORMS[pair] == "after"
             paths = tuple(f"{attention_path}.{name}" for name in names)
-            return QueriesKeysValues(
-                paths, projections, layout, None if norms is None else (norms[0], norms[1]), last, heads
-            )
+            made = LatentInputs if layout == "latent" else QueriesKeysValues
+            return made(paths, projections, layout, None if norms is None else (norms[0], norms[1]), last, heads)
     return None
 
 
@@ -451,6 +478,9 @@ class Positions:
         self._table = getattr(first, "embed_positions", None)  # GPT-J's, of whole positions
         self.adjacent = self._table is not None  # what is turned together lies side by side
         self.whole_only = self.learned or self._table is not None
+        self._paired = PAIRED[type(first).__name__](first) if type(first).__name__ in PAIRED else None
+        if self._paired:
+            self.width = first.qk_rope_head_dim
         self.prescaled = 1.0
         if type(first).__name__ in SCALED_QUERIES:
             self.prescaled = float(first.scaling)  # type: ignore[arg-type]
@@ -465,7 +495,9 @@ class Positions:
         if not layers or len(attentions) != len(layers) or getattr(decoder, "use_alibi", False):
             return None
         found = cls(decoder, attentions)
-        rotated = found._apply is not None and (found._rotary is not None or found._table is not None)
+        rotated = (found._apply or found._paired) is not None and (
+            found._rotary is not None or found._table is not None
+        )
         return found if rotated or found.learned else None
 
     def enter(
@@ -481,6 +513,10 @@ class Positions:
             size = cos * cos + sin * sin  # 1, but where a rule of scaling lengthens what it turns
             cos, sin = cos / size, -sin / size
         width = self.width or q.shape[-1]
+        if self._paired:
+            paired = self._paired[:: -1 if back else 1]
+            q, k = (torch.cat([x[..., :-width], _turned(x[..., -width:], cos, sin, *paired)], -1) for x in (q, k))
+            return q, k
         (q, q_rest), (k, k_rest) = ((x[..., :width], x[..., width:]) for x in (q, k))
         if self._table is not None:
             q, k = (self._apply(x, sin, cos) for x in (q, k))  # type: ignore[misc]
@@ -501,8 +537,22 @@ class Positions:
         shown = torch.empty(
             0, dtype=like.dtype, device=positions.device
         )  # it reads dtype and device, and may lie elsewhere
-        cos, sin = self._rotary(shown, positions, *kind)
+        tables = self._rotary(shown, positions, *kind)
+        if isinstance(tables, Tensor):  # DeepSeek-V2's are complex
+            tables = (torch.cat([part, part], -1) for part in (tables.real, tables.imag))
+        cos, sin = tables
         return cos.to(like.device), sin.to(like.device)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, before: bool, after: bool) -> Tensor:
+    """Queries or keys `[rows, token, heads, d]` turned by tables `[rows or 1, token, d]`; whether what is turned together lies
+    side by side in them, and in what comes."""
+    x = x.unflatten(-1, (-1, 2)).transpose(-1, -2) if before else x.unflatten(-1, (2, -1))
+    dtype = x.dtype
+    first, second = x.to(cos.dtype).unbind(-2)  # DeepSeek-V2 turns in float32
+    cos, sin = (table[..., None, : first.shape[-1]] for table in (cos, sin))
+    made = torch.stack([first * cos - second * sin, second * cos + first * sin], -1 if after else -2)
+    return made.flatten(-2).to(dtype)
 
 
 # ---------------------------------------------------------------------------------------------------- stepping through

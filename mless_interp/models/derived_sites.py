@@ -42,34 +42,48 @@ class Held:
 
 ENTERING = {"attn.hook_rot_q": "attn.hook_q", "attn.hook_rot_k": "attn.hook_k"}
 """Sites of what enters the scores, and of what it is made of."""
-Turn = Callable[[int, int, Tensor, bool], Tensor]
-"""(layer, 0 for queries and 1 for keys, what is to be turned `[batch, token, head, d_head]`, back) -> turned."""
+Turn = Callable[..., Tensor]
+"""(layer, 0 for queries and 1 for keys, what is to be turned `[batch, token, head, d_head]`, back=) -> turned."""
 
 
-def turned_taps(taps: Taps, turn: Turn) -> Taps:
-    """The same run with its taps at the sites of what enters the scores moved to where it is made: turned there and back."""
-    made = dict(taps)
+def turned_taps(taps: Taps, turn: Turn, *, shown: str = "before") -> Taps:
+    """The same run with its taps where queries and keys are shown, "before" they are turned or as they are "entering" the
+    scores; those of the other sites are turned there and back."""
+    made, back = dict(taps), shown == "entering"
     for name in taps:
         layer, what = _parsed(name)
-        if what in ENTERING:
-            before = site(layer, ENTERING[what])
-            made[before] = _turned(made.get(before), made.pop(name), turn, layer, list(ENTERING).index(what))
+        for which, (entering, before) in enumerate(ENTERING.items()):
+            if what == (before if back else entering):
+                there, again = (partial(turn, layer, which, back=way) for way in (back, not back))
+                tap = through(made.pop(name), there, again)
+                place = site(layer, entering if back else before)
+                both = (tap, made.get(place)) if back else (made.get(place), tap)
+                made[place] = _one_by_one(*both)
     return made
 
 
-def _turned(first: Tap | None, then: Tap, turn: Turn, layer: int, which: int) -> Tap:
-    def apply(value: Tensor) -> Tensor:
-        value = value if first is None else first(value)
-        new = then(turn(layer, which, value, False))
-        return value if then.edit is None else turn(layer, which, new, True)
+def through(tap: Tap, there: Edit, back: Edit) -> Tap:
+    """The same tap where its activation waits in another form, from which `there` leads and to which `back`."""
 
-    if then.edit is not None or (first is not None and first.edit is not None):
-        return Tap(edit=apply)
+    def keep(value: Tensor) -> None:
+        tap(there(value))
+
+    return Tap(keep=keep) if tap.edit is None else Tap(lambda value: back(tap(there(value))))
+
+
+def _one_by_one(*taps: Tap | None) -> Tap:
+    """Several taps of one activation, in this order."""
+    given = [tap for tap in taps if tap is not None]
+
+    def apply(value: Tensor) -> Tensor:
+        for tap in given:
+            value = tap(value)
+        return value
 
     def keep(value: Tensor) -> None:
         apply(value)
 
-    return Tap(keep=keep)
+    return Tap(keep=keep) if all(tap.edit is None for tap in given) else Tap(apply)
 
 
 def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callable[[int], AttentionRule]) -> Taps:

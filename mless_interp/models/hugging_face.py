@@ -19,7 +19,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import cached_file, logging
 
 from .base import Model
-from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
+from .decoder import (
+    PAIRED,
+    Geometry,
+    HuggingFaceLayers,
+    LatentInputs,
+    Positions,
+    attention_rule_of,
+    decoder_layers,
+    unwrapped,
+)
 from .derived_sites import turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
@@ -28,8 +37,6 @@ from .model_folder import ADAPTER, INDEX, check_index, check_saved, first_line, 
 from .traced_ops import additive_mask, unembedded
 
 _OTHER_ATTENTION = {
-    "kv_a_proj_with_mqa": "makes its keys and values of a latent vector (multi-head latent attention), so that it has no keys "
-    "and values as every analysis here reads them",
     "attn_sub_norm": "norms the outputs of all heads together before they are projected, so that no head writes by itself",
 }
 """Modules that only attention of another form has, and what it is."""
@@ -48,6 +55,7 @@ def hugging_face_info(
     if reason is not None:
         raise ModelError(f"{name} ({type(hf_model).__name__}) {reason}: it is not taken")
     n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
+    latent = any(hasattr(each, "kv_a_proj_with_mqa") for each in hf_model.modules())
     # a key that a config's class has not, as a field or a property, its model does not read
     known = {*inspect.signature(type(config).__init__).parameters, *dir(type(config))}
     kinds, width = (
@@ -69,7 +77,7 @@ def hugging_face_info(
         n_layers=n_layers,
         n_heads=n_heads,
         n_key_value_heads=_n_key_value_heads(config),
-        d_head=getattr(config, "head_dim", None) or config.hidden_size // n_heads,
+        d_head=config.v_head_dim if latent else getattr(config, "head_dim", None) or config.hidden_size // n_heads,
         d_model=config.hidden_size,
         d_mlp=_d_mlp(config),
         d_vocab=config.vocab_size,
@@ -79,6 +87,8 @@ def hugging_face_info(
         device=str(device_of(hf_model)),
         attention=attention,
         versions=versions,
+        d_key=config.qk_nope_head_dim + config.qk_rope_head_dim if latent else None,
+        d_cached=config.kv_lora_rank + config.qk_rope_head_dim if latent else None,
     )
 
 
@@ -105,6 +115,12 @@ def _not_taken(hf_model: Any, config: Any) -> str | None:
         return (
             f"has layers of {', '.join(sorted(strange))}, and only those that attend to all tokens before or to a sliding "
             "window of them are taken"
+        )
+    latent = {type(unwrapped(each)).__name__ for each in hf_model.modules() if hasattr(each, "kv_a_proj_with_mqa")}
+    if latent - PAIRED.keys():
+        return (
+            "makes its keys and values of a latent vector (multi-head latent attention) by "
+            f"{', '.join(sorted(latent - PAIRED.keys()))}, and only {' and '.join(PAIRED)} are known"
         )
     return next((what for part, what in _OTHER_ATTENTION.items() if part in modules), None)
 
@@ -162,6 +178,7 @@ class HuggingFaceModel(Model):
         self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)
         self.windows_by_index = any(has_own_window(part.attention) for part in self.parts if part.attention is not None)
         self.float32_softmax = attention == "eager" and not self.has_sinks
+        self.latent = any(isinstance(part.inputs, LatentInputs) for part in self.parts)
         self.positions = Positions.of(hf_model, self.parts)
         if self.positions is not None:
             self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
@@ -177,17 +194,17 @@ class HuggingFaceModel(Model):
         return found
 
     def _turned(self, taps: Taps, inputs: Inputs) -> Taps:
-        """These taps where the library shows queries and keys only before it turns them."""
+        """These taps where the library shows queries and keys only before it turns them, or only after that (latent ones)."""
         known, positions = self.positions, inputs.positions
         if known is None or any(part.inputs is None or part.inputs.norms is not None for part in self.parts):
             return taps  # a norm comes between, and has no way back
 
-        def turn(layer: int, which: int, value: Tensor, back: bool) -> Tensor:
+        def turn(layer: int, which: int, value: Tensor, *, back: bool) -> Tensor:
             none = value[..., :0, :]
             q, k = (none, value) if which else (value, none)
             return known.enter(layer, q, k, positions, back=back)[which]
 
-        return turned_taps(taps, turn)
+        return turned_taps(taps, turn, shown="entering" if self.latent else "before")
 
     def attention_rule(self, layer: int) -> AttentionRule:
         return attention_rule_of(self._attention(layer), d_head=self.info.d_head)

@@ -30,6 +30,8 @@ class ModelInfo:
     (a model run by `remote=True`) and in what was saved before there was one. `Model.weights_hash` is that of now.
     `n_classes`: how many classes it gives, where these are no tokens (a HookedTransformer whose `d_vocab_out` is not its
     `d_vocab`); answers are then classes. None: it gives tokens.
+    `d_key`: the width of a head's queries and keys where that of its values and output, `d_head`, is another (latent
+    attention). `d_cached`: how many numbers a cache then holds of a token in a layer, for all heads. None otherwise.
     `config_hash`: what its config said then (`models.loaded_weights.config_hash`), without which the weights mean nothing.
     """
 
@@ -53,6 +55,13 @@ class ModelInfo:
     weights_hash: str | None = None
     config_hash: str | None = None
     n_classes: int | None = None
+    d_key: int | None = None
+    d_cached: int | None = None
+
+    @property
+    def n_cached(self) -> int:
+        """Numbers that a cache holds of a token in a layer."""
+        return self.d_cached or 2 * self.n_key_value_heads * self.d_head
 
     @property
     def heads(self) -> tuple[Head, ...]:

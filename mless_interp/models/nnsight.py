@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from . import traced_ops
 from .arithmetic import values_of_heads
-from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
+from .decoder import DecoderLayer, Geometry, LatentInputs, Mlp, layer_modules
 from .derived_sites import mixed_taps
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
 from .info import ModelError
@@ -222,8 +222,8 @@ class NnsightModel(HuggingFaceModel):
         if self.has_sinks:
             taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
         if (
-            self.operations.call is None and self.remote is not True
-        ):  # its rotation is made of numbers that are not here
+            self.latent or self.operations.call is None
+        ) and self.remote is not True:  # its rotation is made of numbers that are not here
             taps = self._turned(taps, inputs)
         kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
         options: dict[str, Any] = {"use_cache": False, "logits_to_keep": kept}
@@ -365,11 +365,13 @@ def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, 
     inputs, norms, attention = part.inputs, part.norms, part.attention_path
     assert inputs is not None and norms is not None
     made = {"hook_resid_pre": Place("", "input"), "hook_resid_post": Place("", "output", traced_ops.FIRST)}
-    for which, name in enumerate("qkv"):
-        made[f"attn.hook_{name}"] = Place(inputs.path(which), "output", inputs.part(which))
+    if not isinstance(inputs, LatentInputs):
+        for which, name in enumerate("qkv"):
+            made[f"attn.hook_{name}"] = Place(inputs.path(which), "output", inputs.part(which))
     if found.call is not None:
         made["attn.hook_rot_q"] = Place(attention, "inputs", ("argument", 0), (found.call,))
         made["attn.hook_rot_k"] = Place(attention, "inputs", ("argument", 1), (found.call,))
+        made.setdefault("attn.hook_v", Place(attention, "inputs", ("argument", 2), (found.call,)))
     if found.pattern:
         made["attn.hook_attn_scores"] = Place(attention, "input", labels=found.scores)
         made["attn.hook_pattern"] = Place(attention, "output", labels=found.pattern)
@@ -485,10 +487,11 @@ def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: G
     for path in reversed(patterns):
 
         def look_at_self(path: tuple[str, ...] = path) -> tuple[Tensor, Tensor]:
-            projected = traced_ops.found(at, values.path)
-            own = traced_ops.got(values.part, projected.output)
+            made = traced_ops.found(at, values.path, values.labels)
+            whole = getattr(made, values.side)
+            own = traced_ops.got(values.part, whole)
             own = torch.randn(own.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(own)
-            projected.output = traced_ops.put(values.part, projected.output, own)
+            setattr(made, values.side, traced_ops.put(values.part, whole, own))
             pattern = traced_ops.found(attn, "", path)  # looked up when the call has begun
             shown = pattern.output
             pattern.output = torch.eye(_PROBE).expand(shape).to(shown)

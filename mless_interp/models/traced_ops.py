@@ -64,7 +64,8 @@ def got(part: tuple[Any, ...], whole: Any) -> Tensor:
 
     `("heads", d_head)`: the last axis by heads; `("columns", start, stop, d_head)`: some of it by heads; `("grouped",
     n_kv, per_group, d_head, start, stop)`: some of each group's heads; `("half", which)`; `("times", share)`: the first, as
-    the layer multiplies it; `("argument", which)`: queries (0) or keys (1) of an attention call, tokens before heads.
+    the layer multiplies it; `("argument", which)`: queries (0), keys (1) or values (2) of an attention call, tokens before
+    heads.
     """
     kind, *said = part
     if kind in ("first", "times"):

@@ -23,17 +23,19 @@ from transformers import PreTrainedModel
 from .arithmetic import values_of_heads
 from .base import Model
 from .decoder import Geometry, Positions, attention_rule_of, decoder_layers, unwrapped
-from .derived_sites import mixed_taps
+from .derived_sites import mixed_taps, through
 from .hooked import HookedTransformerModel, as_hook
 from .hugging_face import HuggingFaceModel, float32_unembedding, hugging_face_info, layer_masks, own_windows_lifted
 from .info import AttentionOutput, ModelError
 from .inputs import Inputs, Tap, Taps
 from .loaded_weights import adapters, refuse_not_finite
 from .model_folder import WEIGHTS, document, first_line
-from .sites import attention_sites
+from .sites import attention_sites, parsed, site
 
 BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
 """What a HookedTransformer makes itself, whatever its weights are."""
+LATENT_POINTS = {"attn.hook_rot_q": "attn.hook_q", "attn.hook_rot_k": "attn.hook_k", "attn.hook_v": "attn.hook_v"}
+"""Sites of latent attention, and the hook points of a bridge that show them."""
 
 
 def has_hooked_transformer() -> bool:
@@ -121,11 +123,30 @@ class BridgeModel(HuggingFaceModel):
     ) -> Tensor | None:
         if not self._obeys_patterns:
             taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
-        return self._run(inputs, masks, taps if self._shows_entering else self._turned(taps, inputs), read)
+        shown = self._shows_entering and not self.latent
+        return self._run(inputs, masks, taps if shown else self._turned(taps, inputs), read)
+
+    def _placed(self, name: str, tap: Tap) -> tuple[str, Tap]:
+        """The hook point of a site and what is done there: of latent attention it shows queries, keys and values heads first,
+        as they enter the scores, and head outputs cut to another width."""
+        layer, what = parsed(name) or (0, "")
+        if self.latent and what in LATENT_POINTS:
+            swap = partial(torch.transpose, dim0=1, dim1=2)
+            return site(layer, LATENT_POINTS[what]), through(tap, swap, swap)
+        if self.latent and what == "attn.hook_z":
+            cut: list[torch.Size] = []
+
+            def by_heads(value: Tensor) -> Tensor:
+                cut[:] = [value.shape]
+                return value.flatten(2).unflatten(-1, (self.info.n_heads, -1))
+
+            return name, through(tap, by_heads, lambda z: z.reshape(cut[0]))
+        return name, tap
 
     def _run(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Tensor | None:
         bridge = self.underlying
-        hooks = [(self._points[name], as_hook(tap)) for name, tap in taps.items() if name in self._points]
+        placed = (self._placed(name, tap) for name, tap in taps.items())
+        hooks = [(self._points[name], as_hook(tap)) for name, tap in placed if name in self._points]
         options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
