@@ -12,7 +12,7 @@ import torch
 from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
 from mless_interp.models.base import Model
 from mless_interp.models.inputs import Inputs
-from mless_interp.models.load import load_model
+from mless_interp.models.load import load_model, wrap_model
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
@@ -29,6 +29,19 @@ QUESTIONS = (
 def loaded(directory: Path, backend: str, dtype: str = "float32", attention: str = "eager") -> Model:
     """One model per process; tests must not change it."""
     return load_model(directory, backend=backend, dtype=dtype, attn_implementation=attention)
+
+
+def hooked(**given: Any) -> Model:
+    """A small attention-only HookedTransformer without layer norm, drawn at random."""
+    from mless_interp.models.transformer_lens import _hooked, _imported
+
+    made = {"n_layers": 2, "n_heads": 2, "d_model": 8, "d_head": 4, "n_ctx": 5, "d_vocab": 9, "act_fn": "relu"}
+    made |= {"attn_only": True, "normalization_type": None, "seed": 3, **given}
+    drawn = _hooked(_imported("transformer_lens").HookedTransformerConfig(**made))
+    with torch.no_grad():
+        for weight in drawn.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(weight.numel()), std=0.6)
+    return wrap_model(drawn.eval(), name="small")
 
 
 def without_stepper(model: Model) -> Model:

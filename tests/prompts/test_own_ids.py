@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import needs_hooked_transformer
-from models_under_test import loaded, pairs_for
+from models_under_test import hooked, loaded, pairs_for
 from typer.testing import CliRunner
 
 import mless_interp as mi
@@ -18,19 +18,6 @@ from mless_interp.prompts.own_ids import pairs_from_file
 
 QUIET: dict[str, Any] = {"progress": False}
 IDS = [[7, 1, 2, 3, 4], [7, 5, 6, 1, 4]]
-
-
-def hooked(**given: Any) -> mi.Model:
-    """A small attention-only HookedTransformer without layer norm, drawn at random."""
-    from mless_interp.models.transformer_lens import _hooked, _imported
-
-    made = {"n_layers": 2, "n_heads": 2, "d_model": 8, "d_head": 4, "n_ctx": 5, "d_vocab": 9, "act_fn": "relu"}
-    made |= {"attn_only": True, "normalization_type": None, "seed": 3, **given}
-    drawn = _hooked(_imported("transformer_lens").HookedTransformerConfig(**made))
-    with torch.no_grad():
-        for weight in drawn.parameters():
-            weight.normal_(generator=torch.Generator().manual_seed(weight.numel()), std=0.6)
-    return mi.wrap_model(drawn.eval(), name="small")
 
 
 def test_a_span_of_token_ids_is_a_pair_by_hand() -> None:
