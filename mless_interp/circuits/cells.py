@@ -195,6 +195,7 @@ def measured(
     `changes` of a unit's runs: the place of a cell, the stage at which its change enters the stream (none falling) and the
     change; a cell without any is NaN. `heads`: as they were asked for, to tell where they were named.
     """
+    prepared = prepared.under(sweep.contrast)
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
         flow, places = Flow(prepared.runs(unit), sweep, max_rows), []  # type: tuple[Flow, list[int]]

@@ -13,7 +13,7 @@ from ..models.base import Model
 from ..models.info import ModelError
 from ..patching.effect import fewest_for
 from ..prompts.conditions import one_of, several_of
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import REPLACED, PromptPair
 from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
 from .cells import CellEffects
@@ -167,12 +167,13 @@ def trace_circuit(
     named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
     measured = others or named_on
     located = heads if isinstance(heads, LocatedHeads) else None
+    of = REPLACED if contrast == "replaced" and measured[0].given else measured[0].insertion
     chosen = heads_of(model, heads, "trace") if located is None else largest_heads(located, most_heads)
     made = Circuit(
         heads=chosen,
         problem_ids=tuple(pair.id for pair in measured),
         located=located,
-        settings={"contrast": contrast, "outcome": outcome, "insertion": measured[0].insertion.label},
+        settings={"contrast": contrast, "outcome": outcome, "insertion": of.label},
     )
     if not chosen:
         return made

@@ -394,8 +394,8 @@ class PositionMap(CellEffects, Result):
     """Through which tokens heads act: `values` `[problem, cell]`, of which the cells are `Place`s (`CellEffects`).
 
     By head and place, in this order. A place is a token of the question at which alone the head's output is patched ("row 0",
-    "row -1", "row all"; "position 0" where nothing is inserted), or a part of the span that the head cannot see ("span first token", "span block 0", "span all"). NaN
-    where a problem has no such token.
+    "row -1", "row all"; "position 0" where nothing is inserted), or a part of the span that the head cannot see ("span first
+    token", "span block 0", "span all"). NaN where a problem has no such token.
     """
 
     picture = "site_map"
