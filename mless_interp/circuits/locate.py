@@ -23,10 +23,10 @@ from ..runtime.text_safety import visible
 from ..statistics import CONFIDENCE
 from ..statistics.arguments import check_count, check_share, derive_generator
 from .confirmation import Confirmation
-from .judge import Judged
+from .judge import PER_HEAD, Judged
 from .located import LocatedHeads
 from .measure import N_SCREENED, Measured, Way, chosen_way, kept_file, measure, screened
-from .sentences import PER_HEAD, few_problems
+from .sentences import few_in_strata, few_problems
 from .specificity import Controls, Held, check_controls, sinks_read
 
 MODES = ("auto", "exact", "screen")
@@ -130,6 +130,8 @@ def locate_heads(
         family = screened(discovery, candidates, between, folder=folder, progress=progress)
     else:
         _warn_of_few(prepared.n_groups, len(family), confidence)
+    if by is not None and (words := few_in_strata(strata, prepared.groups, len(family), confidence, by)):
+        warnings.warn(visible(words), stacklevel=3)
     if fresh is not None:
         _warn_of_few(fresh.n_groups, 1, confidence, per_head=1)
     file = None if folder is None else folder / "mless.jsonl" if way.exact else kept_file(folder, "mless", family)

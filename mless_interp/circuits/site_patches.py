@@ -24,7 +24,7 @@ from ..runtime.results import Result
 from .cells import POSITION, CellEffects, Made, Place, Site, measured
 from .controls import prepared_with, sweep_of
 from .located import LocatedHeads
-from .stream_changes import Flow, check_options, heads_of, need_layers, need_weights, writes
+from .stream_changes import Flow, check_options, has_mlps, heads_of, need_layers, need_weights, writes
 
 SITES_OF_A_LAYER = {
     "resid_pre": "the residual stream before the layer",
@@ -80,7 +80,7 @@ def patch_sites(
 
     Parameters
     ----------
-    sites : of "resid_pre", "attn_out", "mlp_out", "resid_post".
+    sites : of "resid_pre", "attn_out", "mlp_out" (left out where a model has no MLPs), "resid_post".
     n_rows : how many tokens from each end; names that a shorter question has no token for are NaN there and leave those cells'
         n, and those that none has are left out.
     contrast, direction, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
@@ -95,6 +95,9 @@ def patch_sites(
     check_count(n_rows, name="n_rows")
     need_layers(model, "patch_sites")
     chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
+    chosen = chosen if has_mlps(model) else tuple(site for site in chosen if site != "mlp_out")
+    if not chosen:
+        raise ValueError("this model has no MLPs, so mlp_out holds nothing to patch: choose other sites")
     sweep, prepared = sweep_of(contrast, direction, "z", control), prepared_with(model, pairs, outcome, control)
     positions, n_layers = _labels_of(prepared, sweep, n_rows), model.info.n_layers
     cells = [Site(*each) for each in product(chosen, range(n_layers), positions)]

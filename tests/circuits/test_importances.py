@@ -1,11 +1,14 @@
 """MIB's format: what is written is read again, in its names, and drawn."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from models_under_test import loaded
+from conftest import needs_hooked_transformer
+from models_under_test import four_specialists, loaded, of_classes
 from small_results import SIX, patched, traced
 
 import mless_interp as mi
@@ -46,3 +49,22 @@ def test_other_files_are_refused(tmp_path: Path, content: str, words: str) -> No
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match=words):
         mi.load_importances(tmp_path / "x.json")
+
+
+@needs_hooked_transformer
+def test_only_confirmed_heads_are_in_the_circuit_where_fresh_problems_were_given(tmp_path: Path) -> None:
+    model, path = four_specialists(), tmp_path / "importances.json"
+    options: dict[str, Any] = {"contrast": "replaced", "controls": False, "progress": False}
+    for confirm, inside in ((None, True), (of_classes(24, 1, (1,)), True), (of_classes(24, 0, (2,)), False)):
+        found = mi.locate_heads(model, of_classes(24, 0, (1,)), confirm=confirm, **options)
+        mi.save_importances(path, model, heads=found)
+        assert list(found.found) == [mi.Head(0, 1)]
+        assert json.loads(path.read_text())["nodes"]["a0.h1"]["in_graph"] is inside
+
+
+def test_an_edge_that_the_format_cannot_say_is_told(tmp_path: Path, tiny_model_dir: Any) -> None:
+    model, edges = loaded(tiny_model_dir("qwen2"), "bridge"), traced()
+    together = next(edge for edge in edges.edges if edge.part == "qkv")
+    values = np.where([str(edge) == str(together) for edge in edges.edges], 1.0, 0.0) * edges.total[:, None]
+    with pytest.warns(UserWarning, match=f"several inputs at once alone.* left out {together}"):
+        mi.save_importances(tmp_path / "x.json", model, edges=replace(edges, values=values))

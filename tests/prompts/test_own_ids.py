@@ -247,7 +247,7 @@ def test_wrong_options_beside_pairs_are_one_line(tmp_path: Path, command: str, m
 def test_one_prompt_with_many_clean_ones_is_one_problem() -> None:
     """Its variants count once where their clean prompts are used, and are refused where nothing tells them apart."""
     model = hooked()
-    clean = [[7, 1, 2, 3, 4][:at] + [8] + [7, 1, 2, 3, 4][at + 1 :] for at in (0, 1, 2, 3)]
+    clean = [[8 if at == changed else token for at, token in enumerate(IDS[0])] for changed in range(4)]
     pairs = mi.pairs_from_ids([IDS[0]] * 4, [3] * 4, span=(1, 3), clean=clean)
     for ask in (mi.locate_heads, mi.patch_heads, mi.patch_sites):
         with pytest.raises(ValueError, match="asks the same as .* clean prompts alone, which contrast 'content'"):
