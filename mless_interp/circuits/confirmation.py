@@ -87,17 +87,17 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
 
     @cached_property
     def _p(self) -> tuple[np.ndarray, np.ndarray]:
-        """Corrected p of the heads' claims over all problems (NaN of specialists) and of the claims about strata."""
+        """Corrected p of the heads' claims (of specialists their strata's smallest), and of the claims about strata."""
         whole = [self._larger(self.judged.sides, KINDS[kind].side, at) for at, kind in enumerate(self.kinds)]
         whole = [np.nan if kind == "specialist" else p for p, kind in zip(whole, self.kinds, strict=True)]
         p = np.array([*whole, *(self._within(each) for each in self.within)], dtype=float)
         p = holm(p) if np.isfinite(p).any() else p
-        whole, inside = p[: len(whole)], p[len(whole) :]
+        heads, inside = p[: len(whole)], p[len(whole) :]
         for at, (head, kind) in enumerate(zip(self.heads, self.kinds, strict=True)):
             if kind == "specialist":
                 own = [p for each, p in zip(self.within, inside, strict=True) if each.head == head]
-                whole[at] = np.fmin.reduce(own, initial=np.nan)
-        return whole, inside
+                heads[at] = np.fmin.reduce(own, initial=np.nan)
+        return heads, inside
 
     def _larger(self, tests: dict[str, Prevalence], wanted: str, at: int) -> float:
         return max(float(tests[side].p[0, at]) for side in SIDES if wanted in ("both", side))
