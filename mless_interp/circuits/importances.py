@@ -60,7 +60,7 @@ def save_importances(
         if lost:
             warnings.warn(
                 visible(
-                    f"edges shown through several inputs at once alone, which the format cannot say, are left out: {listed(lost)}"
+                    f"edges shown through several inputs at once alone, which it cannot say, are left out: {listed(lost)}"
                 ),
                 stacklevel=3,
             )
