@@ -300,19 +300,34 @@ class LocatedHeads(
         if not self.established:
             return f"{whole}, so no head is named."
         of, share = f"of {count_of(len(self.heads), 'head')}", smallest_words(effect)
-        if not self.found:
-            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems."
-        sure = list(self.confirmed)
+        found = {head: kind for head, kind in self.found.items() if kind != "specialist"}
+        inside = self._specialist_words(more=bool(found))
+        if not found:
+            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems{inside}."
+        sure = [head for head in self.confirmed if head in found]
         tested = "not yet confirmed" if made is None else f"confirmed on {len(made.problem_ids)} fresh problems"
-        if made is not None and len(sure) < len(self.found):
+        if made is not None and len(sure) < len(found):
             tested = f"{listed(sure) or 'none'} {tested}"
         if made is not None and sure and made.controls:
             which = [head for head in sure if head in made.specific]
             tested += f", {'all' if len(which) == len(sure) else listed(which) or 'none'} specific to this insertion"
-        kinds = {kind: [head for head, one in self.found.items() if one == kind] for kind in self.found.values()}
+        kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
         named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
-        carry = "carries" if len(self.found) == 1 else "carry"
-        return f"{whole}; {len(self.found)} {of} {carry} more than {share} of it in most, {tested}: {named}."
+        carry = "carries" if len(found) == 1 else "carry"
+        return f"{whole}; {len(found)} {of} {carry} more than {share} of it in most, {tested}: {named}{inside}."
+
+    def _specialist_words(self, *, more: bool) -> str:
+        """Which heads pass in some strata alone, and which of these fresh problems confirm; "" where none does."""
+        if not self.specialists:
+            return ""
+        told, sure = [], self.confirmed_specialists
+        for head, strata in self.specialists.items():
+            again = sure.get(head, ())
+            only = (
+                "not confirmed" if not again else "confirmed" if again == strata else f"confirmed in {', '.join(again)}"
+            )
+            told.append(f"{head} ({', '.join(strata)}{'' if self.confirmation is None else f'; {only}'})")
+        return f"; {len(told)} {'more ' * more}only in strata of {self.settings.get('by')}: {', '.join(told)}"
 
     def rest(self) -> str:
         """Return how many heads are negligible or undecided."""
