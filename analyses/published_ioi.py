@@ -139,13 +139,15 @@ def compute(options: Options) -> Computed:
 
 
 def comparison(found: Any, size: Sequence[int]) -> pd.DataFrame:
-    """One row per published head: its class, its verdict here, in how many problems, its share, and whether that agrees."""
-    rows = found.summary().set_index("label").to_dict("index")
+    """One row per published head: its class, its verdict here, in how many problems, its share, whether fresh prompts confirm
+    it, and whether it agrees: confirmed, in the published sense. Nothing can where no total effect is established."""
+    rows, judged = found.summary().set_index("label").to_dict("index"), established(found)
     made = []
     for name in CLASSES:
         for head in published(name, *size):
             row = rows.get(head, {"kind": "not tested", "sense": ""})
-            agrees = row["sense"] == ("against" if name.startswith("negative") else "with")
+            confirmed = found.confirmed_or_unknown(head)
+            agrees = bool(confirmed) and row["sense"] == ("against" if name.startswith("negative") else "with")
             counts = {
                 each: row.get(each) for each in ("removed_count", "added_count", "n", "removed_share", "added_share")
             }
@@ -156,18 +158,26 @@ def comparison(found: Any, size: Sequence[int]) -> pd.DataFrame:
                     "here": row["kind"],
                     "sense": row["sense"],
                     **counts,
-                    "agrees": agrees,
+                    "confirmed": confirmed,
+                    "agrees": agrees if judged else None,
                 }
             )
     return pd.DataFrame(made)
 
 
+def established(found: Any) -> bool:
+    """Whether the names have a total effect here, and on fresh prompts where heads were named."""
+    return bool(found.established and (found.confirmation is None or found.confirmation.established))
+
+
 def verdict(table: pd.DataFrame, found: Any) -> str:
-    """How many published heads are named, in their sense, and how many others."""
-    others = [str(head) for head in found.found if str(head) not in set(table["head"])]
+    """How many published heads are confirmed, in their sense, and how many others."""
+    if not established(found):
+        return "Whether this model has the published circuit cannot be judged: no total effect of the names is established."
+    others = [str(head) for head in found.confirmed if str(head) not in set(table["head"])]
     right = int(table["agrees"].sum()) if len(table) else 0
     return (
-        f"{right} of {len(table)} published heads of this size are named in the published sense; others that are named: "
+        f"{right} of {len(table)} published heads of this size are confirmed in the published sense; others confirmed: "
         f"{', '.join(others) or 'none'}."
     )
 

@@ -7,14 +7,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
 from mless_interp.models.base import Model
 from mless_interp.models.inputs import Inputs
-from mless_interp.models.load import load_model
+from mless_interp.models.load import load_model, wrap_model
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.own_ids import pairs_from_ids
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
 
@@ -29,6 +31,42 @@ QUESTIONS = (
 def loaded(directory: Path, backend: str, dtype: str = "float32", attention: str = "eager") -> Model:
     """One model per process; tests must not change it."""
     return load_model(directory, backend=backend, dtype=dtype, attn_implementation=attention)
+
+
+def hooked(**given: Any) -> Model:
+    """A small attention-only HookedTransformer without layer norm, drawn at random."""
+    from mless_interp.models.transformer_lens import _hooked, _imported
+
+    made = {"n_layers": 2, "n_heads": 2, "d_model": 8, "d_head": 4, "n_ctx": 5, "d_vocab": 9, "act_fn": "relu"}
+    made |= {"attn_only": True, "normalization_type": None, "seed": 3, **given}
+    drawn = _hooked(_imported("transformer_lens").HookedTransformerConfig(**made))
+    with torch.no_grad():
+        for weight in drawn.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(weight.numel()), std=0.6)
+    return wrap_model(drawn.eval(), name="small")
+
+
+def four_specialists() -> Model:
+    """Four heads; each copies one of four classes of tokens to its logit: 0 and 1 are class 0, ...; 8 and 9 are none."""
+    model = hooked(n_layers=1, n_heads=4, d_model=24, d_head=2, d_vocab=10, d_vocab_out=4, n_ctx=6)
+    own = model.underlying
+    with torch.no_grad():
+        for weight in own.parameters():
+            weight.zero_()
+        own.embed.W_E[:, :10] = torch.eye(10)
+        for head in range(4):
+            own.blocks[0].attn.W_V[head, 2 * head : 2 * head + 2, 0] = 1.0
+            own.blocks[0].attn.W_O[head, 0, 12 + head] = 8.0
+            own.unembed.W_U[12 + head, head] = 3.0
+    return wrap_model(own, name="four specialists")
+
+
+def of_classes(n: int, seed: int, classes: tuple[int, ...] = (0, 1, 2, 3)) -> Any:
+    """The first of six tokens is of the answer's class, in the clean prompt of none."""
+    every = [(first, *rest) for first in range(8) for rest in np.ndindex(2, 2, 2, 2, 2) if first // 2 in classes]
+    rows = [every[at] for at in np.random.default_rng(0).permutation(len(every))[seed * n : (seed + 1) * n]]
+    ids = [[first, *(8 + each for each in rest)] for first, *rest in rows]
+    return pairs_from_ids(ids, [first // 2 for first, *_ in rows], clean=[[8, *row[1:]] for row in ids])
 
 
 def without_stepper(model: Model) -> Model:

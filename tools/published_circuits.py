@@ -231,7 +231,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     found = mi.locate_heads(model, pairs, confirm=fresh, by=asked.by, **options)
     sure = {str(head) for head in found.confirmed or found.found}
     heads = [mi.Head.parse(label) for label in found.summary()["label"] if label in sure]  # by size
-    served = {str(head): " ".join(found.specialists.get(head, ())) for head in sorted(found.found)}
+    served = {str(head): strata_words(found, head) for head in sorted(found.found)}
     lines = [f"### {model.info.name.rpartition('/')[2]}: {asked.title}"]
     lines.append(
         f"{len(pairs)} problems name heads, {len(fresh)} others confirm them; contrast `{asked.contrast}`, {asked.outcome}."
@@ -302,6 +302,12 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         except ValueError as error:
             lines.append(f"No curve: {error}")
     return "\n\n".join(line for line in lines if line)
+
+
+def strata_words(found: Any, head: Any) -> str:
+    """The strata that a specialist was named in, and those that confirm it where they are others; "" for other heads."""
+    named, again = found.specialists.get(head, ()), found.confirmed_specialists.get(head, ())
+    return " ".join(named) + (f"; confirmed {' '.join(again) or 'none'}" if named != again else "")
 
 
 def fewest_inputs(edges: Any, edge: Edge) -> str:

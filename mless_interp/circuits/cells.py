@@ -25,6 +25,8 @@ from .stream_changes import Flow, named_on, named_words
 
 PRINTED = ("label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "effect")
 """Columns of a printed table."""
+POSITION = "position "
+"""What labels of positions begin with, where nothing is inserted."""
 Made = TypeVar("Made", bound="CellEffects")
 
 
@@ -43,7 +45,7 @@ class Way:
 @savable
 @dataclass(frozen=True)
 class Site:
-    """A site of a layer at one token, or at `position` "all"; "span ..." counts the span's own tokens."""
+    """A site of a layer at one token, or at `position` "all"; "span ..." counts the span's own tokens, "position ..." all."""
 
     site: str
     of_layer: int
@@ -52,13 +54,15 @@ class Site:
     def __str__(self) -> str:
         where, label = (" of the span", self.position[5:]) if self.position.startswith("span ") else ("", self.position)
         token = f"all tokens{where}" if label == "all" else f"token {label}{where}"
+        token = label if label.startswith(POSITION) else token
         return f"Layer {self.of_layer} {self.site}, {token}"
 
 
 @savable
 @dataclass(frozen=True)
 class Place:
-    """A token at which a head's output is patched ("row 0"), or a part of the span that it cannot see ("span block 0")."""
+    """A token at which a head's output is patched ("row 0"; "position 0" where nothing is inserted), or a part of the span that
+    it cannot see ("span block 0")."""
 
     of: Head
     place: str
@@ -191,6 +195,7 @@ def measured(
     `changes` of a unit's runs: the place of a cell, the stage at which its change enters the stream (none falling) and the
     change; a cell without any is NaN. `heads`: as they were asked for, to tell where they were named.
     """
+    prepared = prepared.under(sweep.contrast)
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
         flow, places = Flow(prepared.runs(unit), sweep, max_rows), []  # type: tuple[Flow, list[int]]

@@ -13,7 +13,7 @@ from ..models.base import Model
 from ..models.info import ModelError
 from ..patching.effect import fewest_for
 from ..prompts.conditions import one_of, several_of
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import REPLACED, PromptPair
 from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
 from .cells import CellEffects
@@ -24,7 +24,7 @@ from .located import LocatedHeads
 from .minimal_sets import minimal_sets
 from .paths import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, Edge, PathEffects, trace_paths
 from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites
-from .stream_changes import heads_of
+from .stream_changes import has_mlps, heads_of
 from .transfer import Transfer, transfer
 
 PARTS = {
@@ -110,7 +110,17 @@ class Circuit(Result):
         """Return which of the heads fresh problems do not confirm."""
         sure = None if self.located is None or self.located.confirmation is None else self.located.confirmed
         lost = [] if sure is None else [head for head in self.heads if head not in sure]
-        return [*[f"Not confirmed on fresh problems: {listed(lost)}."] * bool(lost), *super().caveats()]
+        found = [f"Not confirmed on fresh problems: {listed(lost)}."] if lost else []
+        served = {} if self.located is None else self.located.specialists
+        special = [head for head in self.heads if head in served]
+        if self.located is not None and special:
+            by, head = self.located.settings.get("by"), special[0]
+            found.append(
+                f"{listed(special)} {'acts' if len(special) == 1 else 'act'} in some strata of {by} only, and parts are tested "
+                "over all problems: pass the pairs of one stratum, for example trace_circuit(model, [pair for pair in pairs if "
+                f"pair.problem.text({by!r}) == {served[head][0]!r}], [{str(head)!r}])."
+            )
+        return [*found, *super().caveats()]
 
     def printed(self) -> pd.DataFrame:
         """Return the cells that most problems show, the largest median first."""
@@ -167,19 +177,20 @@ def trace_circuit(
     named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
     measured = others or named_on
     located = heads if isinstance(heads, LocatedHeads) else None
+    of = REPLACED if contrast == "replaced" and measured[0].given else measured[0].insertion
     chosen = heads_of(model, heads, "trace") if located is None else largest_heads(located, most_heads)
     made = Circuit(
         heads=chosen,
         problem_ids=tuple(pair.id for pair in measured),
         located=located,
-        settings={"contrast": contrast, "outcome": outcome, "insertion": measured[0].insertion.label},
+        settings={"contrast": contrast, "outcome": outcome, "insertion": of.label},
     )
     if not chosen:
         return made
-    no_mlps = mlps == "none" or bool(getattr(model.config, "attn_only", False))
+    no_mlps = mlps == "none" or not has_mlps(model)
     without_mlps = _too_many_edges(model, chosen, len(measured)) if mlps == "auto" and not no_mlps else ""
     nodes = () if no_mlps or without_mlps else tuple(range(model.info.n_layers))
-    why_not = _why_not(named_on, others, contrast) | {"edges": _one_alone(chosen, nodes, without_mlps)}
+    why_not = _why_not(named_on, others, contrast) | {"edges": _one_alone(model, chosen, nodes, without_mlps)}
 
     def common(file: str, **more: Any) -> dict[str, Any]:
         """Return the options of a part that keeps what it has finished under this name."""
@@ -251,10 +262,11 @@ def _too_many_edges(model: Model, heads: Sequence[Head], n: int) -> str:
     return f"with them up to {edges} edges would be tested, which takes at least {needed} problems, not {n}"
 
 
-def _one_alone(heads: Sequence[Head], mlps: Sequence[int], without_mlps: str) -> str:
+def _one_alone(model: Model, heads: Sequence[Head], mlps: Sequence[int], without_mlps: str) -> str:
     if len(heads) > 1 or mlps:
         return ""
-    why = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)'
+    more = ' (mlps="all" adds the MLPs)' if has_mlps(model) else ""
+    why = f" without MLPs: {without_mlps}" if without_mlps else more
     return f"an edge needs two nodes, and {heads[0]} is the only one{why}"
 
 

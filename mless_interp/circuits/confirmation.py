@@ -15,7 +15,15 @@ from ..patching.reads import ReadEffects
 from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
 from ..statistics import CONFIDENCE, Prevalence, holm
 from .judge import KINDS, SIDES, Claims, InStratum, Verdicts, measured
-from .sentences import few_problems, left_out_words, readers_words, smallest_words, specific_words, strata_words
+from .sentences import (
+    few_problems,
+    left_out_words,
+    readers_words,
+    smallest_words,
+    specific_words,
+    strata_column,
+    strata_words,
+)
 from .specificity import beside_controls
 
 
@@ -60,15 +68,10 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         """What was claimed."""
         return Claims(self.direction, self.heads, self.kinds, self.senses, self.within)
 
-    @cached_property
+    @property
     def confirmed(self) -> np.ndarray:
         """Whether every side that a head was named for passes again, in its sense, `[head]`; of a specialist, in a stratum."""
-        whole = np.nan_to_num(self.p, nan=1.0) < self.judged.effect.level
-        again = {each.head for each in self.confirmed_within}
-        special = np.array(
-            [kind == "specialist" and head in again for head, kind in zip(self.heads, self.kinds, strict=True)]
-        )
-        return whole | special
+        return np.nan_to_num(self.p, nan=1.0) < self.judged.effect.level
 
     @property
     def confirmed_within(self) -> tuple[InStratum, ...]:
@@ -78,17 +81,23 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
 
     @property
     def p(self) -> np.ndarray:
-        """Corrected p of each head's claim, `[head]`: the larger of its sides' own, Holm over the heads and their strata."""
+        """Corrected p of each head's claim, `[head]`: the larger of its sides' own, Holm over the heads and their strata; of a
+        specialist the smallest of its strata's."""
         return self._p[0]
 
     @cached_property
     def _p(self) -> tuple[np.ndarray, np.ndarray]:
-        """Corrected p of the heads' claims over all problems (NaN of specialists) and of the claims about strata."""
+        """Corrected p of the heads' claims (of specialists their strata's smallest), and of the claims about strata."""
         whole = [self._larger(self.judged.sides, KINDS[kind].side, at) for at, kind in enumerate(self.kinds)]
         whole = [np.nan if kind == "specialist" else p for p, kind in zip(whole, self.kinds, strict=True)]
         p = np.array([*whole, *(self._within(each) for each in self.within)], dtype=float)
         p = holm(p) if np.isfinite(p).any() else p
-        return p[: len(whole)], p[len(whole) :]
+        heads, inside = p[: len(whole)], p[len(whole) :]
+        for at, (head, kind) in enumerate(zip(self.heads, self.kinds, strict=True)):
+            if kind == "specialist":
+                own = [p for each, p in zip(self.within, inside, strict=True) if each.head == head]
+                heads[at] = np.fmin.reduce(own, initial=np.nan)
+        return heads, inside
 
     def _larger(self, tests: dict[str, Prevalence], wanted: str, at: int) -> float:
         return max(float(tests[side].p[0, at]) for side in SIDES if wanted in ("both", side))
@@ -103,9 +112,26 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         return self._larger({side: test.of(place) for place, side in enumerate(SIDES)}, claim.side, 0)
 
     @property
+    def kinds_again(self) -> tuple[str, ...]:
+        """The verdict on each head here, `[head]`; "specialist" for one that passes again in a stratum that named it."""
+        again = {each.head for each in self.confirmed_within}
+        return tuple(
+            claimed if claimed == "specialist" and head in again else kind
+            for head, claimed, kind in zip(self.heads, self.kinds, self.judged.kinds, strict=True)
+        )
+
+    @property
     def same_kind(self) -> np.ndarray:
         """Whether a head is confirmed, and as the same kind, `[head]`."""
-        return self.confirmed & (np.array(self.judged.kinds) == np.array(self.kinds))
+        return self.confirmed & (np.array(self.kinds_again) == np.array(self.kinds))
+
+    def _strata_columns(self) -> dict[str, Any]:
+        """Of specialists the strata that named them, and those that confirm them; nothing where there are none."""
+        if "specialist" not in self.kinds:
+            return {}
+        special = [head if kind == "specialist" else None for head, kind in zip(self.heads, self.kinds, strict=True)]
+        both = {"strata": self.within, "confirmed_strata": self.confirmed_within}
+        return {name: strata_column(special, within) for name, within in both.items()}
 
     @property
     def specific(self) -> tuple[Head, ...]:
@@ -124,7 +150,8 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
             "claimed": list(self.kinds),
             "confirmed": self.confirmed,
             "p": self.p,
-            "kind": list(self.judged.kinds),
+            "kind": list(self.kinds_again),
+            **self._strata_columns(),
             "n": np.full(len(self.heads), self.judged.effect.n),
         }
         for side, measure in SIDES.items():
@@ -175,7 +202,8 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
 
     def shown(self) -> Shown:
         """The claims and what came of them, and the effects beside the controls."""
-        columns = ["label", "paper_label", "claimed", "confirmed", "kind", "removed_count", "added_count", "n"]
+        columns = ["label", "paper_label", "claimed", "confirmed", "kind", *self._strata_columns()]
+        columns += ["removed_count", "added_count", "n"]
         columns += ["removed_median", "removed_p", "added_p"]
         smallest = smallest_words(self.judged.effect)
         caption = f"Named heads on fresh problems; counts of problems with more than {smallest} of the effect."
@@ -188,7 +216,15 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
 
     def printed(self) -> pd.DataFrame:
         """Return the claims and what came of them, with the control of random words where it was run."""
-        columns = ["label", "kind", "removed_share", "removed_share_ci_low", "removed_share_ci_high", "removed_count"]
+        columns = [
+            "label",
+            "kind",
+            *self._strata_columns(),
+            "removed_share",
+            "removed_share_ci_low",
+            "removed_share_ci_high",
+            "removed_count",
+        ]
         columns += ["added_count", "n", "p", "confirmed", "exceeds_random", "exceeds_random_n", "p_specific"]
         beside = self.control_table()
         beside = beside.drop(columns=[name for name in beside if name in self.summary() and name != "label"])

@@ -73,7 +73,7 @@ def circuit_curve(
     ablation gives other curves (Miller et al. 2407.08734), so it is named in the result.
     """
     between = cutting(contrast)
-    prepared = prepare(model, pairs, outcome, signed_for="a circuit curve")
+    prepared = prepare(model, pairs, outcome, signed_for="a circuit curve").under(between)
     for what, number in (("n_random", n_random), ("joint_up_to", joint_up_to)):
         if number < 0:
             raise ValueError(f"{what} must be 0 or more, got {number}")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import checked
+from ..core.arguments import checked, listed
 from ..core.heads import Head
 from ..models.base import Model
 from ..patching.scores import PatchScores
+from ..runtime.text_safety import visible
 from .located import LocatedHeads
 from .paths import INPUTS, LOGITS, Edge, Mlp, PathEffects
 from .stream_changes import need_layers
@@ -27,8 +29,9 @@ def save_importances(
 ) -> None:
     """Write scores of heads and edges as MIB's circuit track reads them: mean effects in the outcome's unit.
 
-    In the circuit (`in_graph`) are heads that are named, or of a sweep those that most problems show; and edges that most
-    problems show, with the nodes at their ends. Edges into q, k or v are written, those into several inputs at once are not.
+    In the circuit (`in_graph`) are heads that are named (and confirmed, where fresh problems were given), or of a sweep those
+    that most problems show; and edges that most problems show, with the nodes at their ends. Edges into q, k or v are written,
+    those into several inputs at once are not: warns of edges that most problems show in no other way.
 
     Source: MIB, Mueller et al. 2025 (2504.13151): "cfg", "nodes" and "edges" with `score` and `in_graph`, as EAP-IG's graphs
     (2403.17806) are saved.
@@ -43,13 +46,24 @@ def save_importances(
     }
     if heads is not None:
         patches = heads.patches if isinstance(heads, LocatedHeads) else heads
-        named = {str(head) for head in heads.found} if isinstance(heads, LocatedHeads) else None
+        named = None
+        if isinstance(heads, LocatedHeads):
+            named = {str(head) for head in (heads.found if heads.confirmation is None else heads.confirmed)}
         for row in patches.summary().to_dict("records"):
             inside = row["p_prevalence"] < patches.level if named is None else row["label"] in named
             nodes[_name(Head.parse(row["label"]))] = {"in_graph": bool(inside), "score": float(row["effect"])}
     links: dict[str, dict[str, Any]] = {}
     if edges is not None:
         found = set(edges.found)
+        written = {(edge.sender, edge.receiver) for edge in found if edge.part in ("", *INPUTS)}
+        lost = [edge for edge in edges.found if (edge.sender, edge.receiver) not in written]
+        if lost:
+            warnings.warn(
+                visible(
+                    f"edges shown through several inputs at once alone, which it cannot say, are left out: {listed(lost)}"
+                ),
+                stacklevel=3,
+            )
         for edge, effect in zip(edges.edges, edges.mean_effect, strict=True):
             if edge.part not in ("", *INPUTS):
                 continue

@@ -119,6 +119,18 @@ _BY_PARTS = {
 NAMED = tuple(name for name, kind in KINDS.items() if kind.side)
 
 
+PER_HEAD = len(SIDES) * len(SENSES)
+"""Tests of a head in the family that names heads."""
+
+
+def strata_sizes(strata: Sequence[str], groups: Sequence[str] = ()) -> dict[str, int]:
+    """Count the problems (or their groups) of each stratum, the largest first."""
+    named = np.array(groups or range(len(strata)), dtype=object)
+    where = np.array(strata, dtype=object)
+    sizes = {name: len(set(named[where == name])) for name in dict.fromkeys(strata)}
+    return dict(sorted(sizes.items(), key=lambda each: (-each[1], each[0])))
+
+
 def measured(values: dict[str, np.ndarray], measure: str) -> np.ndarray:
     """One of the measures, or one of the two z patches, from the measures that are kept.
 
@@ -198,13 +210,12 @@ class Judged:
     @cached_property
     def large(self) -> tuple[str, ...]:
         """The strata that are tested, the largest first: as many as can still pass where so many are tested."""
-        where = np.array(self.strata, dtype=object)
-        named = np.array(self.effect.groups or range(len(where)), dtype=object)
-        sizes = {name: len(set(named[where == name])) for name in dict.fromkeys(self.strata)}
-        order = sorted(sizes, key=lambda name: (-sizes[name], name))
-        per_stratum = len(SIDES) * len(SENSES) * len(self.heads)
+        sizes = strata_sizes(self.strata, self.effect.groups)
+        order = list(sizes)
         enough = [
-            k for k in range(1, len(order) + 1) if sizes[order[k - 1]] >= self.effect.fewest(per_stratum * (1 + k))
+            k
+            for k in range(1, len(order) + 1)
+            if sizes[order[k - 1]] >= self.effect.fewest(PER_HEAD * len(self.heads) * (1 + k))
         ]
         return tuple(order[: max(enough, default=0)])
 
@@ -392,6 +403,8 @@ class Verdicts:
     columns: ClassVar[tuple[Column, ...]] = columns_of("""
         kind | verdict | verdict | a test over most problems, corrected for testing many heads
         claimed | claimed | verdict | the verdict on the problems that named the head
+        strata | in strata | verdict | the strata of the problems in which a specialist was named
+        confirmed_strata | confirmed in | verdict | the strata in which fresh problems confirm a specialist
         confirmed | confirmed | verdict | passes again on fresh problems
         removed_count | undone in | of n | problems in which patching its output out undoes more than the smallest effect
         added_count | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect

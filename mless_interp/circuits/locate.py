@@ -16,17 +16,17 @@ from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.outcomes import outcome_named
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
-from ..prompts.pairs import PromptPair, digest_of
+from ..prompts.pairs import Given, PromptPair, digest_of
 from ..prompts.problems import overlap
 from ..runtime.progress import stage
 from ..runtime.text_safety import visible
 from ..statistics import CONFIDENCE
 from ..statistics.arguments import check_count, check_share, derive_generator
 from .confirmation import Confirmation
-from .judge import Judged
+from .judge import PER_HEAD, Judged
 from .located import LocatedHeads
 from .measure import N_SCREENED, Measured, Way, chosen_way, kept_file, measure, screened
-from .sentences import PER_HEAD, few_problems
+from .sentences import few_in_strata, few_problems
 from .specificity import Controls, Held, check_controls, sinks_read
 
 MODES = ("auto", "exact", "screen")
@@ -107,7 +107,7 @@ def locate_heads(
     between = CONTRASTS[one_of(contrast, dict(zip(LOCATED, LOCATED, strict=True)), "contrast to locate heads by")]
     if not budget_seconds >= 0:
         raise ValueError(f"budget_seconds must be 0 or more, got {budget_seconds}")
-    prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads"))
+    prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads")).under(between)
     if prepared.n_groups < 2:
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {prepared.n_groups}")
     if controls:
@@ -115,7 +115,8 @@ def locate_heads(
         if between.reads_inserted and not all(pair.given for pair in prepared.bare):
             model.need_tokenizer("locate_heads with controls (controls=False does without)")
     strata = _strata(prepared, by)
-    fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
+    fresh = None if confirm is None else prepare(model, confirm, prepared.outcome).under(between)
+    fresh = None if fresh is None else fresh_problems(fresh, prepared)
     if fresh is not None:
         _strata(fresh, by)
     candidates = model.info.chosen(heads, what="locate")
@@ -129,6 +130,8 @@ def locate_heads(
         family = screened(discovery, candidates, between, folder=folder, progress=progress)
     else:
         _warn_of_few(prepared.n_groups, len(family), confidence)
+    if by is not None and (words := few_in_strata(strata, prepared.groups, len(family), confidence, by)):
+        warnings.warn(visible(words), stacklevel=3)
     if fresh is not None:
         _warn_of_few(fresh.n_groups, 1, confidence, per_head=1)
     file = None if folder is None else folder / "mless.jsonl" if way.exact else kept_file(folder, "mless", family)
@@ -185,8 +188,13 @@ def locate_heads(
 
 def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     """The problems to confirm on; `ValueError` where one of them was used, or the insertion or the prompt is another."""
-    asked = {pair.problem.asked for pair in used.bare}
-    again = [pair.id for pair in fresh.bare if pair.id in set(used.ids) or pair.problem.asked in asked]
+    ids, asked = set(used.ids), {pair.problem.asked for pair in used.bare}
+    given = {pair.inserted.ids for pair in used.bare if pair.given}  # whatever their clean prompts
+    again = [
+        pair.id
+        for pair in fresh.bare
+        if pair.id in ids or pair.problem.asked in asked or (pair.given and pair.inserted.ids in given)
+    ]
     if again:
         raise ValueError(
             f"{len(again)} of {len(fresh.ids)} problems to confirm on are among those that name the heads (first: "
@@ -207,13 +215,17 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     if fresh.n_groups < 2:
         raise ValueError(f"confirming needs at least 2 problems (the unit of replication), got {fresh.n_groups}")
     for what in ("insertion", "template"):
-        ours, theirs = ({str(getattr(pair, what)) for pair in prepared.bare} for prepared in (used, fresh))
+        ours, theirs = ({_named(getattr(pair, what)) for pair in prepared.bare} for prepared in (used, fresh))
         if ours != theirs:
             raise ValueError(
                 f"the problems to confirm on have another {what} ({', '.join(sorted(theirs))[:200]}) than those that name the "
                 f"heads ({', '.join(sorted(ours))[:200]}): make both with the same one"
             )
     return fresh
+
+
+def _named(what: Any) -> str:
+    return what.label if isinstance(what, Given) else str(what)
 
 
 def _strata(prepared: Prepared, by: str | None) -> tuple[str, ...]:

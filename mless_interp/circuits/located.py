@@ -20,10 +20,9 @@ from ..scores import HeadScores
 from ..scores.scored import is_sink
 from ..statistics import CONFIDENCE, defined_mean
 from .confirmation import Confirmation
-from .judge import NAMED, SIDES, Verdicts, measured
+from .judge import NAMED, PER_HEAD, SIDES, Verdicts, measured
 from .measure import MEASURES
 from .sentences import (
-    PER_HEAD,
     few_problems,
     gap_words,
     left_out_words,
@@ -142,25 +141,45 @@ class LocatedHeads(
         found = [head for head, kind in self.found.items() if kind == "specialist"]
         return {head: tuple(each.stratum for each in self.judged.in_strata if each.head == head) for head in found}
 
+    @property
+    def confirmed_specialists(self) -> dict[Head, tuple[str, ...]]:
+        """The strata of each specialist in which fresh problems confirm it, () in none; empty where none were given."""
+        made = self.confirmation
+        if made is None:
+            return {}
+        again = made.confirmed_within
+        return {head: tuple(each.stratum for each in again if each.head == head) for head in self.specialists}
+
     def by_stratum(self) -> pd.DataFrame:
         """One row per head and stratum that was tested, the largest first.
 
-        `n` problems; for both sides the `_count` with more than the smallest effect in the better sense, the `_median`, and the
-        corrected `_p` (Holm over heads, sides, senses, all problems and strata); `passes`.
+        `n` problems; for both sides the `_count` with more than the smallest effect in the better sense, the `_median`, the
+        `_share` of the stratum's total with limits (NaN where that is not established), and the corrected `_p` (Holm over
+        heads, sides, senses, all problems and strata); `passes`, and whether fresh problems confirm it (`confirmed`).
         """
         judged, rows = self.judged, []
+        again = set() if self.confirmation is None else set(self.confirmation.confirmed_within)
+        sure = {(each.head, each.stratum) for each in again}
         passed = {(each.head, each.stratum) for each in judged.in_strata}
         for stratum in judged.large:
             tests, inside = judged.within(stratum), np.array(self.strata) == stratum
+            effect = judged.effect.only(inside)
+            shares = {side: effect.share(measured(self.values, measure)[inside]) for side, measure in SIDES.items()}
             for at, head in enumerate(self.heads):
                 row: dict[str, Any] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
+                if self.confirmation is not None:
+                    row["confirmed"] = (head, stratum) in sure if row["passes"] else None
                 for side, test in tests.items():
                     better = int(np.argmax(test.count[:, at]))
                     row |= {"n": int(test.n[at]), f"{side}_count": test.count[better, at]}
                     row |= {f"{side}_p": np.fmin.reduce(test.p_corrected[:, at])}
                     row |= {f"{side}_median": np.median(judged.turned(SIDES[side])[inside, at])}
+                    parts = (shares[side].estimate, shares[side].low, shares[side].high)
+                    names = (f"{side}_share", f"{side}_share_ci_low", f"{side}_share_ci_high")
+                    row |= {name: part[at] for name, part in zip(names, parts, strict=True)}
                 rows.append(row)
-        return pd.DataFrame(rows)
+        table = pd.DataFrame(rows)
+        return table.astype({"confirmed": "boolean"}) if "confirmed" in table else table
 
     @property
     def found(self) -> dict[Head, str]:
@@ -194,6 +213,7 @@ class LocatedHeads(
         columns: dict[str, Any] = dict(patched) | {
             "kind": list(judged.kinds),
             "sense": sense,
+            **self._strata_columns(),
             "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
             "reads_sink": pd.array([self.reads_sink(head) for head in self.heads], dtype="boolean"),
         }
@@ -215,6 +235,14 @@ class LocatedHeads(
         size = table[["removed_median", "added_median"]].abs().max(axis=1)
         order = pd.DataFrame({"named": ~judged.named, "size": -size}).sort_values(["named", "size"], kind="stable")
         return table.loc[order.index].reset_index(drop=True)
+
+    def _strata_columns(self) -> dict[str, list[str]]:
+        """Of specialists the strata that named them and those that confirm them; nothing where there are none."""
+        if not self.specialists:
+            return {}
+        found = {"strata": self.specialists}
+        found |= {} if self.confirmation is None else {"confirmed_strata": self.confirmed_specialists}
+        return {name: [", ".join(strata.get(head, ())) for head in self.heads] for name, strata in found.items()}
 
     @property
     def read(self) -> ReadEffects | None:
@@ -272,19 +300,34 @@ class LocatedHeads(
         if not self.established:
             return f"{whole}, so no head is named."
         of, share = f"of {count_of(len(self.heads), 'head')}", smallest_words(effect)
-        if not self.found:
-            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems."
-        sure = list(self.confirmed)
+        found = {head: kind for head, kind in self.found.items() if kind != "specialist"}
+        inside = self._specialist_words(more=bool(found))
+        if not found:
+            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems{inside}."
+        sure = [head for head in self.confirmed if head in found]
         tested = "not yet confirmed" if made is None else f"confirmed on {len(made.problem_ids)} fresh problems"
-        if made is not None and len(sure) < len(self.found):
+        if made is not None and len(sure) < len(found):
             tested = f"{listed(sure) or 'none'} {tested}"
         if made is not None and sure and made.controls:
             which = [head for head in sure if head in made.specific]
             tested += f", {'all' if len(which) == len(sure) else listed(which) or 'none'} specific to this insertion"
-        kinds = {kind: [head for head, one in self.found.items() if one == kind] for kind in self.found.values()}
+        kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
         named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
-        carry = "carries" if len(self.found) == 1 else "carry"
-        return f"{whole}; {len(self.found)} {of} {carry} more than {share} of it in most, {tested}: {named}."
+        carry = "carries" if len(found) == 1 else "carry"
+        return f"{whole}; {len(found)} {of} {carry} more than {share} of it in most, {tested}: {named}{inside}."
+
+    def _specialist_words(self, *, more: bool) -> str:
+        """Which heads pass in some strata alone, and which of these fresh problems confirm; "" where none does."""
+        if not self.specialists:
+            return ""
+        told, sure = [], self.confirmed_specialists
+        for head, strata in self.specialists.items():
+            again = sure.get(head, ())
+            only = (
+                "not confirmed" if not again else "confirmed" if again == strata else f"confirmed in {', '.join(again)}"
+            )
+            told.append(f"{head} ({', '.join(strata)}{'' if self.confirmation is None else f'; {only}'})")
+        return f"; {len(told)} {'more ' * more}only in strata of {self.settings.get('by')}: {', '.join(told)}"
 
     def rest(self) -> str:
         """Return how many heads are negligible or undecided."""
@@ -372,7 +415,15 @@ class LocatedHeads(
         """Return the named heads, on fresh problems where they were tested there; the three largest where none is named."""
         if self.confirmation is not None:
             return self.confirmation.printed()
-        columns = ["label", "kind", "removed_share", "removed_share_ci_low", "removed_share_ci_high", "removed_count"]
+        columns = [
+            "label",
+            "kind",
+            *self._strata_columns(),
+            "removed_share",
+            "removed_share_ci_low",
+            "removed_share_ci_high",
+            "removed_count",
+        ]
         columns += ["added_count", "n", "removed_p"] + ["reads_sink"] * bool(sink_words(self.sinks))
         columns += ["exceeds_random", "exceeds_random_n"]
         return self.summary().head(len(self.found) or 3).reindex(columns=columns).dropna(axis=1, how="all")
@@ -384,6 +435,7 @@ class LocatedHeads(
             "paper_label",
             "kind",
             "sense",
+            *self._strata_columns(),
             "confirmed",
             "reads_sink",
             "removed_count",

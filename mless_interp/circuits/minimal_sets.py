@@ -100,7 +100,7 @@ def minimal_sets(
     check_count(n_random_sets, name="n_random_sets", at_least=0)
     derive_generator(seed)
     prepared = prepare(model, pairs, outcome, signed_for="finding sets of heads")
-    search, other = halves(prepared, fresh)
+    search, other = (each.under(between) for each in halves(prepared, fresh))
     few_for_sets(search, other)
     given = None if heads is None else heads_of(model, heads, "find sets of")
     refuse_without_gradients(model, "minimal_sets")

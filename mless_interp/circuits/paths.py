@@ -24,7 +24,17 @@ from ..runtime.results import Result
 from .cells import CellEffects, measured
 from .controls import prepared_with, sweep_of
 from .located import LocatedHeads
-from .stream_changes import INPUTS, Flow, check_options, heads_of, mlp_reads, need_layers, need_weights, writes
+from .stream_changes import (
+    INPUTS,
+    Flow,
+    check_options,
+    has_mlps,
+    heads_of,
+    mlp_reads,
+    need_layers,
+    need_weights,
+    writes,
+)
 
 LOGITS = "logits"
 TOGETHER = "".join(INPUTS)
@@ -166,7 +176,7 @@ def trace_paths(
     Parameters
     ----------
     heads : senders and receivers: zero-based heads, or what `locate_heads` gave (its named heads).
-    mlps : layers of MLPs that are nodes too, or "all".
+    mlps : layers of MLPs that are nodes too, or "all" (of an attention-only model none).
     logits : whether edges into the logits are asked for.
     inputs : through what edges enter heads: of "q", "k", "v" and "qkv" (together).
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
@@ -220,10 +230,16 @@ def _among(
     if isinstance(mlps, str) and mlps != "all":
         raise ValueError(f'mlps must be layers (zero-based) or "all", got {mlps!r}')
     asked = range(model.info.n_layers) if isinstance(mlps, str) else [model.info.check_layer(layer) for layer in mlps]
+    if not has_mlps(model):
+        if not isinstance(mlps, str) and asked:
+            raise ValueError("this model has no MLPs: leave mlps out")
+        asked = []
     named = heads_of(model, heads, "trace paths between")
     if len(named) < 2 and not asked:
+        more = "more heads, or mlps=..." if has_mlps(model) else "more heads"
         raise ValueError(
-            f"a path needs two parts, got {named[0]} alone: give more heads, or mlps=... ; direct_effects(...) splits one head"
+            f'a path needs two parts, got {named[0]} alone: give {more}; or edges=["{named[0]} -> logits"]; '
+            "direct_effects(...) splits one head"
         )
     if len(set(asked)) != len(asked):
         raise ValueError(f"mlps: a layer is given twice in {list(asked)}")

@@ -13,12 +13,8 @@ from ..patching.joint import CHOSEN_HERE, JointKnockout
 from ..runtime.results import with_limits
 from ..scores import HeadScores
 from ..scores.scored import is_sink
-from ..statistics import SENSES
-from .judge import KINDS, SIDES, InStratum, Judged
+from .judge import KINDS, PER_HEAD, InStratum, Judged, strata_sizes
 from .specificity import OTHERS
-
-PER_HEAD = len(SIDES) * len(SENSES)
-"""Tests of a head in the family that names heads."""
 
 
 def few_problems(n: int, n_heads: int, confidence: float, *, per_head: int = PER_HEAD) -> str:
@@ -34,6 +30,19 @@ def few_problems(n: int, n_heads: int, confidence: float, *, per_head: int = PER
         f"{count_of(n, 'problem')} {'is' if n == 1 else 'are'} too few to {'confirm' if again else 'name'} {heads} at alpha "
         f"= {1 - confidence:.3g}: not even a head that acts "
         f"in every problem would pass. {needed} problems are needed, more where heads act in fewer than all."
+    )
+
+
+def few_in_strata(strata: Sequence[str], groups: Sequence[str], n_heads: int, confidence: float, by: str) -> str:
+    """What to say where no stratum has problems enough to be tested; nothing where one has."""
+    (name, largest), *others = strata_sizes(strata, groups).items()
+    alone, each = (fewest_for(PER_HEAD * n_heads * (1 + k), confidence) for k in (1, 1 + len(others)))
+    if largest >= alone:
+        return ""
+    more = f", {each} in each of {1 + len(others)} to test them all" if others else ""
+    return (
+        f"by={by!r}: no stratum has enough problems to be tested within, so no specialist can be named. The largest ({name}) "
+        f"has {largest}; {alone} are needed to test it alone{more}."
     )
 
 
@@ -61,6 +70,11 @@ def strata_words(what: str, found: Sequence[InStratum]) -> list[str]:
         by_head.setdefault(each.head, []).append(each.stratum + (" (against the effect)" if each.sense < 0 else ""))
     told = "; ".join(f"{head} {', '.join(strata)}" for head, strata in by_head.items())
     return [f"{what}: {told or 'none'}."]
+
+
+def strata_column(heads: Sequence[Any], found: Sequence[InStratum]) -> list[str]:
+    """The strata of each head in words, "" of a head that has none."""
+    return [", ".join(each.stratum for each in found if each.head == head) for head in heads]
 
 
 def specific_words(table: pd.DataFrame, *, level: float, n: int, confirmed: Sequence[str] | None = None) -> list[str]:

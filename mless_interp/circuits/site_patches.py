@@ -21,10 +21,10 @@ from ..patching.sweep import Sweep
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.results import Result
-from .cells import CellEffects, Made, Place, Site, measured
+from .cells import POSITION, CellEffects, Made, Place, Site, measured
 from .controls import prepared_with, sweep_of
 from .located import LocatedHeads
-from .stream_changes import Flow, check_options, heads_of, need_layers, need_weights, writes
+from .stream_changes import Flow, check_options, has_mlps, heads_of, need_layers, need_weights, writes
 
 SITES_OF_A_LAYER = {
     "resid_pre": "the residual stream before the layer",
@@ -69,6 +69,9 @@ def patch_sites(
     all these names has one, counted from its nearer end. "all" is every token that can change at once,
     with those of the answer. Where the span's own rows change (contrast "computed"), its tokens are counted likewise: "span 0",
     ..., "span -1", "span all". After an insertion that stands behind the question come only the tokens that lead to the answer.
+    Where nothing is inserted (pairs without a span, contrast "replaced"), tokens are named by their absolute position in the
+    prompt: "position 0", ...; where prompts differ in length from their ends too, "position -1", .... Before a problem's
+    first replaced token the effect is 0.
 
     Two exact identities: resid_pre of layer 0 carries nothing where both runs hold the same tokens at the same positions (no
     head has read yet), and resid_post of the last layer, all rows, carries everything, unless the answer is read at an inserted
@@ -77,7 +80,7 @@ def patch_sites(
 
     Parameters
     ----------
-    sites : of "resid_pre", "attn_out", "mlp_out", "resid_post".
+    sites : of "resid_pre", "attn_out", "mlp_out" (left out where a model has no MLPs), "resid_post".
     n_rows : how many tokens from each end; names that a shorter question has no token for are NaN there and leave those cells'
         n, and those that none has are left out.
     contrast, direction, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
@@ -92,8 +95,11 @@ def patch_sites(
     check_count(n_rows, name="n_rows")
     need_layers(model, "patch_sites")
     chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
+    chosen = chosen if has_mlps(model) else tuple(site for site in chosen if site != "mlp_out")
+    if not chosen:
+        raise ValueError("this model has no MLPs, so mlp_out holds nothing to patch: choose other sites")
     sweep, prepared = sweep_of(contrast, direction, "z", control), prepared_with(model, pairs, outcome, control)
-    positions, n_layers = _labels(n_rows, span=_span_changes(sweep, prepared)), model.info.n_layers
+    positions, n_layers = _labels_of(prepared, sweep, n_rows), model.info.n_layers
     cells = [Site(*each) for each in product(chosen, range(n_layers), positions)]
     starts = range(0, len(cells), len(positions))  # of each site and layer
 
@@ -141,7 +147,7 @@ def map_positions(
 ) -> "PositionMap":
     r"""Through which tokens of the question each head acts, and which part of the span it reads, exactly (denoising).
 
-    Rows: the head's output is patched at one token of the question alone, counted from both ends as in `patch_sites`. Span:
+    Rows: the head's output is patched at one token of the question alone, named as in `patch_sites`. Span:
     the head cannot see one part of the span, at all tokens: its first token, each of `n_blocks` blocks of equal size, all of
     it; the rest is renormalised,
 
@@ -168,9 +174,10 @@ def map_positions(
     need_weights(model, [head.layer for head in chosen], "map_positions")
     model.need_rotated("knockouts of a part of the span")
     sweep, prepared = sweep_of(contrast, "denoising", "z", control), prepared_with(model, pairs, outcome, control)
-    labels = _labels(n_rows, span=_span_changes(sweep, prepared))
+    labels = _labels_of(prepared, sweep, n_rows)
     blocks = _blocks(n_blocks) if sweep.contrast.cuts and sweep.contrast.changes_from == "after" else ()
-    places = (*(f"row {label}" for label in labels), *(f"span {label}" for label in blocks))
+    rows_of = (label if label.startswith(POSITION) else f"row {label}" for label in labels)
+    places = (*rows_of, *(f"span {label}" for label in blocks))
     cells = [Place(*each) for each in product(chosen, places)]
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
@@ -216,6 +223,9 @@ def _counted(found: Made, name: str, n_rows: int) -> Made:
 
 def _row_words(labels: Sequence[str], values: np.ndarray, settings: Any) -> list[str]:
     """Return what to say where questions are too short for the tokens asked for; values `[problem, ..., label]`."""
+    if any(label.startswith(POSITION) for label in labels):
+        ends = any(label.startswith(f"{POSITION}-") for label in labels)
+        return [f"Position 0 is the prompt's first token{', -1 the last before the answer' * ends}."]
     asked, at = settings.get("n_rows"), [place for place, label in enumerate(labels) if label.lstrip("-").isdecimal()]
     undefined = np.isnan(values[..., at]).any(tuple(range(1, values.ndim)))
     short = len(values) if asked is not None and len(at) < 2 * asked else int(undefined.sum())
@@ -229,9 +239,24 @@ def _row_words(labels: Sequence[str], values: np.ndarray, settings: Any) -> list
     ]
 
 
-def _span_changes(sweep: Sweep, prepared: Prepared) -> bool:
-    """Whether there are rows of the span that change."""
-    return sweep.contrast.changes_from != "after" and bool(prepared.bare[0].spans)
+def _labels_of(prepared: Prepared, sweep: Sweep, n_rows: int) -> tuple[str, ...]:
+    """The names of tokens: of the question, and of the span where its rows change; positions where some have no span."""
+    if all(pair.spans for pair in prepared.bare):
+        return _labels(n_rows, span=sweep.contrast.changes_from != "after")
+    return _positions(n_rows, {len(pair.inserted) for pair in prepared.bare})
+
+
+def _positions(n_rows: int, lengths: set[int]) -> tuple[str, ...]:
+    """Positions from both ends, each by one name where all prompts have one length, and all.
+
+    >>> _positions(2, {3}), _positions(1, {3, 4})
+    (('position 0', 'position 1', 'position 2', 'all'), ('position 0', 'position -1', 'all'))
+    """
+    n = min(n_rows, max(lengths))
+    ends = [*range(n), *range(-n, 0)]
+    if len(lengths) == 1:
+        ends = sorted({at % max(lengths) for at in ends})
+    return (*(f"{POSITION}{at}" for at in ends), ALL)
 
 
 def _labels(n_rows: int, *, span: bool = False) -> tuple[str, ...]:
@@ -248,18 +273,21 @@ def _rows(flow: Flow, label: str) -> Tensor | None:
     """The changed rows that a label means, boolean `[changed]`; None where there are too few tokens for it.
 
     Every token has one label: where there are too few for all, each is counted from its nearer end (the middle one from the
-    last).
+    last). A position is the same place in every prompt, so a token of a short one may have two.
     """
     pair, start = flow.runs.first, flow.receiving.start
     if label == ALL:
         return torch.ones(flow.n_changed, dtype=torch.bool)
+    at = torch.arange(flow.n_changed)
+    if label.startswith(POSITION):
+        place, n = int(label.removeprefix(POSITION)), len(pair.inserted) - pair.n_answer
+        return at == place % n - start if -n <= place < n else None
     if label.startswith(SPAN):
         places = pair.span_mask.nonzero()[:, 0]
     else:
         places = pair.shared if flow.receiving.n_tokens == len(pair.inserted) else torch.arange(len(pair.base))
         places = places[: len(places) - pair.n_answer]
     places, label = (places - start)[places >= start], label.removeprefix(SPAN)
-    at = torch.arange(flow.n_changed)
     if label == ALL:
         return torch.isin(at, places)
     first, n = int(label), len(places)
@@ -351,10 +379,11 @@ class SitePatches(CellEffects, Result):
         return self.values.reshape(len(self.values), len(self.sites), len(self.layers), len(self.positions))
 
     def _what_words(self) -> str:
-        return (
-            f"Patched {', '.join(self.sites)} in {count_of(len(self.layers), 'layer')} at "
-            f"{count_of(self.positions.index(ALL), 'token')} of the question (from both ends) and at all{self._span_words()}"
-        )
+        n, absolute = self.positions.index(ALL), self.positions[0].startswith(POSITION)
+        where = f"{count_of(n, 'position')} of the prompt"
+        where = where if absolute else f"{count_of(n, 'token')} of the question (from both ends)"
+        layers = count_of(len(self.layers), "layer")
+        return f"Patched {', '.join(self.sites)} in {layers} at {where} and at all{self._span_words()}"
 
     def _row_words(self) -> list[str]:
         return _row_words(self.positions, self.by_site, self.settings)
@@ -368,8 +397,8 @@ class PositionMap(CellEffects, Result):
     """Through which tokens heads act: `values` `[problem, cell]`, of which the cells are `Place`s (`CellEffects`).
 
     By head and place, in this order. A place is a token of the question at which alone the head's output is patched ("row 0",
-    "row -1", "row all"), or a part of the span that the head cannot see ("span first token", "span block 0", "span all"). NaN
-    where a problem has no such token.
+    "row -1", "row all"; "position 0" where nothing is inserted), or a part of the span that the head cannot see ("span first
+    token", "span block 0", "span all"). NaN where a problem has no such token.
     """
 
     picture = "site_map"
@@ -398,6 +427,8 @@ class PositionMap(CellEffects, Result):
         return _row_words([place.removeprefix("row ") for place in self.places], self.by_head, self.settings)
 
     def _place_words(self) -> str:
+        if self.places[0].startswith(POSITION):
+            return " of the prompt"
         blind = f"span {ALL}" in self.places
         return " of the question, and blind to parts of the span" if blind else " of the question and of the span"
 

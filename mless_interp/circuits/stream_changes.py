@@ -61,6 +61,11 @@ def heads_of(model: Model, heads: "LocatedHeads | Iterable[Head | str] | None", 
     return model.info.chosen(heads, what=what)
 
 
+def has_mlps(model: Model) -> bool:
+    """Whether layers have MLPs; attention-only models have none."""
+    return not getattr(model.config, "attn_only", False)
+
+
 def named_on(heads: Any, problem_ids: Sequence[str]) -> dict[str, Any]:
     """For settings: how many of these problems the heads were named on."""
     if not isinstance(heads, LocatedHeads):

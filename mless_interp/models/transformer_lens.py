@@ -419,5 +419,11 @@ def model_around(thing: Any, *, name: str, tokenizer: Any) -> Model | None:
     if "HookedTransformer" in kinds:
         return HookedTransformerModel(thing, name=name, tokenizer=tokenizer)
     if "TransformerBridge" in kinds:
+        if not hasattr(thing.original_model, "config"):
+            raise ModelError(
+                f"this TransformerBridge holds a {type(thing.original_model).__name__} of TransformerLens and no Hugging Face "
+                "model, which is what is read and edited: wrap a HookedTransformer (TransformerLens 3.9), or a bridge of "
+                "boot_transformers"
+            )
         return BridgeModel(thing, name=name, tokenizer=tokenizer)
     return None

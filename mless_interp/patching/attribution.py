@@ -103,7 +103,7 @@ def attribute_heads(
     n_verified = {"gate_ig": N_VERIFIED, "atp": 0}[method] if verify is None else verify
     if n_verified < 0:
         raise ValueError(f"verify must be 0 or more, got {verify}")
-    prepared = prepare(model, pairs, outcome)
+    prepared = prepare(model, pairs, outcome).under(between)
     refuse_without_gradients(model, f"attribute_heads(method={method!r})")
 
     def of_unit(unit: Unit, tick: Tick) -> list[dict[str, Any]]:

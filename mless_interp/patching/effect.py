@@ -1,6 +1,6 @@
 """A total effect over problems, and what may be claimed of its parts: one place for every rule of methods §9."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -69,6 +69,11 @@ class Effect:
     rounding: float = 0.0
     claimed: float = 0.0
     groups: tuple[str, ...] = ()
+
+    def only(self, inside: np.ndarray) -> "Effect":
+        """The effect on some of the problems, boolean `[problem]`."""
+        groups = tuple(name for name, here in zip(self.groups, inside, strict=True) if here) if self.groups else ()
+        return replace(self, total=self.total[inside], groups=groups)
 
     def units(self, values: np.ndarray) -> np.ndarray:
         """Return the units of replication, `[problem or group, *cells]`, of values `[problem, *cells]`."""

@@ -71,7 +71,7 @@ def joint_knockout(
     not the head; whole sets keep their layers; the effect itself comes with an interval over problems.
     """
     between = cutting(contrast)
-    prepared = prepare(model, pairs, outcome, signed_for="a joint knockout")
+    prepared = prepare(model, pairs, outcome, signed_for="a joint knockout").under(between)
     if n_random_sets < 0:
         raise ValueError(f"n_random_sets must be 0 or more, got {n_random_sets}")
     info = model.info

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..models.base import Model
 from ..models.inputs import Inputs, Recording
 from ..prompts.conditions import CONDITIONS, Contrast, Hidden
-from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
+from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
 from ..runtime.engines import Compute, Unit
@@ -65,6 +65,24 @@ class Prepared:
     def n_groups(self) -> int:
         """Count the problems, variants of one another once."""
         return len(set(self.groups)) or len(self.ids)
+
+    def under(self, contrast: Contrast) -> "Prepared":
+        """The problems as a contrast compares them: where it uses their clean prompts, what they are of is what was replaced.
+
+        `ValueError` where two of them differ in a clean prompt alone that the contrast does not use: they would count twice.
+        """
+        if contrast.changes_from == "tokens":
+            given = not self.beside and all(pair.given for pair in self.bare)
+            return replace(self, bare=tuple(replace(pair, insertion=REPLACED) for pair in self.bare)) if given else self
+        seen: dict[tuple[Any, ...], str] = {}
+        for pair in self.bare:
+            first = seen.setdefault((pair.inserted.ids, pair.spans, pair.answer_ids), pair.id)
+            if first != pair.id and pair.clean is not None:
+                raise ValueError(
+                    f"problem {pair.id!r} asks the same as {first!r}: they differ in their clean prompts alone, which contrast "
+                    f"{contrast.name!r} does not use (contrast='replaced' does); leave the others out"
+                )
+        return self
 
     def halves(self) -> "tuple[Prepared, Prepared]":
         """Every second problem and the others; groups stay whole."""

@@ -221,6 +221,8 @@ def sweep_heads(
     """Several sweeps of the same heads and problems, by name: every run that they share is made once, and what is one edit
     in two of them (`Sweep.enters_as`)."""
     chosen = tuple(heads)
+    for sweep in sweeps.values():
+        prepared = prepared.under(sweep.contrast)
     knockouts = {name: other for name in sweeps for other in sweeps if sweeps[name].enters_as(sweeps[other])}
     if max_rows is not None:
         check_count(max_rows, name="max_rows")

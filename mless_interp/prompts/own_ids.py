@@ -3,11 +3,12 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from ..core.arguments import checked, shown
-from .pairs import Given, PromptPair
+from .pairs import REPLACED, Given, PromptPair
 from .problems import Problem, Several
 from .prompt import Prompt, Template
 
@@ -40,8 +41,9 @@ def pairs_from_ids(
     span : (first, one past the last) position whose effect is asked for, one range for all problems or one for each. The
         contrasts are those of an insertion: the prompt without these tokens is the base.
     clean : `[problem][token]`, other prompts of the same lengths, for contrast "replaced" (clean -> ids).
-    tags : what is known of each problem, for `by=`: a mapping of lists (`{"kind": ["a", "b"]}`) or a list of mappings. The tag
-        "group" names problems that are variants of one another.
+    tags : what is known of each problem, for `by=`: a mapping of lists (`{"kind": ["a", "b"]}`), a table or a list of mappings.
+        The tag "group" names problems that are variants of one another; else those of the same `ids` are (another `clean` or
+        answer makes no other problem), so that they count once.
     names : a mapping from token ids to what views call them; or one name for each problem (default: a digest of its ids).
 
     Raises `ValueError` for a problem without span and clean, a span outside the prompt or one that holds the last position,
@@ -110,7 +112,7 @@ def _pair(
         start = stop = next(at for at, (here, there) in enumerate(zip(ids, other, strict=True)) if here != there)
     words = lambda some: " ".join(known.get(token, str(token)) for token in some)  # noqa: E731
     fields = {key: value for key, value in tags.items() if key in OF_PROBLEMS}
-    digest = hashlib.sha256(json.dumps([ids, other, answer, distractor, start, stop]).encode()).hexdigest()[:10]
+    digest = _digest([ids, other, answer, distractor, start, stop])
     problem = Problem(
         id=digest if names is None else str(names),
         question=",".join(
@@ -119,7 +121,7 @@ def _pair(
         answer=words(answer),
         distractor=words(distractor) or None,
         extra={key: value for key, value in tags.items() if key not in fields},
-        **fields,
+        **{"group": f"ids {_digest([ids])}", **fields},  # with another clean prompt it is the same problem
     )
     segments = tuple("inserted" if start <= at < stop else "question" for at in range(len(ids)))
     kept = tuple(at for at in range(len(ids)) if not start <= at < stop)
@@ -127,7 +129,7 @@ def _pair(
         problem=problem,
         base=Prompt(tuple(ids[at] for at in kept), ("question",) * len(kept), IDS.name),
         inserted=Prompt(ids, segments, IDS.name),
-        insertion=Given("given span" if span is not None else "replaced tokens"),
+        insertion=Given("given span") if span is not None else REPLACED,
         span=(start, stop),
         alignment=kept,
         span_source="ids",
@@ -137,6 +139,11 @@ def _pair(
         clean=None if other is None else Prompt(other, segments, IDS.name),
         names=tuple(known.items()),
     )
+
+
+def _digest(parts: list[Any]) -> str:
+    """A short name of token ids, the same in every process."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
 
 
 def _ids(given: Any, what: str) -> tuple[int, ...]:
@@ -158,7 +165,12 @@ def _is_range(span: Any) -> bool:
     if isinstance(span, range):
         return span.step == 1
     found = span.tolist() if hasattr(span, "tolist") else span
-    return isinstance(found, Sequence) and len(found) == 2 and all(isinstance(each, int) for each in found)
+    return isinstance(found, Sequence) and len(found) == 2 and all(map(_is_whole, found))
+
+
+def _is_whole(number: Any) -> bool:
+    """Whether it is a whole number, also one of NumPy's; a truth value is none."""
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _of_each(given: Any, n: int, what: str) -> list[Any]:
@@ -174,14 +186,22 @@ def _of_each(given: Any, n: int, what: str) -> list[Any]:
 
 
 def _tags(tags: Any, n: int) -> list[dict[str, str]]:
-    """The tags of each problem, by key."""
+    """The tags of each problem, by key; None, NaN and pandas' NA are no tag."""
+    tags = tags.to_dict("list") if hasattr(tags, "to_dict") else tags  # of a DataFrame
     if isinstance(tags, Mapping):
         columns = {str(key): _of_each(values, n, f"tag {key!r}") for key, values in tags.items()}
-        return [{key: str(values[at]) for key, values in columns.items() if values[at] is not None} for at in range(n)]
+        return [
+            {key: str(values[at]) for key, values in columns.items() if not _is_missing(values[at])} for at in range(n)
+        ]
     rows = _of_each(tags, n, "tags")
     if not all(row is None or isinstance(row, Mapping) for row in rows):
         raise TypeError("tags must be a mapping of lists, or a mapping for each problem")
-    return [{str(key): str(value) for key, value in (row or {}).items() if value is not None} for row in rows]
+    return [{str(key): str(value) for key, value in (row or {}).items() if not _is_missing(value)} for row in rows]
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a table says so that it has no value: None, NaN, NaT, NA."""
+    return value is None or type(value).__name__ == "NAType" or value != value
 
 
 KEYS = ("ids", "answer", "distractor", "clean", "span", "tags", "id")

@@ -55,6 +55,10 @@ class Given:
     at: None = None
 
 
+REPLACED = Given("replaced tokens")
+"""What pairs of token ids are of where their clean prompts are used."""
+
+
 @dataclass(frozen=True, eq=False)
 class PromptPair:
     """Two or three prompts of one problem and the map between them, proved at construction.

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..circuits.cells import POSITION
 from ..circuits.direct import WAYS, DirectEffects
 from ..circuits.paths import LOGITS, TOGETHER, PathEffects
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
@@ -205,6 +206,9 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     value = found.default_column(table) if value is None else value
     if value not in table:
         raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
+    absolute = any(
+        name.startswith(POSITION) for name in (found.positions if isinstance(found, SitePatches) else found.places)
+    )
     if isinstance(found, SitePatches):
         of_span = "; of the span" if found.positions[-1].startswith("span ") else ""
         x, y = f"token of the question, from either end{of_span}", "layer (zero-based)"
@@ -213,6 +217,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     else:
         titles, names, x, y = ("",), found.places, "token of the question; part of the span", "head (zero-based)"
         rows = [str(head) for head in found.heads]
+    x = "position in the prompt" if absolute else x
     shape = len(titles), len(rows), len(names)
     grids, p = (table[name].to_numpy(dtype=float).reshape(shape) for name in (value, "p_prevalence"))
     finite = grids[np.isfinite(grids)]
@@ -227,7 +232,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
             marked = [(int(row), int(column)) for row, column in zip(*np.nonzero(p[at] < found.level), strict=True)]
         hatched = hatched or bool(marked)
         image = draw_cells(axes[0, at], np.clip(grids[at], -limit, limit), limit=limit, hatched=marked)
-        axes[0, at].set_xticks(range(len(names)), [name.removeprefix("row ") for name in names], rotation=90)
+        axes[0, at].set_xticks(range(len(names)), list(map(_tick, names)), rotation=90)
         axes[0, at].set_yticks(range(len(rows)), rows)
         name_axes(axes[0, at], x=x, y=y if at == 0 else None, title=titles[at] or None)
         for edge in _edges(names):
@@ -243,11 +248,16 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     return picture
 
 
+def _tick(name: str) -> str:
+    """A token's name at an axis that says what is counted."""
+    return name.removeprefix("row ").removeprefix(POSITION)
+
+
 def _edges(names: tuple[str, ...]) -> list[int]:
     """Where the columns change from first tokens to last ones, to all, and to parts of the span."""
 
     def kind(name: str) -> tuple[bool, str]:
-        place = name.removeprefix("row ")
+        place = _tick(name)
         label = place.removeprefix("span ")
         return place.startswith("span "), ALL if label == ALL else "last" if label.startswith("-") else "first"
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import ROOT
+from conftest import ROOT, needs_hooked_transformer
+from models_under_test import four_specialists, of_classes
 from scripts_under_test import run_script
 
 import mless_interp as mi
@@ -89,5 +90,26 @@ def test_the_published_heads_of_this_size_are_compared(
         for head, kind in zip(map(str, found.heads), found.judged.kinds, strict=True)
         if head in set(table["head"])
     }
-    assert "of 3 published heads of this size are named in the published sense" in " ".join(done.stdout.split())
+    said = " ".join(done.stdout.split())
+    judged = module().established(found)
+    assert ("of 3 published heads of this size are confirmed in the published sense" in said) is judged
+    assert ("cannot be judged" in said) is not judged
     assert (tmp_path / "out" / "report.html").is_file()
+
+
+@needs_hooked_transformer
+def test_heads_that_fresh_prompts_do_not_confirm_do_not_agree() -> None:
+    """A head named on problems of its class, tested again on those of another class."""
+    ioi, options = module(), {"contrast": "replaced", "controls": False, "progress": False}
+    one, two = of_classes(24, 0, (1,)), of_classes(24, 0, (2,))
+    for fresh, agrees in ((of_classes(24, 1, (1,)), True), (two, False)):
+        found = mi.locate_heads(four_specialists(), one, confirm=fresh, **options)
+        table = ioi.comparison(found, (1, 4)).set_index("head")
+        assert list(found.found) == [mi.Head(0, 1)] and table["agrees"].tolist() == [agrees]
+        assert table["confirmed"].tolist() == [agrees]
+        assert ioi.verdict(table.reset_index(), found).startswith(f"{int(agrees)} of 1 published heads")
+    silent = mi.pairs_from_ids([[8, 9, 8, 8 + at] for at in (0, 1)], [0, 1], clean=[[9, 9, 8, 8], [9, 9, 8, 9]])
+    with pytest.warns(UserWarning, match="too few"):
+        found = mi.locate_heads(four_specialists(), silent, **options)
+    table = ioi.comparison(found, (1, 4))
+    assert table["agrees"].isna().all() and "cannot be judged" in ioi.verdict(table, found)

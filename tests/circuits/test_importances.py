@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models_under_test import loaded
+from conftest import needs_hooked_transformer
+from models_under_test import four_specialists, loaded, of_classes
 from small_results import SIX, patched, traced
 
 import mless_interp as mi
@@ -13,7 +14,8 @@ import mless_interp as mi
 
 def test_scores_come_back_from_the_format_and_are_drawn(tmp_path: Path, tiny_model_dir: Any) -> None:
     model, edges, path = loaded(tiny_model_dir("qwen2"), "bridge"), traced(), tmp_path / "importances.json"
-    mi.save_importances(path, model, heads=patched(16), edges=edges)
+    with pytest.warns(UserWarning, match="several inputs at once alone, .* left out: L0H0 -> L1H0 qkv$"):
+        mi.save_importances(path, model, heads=patched(16), edges=edges)
     raw = json.loads(path.read_text())
     assert raw["cfg"]["n_layers"] == model.info.n_layers and raw["nodes"]["a1.h2"]["in_graph"]
     assert raw["nodes"]["a1.h2"]["score"] == pytest.approx(-0.5) and raw["nodes"]["logits"] == {"in_graph": True}
@@ -46,3 +48,14 @@ def test_other_files_are_refused(tmp_path: Path, content: str, words: str) -> No
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match=words):
         mi.load_importances(tmp_path / "x.json")
+
+
+@needs_hooked_transformer
+def test_only_confirmed_heads_are_in_the_circuit_where_fresh_problems_were_given(tmp_path: Path) -> None:
+    model, path = four_specialists(), tmp_path / "importances.json"
+    options: dict[str, Any] = {"contrast": "replaced", "controls": False, "progress": False}
+    for confirm, inside in ((None, True), (of_classes(24, 1, (1,)), True), (of_classes(24, 0, (2,)), False)):
+        found = mi.locate_heads(model, of_classes(24, 0, (1,)), confirm=confirm, **options)
+        mi.save_importances(path, model, heads=found)
+        assert list(found.found) == [mi.Head(0, 1)]
+        assert json.loads(path.read_text())["nodes"]["a0.h1"]["in_graph"] is inside

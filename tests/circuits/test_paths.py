@@ -9,8 +9,9 @@ import pytest
 import torch
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand
-from conftest import word_tokenizer
+from conftest import needs_hooked_transformer, word_tokenizer
 from models_under_test import (
+    hooked,
     loaded,
     pairs_for,
     planted_here,
@@ -400,3 +401,22 @@ def test_edges_of_published_models_are_those_of_two_whole_passes_each(
             np.testing.assert_allclose(found.values[row], expected, atol=1e-5)
             np.testing.assert_allclose(found.total[row], sign * hand.total, atol=1e-5)
             assert np.abs(expected).max() > 0.01
+
+
+@needs_hooked_transformer
+def test_a_model_without_mlps_has_no_cells_of_them() -> None:
+    """They would enter the family of tests; and no advice names them."""
+    model = hooked()
+    ids = np.random.default_rng(0).integers(0, 8, (8, 5))
+    clean = np.concatenate([ids[:, :2], ids[:, 2:3] + 1, ids[:, 3:]], 1)
+    pairs, options = mi.pairs_from_ids(ids, [1] * 8, clean=clean), {"contrast": "replaced", "progress": False}
+    edges = mi.trace_paths(model, pairs, ["L0H0", "L1H1"], mlps="all", **options)
+    assert not any("MLP" in str(edge) for edge in edges.edges)
+    assert mi.patch_sites(model, pairs, n_rows=1, **options).sites == ("resid_pre", "attn_out")
+    with pytest.raises(ValueError, match="no MLPs, so mlp_out holds nothing"):
+        mi.patch_sites(model, pairs, sites=["mlp_out"], **options)
+    with pytest.raises(ValueError, match=r'give more heads; or edges=\["L0H0 -> logits"\]'):
+        mi.trace_paths(model, pairs, ["L0H0"], **options)
+    with pytest.raises(ValueError, match="this model has no MLPs: leave mlps out"):
+        mi.trace_paths(model, pairs, ["L0H0", "L1H1"], mlps=[0], **options)
+    assert mi.trace_paths(model, pairs, edges=["L0H0 -> logits"], **options).values.shape == (8, 1)

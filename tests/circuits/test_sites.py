@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from conftest import needs_hooked_transformer
+from models_under_test import hooked, loaded, pairs_for, planted_here, planted_pairs
 
 import mless_interp as mi
 from mless_interp.models.sites import site
@@ -165,3 +167,41 @@ def test_wrong_sites_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
             refused()
+
+
+@needs_hooked_transformer
+def test_where_nothing_is_inserted_a_token_is_named_by_its_position() -> None:
+    """By hand at every position, also before a problem's first replaced token, where nothing can change."""
+    model, draw = hooked(n_ctx=8), np.random.default_rng(0)
+    ids = draw.integers(0, 9, (6, 8))
+    clean, changed = ids.copy(), np.arange(6)
+    clean[changed, changed] = (ids[changed, changed] + 3) % 9
+    pairs = mi.pairs_from_ids(ids, draw.integers(0, 9, 6), clean=clean)
+    options: dict[str, Any] = {"contrast": "replaced", "progress": False}
+    found = mi.patch_sites(model, pairs, sites=["resid_pre"], n_rows=3, **options)
+    assert found.positions == (*(f"position {at}" for at in (0, 1, 2, 5, 6, 7)), "all")
+    assert found.summary()["label"][0] == "Layer 0 resid_pre, position 0" and "of the prompt" in found.details()[0]
+    for row, (tokens, others) in enumerate(zip(ids, clean, strict=True)):
+        name = site(1, "hook_resid_pre")
+        put = model.run(torch.tensor([others.tolist()]), capture={name: None}).captured[name]
+        gold = pairs[row].answer_ids[0]
+        for label in found.positions[:-1]:
+            at = int(label.split()[1])
+
+            def patched(old: torch.Tensor, at: int = at, put: torch.Tensor = put) -> torch.Tensor:
+                new = old.clone()
+                new[:, at] = put[:, at]
+                return new
+
+            runs = (model.run(torch.tensor([tokens.tolist()]), edits=edits).logits for edits in ({}, {name: patched}))
+            before, after = (float(logits[0, -1].log_softmax(-1)[gold]) for logits in runs)
+            value = found.by_site[row, 0, 1, found.positions.index(label)]
+            assert value == pytest.approx(before - after, abs=1e-4)
+            assert (value == 0) or at >= changed[row]
+    places = mi.map_positions(model, pairs, ["L0H0"], n_rows=1, **options).places
+    assert places == ("position 0", "position 7", "row all")
+    short = mi.pairs_from_ids([[1, 2, 3], [1, 2, 3, 4]], [1, 2], clean=[[1, 5, 3], [1, 2, 5, 4]])
+    both = mi.patch_sites(model, short, n_rows=2, **options)
+    assert both.positions == ("position 0", "position 1", "position -2", "position -1", "all")
+    assert np.isfinite(both.values).all() and "-1 the last before the answer" in " ".join(both.details())
+    mi.views.site_map(both)

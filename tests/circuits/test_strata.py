@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models_under_test import loaded
+from conftest import needs_hooked_transformer
+from models_under_test import four_specialists, loaded, of_classes
 
 import mless_interp as mi
 from mless_interp.circuits.judge import Judged, judge
@@ -61,3 +62,36 @@ def test_a_key_that_some_problems_lack_is_named(tiny_model_dir: Any) -> None:
     pairs = mi.pairs_from_ids([[1, 2, 3], [4, 5, 6]], [1, 2], span=(0, 1), tags=[{"kind": "a"}, {"sort": "b"}])
     with pytest.raises(ValueError, match=r"by='kind': 1 of 2 problems have nothing under that key .*all have answer"):
         mi.locate_heads(model, pairs, by="kind", progress=False)
+
+
+@needs_hooked_transformer
+def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_it(tmp_path: Any) -> None:
+    model, options = four_specialists(), {"contrast": "replaced", "by": "answer", "controls": False, "progress": False}
+    found = mi.locate_heads(model, of_classes(96, 0), **options, confirm=of_classes(96, 1))
+    served = {Head(0, at): (str(at),) for at in range(4)}
+    assert found.specialists == served == found.confirmed_specialists
+    said = "is shown to carry more than 5 % of it in most problems; 4 only in strata of answer: L0H0 (0; confirmed)"
+    assert said in found.headline()
+    made = found.confirmation
+    assert made is not None and made.confirmed.all() and made.same_kind.all()
+    table = found.printed()
+    assert set(table["kind"]) == {"specialist"} and table["strata"].tolist() == table["confirmed_strata"].tolist()
+    assert sorted(table["strata"]) == list("0123") and (table["p"] < 0.04).all()
+    strata = found.by_stratum().query("passes")
+    assert len(strata) == 4 and strata["confirmed"].all()
+    np.testing.assert_allclose(strata["removed_share"], 1, atol=1e-5)
+    assert (strata["removed_share_ci_low"] > 0.99).all()
+    circuit = mi.trace_circuit(model, of_classes(32, 2), found, parts=["direct"], contrast="replaced", progress=False)
+    assert "L0H0, L0H1, L0H2, L0H3 act in some strata of answer only" in circuit.caveats()[0]
+    assert "if pair.problem.text('answer') == " in circuit.caveats()[0]
+    mi.save(tmp_path / "kept", found=found)
+    kept = mi.load(tmp_path / "kept")["found"]
+    assert repr(kept) == repr(found) and kept.confirmed_specialists == served
+
+
+@needs_hooked_transformer
+def test_strata_too_small_to_be_tested_are_told_before_anything_runs() -> None:
+    options: dict[str, Any] = {"contrast": "replaced", "by": "answer", "controls": False, "progress": False}
+    said = r"by='answer': no stratum .* The largest \(1\) has 9; 10 are needed to test it alone, 11 in each of 4"
+    with pytest.warns(UserWarning, match=said):
+        mi.locate_heads(four_specialists(), of_classes(28, 0), **options)

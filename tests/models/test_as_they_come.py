@@ -157,3 +157,10 @@ def test_a_model_that_gives_classes_writes_no_text() -> None:
     problems = [Problem(id="a", question="How many ?", answer="3")]
     with pytest.raises(ModelError, match="gives 2 classes, not tokens, so it completes no text"):
         mi.evaluate_accuracy(model, problems, max_new_tokens=2, **QUIET)
+
+
+def test_a_bridge_without_a_hugging_face_model_is_named() -> None:
+    """As `TransformerBridge.boot_native` of TransformerLens 4 makes them."""
+    native = type("TransformerBridge", (), {"original_model": torch.nn.Linear(1, 1)})()
+    with pytest.raises(ModelError, match="holds a Linear of TransformerLens and no Hugging Face model"):
+        mi.wrap_model(native)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import needs_hooked_transformer
-from models_under_test import loaded, pairs_for
+from models_under_test import hooked, loaded, pairs_for
 from typer.testing import CliRunner
 
 import mless_interp as mi
@@ -18,19 +19,6 @@ from mless_interp.prompts.own_ids import pairs_from_file
 
 QUIET: dict[str, Any] = {"progress": False}
 IDS = [[7, 1, 2, 3, 4], [7, 5, 6, 1, 4]]
-
-
-def hooked(**given: Any) -> mi.Model:
-    """A small attention-only HookedTransformer without layer norm, drawn at random."""
-    from mless_interp.models.transformer_lens import _hooked, _imported
-
-    made = {"n_layers": 2, "n_heads": 2, "d_model": 8, "d_head": 4, "n_ctx": 5, "d_vocab": 9, "act_fn": "relu"}
-    made |= {"attn_only": True, "normalization_type": None, "seed": 3, **given}
-    drawn = _hooked(_imported("transformer_lens").HookedTransformerConfig(**made))
-    with torch.no_grad():
-        for weight in drawn.parameters():
-            weight.normal_(generator=torch.Generator().manual_seed(weight.numel()), std=0.6)
-    return mi.wrap_model(drawn.eval(), name="small")
 
 
 def test_a_span_of_token_ids_is_a_pair_by_hand() -> None:
@@ -249,3 +237,66 @@ def test_wrong_options_beside_pairs_are_one_line(tmp_path: Path, command: str, m
     path.write_text("".join(json.dumps({"ids": [1, 2, 3 + at], "answer": 1, "span": [0, 1]}) + "\n" for at in range(8)))
     done = CliRunner().invoke(app, [command, "--pairs", str(path), *more, "--out", str(tmp_path / "out")])
     assert done.exit_code == 2 and re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
+    path.write_text(json.dumps({"ids": [1, 2, 3], "answer": 1, "clean": [1, 4, 3]}) + "\n")
+    done = CliRunner().invoke(app, [command, "--pairs", str(path), "--out", str(tmp_path / "out")])
+    assert "has no span, so contrast 'content' is not defined: use contrast='replaced'" in done.stderr
+
+
+@needs_hooked_transformer
+def test_one_prompt_with_many_clean_ones_is_one_problem() -> None:
+    """Its variants count once where their clean prompts are used, and are refused where nothing tells them apart."""
+    model = hooked()
+    clean = [[8 if at == changed else token for at, token in enumerate(IDS[0])] for changed in range(4)]
+    pairs = mi.pairs_from_ids([IDS[0]] * 4, [3] * 4, span=(1, 3), clean=clean)
+    for ask in (mi.locate_heads, mi.patch_heads, mi.patch_sites):
+        with pytest.raises(ValueError, match="asks the same as .* clean prompts alone, which contrast 'content'"):
+            ask(model, pairs, contrast="content", **QUIET)
+    one = mi.pairs_from_ids([IDS[0]] * 3 + [IDS[1]], [3] * 4, clean=[*clean[:3], [7, 5, 6, 0, 4]])
+    found = mi.patch_heads(model, one, contrast="replaced", **QUIET)
+    assert len(set(found.groups)) == 2 and set(found.summary()["n"]) == {2}
+    other = mi.pairs_from_ids(
+        [IDS[0], [1, 2, 3, 4, 5]], [3, 4], clean=[clean[3], [1, 2, 0, 4, 5]], tags={"group": [1, 2]}
+    )
+    with pytest.raises(ValueError, match="1 of 2 problems to confirm on are among those that name the heads"):
+        mi.locate_heads(model, one, confirm=other, contrast="replaced", controls=False, **QUIET)
+
+
+def test_a_table_of_tags_and_numpys_spans_are_taken_as_they_come() -> None:
+    """What a table has no value for is no tag, not a stratum called "nan"."""
+    table = pd.DataFrame({"kind": ["a", None], "size": [np.nan, 2.0], "day": [pd.NA, pd.NaT]})
+    for tags in (table, table.to_dict("list"), table.to_dict("records")):
+        first, second = mi.pairs_from_ids(IDS, [3, 4], span=(1, 3), tags=tags)
+        assert (first.problem.tags, second.problem.tags) == ({"kind": "a"}, {"size": "2.0"})
+    spans = (
+        (np.int64(1), np.int64(3)),
+        [np.int64(1), 3],
+        np.array([1, 3]),
+        [(np.int64(1), np.int64(3))] * 2,
+        range(1, 3),
+    )
+    for span in spans:
+        assert [pair.span for pair in mi.pairs_from_ids(IDS, [3, 4], span=span)] == [(1, 3)] * 2
+    for span in ((False, True), [(False, True)] * 2):
+        with pytest.raises(ValueError, match="span must be"):
+            mi.pairs_from_ids(IDS, [3, 4], span=span)
+
+
+@needs_hooked_transformer
+def test_a_result_says_what_was_compared() -> None:
+    """Of a pair with a span and a clean prompt the contrast decides; pairs with and without a span go together."""
+    model, draw = hooked(), np.random.default_rng(0)
+    ids = draw.integers(0, 8, (24, 5))
+    clean = np.concatenate([ids[:, :2], ids[:, 2:3] + 1, ids[:, 3:]], 1)
+    spans = mi.pairs_from_ids(ids[:12], [1] * 12, clean=clean[:12], span=(1, 3))
+    plain = mi.pairs_from_ids(ids[12:], [1] * 12, clean=clean[12:])
+    for contrast, words in (("content", "given span"), ("replaced", "replaced tokens")):
+        options: dict[str, Any] = {"contrast": contrast, **QUIET}
+        results = [
+            mi.patch_heads(model, spans, **options),
+            mi.trace_paths(model, spans, ["L0H0", "L1H0"], **options),
+            mi.attribute_heads(model, spans, **options),
+            mi.locate_heads(model, spans, controls=False, **options),
+        ]
+        assert {each.settings["insertion"] for each in results} == {words}
+    mixed = mi.locate_heads(model, spans, confirm=plain, contrast="replaced", controls=False, **QUIET)
+    assert "replaced tokens" in mixed.headline().lower()
