@@ -247,8 +247,10 @@ def _bars(answered: dict[str, Any]) -> Any:
     printed = published(source="Figure 10 (read off the bars)")
     parts = [printed.assign(model=printed["model"].map(title_of), low=float("nan"), high=float("nan"), n=float("nan"))]
     for name, found in answered.items():
-        table = found.summary()
-        own = 100 * table[["accuracy", "low", "high"]]
+        table = found.table()
+        own = 100 * table[["accuracy", "accuracy_ci_low", "accuracy_ci_high"]].set_axis(
+            ["accuracy", "low", "high"], axis=1
+        )
         parts.append(
             table[["treatment", "n"]].assign(
                 model=f"{name} (measured)", percent=own["accuracy"], low=own["low"], high=own["high"], source="measured"

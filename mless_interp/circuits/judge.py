@@ -393,8 +393,8 @@ class Verdicts:
         kind | verdict | verdict | a test over most problems, corrected for testing many heads
         claimed | claimed | verdict | the verdict on the problems that named the head
         confirmed | confirmed | verdict | passes again on fresh problems
-        removed_count | undone in | of n | problems in which patching its output out undoes more than the smallest effect
-        added_count | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
+        removed_k | undone in | of n | problems in which patching its output out undoes more than the smallest effect
+        added_k | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
         removed_median | undone, median | | median of what patching its output out undoes, in the outcome's unit
         added_median | reproduced, median | | median of what patching its output in reproduces, in the outcome's unit
         removed_p | p, undone | p | that it undoes more in most problems; Holm over heads, sides and senses

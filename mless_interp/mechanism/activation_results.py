@@ -107,7 +107,7 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
                 )
         return pd.DataFrame(rows)
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """The three claims (`claims`)."""
         return self.claims()
 

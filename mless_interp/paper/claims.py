@@ -103,7 +103,7 @@ class ClaimChecks(Result):
         """The claims that agree here and in most untrained twins."""
         return tuple(c for c in self.checks if c.verdict == "agrees" and 2 * self.shared(c) > len(self.twins))
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per claim: measured against its null, with the interval of the difference, and the verdict; of untrained
         twins the mean of what was measured, and in how many the claim agrees."""
         table = pd.DataFrame(
@@ -138,8 +138,8 @@ class ClaimChecks(Result):
         return table
 
     def to_frame(self) -> pd.DataFrame:
-        """The same as `summary`: what is kept of a claim is one row."""
-        return self.summary()
+        """The same as `table`: what is kept of a claim is one row."""
+        return self.table()
 
     def headline(self) -> str:
         """Return how many claims agree, which do not, and how many hold without training."""
@@ -162,13 +162,13 @@ class ClaimChecks(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return every claim against its null."""
-        return self.summary()[["claim", "verdict", "measured", "ci_low", "ci_high", "null", "n"]]
+        return self.table()[["claim", "verdict", "measured", "ci_low", "ci_high", "null", "n"]]
 
     def shown(self) -> Shown:
         """Every claim against its null."""
         columns = ["claim", "measured", "ci_low", "null", "null_is", "difference_ci_low", "n", "verdict"]
         columns += [*["untrained", "untrained_verdict"] * bool(self.twins), "reason"]
-        return Shown((ShownTable(self.summary(), "The paper's claims, each against its null.", columns),))
+        return Shown((ShownTable(self.table(), "The paper's claims, each against its null.", columns),))
 
 
 def check_claims(

@@ -22,8 +22,8 @@ MISSING = "–"
 class Column:
     """A column of a result's tables: its name there, its heading, what it is, its unit, and the role that it plays.
 
-    Roles: "share" is written in percent, "p" with two digits, "of NAME" as a count out of the column NAME; "verdict" stands
-    right after the first column, "later" behind the others.
+    Roles: "share" is written in percent, "points" in percentage points, "p" with two digits, "of NAME" as a count out of the
+    column NAME; "verdict" stands right after the first column, "later" behind the others.
     """
 
     name: str
@@ -225,11 +225,14 @@ def _upper(name: str, frame: pd.DataFrame) -> str | None:
 def _numbers(values: Sequence[Any], limits: tuple[Sequence[Any], Sequence[Any]] | None, role: str = "") -> list[Cell]:
     """Numbers of one column, with the ends of their intervals, all with the same number of decimals, signed if any is
     negative."""
-    scale, unit = (100, " %") if role == "share" else (1, "")
+    scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
     ends = () if limits is None else (*limits[0], *limits[1])
     known = [scale * float(value) for value in (*values, *ends) if not pd.isna(value)]
-    whole = role == "share" or (limits is None and all(isinstance(value, int) or pd.isna(value) for value in values))
-    signed, decimals = role != "share" and any(value < 0 for value in known), 0 if whole else _decimals(known)
+    whole = role == "share" or (
+        role != "points" and limits is None and all(isinstance(value, int) or pd.isna(value) for value in values)
+    )
+    signed = role == "points" or (role != "share" and any(value < 0 for value in known))
+    decimals = 0 if whole else 1 if role == "points" else _decimals(known)
 
     def number(value: Any) -> str:
         return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)

@@ -196,7 +196,7 @@ def test_estimates_never_stand_before_heads_that_were_verified() -> None:
     made.knockout[:, 0, 1] = 9.0
     labels = list(map(str, made.ranking()))
     assert labels[:3] == ["L1H2", "L0H0", "L0H1"], "verified by their exact value (0.4, 0.1), then the rest by estimate"
-    table = made.summary()
+    table = made.table()
     assert table["label"].tolist() == labels and table["ranked by"].tolist() == ["exact"] * 2 + ["estimate"] * 4
     assert (
         "The first 2 heads were verified by an exact sweep and are ranked by it; the other 4 follow" in made.explain()

@@ -164,7 +164,7 @@ def test_ranks_and_interactions_by_hand() -> None:
         "problem": "p1", "joint": 3.0, "sum_of_singles": 1.25, "interaction": 1.75, "random_mean": 0.5 / 3,
         "random_low": -2.0, "random_high": 2.0,
     }  # fmt: skip
-    table = made.summary()
+    table = made.table()
     assert table["median"].tolist() == table["effect"].tolist() == [2.0, 0.25, -2.25, 2.0]
     assert table["heads"][0] == "L0H1 L0H2" and "effect_ci_low" not in table, "a mean has no limits"
 
