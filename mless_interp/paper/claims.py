@@ -82,6 +82,7 @@ class ClaimChecks(Result):
 
     columns = columns_of("""
         measured | measured | | mean over problems
+        above_null | above the null | | measured - null
         null | null | | what it is compared with; see the column 'null is'
         null_is | null is | later | what would be measured if the claim did not hold
         untrained | untrained | | the same of untrained twins: same configuration and prompts, weights drawn anew
@@ -114,12 +115,13 @@ class ClaimChecks(Result):
                     "figures": " ".join(check.claim.figures),
                     "measure": check.claim.measure,
                     "measured": check.measured,
-                    "ci_low": check.low,
-                    "ci_high": check.high,
+                    "measured_ci_low": check.low,
+                    "measured_ci_high": check.high,
                     "null": check.null,
                     "null_is": check.claim.null,
-                    "difference_ci_low": check.difference_low,
-                    "difference_ci_high": check.difference_high,
+                    "above_null": check.measured - check.null,
+                    "above_null_ci_low": check.difference_low,
+                    "above_null_ci_high": check.difference_high,
                     "n": check.n,
                     "verdict": check.verdict,
                     "reason": check.reason,
@@ -162,11 +164,11 @@ class ClaimChecks(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return every claim against its null."""
-        return self.table()[["claim", "verdict", "measured", "ci_low", "ci_high", "null", "n"]]
+        return self.table()[["claim", "verdict", "measured", "measured_ci_low", "measured_ci_high", "null", "n"]]
 
     def shown(self) -> Shown:
         """Every claim against its null."""
-        columns = ["claim", "measured", "ci_low", "null", "null_is", "difference_ci_low", "n", "verdict"]
+        columns = ["claim", "measured", "null", "null_is", "above_null", "n", "verdict"]
         columns += [*["untrained", "untrained_verdict"] * bool(self.twins), "reason"]
         return Shown((ShownTable(self.table(), "The paper's claims, each against its null.", columns),))
 

@@ -109,9 +109,9 @@ class TextTable:
     ) -> "TextTable":
         """A table of a data frame; `columns` chooses and orders them, as a mapping also names them; `known`: what they mean.
 
-        `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`; bare `low`, `high` belong to the number before
-        them) in the same cell, under a heading that names both; counts say of how many. Verdicts stand second; where there
-        are more than six columns, those that matter less stand last.
+        `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell, under a heading that names
+        both; counts say of how many. Verdicts stand second; where there are more than six columns, those that matter less
+        stand last.
         """
         names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
         roles = [column_of(str(name), known).role for name in names]
@@ -182,11 +182,6 @@ def _with_intervals(names: Mapping[Any, str], frame: pd.DataFrame) -> list[tuple
             continue
         own = lows[name][0] if lows[name] else None
         if own is None and _upper(str(name), frame):
-            before, of = found[-1] if found else (None, None)
-            bare = name in ("low", "ci_low") and of is None and before in frame
-            if bare and frame[before].dtype.kind == "f":
-                found[-1] = (before, name)
-                continue
             own = name
         found.append((name, own))
     return found
@@ -212,7 +207,7 @@ def _ordered(
 
 
 def _interval_words(low: str) -> str:
-    return "95 %" if low.endswith("ci_low") or low in ("low", "paper_low") else "from, to"
+    return "95 %" if low.endswith("ci_low") or low == "low" else "from, to"
 
 
 def _upper(name: str, frame: pd.DataFrame) -> str | None:

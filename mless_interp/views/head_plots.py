@@ -248,16 +248,16 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 12) -> P
     if not len(table) or (value is None and not numbers):
         raise ValueError("there is nothing to draw: the table of its print is empty or has no number")
     value = value or numbers[0]
-    low = next((low for low in (f"{value}_ci_low", f"{value}_low", "ci_low", "low") if low in table), None)
+    low = next((low for low in (f"{value}_ci_low", f"{value}_low") if low in table), None)
     unknown = np.full(len(table), np.nan)
     limits = (unknown, unknown) if low is None else (table[low], table[low.removesuffix("low") + "high"])
+    column = column_of(value, found.declared())
+    drawn = [(100 if column.role == "points" else 1) * each for each in (table[value], *limits)]
     names = table.select_dtypes(exclude="number").iloc[:, :2].astype(str)
     picture, axes = panel(7.2, 1.2 + 0.33 * len(table))
     style = {"fmt": "o", "color": LINES[0][0]}
-    draw_forest(
-        axes, [shortened(one_line(" ".join(row))) for row in names.to_numpy()], [(value, table[value], *limits, style)]
-    )
-    axes.set_xlabel(column_of(value, found.declared()).heading, fontsize=8)
+    draw_forest(axes, [shortened(one_line(" ".join(row))) for row in names.to_numpy()], [(value, *drawn, style)])
+    axes.set_xlabel(column.heading, fontsize=8)
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     return picture
 

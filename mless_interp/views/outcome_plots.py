@@ -144,7 +144,7 @@ def _by_class(axes: Any, shift: ActivationShift, contrast: str, metric: str) -> 
     rows = table[(table["contrast"] == contrast) & (table["metric"] == metric) & (table["n"] > 0)]
     names = [f"{row.token_class} (n = {int(row.n)})" for row in rows.itertuples()]
     style = {"fmt": "o", "color": LINES[0][0]}
-    draw_forest(axes, names, [(metric, rows["difference"], rows["ci_low"], rows["ci_high"], style)])
+    draw_forest(axes, names, [(metric, rows["change"], rows["change_ci_low"], rows["change_ci_high"], style)])
     unit = f" ({rows['unit'].iloc[0]})" if len(rows) else ""
     what = f"{metric.replace('_', ' ')}: after − before{unit}"
     axes.set_xlabel(what, fontsize=8)

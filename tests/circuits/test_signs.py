@@ -56,7 +56,6 @@ def test_every_total_is_the_outcome_with_the_insertion_minus_that_without(every:
         "LocatedHeads and Confirmation": located_on_all(every.located, lambda found: found.total),
         "JointKnockout of all heads": every.joint.effect,
         "ReadEffects": every.reads.total,
-        "ReadEffects, rows": every.reads.to_frame().drop_duplicates("problem")["total"].to_numpy(),
         "CircuitCurve": every.curve.total,
         "CircuitCurve, all heads knocked out": every.curve.joint[:, -1],
         "HeadAttribution": every.gates.inserted - every.gates.masked,
@@ -116,7 +115,8 @@ def test_a_share_is_above_0_with_the_effect_whatever_its_sign(every: SimpleNames
 
 def test_what_patching_does_to_the_outcome_is_a_column_of_its_own(every: SimpleNamespace) -> None:
     for name, sweep in every.sweeps.items():
-        rows, turned = sweep.to_frame(), -1 if "denoising" in name else 1
+        turned = -1 if "denoising" in name else 1
+        rows = sweep.to_frame().pivot(index=["problem", "label"], columns="measure", values="value")
         assert np.array_equal(rows["patching_changes"], rows["patched"] - rows["receiving"])
         assert np.array_equal(rows["effect"], turned * rows["patching_changes"])
         mean = sweep.table()["patching_changes"].iloc[0]

@@ -299,7 +299,7 @@ def test_medians_shares_and_undefined_problems_by_hand() -> None:
     assert (sink["n"], sink["n_undefined"], sink["median"]) == (13, 3, pytest.approx(-0.3 * 10))
     assert found.headline().endswith("(median over 16 problems): L0H4 212 % [100, 325].")
     rows = found.to_frame()
-    assert len(rows) == 16 * 5 and rows["total"].eq(-2.0).all() and rows["removed"].isna().sum() == 3
+    assert len(rows) == 16 * 5 and rows["value"].isna().sum() == 3
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_several_measures_of_a_head_are_rows(name: str) -> None:
 
 def test_a_row_holds_the_value_of_its_problem_and_head() -> None:
     found = located()
-    rows = found.to_frame().set_index(["measure", "problem", "label"])["value"]
+    rows = found.to_frame().set_index(["measure", "problem", "label"])["value"].sort_index()
     for name, values in found.values.items():
         for at, problem in enumerate(found.problem_ids):
             assert rows[name, problem].to_dict() == dict(zip(map(str, found.heads), values[at], strict=True))
@@ -364,6 +364,17 @@ def test_cells_are_printed_by_the_role_of_their_column() -> None:
         ["head", "share", "[95", "%]", "problems", "p,", "corrected", "who"],
         ["a", "50", "%", "[40,", "61]", "3/4", "3e-19", "x" * 51 + "…"],
         ["b", "–", "4/4", "1", "–"],
+    ]
+
+
+def test_a_change_of_shares_is_written_in_percentage_points() -> None:
+    table = pd.DataFrame(
+        {"second": ["a"], "difference": [0.1], "difference_ci_low": [-0.025], "difference_ci_high": [0.2]}
+    )
+    lines = TextTable.of(table, "", known=mi.Comparison.declared()).lines()
+    assert [line.split() for line in lines] == [
+        ["treatment", "change,", "points", "[95", "%]"],
+        ["a", "+10.0", "[-2.5,", "+20.0]"],
     ]
 
 

@@ -140,9 +140,7 @@ def test_results_of_other_heads_are_drawn_too_and_those_without_heads_are_refuse
     axes = mi.views.head_map(attributed()).axes
     assert axes[1].get_ylabel() == "score (nats)" and axes[0].images[0].norm.vmin < 0
     assert mi.views.head_map(doses()).axes[0].images[0].get_array().shape == (1, 4)
-    with pytest.raises(
-        ValueError, match="a picture of heads needs a row per head; this summary has claim, key, figures"
-    ):
+    with pytest.raises(ValueError, match="a picture of heads needs a row per head; this table has claim, key, figures"):
         mi.views.head_map(checked())
 
 
