@@ -49,7 +49,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
     columns = columns_of("""
         accuracy | right | share | share of right answers, strictly graded
         paper | right, paper's grader | share | share of right answers as the paper's own rule grades
-        boxed | boxed | share | share of answers with a \boxed{} result
+        boxed | boxed | share | share of answers with a \\boxed{} result
         cut_off | cut off | share | share of answers that ran into the longest length
         gave_up | undecided | share | share of grades that nothing decided; they count as wrong
         n_missing | not run | | answers that are missing

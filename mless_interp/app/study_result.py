@@ -75,7 +75,7 @@ class StudyResult(Result):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """The first contrast's effect on the first outcome, attention on the span, the heads, the answers."""
+        """The first contrast's effect on the first outcome, `span_mass`, `most_read_by`, the heads, the answers."""
         key = self.key(self.contrasts[0], self.outcomes[0])
         effect = (f"{key}_median", f"{key}_k", f"{key}_n", f"{key}_p")
         answers = ("accuracy", "answers_n", "difference", "difference_p")

@@ -67,6 +67,10 @@ class PatchScores(Parts, Result):
         recovered | recovered | later | (patched - corrupted) / (clean - corrupted)
     """)
     picture = "forest"
+    reported = (
+        *("label", "layer", "head", "sense", "k", "n", "prevalence", "p_corrected"),
+        *("median", "share", "effect", "effect_fraction", "rank"),
+    )
     axes = (
         ("patched", "problem layer head_of_layer"),
         ("receiving", "problem"),
@@ -136,23 +140,6 @@ class PatchScores(Parts, Result):
     def mean(self) -> np.ndarray:
         """Mean effect over problems, `[layer, head]` (NaN where a problem's is undefined)."""
         return self.effect.mean(0)
-
-    @property
-    def reported(self) -> tuple[str, ...]:
-        """What is claimed of each head, and its mean effect."""
-        claimed = (
-            "sense",
-            "k",
-            "n",
-            "prevalence",
-            "p_corrected",
-            "median",
-            "share",
-            "effect",
-            "effect_fraction",
-            "rank",
-        )
-        return ("label", "layer", "head", *claimed)
 
     def table(self) -> pd.DataFrame:
         """One row per head, in order of layer and head.

@@ -75,7 +75,7 @@ class HeadScores(Result):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """The metrics."""
+        """`label`, `layer`, `head` and each metric."""
         return ("label", "layer", "head", *self.values)
 
     @property
