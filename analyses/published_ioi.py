@@ -141,16 +141,14 @@ def compute(options: Options) -> Computed:
 def comparison(found: Any, size: Sequence[int]) -> pd.DataFrame:
     """One row per published head: its class, its verdict here, in how many problems, its share, whether fresh prompts confirm
     it, and whether it agrees: confirmed, in the published sense. Nothing can where no total effect is established."""
-    rows, judged = found.summary().set_index("label").to_dict("index"), established(found)
+    rows, judged = found.table().set_index("label").to_dict("index"), established(found)
     made = []
     for name in CLASSES:
         for head in published(name, *size):
             row = rows.get(head, {"kind": "not tested", "sense": ""})
             confirmed = found.confirmed_or_unknown(head)
             agrees = bool(confirmed) and row["sense"] == ("against" if name.startswith("negative") else "with")
-            counts = {
-                each: row.get(each) for each in ("removed_count", "added_count", "n", "removed_share", "added_share")
-            }
+            counts = {each: row.get(each) for each in ("removed_k", "added_k", "n", "removed_share", "added_share")}
             made.append(
                 {
                     "head": head,
@@ -191,11 +189,11 @@ def present(kept: Kept) -> Presented:
     table = comparison(found, kept.run["size"])
     files: dict[str, Any] = {
         "comparison.csv": table,
-        "heads.csv": found.summary(),
+        "heads.csv": found.table(),
         "head_map.png": views.head_map(found),
     }
     if edges is not None:
-        files |= {"edges.csv": edges.summary(), "edges.png": views.path_graph(edges)}
+        files |= {"edges.csv": edges.table(), "edges.png": views.path_graph(edges)}
 
     def page() -> Report:
         question = "Does this model have the circuit for indirect objects that was published of GPT-2 small?"

@@ -149,7 +149,7 @@ def main() -> None:
                 values = found.per_head
                 truth = values if truth is None else truth
                 mean, exact = values.mean(0), truth.mean(0)
-                table = found.summary()
+                table = found.table()
                 ranked = table["rank"].notna().to_numpy()
                 kept = first(np.where(ranked, mean, 0.0), min(TOP, int(ranked.sum())))
                 row = (

@@ -230,7 +230,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     options: dict[str, Any] = {"contrast": asked.contrast, "outcome": asked.outcome, **QUIET}
     found = mi.locate_heads(model, pairs, confirm=fresh, by=asked.by, **options)
     sure = {str(head) for head in found.confirmed or found.found}
-    heads = [mi.Head.parse(label) for label in found.summary()["label"] if label in sure]  # by size
+    heads = [mi.Head.parse(label) for label in found.table()["label"] if label in sure]  # by size
     served = {str(head): strata_words(found, head) for head in sorted(found.found)}
     lines = [f"### {model.info.name.rpartition('/')[2]}: {asked.title}"]
     lines.append(
@@ -261,7 +261,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         agree = "agree" if least == edge.part else "differ"
         rows.append(("edge", str(edge), f"{edge.sender} -> {edge.receiver} {least or 'not shown'}", agree))
     lines += [table("| | published | toolkit | |", rows), asked.why]
-    shown = found.summary().head(len(found.found) or 1)
+    shown = found.table().head(len(found.found) or 1)
     lines.append(
         table(
             "| head | verdict | removes in | adds in | share removed | confirmed |",
@@ -269,8 +269,8 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
                 (
                     r["label"],
                     r["kind"],
-                    f"{r['removed_count']} of {r['n']}",
-                    r["added_count"],
+                    f"{r['removed_k']} of {r['n']}",
+                    r["added_k"],
                     percent(r, "removed_share"),
                     r["confirmed"],
                 )
@@ -279,9 +279,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         )
     )
     fewest = [str(edge) for edge in edges.found if fewest_inputs(edges, edge) in ("", edge.part)]
-    strongest = (
-        edges.summary()[lambda table: table["label"].isin(fewest)].sort_values("median", ascending=False).head(8)
-    )
+    strongest = edges.table()[lambda table: table["label"].isin(fewest)].sort_values("median", ascending=False).head(8)
     lines.append(
         table(
             "| edge (needed) | in | share |",
@@ -456,7 +454,7 @@ def program_section(path: Path, folder: Path, keep: Path | None) -> str:
         options: dict[str, Any] = {"outcome": "logit_diff", "contrast": contrast, **QUIET}
         located = mi.locate_heads(model, pairs, controls=False, confidence=0.975, **options)
         named |= set(map(str, located.found))
-        for row in located.summary().to_dict("records"):
+        for row in located.table().to_dict("records"):
             head_scores[row["label"]] = max(
                 head_scores[row["label"]], *np.abs(np.nan_to_num([row["removed_share"], row["added_share"]]))
             )
@@ -465,7 +463,7 @@ def program_section(path: Path, folder: Path, keep: Path | None) -> str:
                 model, pairs, model.info.heads, mlps="all", inputs=INPUTS, direction=direction, **options
             )
             found |= set(map(str, edges.found))
-            for row in edges.summary().to_dict("records"):
+            for row in edges.table().to_dict("records"):
                 scores[row["label"]] = max(scores.get(row["label"], 0.0), abs(np.nan_to_num(row["share"])))
     truth = {str(node) for node in made.nodes if isinstance(node, mi.Head)}
     rows = [

@@ -10,6 +10,7 @@ Examples are those of `docs/index.md` and `docs/how-to/check-your-model.md` (the
 """
 
 import contextlib
+import inspect
 import io
 import re
 import sys
@@ -20,7 +21,8 @@ from pathlib import Path
 import mless_interp as mi
 from mless_interp.circuits.judge import KINDS
 from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
-from mless_interp.runtime.columns import TextTable
+from mless_interp.runtime.columns import Column, TextTable
+from mless_interp.runtime.results import Result
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTH, SENTENCES = 118, 150
@@ -84,7 +86,41 @@ def verdicts() -> str:
     return table("verdict | in pictures | passes by | in words", rows)
 
 
+def results() -> dict[str, type[Result]]:
+    """The public kinds of results by name."""
+    kinds = {name: getattr(mi, name) for names in mi.RESULTS.values() for name in names}
+    return {name: kind for name, kind in kinds.items() if issubclass(kind, Result)}
+
+
+def columns() -> str:
+    """Every column that results declare, and of which results it is."""
+    found: dict[str, tuple[Column, list[str]]] = {}
+    for name, kind in results().items():
+        for column in (each for base in kind.__mro__ for each in vars(base).get("columns", ())):
+            found.setdefault(column.name, (column, []))[1].append(f"`{name}`")
+    rows = []
+    for name, (column, of) in sorted(found.items()):
+        short = len(column.note.split()) < 4  # says little without its heading
+        words = f"{column.heading}: {column.note}".removesuffix(": ") if short else column.note
+        rows.append((f"`{name}`", words.replace("\\", "\\\\"), ", ".join(of) if len(of) < 4 else "several"))
+    return table("column | what it is | results", rows)
+
+
+def reported() -> str:
+    """What the summaries of results give that leave something to `table()`."""
+    rows = []
+    for name, kind in results().items():
+        chosen = kind.reported
+        if isinstance(chosen, tuple):
+            rows.append((f"`{name}`", ", ".join(f"`{column}`" for column in chosen)))
+        elif chosen is not Result.reported:
+            rows.append((f"`{name}`", inspect.cleandoc(str(chosen.__doc__))))
+    return table("result | its `summary()`", rows)
+
+
 TABLES = {
+    "columns": columns,
+    "summaries": reported,
     "conditions": conditions,
     "conditions in symbols": conditions_in_symbols,
     "contrasts": contrasts,

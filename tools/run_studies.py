@@ -125,7 +125,7 @@ def result(study: Any, folder: Path) -> Any:
 def section(model: str, found: Any) -> str:
     """A study's table on one model."""
     metrics = next(iter(found.attention.values())).metrics[1:] if found.attention else ()
-    rows_of = found.summary()
+    rows_of = found.table()
     shown = [name for name in found.contrasts[1:] if (rows_of[f"{name}_p"] < 0.05).any()]
     columns = ["insertion", found.contrasts[0], *shown, "attention", *metrics]
     columns += ["heads"] * bool(found.located) + ["answers"] * (found.answers is not None)

@@ -59,7 +59,7 @@ mi.views.head_map(patches)
 
 # %%
 found = mi.locate_heads(model, pairs, confirm=fresh, n_random_sets=20, n_control_draws=2, progress=False)
-found.summary().head(8)[["label", "kind", "confirmed", "removed_count", "n", "removed_share"]].round(2)
+found.summary().head(8)[["label", "kind", "confirmed", "removed_k", "n", "removed_share"]].round(2)
 
 # %% [markdown]
 # `print(found)` reports the result in a few lines; `found.explain()` says everything.

@@ -118,7 +118,7 @@ either_pairs = mi.make_pairs(
     either_model, mi.load_problems(either, limit=24), mi.Insertion.meaningless(" /", n_tokens=55)
 )
 hidden = mi.locate_heads(either_model, either_pairs, controls=False, progress=False)
-hidden.printed().head(3)[["label", "kind", "removed_count", "added_count", "n"]]
+hidden.printed().head(3)[["label", "kind", "removed_k", "added_k", "n"]]
 
 # %%
 assert set(hidden.found.values()) == {"redundant reader"} and len(hidden.found) == 3

@@ -75,7 +75,9 @@ mi.views.activation_histograms(shift)
 # %%
 classes = shift.by_class()
 near = classes[(classes["metric"] == "near_zero_arm") & (classes["contrast"] == "content")]
-near[[c for c in ("token_class", "before", "after", "difference", "ci_low", "ci_high", "n") if c in near]].round(4)
+near[
+    [c for c in ("token_class", "before", "after", "change", "change_ci_low", "change_ci_high", "n") if c in near]
+].round(4)
 
 # %% [markdown]
 # Conjunctions and digits do have the larger shares here, without any insertion; operators do not, but only 3 problems

@@ -11,9 +11,9 @@ import pandas as pd
 from ..core.arguments import count_of, listed
 from ..models.derived_sites import extension_of
 from ..runtime.columns import columns_of
-from ..runtime.results import Result, Shown, ShownTable, limits_of
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of
 from ..statistics import CONFIDENCE, Interval, by_group, defined_mean, holm, pass_at_k
-from .comparisons import Comparison, Comparisons, accuracy_interval, compare_answers
+from .comparisons import RIGHT, Comparison, Comparisons, accuracy_interval, compare_answers
 from .graders import GRADERS, OPEN
 
 ROW = ("problem", "treatment", "sample", "completion", *GRADERS, "boxed", "decided", "cut_off", "n_tokens")
@@ -49,7 +49,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
     columns = columns_of("""
         accuracy | right | share | share of right answers, strictly graded
         paper | right, paper's grader | share | share of right answers as the paper's own rule grades
-        boxed | boxed | share | share of answers with a \boxed{} result
+        boxed | boxed | share | share of answers with a \\boxed{} result
         cut_off | cut off | share | share of answers that ran into the longest length
         gave_up | undecided | share | share of grades that nothing decided; they count as wrong
         n_missing | not run | | answers that are missing
@@ -142,10 +142,10 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         found[enough] = pass_at_k(right[enough], n[enough], k=k)
         return defined_mean(self.by_group(found))
 
-    def summary(self, *, pass_at: Sequence[int] | None = None) -> pd.DataFrame:
+    def table(self, *, pass_at: Sequence[int] | None = None) -> pd.DataFrame:
         """One row per treatment.
 
-        `accuracy`, `low`, `high`, `n` (problems): strictly graded; each other grader with its own `_low`, `_high`;
+        `accuracy` with its limits, of `n` problems: strictly graded; each other grader with its own limits;
         `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares `boxed`, `cut_off`,
         `gave_up` (grades that nothing decided, which count as wrong); mean `n_tokens`; `n_missing` answers not run; `flag`.
         """
@@ -153,13 +153,13 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         columns: dict[str, Any] = {
             "treatment": list(self.treatments),
             "accuracy": strict.estimate,
-            "low": strict.low,
-            "high": strict.high,
+            "accuracy_ci_low": strict.low,
+            "accuracy_ci_high": strict.high,
             "n": strict.n,
         }
         for grader in self.graders[1:]:
             found = self.accuracy(grader=grader)
-            columns |= {grader: found.estimate, f"{grader}_low": found.low, f"{grader}_high": found.high}
+            columns |= interval_columns(grader, found)
         for k in pass_at if pass_at is not None else ((self.n_samples,) if self.n_samples > 1 else ()):
             columns[f"pass_at_{k}"] = self.pass_at(k)
         run = ~np.isnan(self.correct["strict"])
@@ -221,27 +221,29 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         found = [self.compare(reference, name, grader=grader, n_tests=len(others)) for name in others]
         p = np.array([one.p for one in found])
         corrected = holm(p) if not np.isnan(p).all() else p
-        return Comparisons(reference=reference, grader=grader, comparisons=tuple(found), p_holm=np.asarray(corrected))
+        return Comparisons(
+            reference=reference, grader=grader, comparisons=tuple(found), p_corrected=np.asarray(corrected)
+        )
 
     def headline(self) -> str:
         """Return which treatments change right answers, against the first."""
         if len(self.treatments) > 1:
             return self.compare_all().headline()
-        row = self.summary().iloc[0]
-        limits = limits_of(row["low"], row["high"], ".1f", scale=100)
+        row = self.table().iloc[0]
+        limits = limits_of(row["accuracy_ci_low"], row["accuracy_ci_high"], ".1f", scale=100)
         n = count_of(int(row["n"]), "problem")
         return f"{100 * row['accuracy']:.1f} %{limits} of {n} are answered right under {row['treatment']!r}."
 
     def caveats(self) -> list[str]:
         """Return which answers were cut off."""
-        cut = self.summary().query("cut_off > 0.05")
+        cut = self.table().query("cut_off > 0.05")
         words = listed(f"{row.treatment} {100 * row.cut_off:.0f} %" for row in cut.itertuples())
         few = [f"Cut off before an end: {words}; raise the number of new tokens, or these grades are too low."]
         return [*few * bool(len(cut)), *super().caveats()]
 
     def details(self) -> list[str]:
         """Return what was run, what is missing, and every comparison with the first treatment."""
-        table = self.summary()
+        table = self.table()
         samples = f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
             f"Accuracy of {self.settings.get('model', 'a model')} on {count_of(len(self.problem_ids), 'problem')}{samples}, "
@@ -257,16 +259,15 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
 
     def printed(self) -> pd.DataFrame:
         """Return right answers by treatment, and how they differ from those under the first."""
-        table = self.summary()[["treatment", "accuracy", "low", "high", "n"]]
+        table = self.table()[list(RIGHT)]
         if len(self.treatments) == 1:
             return table
-        beside = self.compare_all().printed().drop(columns="n").astype({"gained": "Int64", "lost": "Int64"})
-        names = {"low": "gain_ci_low", "high": "gain_ci_high", "second": "treatment"}
-        return table.merge(beside.rename(columns=names).drop(columns="accuracy_second"), on="treatment", how="left")
+        beside = self.compare_all().printed().astype({"gained": "Int64", "lost": "Int64"})
+        return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
 
     def shown(self) -> Shown:
-        """The summary as a table."""
-        table = self.summary()
+        """The table."""
+        table = self.table()
         caption = "Answers by treatment: shares of problems, strictly graded and beside it as the paper grades."
         named = dict.fromkeys(table.columns, "") | {"n_tokens": "tokens of an answer"}
         return Shown((ShownTable(table, caption, named),))

@@ -21,6 +21,10 @@ from ..statistics import (
     wilson,
 )
 
+RIGHT = ("treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n")
+"""Columns of a table of answers: right ones, and of how many problems."""
+CHANGE = ("difference", "difference_ci_low", "difference_ci_high", "p_corrected")
+"""Columns of a comparison among several: what changes, and the test."""
 POWER = 0.8
 ROUNDING = 1e-9
 """Shares of right answers that differ by less are equal."""
@@ -59,7 +63,7 @@ class Comparison(Result, renamed={"n_needed": None}):
         first | against | | the treatment that it is compared with
         accuracy_second | right | share | share of right answers under the treatment
         accuracy_first | right under the first | share | share of right answers under the treatment that it is compared with
-        gain | change | share | right answers under the treatment - under the first, on the same problems
+        difference | change, points | points | right answers under the treatment - under the first, on the same problems
         gained | gained | | problems right under this treatment alone
         lost | lost | | problems right under the first treatment alone
         test | test | | which test gives p
@@ -71,7 +75,7 @@ class Comparison(Result, renamed={"n_needed": None}):
         """The level of the test: 1 - the interval's confidence."""
         return 1 - self.difference.confidence
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row."""
         return pd.DataFrame(
             {
@@ -80,8 +84,8 @@ class Comparison(Result, renamed={"n_needed": None}):
                 "accuracy_first": [self.accuracy_first],
                 "accuracy_second": [self.accuracy_second],
                 "difference": [float(self.difference.estimate)],
-                "low": [float(self.difference.low)],
-                "high": [float(self.difference.high)],
+                "difference_ci_low": [float(self.difference.low)],
+                "difference_ci_high": [float(self.difference.high)],
                 "gained": [len(self.gained)],
                 "lost": [len(self.lost)],
                 "n": [self.n],
@@ -93,13 +97,13 @@ class Comparison(Result, renamed={"n_needed": None}):
         )
 
     def printed(self) -> pd.DataFrame:
-        """Return the same row under short names."""
-        columns = ["second", "accuracy_second", "difference", "low", "high", "gained", "lost", "n", "p"]
-        return self.summary()[columns].rename(columns={"difference": "gain"})
+        """Return the change, and what it rests on."""
+        change = ["difference", "difference_ci_low", "difference_ci_high"]
+        return self.table()[["second", "accuracy_second", *change, "gained", "lost", "n", "p"]]
 
     def to_frame(self) -> pd.DataFrame:
         """The same row: there is nothing below a comparison."""
-        return self.summary()
+        return self.table()
 
     def headline(self, *, p_corrected: float | None = None) -> str:
         """Return whether right answers change, and by how much; `p_corrected`: of the comparisons made together."""
@@ -144,27 +148,27 @@ def _points(share: float) -> str:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparisons(Result):
-    """Several treatments against one reference; `p_holm` are corrected over them."""
+class Comparisons(Result, renamed={"p_holm": "p_corrected"}):
+    """Several treatments against one reference; `p_corrected` are corrected over them."""
 
     reference: str
     grader: str
     comparisons: tuple[Comparison, ...]
-    p_holm: np.ndarray
+    p_corrected: np.ndarray
 
-    def summary(self) -> pd.DataFrame:
-        """One row per comparison, with `p_holm` after `p`."""
-        table = pd.concat([one.summary() for one in self.comparisons], ignore_index=True)
-        table.insert(list(table.columns).index("p") + 1, "p_holm", self.p_holm)
+    def table(self) -> pd.DataFrame:
+        """One row per comparison, with `p_corrected` after `p`."""
+        table = pd.concat([one.table() for one in self.comparisons], ignore_index=True)
+        table.insert(list(table.columns).index("p") + 1, "p_corrected", self.p_corrected)
         return table
 
     def to_frame(self) -> pd.DataFrame:
         """The same rows: there is nothing below a comparison."""
-        return self.summary()
+        return self.table()
 
     def headline(self) -> str:
         """Return which treatments change right answers, against the reference; else the largest difference."""
-        sure = [one for one, p in zip(self.comparisons, self.p_holm, strict=True) if p < one.alpha]
+        sure = [one for one, p in zip(self.comparisons, self.p_corrected, strict=True) if p < one.alpha]
         if len(sure) > 1:
             told = (f"{one.second!r} {_points(float(one.difference.estimate))}" for one in sure)
             return (
@@ -174,27 +178,30 @@ class Comparisons(Result):
         size = [np.nan_to_num(abs(float(one.difference.estimate)), nan=-1.0) for one in self.comparisons]
         one = sure[0] if sure else self.comparisons[int(np.argmax(size))]
         others = f"no difference is shown for {count_of(len(self.comparisons) - 1, 'other treatment')}"
-        words = one.headline(p_corrected=float(self.p_holm[self.comparisons.index(one)]))
+        words = one.headline(p_corrected=float(self.p_corrected[self.comparisons.index(one)]))
         return words if len(self.comparisons) == 1 else f"{words[:-1]}; {others}."
 
     def details(self) -> list[str]:
         """Return each comparison in words; p-values after Holm's correction where there are several."""
-        p = self.p_holm if len(self.comparisons) > 1 else [None]
+        p = self.p_corrected if len(self.comparisons) > 1 else [None]
         told = ([one.headline(p_corrected=each), *one.details()] for one, each in zip(self.comparisons, p, strict=True))
         return [sentence for of_one in told for sentence in of_one]
 
     def printed(self) -> pd.DataFrame:
         """Return a row per comparison."""
-        return pd.concat([one.printed() for one in self.comparisons]).assign(p_holm=self.p_holm).drop(columns="p")
+        return (
+            pd.concat([one.printed() for one in self.comparisons])
+            .assign(p_corrected=self.p_corrected)
+            .drop(columns="p")
+        )
 
     def shown(self) -> Shown:
         """The comparisons as a table."""
         caption = f"Each treatment against {self.reference!r} on the same problems ({self.grader} grades)."
-        table = self.summary()
-        first = ["second", "difference", "low", "high", "p_holm", "gained", "lost", "accuracy_second", "accuracy_first"]
-        return Shown(
-            (ShownTable(table, caption, [*first, *(name for name in table if name not in (*first, "first"))]),)
-        )
+        table = self.table()
+        first = ["second", "difference", "p_corrected", "gained", "lost", "accuracy_second", "accuracy_first"]
+        rest = [name for name in table if name not in (*first, "first")]
+        return Shown((ShownTable(table, caption, [*first, *rest]),))
 
 
 def compare_answers(

@@ -167,7 +167,7 @@ def present(kept: Kept) -> Presented:
         return made.sentence(*(f"{name}: {text}" for name, text in texts.items()))
 
     files = {
-        "accuracy.csv": found.summary(),
+        "accuracy.csv": found.table(),
         **({} if compared is None else {"comparisons.csv": compared.to_frame()}),
         "completions.jsonl": answers,
         "accuracy.png": picture,

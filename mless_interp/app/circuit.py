@@ -151,9 +151,9 @@ def present(kept: Kept) -> Presented:
     located, shown = circuit.located, [name for name in PARTS if getattr(circuit, name) is not None]
     files: dict[str, Any] = {}
     if located is not None:
-        files |= {"heads.csv": located.summary(), "head_map.png": views.head_map(located)}
+        files |= {"heads.csv": located.table(), "head_map.png": views.head_map(located)}
     for name in shown:
-        files[f"{name}.csv"] = getattr(circuit, name).summary()
+        files[f"{name}.csv"] = getattr(circuit, name).table()
         pictures = pictures_of(circuit, name).values()
         files |= {f"{name}{'_' * bool(at)}{at or ''}.png": each for at, each in enumerate(pictures)}
     if circuit.edges is not None:

@@ -52,7 +52,7 @@ def pictures_of(circuit: Circuit, name: str) -> dict[str, Any]:
 CLAIMS = {
     "share": "",
     "k": "",
-    "p_prevalence": "",
+    "p_corrected": "",
     "n": "",
     "prevalence": "",
     "sense": "",
@@ -129,7 +129,7 @@ def shown_section(page: Any, name: str, circuit: Circuit) -> Any:
 
 def _table(section: Section, found: Any) -> ShownTable:
     """A part's cells, the largest median first, under its own column names."""
-    table = largest_first(found.summary(), "median").head(MOST_ROWS)
+    table = largest_first(found.table(), "median").head(MOST_ROWS)
     columns = [f"{name}{end}" for name in section.columns for end in ENDS]
     columns = [name for name in columns if name in table]
     names = {f"{old}{end}": f"{new}{end}" for old, new in section.columns.items() if new for end in ENDS}

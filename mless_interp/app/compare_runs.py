@@ -49,7 +49,7 @@ def compare(
         tell("\n".join(said[:MOST_LINES]))
         if out is None:
             return
-        files = {"compare.csv": found.summary(), **({} if heads.empty else {"heads.csv": heads})}
+        files = {"compare.csv": found.table(), **({} if heads.empty else {"heads.csv": heads})}
         with new_folder(out, overwrite=overwrite) as made:
             for name, table in files.items():
                 Table(table).to_csv(made / name, index=False)

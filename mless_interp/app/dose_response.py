@@ -59,7 +59,7 @@ def compute(options: Options) -> Computed:
     pairs = make_pairs(model, questions[:1], filler, template=options.template)
     shown = {}
     if options.attention == "eager":
-        most = [Head.parse(label) for label in found.summary().nlargest(3, f"log_odds_at_{doses[-1]}")["label"]]
+        most = [Head.parse(label) for label in found.table().nlargest(3, f"log_odds_at_{doses[-1]}")["label"]]
         shown["attention"] = shown_attention(model, pairs, most)
     facts = {"settings": found.settings | {"doses": doses, "layer": options.layer}, "n_problems": len(questions)}
     return Computed({"DoseResponse": found}, model, pairs, shown, facts | {"kind": filler.kind})
@@ -90,7 +90,7 @@ def present(kept: Kept) -> Presented:
         return made
 
     files = {
-        "slopes.csv": found.summary(),
+        "slopes.csv": found.table(),
         "outcomes.csv": found.outcome_table(),
         "doses.parquet": found.to_frame(),
         "dose_response.png": picture,

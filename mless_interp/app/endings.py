@@ -55,7 +55,7 @@ def told_treatments(found: AccuracyResults) -> str:
 def of_cut_off(found: AccuracyResults) -> str:
     """Of answers without an insertion, with it, and with heads cut off from it, the named ones first, then random sets:
     whether they come back, and where the named set lies among the random ones."""
-    table = found.summary().set_index("treatment")
+    table = found.table().set_index("treatment")
     base, inserted, *cut = found.treatments
     share = {name: f"{100 * table.loc[name, 'accuracy']:.1f} %" for name in found.treatments}
     told = (

@@ -159,7 +159,7 @@ def present(kept: Kept) -> Presented:
         return pd.concat(table.assign(insertion=label) for label, table in zip(labels, tables, strict=True))
 
     files = {
-        "heads.csv": joined([found.summary() for found in scores]),
+        "heads.csv": joined([found.table() for found in scores]),
         "scores.parquet": joined([found.to_frame() for found in scores]),
         "curves.csv": joined([profile.curves() for profile in profiles]),
         **pictures,

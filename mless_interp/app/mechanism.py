@@ -87,7 +87,7 @@ def compute(options: Options) -> Computed:
     )
     shown = {}
     if options.attention == "eager":
-        least = [Head.parse(label) for label in parts.summary().nsmallest(3, "lam")["label"]]
+        least = [Head.parse(label) for label in parts.table().nsmallest(3, "lam")["label"]]
         shown["attention"] = shown_attention(model, pairs[:1], least)
     everything = (mediated, parts, shift)
     settings = {"attention": parts.settings, "activations": shift.settings, "mediation": mediated.settings}
@@ -146,12 +146,12 @@ def present(kept: Kept) -> Presented:
         return made.view(attention_view(kept.shown["attention"]))
 
     tables = {
-        "heads.csv": parts.summary(),
-        "heads_total.csv": parts.summary("total"),
+        "heads.csv": parts.table(),
+        "heads_total.csv": parts.table("total"),
         "layers.csv": parts.layer_table(),
         "activations.csv": shift.by_class(),
         "claims.csv": shift.claims(),
-        "mediation.csv": mediated.summary(),
+        "mediation.csv": mediated.table(),
     }
     return Presented({**tables, **pictures, "decomposition.parquet": parts.to_frame()}, page)
 

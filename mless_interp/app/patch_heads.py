@@ -128,7 +128,7 @@ def compute(options: Options) -> Computed:
                 model, pairs, confirm=fresh or None, by=options.by, checkpoint=options.partial, **common
             )
             patches = found.patches
-            by_size = [Head.parse(label) for label in found.summary()["label"] if Head.parse(label) in found.found]
+            by_size = [Head.parse(label) for label in found.table()["label"] if Head.parse(label) in found.found]
             named = sorted(by_size, key=lambda head: head not in found.confirmed)
         else:
             swept: dict[str, Any] = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
@@ -159,14 +159,14 @@ def compute(options: Options) -> Computed:
 
 def _short(answered: Any) -> Any:
     """A row per treatment: what is cut off, right answers, and how they differ from those with the insertion alone."""
+    from ..answers.comparisons import CHANGE, RIGHT
     from ..answers.treatments import INSERTED
 
     treatments = answered.settings["treatments"]
-    table = answered.summary()[["treatment", "accuracy", "low", "high", "n"]]
+    table = answered.table()[list(RIGHT)]
     table["heads"] = [", ".join(treatments[name]["knockout"]) or None for name in table["treatment"]]
-    against = answered.compare_all(INSERTED).summary().set_index("second")
-    columns = {"difference": "difference", "low": "difference_ci_low", "high": "difference_ci_high", "p_holm": "p_holm"}
-    return table.join(against[list(columns)].rename(columns=columns), on="treatment")
+    against = answered.compare_all(INSERTED).table().set_index("second")
+    return table.join(against[list(CHANGE)], on="treatment")
 
 
 def present(kept: Kept) -> Presented:
@@ -205,7 +205,7 @@ def present(kept: Kept) -> Presented:
             made = made.heading(f"Attention of the {which} heads").view(attention)
         return made
 
-    files = {"heads.csv": found.summary(), "patches.parquet": patches.to_frame(), "head_map.png": views.head_map(found)}
+    files = {"heads.csv": found.table(), "patches.parquet": patches.to_frame(), "head_map.png": views.head_map(found)}
     if answered is not None:
         files |= {"answers.csv": _short(answered), "completions.jsonl": answered.to_frame()}
     return Presented(files if attention is None else files | {"attention.html": attention}, page)

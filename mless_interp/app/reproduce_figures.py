@@ -241,11 +241,14 @@ def _bars(answered: dict[str, Any]) -> Any:
     printed = published(source="Figure 10 (read off the bars)")
     parts = [printed.assign(model=printed["model"].map(title_of), low=float("nan"), high=float("nan"), n=float("nan"))]
     for name, found in answered.items():
-        table = found.summary()
-        own = 100 * table[["accuracy", "low", "high"]]
+        table = found.table()
         parts.append(
             table[["treatment", "n"]].assign(
-                model=f"{name} (measured)", percent=own["accuracy"], low=own["low"], high=own["high"], source="measured"
+                model=f"{name} (measured)",
+                percent=100 * table["accuracy"],
+                low=100 * table["accuracy_ci_low"],
+                high=100 * table["accuracy_ci_high"],
+                source="measured",
             )
         )
     return pd.concat(parts, ignore_index=True)

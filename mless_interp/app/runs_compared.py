@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..answers import AccuracyResults
+from ..answers.comparisons import CHANGE, RIGHT
 from ..circuits.judge import KINDS, NAMED
 from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
@@ -40,7 +41,7 @@ class RunsCompared(Result):
     def _verdicts(self) -> dict[str, dict[str, tuple[str, bool]]]:
         return {run: _verdicts(found) for run, found in self.results.items()}
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """Of heads one row per run: the median total effect with limits, in how many of `n` problems it has this sign, how many
         heads are named, and which are confirmed. Of answers one row per run and treatment, differences from the first one."""
         if self.of_answers:
@@ -59,9 +60,9 @@ class RunsCompared(Result):
                 {
                     "run": run,
                     "insertion": found.settings.get("insertion"),
-                    "median_total": float(middle.estimate),
-                    "median_total_ci_low": float(middle.low),
-                    "median_total_ci_high": float(middle.high),
+                    "total": float(middle.estimate),
+                    "total_ci_low": float(middle.low),
+                    "total_ci_high": float(middle.high),
                     "of_this_sign": int((sign * total > 0).sum()),
                     "n": len(total),
                     "named": sum(named for _, named in told.values()),
@@ -92,7 +93,7 @@ class RunsCompared(Result):
 
     def headline(self) -> str:
         """Return what the runs have in common."""
-        return self._answers_words(self.summary()) if self.of_answers else self._heads_words(self.summary())
+        return self._answers_words(self.table()) if self.of_answers else self._heads_words(self.table())
 
     def details(self) -> list[str]:
         """Return whether the runs are of the same problems."""
@@ -109,7 +110,7 @@ class RunsCompared(Result):
         if heads.empty:
             answer = f"None of {count_of(n, 'run')} names a head"
         totals = "; ".join(
-            f"{row['run']} {row['median_total']:+.4f}{limits_of(row['median_total_ci_low'], row['median_total_ci_high'])}"
+            f"{row['run']} {row['total']:+.4f}{limits_of(row['total_ci_low'], row['total_ci_high'])}"
             for row in table.to_dict("records")
         )
         return f"{answer}; median total effect in {next(iter(self.results.values())).unit}: {totals}."
@@ -120,7 +121,7 @@ class RunsCompared(Result):
             f"{name} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for name, row in first.iterrows()
         )
         alpha = table["run"].map({run: 1 - found.confidence for run, found in self.results.items()})
-        changed = table[table["p_holm"] < alpha] if "p_holm" in table else table.head(0)
+        changed = table[table["p_corrected"] < alpha] if "p_corrected" in table else table.head(0)
         moves = "; ".join(
             f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points"
             f"{limits_of(row['difference_ci_low'], row['difference_ci_high'], '+.1f', scale=100)}"
@@ -135,7 +136,7 @@ class RunsCompared(Result):
 
     def shown(self) -> Shown:
         """The runs, and the heads that any names."""
-        total = ShownTable(self.summary(), "Each run, with 95 % intervals over its own problems.")
+        total = ShownTable(self.table(), "Each run, with 95 % intervals over its own problems.")
         heads = self.heads()
         if heads.empty:
             return Shown((total,))
@@ -174,15 +175,15 @@ def compare_runs(runs: Mapping[str, Any]) -> RunsCompared:
 def _verdicts(found: Any) -> dict[str, tuple[str, bool]]:
     """label -> the verdict with its count of problems, and whether the head is named."""
     told = {}
-    for row in found.summary().to_dict("records"):
+    for row in found.table().to_dict("records"):
         if isinstance(found, LocatedHeads):
             named = row["kind"] in NAMED
             side = "added" if named and KINDS[row["kind"]].side == "added" else "removed"
             again = found.confirmed_or_unknown(row["label"])
             sure = "" if again is None else ", confirmed" if again else ", not confirmed"
-            words, count = row["kind"], row[f"{side}_count"]
+            words, count = row["kind"], row[f"{side}_k"]
         else:
-            named, sure, count = bool(row["p_prevalence"] < found.level), "", row["k"]
+            named, sure, count = bool(row["p_corrected"] < found.level), "", row["k"]
             words = "more than the smallest effect" if named else "undecided"
         told[row["label"]] = (words + ("" if np.isnan(count) else f", {int(count)} of {int(row['n'])}") + sure, named)
     return told
@@ -190,9 +191,7 @@ def _verdicts(found: Any) -> dict[str, tuple[str, bool]]:
 
 def _answers(found: AccuracyResults) -> pd.DataFrame:
     """The share of right answers under each treatment, and how it differs from the first."""
-    table = found.summary()[["treatment", "accuracy", "low", "high", "n"]]
+    table = found.table()[list(RIGHT)]
     if len(found.treatments) == 1:
         return table
-    gaps = found.compare_all().summary().set_index("second")[["difference", "low", "high", "p_holm"]]
-    gaps.columns = pd.Index(["difference", "difference_ci_low", "difference_ci_high", "p_holm"])
-    return table.join(gaps, on="treatment")
+    return table.join(found.compare_all().table().set_index("second")[list(CHANGE)], on="treatment")

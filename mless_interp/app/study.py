@@ -141,7 +141,7 @@ def present(kept: Kept) -> Presented:
         return made
 
     files: dict[str, Any] = {
-        "study.csv": found.summary(),
+        "study.csv": found.table(),
         "effects.csv": found.effect_table(),
         "study.parquet": found.to_frame(),
         "study.png": picture,

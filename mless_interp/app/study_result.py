@@ -74,6 +74,14 @@ class StudyResult(Result):
     """)
 
     @property
+    def reported(self) -> tuple[str, ...]:
+        """The first contrast's effect on the first outcome, `span_mass`, `most_read_by`, the heads, the answers."""
+        key = self.key(self.contrasts[0], self.outcomes[0])
+        effect = (f"{key}_median", f"{key}_k", f"{key}_n", f"{key}_p")
+        answers = ("accuracy", "answers_n", "difference", "difference_p")
+        return ("insertion", "inserts", *effect, "span_mass", "most_read_by", "heads", "shown_again", *answers)
+
+    @property
     def alpha(self) -> float:
         """The level of all effects together, and of all heads that any insertion names: 1 - `confidence`."""
         return 1 - self.confidence
@@ -120,12 +128,12 @@ class StudyResult(Result):
             )
         table = pd.DataFrame(rows)
         p = table["p"].to_numpy(dtype=float)
-        return table.assign(p_holm=holm(p) if np.isfinite(p).any() else p)
+        return table.assign(p_corrected=holm(p) if np.isfinite(p).any() else p)
 
     def effect_table(self) -> pd.DataFrame:
         """One row per insertion, contrast and outcome: the median effect over problems with its interval, in `unit`; `k` of
         the `n` problems where it is defined have its sign (beyond rounding), `prevalence` = k / n with its exact limits;
-        `n_undefined` others; `p` of the sign test, `p_holm` after Holm over all rows."""
+        `n_undefined` others; `p` of the sign test, `p_corrected` after Holm over all rows."""
         return self._effects.copy()
 
     def attention_to(self, insertion: str, metric: str = "span_mass") -> tuple[np.ndarray, Interval]:
@@ -151,7 +159,7 @@ class StudyResult(Result):
         """Return the prefix of an effect's columns: the contrast, and with several outcomes the outcome's name."""
         return contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per insertion: `inserts`; each contrast's median effect with its limits (`content_median`,
         `content_median_ci_low`, ...; with several outcomes `content_logit_diff_median`), `_k` of `_n` problems of its sign,
         `_n_undefined` others and `_p` (sign test, Holm over all); `span_mass` and every other metric, means over heads and
@@ -159,7 +167,7 @@ class StudyResult(Result):
         reads the span most (`most_read_by`); `heads` named and those `shown_again` on fresh problems; the share of right
         answers `accuracy` of `answers_n` problems and its `difference` from no insertion, with limits and p (Holm)."""
         effects = self._effects.set_index(["insertion", "contrast", "outcome"])
-        compared = None if self.answers is None else self.answers.compare_all(NONE).summary().set_index("second")
+        compared = None if self.answers is None else self.answers.compare_all(NONE).table().set_index("second")
         rows = []
         for name in self.insertions:
             row: dict[str, Any] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
@@ -168,7 +176,7 @@ class StudyResult(Result):
                     cell, key = effects.loc[(name, contrast, outcome)], self.key(contrast, outcome)
                     row |= {f"{key}_{each}": cell[each] for each in ("median", "median_ci_low", "median_ci_high")}
                     row |= {f"{key}_{each}": cell[each] for each in ("k", "n", "n_undefined")}
-                    row[f"{key}_p"] = cell["p_holm"]
+                    row[f"{key}_p"] = cell["p_corrected"]
             if name in self.attention:
                 scores = self.attention[name]
                 for metric in scores.metrics:
@@ -185,8 +193,8 @@ class StudyResult(Result):
             if compared is not None:
                 one = compared.loc[name]
                 row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"], "difference": one["difference"]}
-                row |= {"difference_ci_low": one["low"], "difference_ci_high": one["high"]}
-                row["difference_p"] = one["p_holm"]
+                row |= {f"difference_ci_{end}": one[f"difference_ci_{end}"] for end in ("low", "high")}
+                row["difference_p"] = one["p_corrected"]
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -216,7 +224,7 @@ class StudyResult(Result):
     def established(self) -> list[tuple[str, str, str]]:
         """Insertion, contrast and outcome of the effects that most problems show with one sign (corrected p, Holm)."""
         table = self._effects
-        sure = table[table["p_holm"] < self.alpha]
+        sure = table[table["p_corrected"] < self.alpha]
         return list(zip(sure["insertion"], sure["contrast"], sure["outcome"], strict=True))
 
     def too_few(self) -> list[str]:
@@ -234,7 +242,7 @@ class StudyResult(Result):
         """Return which insertions have an established effect and how large, and which heads carry it."""
         contrast, outcome = self.contrasts[0], self.outcomes[0]
         table = self.effect_table().query("contrast == @contrast and outcome == @outcome")
-        sure = table[table["p_holm"] < self.alpha].to_dict("records")
+        sure = table[table["p_corrected"] < self.alpha].to_dict("records")
         have = "has" if len(sure) == 1 else "have"
         told = (
             f"{len(sure)} of {count_of(len(table), 'insertion')} {have} an established {contrast} effect on {outcome}"
@@ -263,7 +271,7 @@ class StudyResult(Result):
             f"of sign tests after Holm over all {len(self._effects)}."
         ]
         if self.answers is not None:
-            first = self.answers.summary().iloc[0]
+            first = self.answers.table().iloc[0]
             found.append(
                 f"Without insertion {100 * first['accuracy']:.1f} % of {count_of(int(first['n']), 'problem')} are right."
             )
@@ -272,7 +280,7 @@ class StudyResult(Result):
                 f"Heads are named for {count_of(len(self.located), 'insertion')}, each at {self.alpha:.3g} / "
                 f"{len(self.located)}."
             )
-        table = self.summary().set_index("insertion")
+        table = self.table().set_index("insertion")
         found += [self._row_words(name, table.loc[name]) for name in self.insertions]
         where = self.source or "its source"
         if self.claims:
@@ -311,11 +319,11 @@ class StudyResult(Result):
         if not np.nan_to_num(made.total_effect).any():
             where = f"the other {count_of(row['n'], 'problem')}{missing}" if missing else "every problem"
             return f"{contrast}{of} exactly 0 in {where}"
-        sure = "" if row["p_holm"] < self.alpha else ", not established"
+        sure = "" if row["p_corrected"] < self.alpha else ", not established"
         return (
             f"{contrast}{of} {with_limits(made.whole.median, made.unit)}, of this sign in {row['k']} of "
             f"{count_of(row['n'], 'problem')}"
-            f"{missing} (p = {row['p_holm']:.2g}{sure})"
+            f"{missing} (p = {row['p_corrected']:.2g}{sure})"
         )
 
     def quantity(self, column: str) -> Quantity:
@@ -328,13 +336,13 @@ class StudyResult(Result):
 
     def printed(self) -> pd.DataFrame:
         """A row per insertion, the estimates alone."""
-        table = self.summary()
+        table = self.table()
         ends = ("_ci_low", "_ci_high", "_k", "_n", "_n_undefined", "_p")
         return table[[name for name in table.columns if name != "inserts" and not name.endswith(ends)]]
 
     def shown(self) -> Shown:
         """A row per insertion, first what the study asks about, and a row per effect with its prevalence."""
-        table = self.summary()
+        table = self.table()
         key, unit = self.key(self.contrasts[0], self.outcomes[0]), self.effect_of(self.insertions[0]).unit
         metrics = next(iter(self.attention.values())).metrics if self.attention else ()
         first = [
@@ -351,7 +359,11 @@ class StudyResult(Result):
             first.remove("shown_again")
         columns = [name for name in first if name in table]
         columns += [name for name in table.columns if name not in columns and not name.endswith("_n")]
-        words = {"span_mass": "attention to it", "accuracy": "right answers", "difference": "change of right answers"}
+        words = {
+            "span_mass": "attention to it",
+            "accuracy": "right answers",
+            "difference": "change of right answers, points",
+        }
         side = (
             f"What each insertion does, {count_of(len(self.problem_ids), 'problem')}. Medians: effects of a contrast on the "
             "outcome over "
@@ -368,7 +380,7 @@ class StudyResult(Result):
             "median_ci_low",
             "median_ci_high",
             "k",
-            "p_holm",
+            "p_corrected",
             "n_undefined",
             "unit",
         )

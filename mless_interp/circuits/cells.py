@@ -106,7 +106,7 @@ class CellEffects(Parts, Grouped):
     @property
     def found(self) -> tuple[Any, ...]:
         """The cells that carry more than the smallest effect in most problems."""
-        return tuple(cell for cell, p in zip(self.cells, self.p_prevalence, strict=True) if p < self.level)
+        return tuple(cell for cell, p in zip(self.cells, self.p_corrected, strict=True) if p < self.level)
 
     def every(self, name: str) -> tuple[Any, ...]:
         """Return what the cells have under this name, each once, in their order."""
@@ -119,10 +119,10 @@ class CellEffects(Parts, Grouped):
         texts = {name: [each if isinstance(each, int) else str(each) for each in known[name]] for name in names}
         return {"label": list(map(str, self.cells)), **texts}
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per cell, in their order: its label and its parts.
 
-        `k` of `n` problems with more than the smallest effect in `sense`, `prevalence` with exact limits, `p_prevalence`
+        `k` of `n` problems with more than the smallest effect in `sense`, `prevalence` with exact limits, `p_corrected`
         (Holm over cells and senses), `median` and `share` of the total with limits; mean `effect` and `effect_fraction`, its
         share of the mean total.
         """
@@ -160,12 +160,12 @@ class CellEffects(Parts, Grouped):
 
     def printed(self) -> pd.DataFrame:
         """Return the cells, the largest median first."""
-        return Table(largest_first(self.summary(), "median")[list(PRINTED)].rename(columns={"label": self.what[0]}))
+        return Table(largest_first(self.table(), "median")[list(PRINTED)].rename(columns={"label": self.what[0]}))
 
     def shown(self) -> Shown:
         """The hundred cells of the largest median."""
         table = (
-            largest_first(self.summary(), "median")
+            largest_first(self.table(), "median")
             .drop(columns=list(self._named())[1:])
             .rename(columns={"label": self.what[0]})
         )

@@ -42,7 +42,7 @@ NODES = ("auto", "all", "none")
 MOST_HEADS = 8
 OF_EDGES = 1 - (1 - CONFIDENCE) / 2
 """Confidence of the edges of each direction: both directions are one family of tests."""
-CELLS = ["label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "p_prevalence"]
+CELLS = ["label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "p_corrected"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,11 +78,11 @@ class Circuit(Result):
         """Parts that consist of cells."""
         return {name: part for name, part in self.parts().items() if isinstance(part, CellEffects)}
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per cell (of heads' ways, edges, sites, positions) that most problems show: `part`, `label`, its share of the
         effect with limits, in `k` of `n` problems beyond the smallest effect, median and corrected p."""
         found = [
-            part.summary().query("p_prevalence < @part.level")[CELLS].assign(part=name)
+            part.table().query("p_corrected < @part.level")[CELLS].assign(part=name)
             for name, part in self._of_cells().items()
         ]
         return pd.concat(found)[["part", *CELLS]] if found else pd.DataFrame(columns=["part", *CELLS])
@@ -124,7 +124,7 @@ class Circuit(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return the cells that most problems show, the largest median first."""
-        return largest_first(self.summary(), "median").rename(columns={"label": "cell"})
+        return largest_first(self.table(), "median").rename(columns={"label": "cell"})
 
     def together_words(self) -> list[str]:
         """Say of which edges the inputs act together, needed ones first, or in each other's place."""
@@ -248,7 +248,7 @@ def trace_circuit(
 def largest_heads(found: LocatedHeads, at_most: int) -> tuple[Head, ...]:
     """Return the named heads, the largest effects first; none where fresh problems confirm none of them."""
     sure = found.found if found.confirmation is None else found.confirmed
-    by_size = [head for label in found.summary()["label"] for head in found.found if str(head) == label]
+    by_size = [head for label in found.table()["label"] for head in found.found if str(head) == label]
     return tuple(by_size[:at_most]) if sure else ()  # the fresh problems test them, and choose none
 
 

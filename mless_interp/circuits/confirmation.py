@@ -12,7 +12,7 @@ from ..core.heads import Head
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.joint import JointKnockout
 from ..patching.reads import ReadEffects
-from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
+from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, rows_per_head
 from ..statistics import CONFIDENCE, Prevalence, holm
 from .judge import KINDS, SIDES, Claims, InStratum, Verdicts, measured
 from .sentences import (
@@ -57,6 +57,10 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
     within: tuple[InStratum, ...] = ()
     strata: tuple[str, ...] = ()
 
+    reported = (
+        *("label", "layer", "head", "claimed", "confirmed", "kind", "p_corrected", "removed_share"),
+        *("removed_k", "added_k", "n", "removed_p", "added_p", "exceeds_random", "exceeds_random_n", "p_specific"),
+    )
     axes = (
         ("values", "problem head"),
         ("total", "problem"),
@@ -144,28 +148,30 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         """One row per head: its effect beside the same under each control, with the test (`control.beside_controls`)."""
         return beside_controls(self.judged.effect, self.claims, self.values, self.controls, fresh=True)
 
-    def summary(self) -> pd.DataFrame:
-        """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits."""
+    def table(self) -> pd.DataFrame:
+        """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits; and
+        whether it does more than under random words (`control_table`)."""
         columns: dict[str, Any] = head_columns(self.heads) | {
             "claimed": list(self.kinds),
             "confirmed": self.confirmed,
-            "p": self.p,
+            "p_corrected": self.p,
             "kind": list(self.kinds_again),
             **self._strata_columns(),
             "n": np.full(len(self.heads), self.judged.effect.n),
         }
         for side, measure in SIDES.items():
             test = self.judged.sides[side]
-            columns |= {f"{side}_count": test.count[0], f"{side}_p": test.p_corrected[0]}
+            columns |= {f"{side}_k": test.count[0], f"{side}_p": test.p_corrected[0]}
             if side == "removed":
                 values = measured(self.values, measure)
                 columns |= interval_columns(f"{side}_median", self.judged.effect.cell_medians(values))
                 columns |= interval_columns(f"{side}_share", self.judged.effect.share(values))
-        return pd.DataFrame(columns)
+        beside = self.control_table().reindex(columns=["label", "exceeds_random", "exceeds_random_n", "p_specific"])
+        return pd.DataFrame(columns).merge(beside, on="label", how="left")
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and head, with the four measures."""
-        return tidy({"problem": self.problem_ids, "label": [str(head) for head in self.heads]}, **self.values)
+        """One tidy row per measure (`measure.MEASURES`), problem and head."""
+        return rows_per_head(self.problem_ids, self.heads, self.values)
 
     def headline(self) -> str:
         """Return whether the effect comes again, and which heads are confirmed."""
@@ -203,11 +209,11 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
     def shown(self) -> Shown:
         """The claims and what came of them, and the effects beside the controls."""
         columns = ["label", "paper_label", "claimed", "confirmed", "kind", *self._strata_columns()]
-        columns += ["removed_count", "added_count", "n"]
+        columns += ["removed_k", "added_k", "n"]
         columns += ["removed_median", "removed_p", "added_p"]
         smallest = smallest_words(self.judged.effect)
         caption = f"Named heads on fresh problems; counts of problems with more than {smallest} of the effect."
-        tables = [ShownTable(self.summary(), caption, columns)]
+        tables = [ShownTable(self.table(), caption, columns)]
         if self.controls:
             tables.append(
                 ShownTable(self.control_table(), "The same heads beside their controls; medians over problems.")
@@ -223,10 +229,7 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
             "removed_share",
             "removed_share_ci_low",
             "removed_share_ci_high",
-            "removed_count",
+            "removed_k",
         ]
-        columns += ["added_count", "n", "p", "confirmed", "exceeds_random", "exceeds_random_n", "p_specific"]
-        beside = self.control_table()
-        beside = beside.drop(columns=[name for name in beside if name in self.summary() and name != "label"])
-        table = self.summary().merge(beside, on="label", how="left")
-        return table.reindex(columns=columns).dropna(axis=1, how="all")
+        columns += ["added_k", "n", "p_corrected", "confirmed", "exceeds_random", "exceeds_random_n", "p_specific"]
+        return self.table().reindex(columns=columns).dropna(axis=1, how="all")

@@ -244,7 +244,7 @@ class CircuitCurve(Result):
     def _p_words(self) -> str:
         return CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
         faithful = self.faithfulness
         random = faithful[2:] if len(faithful) > 2 else np.full((1, len(self.sizes)), np.nan)

@@ -147,4 +147,4 @@ class DirectEffects(CellEffects, Result):
     def printed(self) -> pd.DataFrame:
         """The heads' shares, the largest first."""
         size = np.repeat(self.effect.mean(0), len(WAYS))
-        return largest_first(self.summary().assign(size=size), "size")[list(PRINTED)].head(2 * 8)
+        return largest_first(self.table().assign(size=size), "size")[list(PRINTED)].head(2 * 8)

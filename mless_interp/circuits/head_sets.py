@@ -156,7 +156,7 @@ class HeadSet(Result):
             if any(member == head for member, _ in swapped)
         }
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per set: the steps in order, then the swaps.
 
         `share` is that of the total effect on the problems of the search, `fresh_share` on the others, both with limits;
@@ -273,7 +273,7 @@ class HeadSet(Result):
 
     def printed(self) -> pd.DataFrame:
         """The steps, with the share reached on either half."""
-        table = self.summary()
+        table = self.table()
         columns = ["changed", "n_heads", "share", "fresh_share", "fresh_share_ci_low", "fresh_share_ci_high"]
         return table.loc[table["set"] == "step", columns].reset_index(drop=True)
 
@@ -326,12 +326,12 @@ class MinimalSets(Result):
             head for head in self.necessary.heads if self.sufficient.found and head not in self.sufficient.heads
         )
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per set: its heads, the share reached on either half with limits, k of n fresh problems with corrected p,
         and the rank among random sets; NaN where there is no such set."""
         rows = []
         for each, p, sure in zip(self.both, self.p, self.confirmed.values(), strict=True):
-            last = each.summary()[lambda table: table["set"] == "step"].tail(1) if each.found else None
+            last = each.table()[lambda table: table["set"] == "step"].tail(1) if each.found else None
             numbers = [f"{name}{end}" for name in ("share", "fresh_share") for end in ("", "_ci_low", "_ci_high")]
             rows.append(
                 {
@@ -341,7 +341,7 @@ class MinimalSets(Result):
                     **{name: np.nan if last is None else float(last[name].iloc[0]) for name in numbers},
                     "k": int(each.test.count[0, 0]) if each.found else 0,
                     "n": int(each.test.n[0]) if each.found else 0,
-                    "p_prevalence": float(p),
+                    "p_corrected": float(p),
                     "confirmed": sure,
                     "p_random": each.p_random,
                     "random_share": float(np.median(np.asarray(each.shares(each.random, fresh=True).estimate)))
@@ -353,7 +353,7 @@ class MinimalSets(Result):
 
     def quantity(self, column: str) -> Quantity:
         """Shares of the whole effect."""
-        return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_prevalence")
+        return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_corrected")
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and set, of both sides and both halves."""
@@ -398,18 +398,18 @@ class MinimalSets(Result):
 
     def shown(self) -> Shown:
         """Both sets, and the steps of each."""
-        tables = [ShownTable(self.summary(), "The sets; shares are of the whole effect.")]
+        tables = [ShownTable(self.table(), "The sets; shares are of the whole effect.")]
         for each in self.both:
             if each.steps:
                 tables.append(
-                    ShownTable(each.summary(), f"How the {each.side} set was found, and what would do in its place.")
+                    ShownTable(each.table(), f"How the {each.side} set was found, and what would do in its place.")
                 )
         return Shown(tuple(tables))
 
     def printed(self) -> pd.DataFrame:
         """Both sets in a row each."""
-        columns = ["side", "n_heads", "share", "fresh_share", "k", "n", "p_prevalence", "p_random", "heads"]
-        return self.summary()[columns]
+        columns = ["side", "n_heads", "share", "fresh_share", "k", "n", "p_corrected", "p_random", "heads"]
+        return self.table()[columns]
 
 
 def named(heads: Sequence[Head]) -> str:

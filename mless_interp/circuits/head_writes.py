@@ -343,7 +343,7 @@ class HeadWrites(Result):
         mean, places = self.means[at, which], range(self.values.shape[-1])[::sign]
         return [place for place in places if sign * mean[place] > self._rounding(KINDS[which])]
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """A row per head, kind and token: its mean (`amount`) and standard deviation (`spread`) over the `n` problems that have
         it, and in how many (`k`) it has the mean's sign. Tokens were chosen by these means, so no interval stands beside them.
         """
@@ -439,7 +439,7 @@ class HeadWrites(Result):
         """A row per head and kind; every token with its limits behind."""
         short = f"Tokens that heads promote and suppress; of the query, whose keys it prefers and avoids. {DESCRIBES}"
         whole = f"Every token with the mean over problems by which it was chosen; rounding is left out. {DESCRIBES}"
-        return Shown((ShownTable(self.printed(), short), ShownTable(self.summary().drop(columns="unit"), whole)))
+        return Shown((ShownTable(self.printed(), short), ShownTable(self.table().drop(columns="unit"), whole)))
 
 
 DESCRIBES = "A description, not evidence."

@@ -49,8 +49,8 @@ def save_importances(
         named = None
         if isinstance(heads, LocatedHeads):
             named = {str(head) for head in (heads.found if heads.confirmation is None else heads.confirmed)}
-        for row in patches.summary().to_dict("records"):
-            inside = row["p_prevalence"] < patches.level if named is None else row["label"] in named
+        for row in patches.table().to_dict("records"):
+            inside = row["p_corrected"] < patches.level if named is None else row["label"] in named
             nodes[_name(Head.parse(row["label"]))] = {"in_graph": bool(inside), "score": float(row["effect"])}
     links: dict[str, dict[str, Any]] = {}
     if edges is not None:

@@ -406,8 +406,8 @@ class Verdicts:
         strata | in strata | verdict | the strata of the problems in which a specialist was named
         confirmed_strata | confirmed in | verdict | the strata in which fresh problems confirm a specialist
         confirmed | confirmed | verdict | passes again on fresh problems
-        removed_count | undone in | of n | problems in which patching its output out undoes more than the smallest effect
-        added_count | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
+        removed_k | undone in | of n | problems in which patching its output out undoes more than the smallest effect
+        added_k | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
         removed_median | undone, median | | median of what patching its output out undoes, in the outcome's unit
         added_median | reproduced, median | | median of what patching its output in reproduces, in the outcome's unit
         removed_p | p, undone | p | that it undoes more in most problems; Holm over heads, sides and senses

@@ -15,7 +15,16 @@ from ..patching.reads import ReadEffects
 from ..patching.scores import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..runtime.columns import columns_of
-from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns, tidy
+from ..runtime.results import (
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    head_map,
+    interval_columns,
+    rows_per_head,
+)
 from ..scores import HeadScores
 from ..scores.scored import is_sink
 from ..statistics import CONFIDENCE, defined_mean
@@ -130,6 +139,21 @@ class LocatedHeads(
     """)
     picture = "forest"
     drawn = ("removed_share", "removed_median")
+    reported = (
+        *(
+            "label",
+            "layer",
+            "head",
+            "kind",
+            "sense",
+            "confirmed",
+            "removed_share",
+            "removed_k",
+            "added_share",
+            "added_k",
+        ),
+        *("n", "removed_p", "added_p", "reads_sink", "exceeds_random", "exceeds_random_n"),
+    )
     axes = (
         ("values", "problem head"),
         ("total", "problem"),
@@ -153,7 +177,7 @@ class LocatedHeads(
     def by_stratum(self) -> pd.DataFrame:
         """One row per head and stratum that was tested, the largest first.
 
-        `n` problems; for both sides the `_count` with more than the smallest effect in the better sense, the `_median`, the
+        `n` problems; for both sides the `_k` with more than the smallest effect in the better sense, the `_median`, the
         `_share` of the stratum's total with limits (NaN where that is not established), and the corrected `_p` (Holm over
         heads, sides, senses, all problems and strata); `passes`, and whether fresh problems confirm it (`confirmed`).
         """
@@ -171,7 +195,7 @@ class LocatedHeads(
                     row["confirmed"] = (head, stratum) in sure if row["passes"] else None
                 for side, test in tests.items():
                     better = int(np.argmax(test.count[:, at]))
-                    row |= {"n": int(test.n[at]), f"{side}_count": test.count[better, at]}
+                    row |= {"n": int(test.n[at]), f"{side}_k": test.count[better, at]}
                     row |= {f"{side}_p": np.fmin.reduce(test.p_corrected[:, at])}
                     row |= {f"{side}_median": np.median(judged.turned(SIDES[side])[inside, at])}
                     parts = (shares[side].estimate, shares[side].low, shares[side].high)
@@ -194,22 +218,22 @@ class LocatedHeads(
             return {}
         return {head: kind for head, kind, sure in zip(made.heads, made.kinds, made.confirmed, strict=True) if sure}
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
-        The fractions of `PatchScores.summary()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`,
+        The fractions of `PatchScores.table()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`,
         `confirmed`, and of those that read `reads_sink`: the span is an attention sink) and what it rests on. For the sides
-        `removed` (z patch, denoising) and `added` (noising): `_count` of `n`
+        `removed` (z patch, denoising) and `added` (noising): `_k` of `n`
         problems with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the
         `_p` of the better sense (Holm over heads, sides and senses), the `_median` and the `_share` of the total (NaN where
         that is not established), both with limits. `p_either`: the smaller of both sides'. For the four measures their
-        `_count`, the `_median` with limits and the mean (`_effect`). Last, of named heads, the controls of `control_table`
+        `_k`, the `_median` with limits and the mean (`_effect`). Last, of named heads, the controls of `control_table`
         where they were run on these problems. Effects are in the outcome's unit: parts of the insertion's (inserted - masked)
         that the head carries.
         """
         judged, effect = self.judged, self.judged.effect
         sense = np.where(judged.named, np.where(judged.sense > 0, "with", "against"), "")
-        patched = self.patches.summary()[[*head_columns(()), *OF_THE_PATCH]]
+        patched = self.patches.table()[[*head_columns(()), *OF_THE_PATCH]]
         columns: dict[str, Any] = dict(patched) | {
             "kind": list(judged.kinds),
             "sense": sense,
@@ -219,14 +243,14 @@ class LocatedHeads(
         }
         for side, measure in SIDES.items():
             counted, values = judged.counted(measure), measured(self.values, measure)
-            columns |= {f"{side}_count": counted.count[0], f"{side}_prevalence": counted.share[0]}
+            columns |= {f"{side}_k": counted.count[0], f"{side}_prevalence": counted.share[0]}
             columns |= {f"{side}_prevalence_ci_low": counted.low[0], f"{side}_prevalence_ci_high": counted.high[0]}
             columns[f"{side}_p"] = np.fmin(*judged.sides[side].p_corrected)
             columns |= interval_columns(f"{side}_median", effect.cell_medians(values))
             columns |= interval_columns(f"{side}_share", effect.share(values))
         columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
         for measure in (name for name in MEASURES if name in self.values):
-            columns[f"{measure}_count"] = judged.counted(measure).count[0]
+            columns[f"{measure}_k"] = judged.counted(measure).count[0]
             columns |= interval_columns(f"{measure}_median", effect.cell_medians(self.values[measure]))
             columns[f"{measure}_effect"] = defined_mean(self.values[measure])
         beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
@@ -288,8 +312,8 @@ class LocatedHeads(
         return "random_size_removed" in self.controls
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and head, with the four measures."""
-        return tidy({"problem": self.problem_ids, "label": [str(head) for head in self.heads]}, **self.values)
+        """One tidy row per measure (`measure.MEASURES`), problem and head."""
+        return rows_per_head(self.problem_ids, self.heads, self.values)
 
     def headline(self) -> str:
         """Return the total effect with its direction, how many heads carry it, and whether fresh problems confirm them."""
@@ -422,11 +446,11 @@ class LocatedHeads(
             "removed_share",
             "removed_share_ci_low",
             "removed_share_ci_high",
-            "removed_count",
+            "removed_k",
         ]
-        columns += ["added_count", "n", "removed_p"] + ["reads_sink"] * bool(sink_words(self.sinks))
+        columns += ["added_k", "n", "removed_p"] + ["reads_sink"] * bool(sink_words(self.sinks))
         columns += ["exceeds_random", "exceeds_random_n"]
-        return self.summary().head(len(self.found) or 3).reindex(columns=columns).dropna(axis=1, how="all")
+        return self.table().head(len(self.found) or 3).reindex(columns=columns).dropna(axis=1, how="all")
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
@@ -438,8 +462,8 @@ class LocatedHeads(
             *self._strata_columns(),
             "confirmed",
             "reads_sink",
-            "removed_count",
-            "added_count",
+            "removed_k",
+            "added_k",
             "n",
         ]
         columns += [
@@ -450,7 +474,7 @@ class LocatedHeads(
             "knockout_median",
             "mediated_removed_median",
         ]
-        table = self.summary()
+        table = self.table()
         columns = [name for name in (*columns, "effect_fraction") if name in table]
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than "

@@ -349,8 +349,8 @@ class PathEffects(CellEffects, Result, renamed={"edges": "cells"}):
             return pd.DataFrame(columns=columns)
         values = np.stack([self.values[:, place] - self.values[:, alone].sum(1) for place, alone in rows], 1)
         found = replace(self, cells=tuple(self.edges[place] for place, _ in rows), values=values)
-        passes, between = (each.sense * (each.p_prevalence < each.level) for each in (self, found))
-        counted, told = found.summary(), []
+        passes, between = (each.sense * (each.p_corrected < each.level) for each in (self, found))
+        counted, told = found.table(), []
         for row, (place, alone) in enumerate(rows):
             edge, single = self.edges[place], [at for at in alone if passes[at]]
             inputs, how, sense = edge.part, "", passes[place]
@@ -361,7 +361,7 @@ class PathEffects(CellEffects, Result, renamed={"edges": "cells"}):
             of = counted.iloc[row]
             share = float(self.share.estimate[place])
             told.append(
-                (edge.sender, edge.receiver, inputs, how, share, of["median"], of["k"], of["n"], of["p_prevalence"])
+                (edge.sender, edge.receiver, inputs, how, share, of["median"], of["k"], of["n"], of["p_corrected"])
             )
         return pd.DataFrame(told, columns=columns)
 

@@ -354,7 +354,7 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
         """Rank of the heads' median among the random sets', itself included; NaN where there are none, or no effect."""
         return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.established else float("nan")
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, corrected p, the median and the
         share of the total with limits, the mean; `spearman`, the correlation of what comes back with the total over problems (a
         share that pairs nothing has none); of controls `exceeded` problems in which the heads bring more
@@ -400,7 +400,7 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
     def _share_words(self) -> str:
         if not self.established:
             return "brings back nothing: most problems show no effect of one sign"
-        row = self.summary().iloc[0]
+        row = self.table().iloc[0]
         outcome, paired = self.settings.get("outcome"), f"{row['spearman']:z.2f}"
         return (
             f"brings back {share_words(row)} of the effect (outcome {outcome}; rank correlation with the problem's own effect "
@@ -408,7 +408,7 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
         )
 
     def _control_words(self) -> list[str]:
-        table = self.summary().set_index("label")
+        table = self.table().set_index("label")
         n, apart = len(self.sets), int(self.apart.sum())
         which = f"{apart} of {count_of(n, 'random set')}" if apart else count_of(n, "random set")
         shared = "none of these heads" if apart else "some of these heads each"
@@ -434,12 +434,12 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
             "share_ci_high",
             "k",
             "n",
-            "p_prevalence",
+            "p_corrected",
             "median",
             "spearman",
             "exceeded",
         ]
-        return self.summary()[columns].astype({"exceeded": "Int64"}).rename(columns={"label": "means of"})
+        return self.table()[columns].astype({"exceeded": "Int64"}).rename(columns={"label": "means of"})
 
     def shown(self) -> Shown:
         """The heads and their controls; the means that were given."""
@@ -454,7 +454,7 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
         names = {"label": "what is given", "effect": "mean effect"}
         return Shown(
             (
-                ShownTable(self.summary().rename(columns=names), caption),
+                ShownTable(self.table().rename(columns=names), caption),
                 ShownTable(given, "Mean lambda and Sigma of the edited rows (prompt and answer), as they were given."),
             )
         )

@@ -73,13 +73,13 @@ class Certificate(Result):
         """The lines that failed."""
         return tuple(verdict for verdict in self.verdicts if verdict.status == FAIL)
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per line."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
 
     def to_frame(self) -> pd.DataFrame:
-        """The same as `summary`: of all prompts a line keeps the largest error."""
-        return self.summary()
+        """The same as `table`: of all prompts a line keeps the largest error."""
+        return self.table()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON (what was not measured is None)."""
@@ -124,14 +124,14 @@ class Certificate(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return the lines, those that failed first."""
-        table = self.summary()[["name", "status", "error", "tolerance", "says", "reason"]]
+        table = self.table()[["name", "status", "error", "tolerance", "says", "reason"]]
         return table.sort_values("status", key=lambda each: each != FAIL, kind="stable")
 
     def shown(self) -> Shown:
         """Every line with its error."""
         columns = {"name": "", "says": "", "status": "", "error": "largest error", "tolerance": "allowed", "reason": ""}
         caption = "Self-check and exact identities; errors are shares of the largest value compared."
-        return Shown((ShownTable(self.summary(), caption, columns),))
+        return Shown((ShownTable(self.table(), caption, columns),))
 
 
 @checked

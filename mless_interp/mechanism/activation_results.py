@@ -61,7 +61,7 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
         token_class | tokens | | class of tokens
         tokens_per_problem | tokens per problem | | mean number of tokens of the class
         primary | primary | | whether it is the contrast that the claim is about
-        estimate | measured | | mean difference over problems
+        change | change | | after - before, mean over problems
     """)
     axes = (
         ("before", "problem contrast token_group metric"),
@@ -78,7 +78,7 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
     def claims(self) -> pd.DataFrame:
         """The paper's three claims, each tested by itself over problems: one row per contrast and claim, all tokens.
 
-        `estimate` is the mean difference with its bootstrap interval. `p` is the exact two-sided sign test of problems
+        `change` is the mean of after - before with its bootstrap interval. `p` is the exact two-sided sign test of problems
         that rose (`n_up`) against those that fell (`n_down`), ties left out; `p_corrected` is Holm's over the three claims
         of the contrast. The first contrast is the primary one. A claim is "supported" or "contradicted" only if the sign
         test and the interval agree; "undecided" is no evidence that nothing changes.
@@ -97,9 +97,9 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
                         "claim": claim,
                         "metric": metric,
                         "claimed": "up" if claimed > 0 else "down",
-                        "estimate": float(made.estimate),
-                        "ci_low": float(made.low),
-                        "ci_high": float(made.high),
+                        "change": float(made.estimate),
+                        "change_ci_low": float(made.low),
+                        "change_ci_high": float(made.high),
                         **vars(found),
                         "p_corrected": float(p_corrected),
                         "verdict": _verdict(found, float(p_corrected), made, claimed, 1 - self.confidence),
@@ -107,12 +107,12 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
                 )
         return pd.DataFrame(rows)
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """The three claims (`claims`)."""
         return self.claims()
 
     def by_class(self) -> pd.DataFrame:
-        """One row per contrast, token class and metric: means over problems before and after and the mean difference,
+        """One row per contrast, token class and metric: means over problems before and after and of the change,
         with intervals, how many problems have such tokens (`n`) and not (`n_undefined`), and the sign test.
 
         `p_fdr` is corrected over all rows of a contrast (Benjamini-Hochberg): a map to explore, not a test of a claim.
@@ -137,9 +137,9 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
                             "after": float(defined_mean(each[2][:, i, j, k])),
                             "after_ci_low": after.low[i, j, k],
                             "after_ci_high": after.high[i, j, k],
-                            "difference": made.estimate[i, j, k],
-                            "ci_low": made.low[i, j, k],
-                            "ci_high": made.high[i, j, k],
+                            "change": made.estimate[i, j, k],
+                            "change_ci_low": made.low[i, j, k],
+                            "change_ci_high": made.high[i, j, k],
                             "n": found.n,
                             "n_undefined": self.n_groups - found.n,
                             "tokens_per_problem": float(self.n_tokens[:, j].mean()),
@@ -182,7 +182,7 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
         return pd.concat(parts, ignore_index=True)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, contrast, token class and metric: before, after, difference, tokens, unit."""
+        """One tidy row per problem, contrast, token class and metric: before, after, change, tokens, unit."""
         axes = {
             "problem": self.problem_ids,
             "contrast": self.contrasts,
@@ -194,7 +194,7 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
             axes,
             before=self.before,
             after=self.after,
-            difference=self.difference,
+            change=self.difference,
             n_tokens=np.broadcast_to(self.n_tokens[:, None, :, None], shape),
             unit=np.broadcast_to([UNITS[metric] for metric in self.metrics], shape),
         )
@@ -238,7 +238,7 @@ class ActivationShift(Result, renamed={"groups": "token_groups"}):
 
     def printed(self) -> pd.DataFrame:
         """The three claims, without what repeats."""
-        columns = ["claim", "verdict", "estimate", "ci_low", "ci_high"]
+        columns = ["claim", "verdict", "change", "change_ci_low", "change_ci_high"]
         return self.claims().query("primary")[[*columns, "n_up", "n_down", "n_tied", "p_corrected"]]
 
     def shown(self) -> Shown:

@@ -57,7 +57,7 @@ PARTS = ("", "scale_", "bias_", "shift_", "rest_")
 SHARES = tuple(f"{part}share{after}" for after in ("", "_after_norm") for part in PARTS)
 """Metrics whose sum over heads is the layer's."""
 NULLS = {"uniform": ("lam_null", "lam_p"), "control": ("lam_control", "lam_control_p")}
-"""What lambda is compared with -> the columns of a summary with its mean and with the corrected p-values."""
+"""What lambda is compared with -> the columns of a table with its mean and with the corrected p-values."""
 CLAIM = "differs from uniform attention, the same way in most problems"
 """What a small `lam_p` says."""
 TOLD = {
@@ -119,6 +119,7 @@ class AttentionDecomposition(Result):
         rest_share | from upstream | share | part of the layer's change that earlier layers make; signed
     """)
     drawn = ("lam",)
+    reported = ("label", "layer", "head", "lam", "lam_n", "lam_null", "lam_p", "share", "scale_share", "bias_share")
     axes = (
         ("values", "problem layer head_of_layer"),
         ("layer_values", "problem layer"),
@@ -181,7 +182,7 @@ class AttentionDecomposition(Result):
             return None
         return prevalence_test(difference, SAME, tested=differs, confidence=self.confidence)
 
-    def summary(self, contrast: str | None = None) -> pd.DataFrame:
+    def table(self, contrast: str | None = None) -> pd.DataFrame:
         """One row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
         beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads, and
         `lam_minus_uniform`.
@@ -254,8 +255,8 @@ class AttentionDecomposition(Result):
         return tuple(NULLS) if self.control is not None and contrast != "held" else ("uniform",)
 
     def top(self, k: int = 10, contrast: str | None = None) -> pd.DataFrame:
-        """The `k` heads with the largest share (by magnitude) in the residual change, as rows of `summary`."""
-        return largest_first(self.summary(contrast), "share").head(k)
+        """The `k` heads with the largest share (by magnitude) in the residual change, as rows of `table`."""
+        return largest_first(self.table(contrast), "share").head(k)
 
     def quantity(self, column: str) -> Quantity:
         """A metric in its unit; lambda is tested against uniform attention."""
@@ -387,7 +388,7 @@ class AttentionDecomposition(Result):
 
     def shown(self) -> Shown:
         """Lambda against uniform attention as a map, with what each head adds to its layer's change; further measures."""
-        table = self.summary()
+        table = self.table()
         told = ["label", "paper_label", "lam_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
         caption = (
             "Lambda, the share of attention that stays outside of the span, and what each head adds to its layer's "

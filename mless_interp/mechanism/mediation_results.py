@@ -73,7 +73,7 @@ class Mediation(Result):
             return arm("both") - arm("scale") - arm("bias") + arm("reference")
         return arm(effect) - arm("reference")
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per reading and effect.
 
         The median over problems with its interval, the mean (a description), `n_up` and `n_down` of `n` problems that rose and
@@ -110,7 +110,7 @@ class Mediation(Result):
 
     def headline(self) -> str:
         """Return what the scale and the bias of attention's output do to the outcome, or to the first reading."""
-        s, rows = self.settings, self.summary().set_index(["reading", "effect"])
+        s, rows = self.settings, self.table().set_index(["reading", "effect"])
         reading = "outcome" if "outcome" in self.readings else self.readings[0]
         what = s.get("outcome") if reading == "outcome" else reading.replace("_", " ")
         here = {name: rows.loc[(reading, name)] for name in ("scale", "bias", "both")}
@@ -131,7 +131,7 @@ class Mediation(Result):
             f"{s.get('contrast')!r}, {s.get('direction')}, {count_of(len(self.problem_ids), 'problem')}."
         ]
         found += extension_of(s)
-        table = self.summary()
+        table = self.table()
         for row in table.query("effect == 'interaction'").to_dict("records"):
             if row["p_corrected"] < 1 - self.confidence:
                 found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
@@ -153,13 +153,13 @@ class Mediation(Result):
         """Return every effect on the outcome, or on the first reading."""
         first = "outcome" if "outcome" in self.readings else self.readings[0]
         columns = ["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "n", "p_corrected"]
-        table = self.summary()
+        table = self.table()
         kept = (table["reading"] == first) & ((table["effect"] != "rest") | bool(self.settings.get("layer")))
         return table.loc[kept, columns].rename(columns={"effect": "part"})
 
     def shown(self) -> Shown:
         """Every effect on every reading."""
-        table = self.summary()
+        table = self.table()
         caption = (
             "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction "
             "is both minus their sum, total the change by the insertion itself."

@@ -82,6 +82,7 @@ class ClaimChecks(Result):
 
     columns = columns_of("""
         measured | measured | | mean over problems
+        above_null | above the null | | measured - null
         null | null | | what it is compared with; see the column 'null is'
         null_is | null is | later | what would be measured if the claim did not hold
         untrained | untrained | | the same of untrained twins: same configuration and prompts, weights drawn anew
@@ -103,7 +104,7 @@ class ClaimChecks(Result):
         """The claims that agree here and in most untrained twins."""
         return tuple(c for c in self.checks if c.verdict == "agrees" and 2 * self.shared(c) > len(self.twins))
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per claim: measured against its null, with the interval of the difference, and the verdict; of untrained
         twins the mean of what was measured, and in how many the claim agrees."""
         table = pd.DataFrame(
@@ -114,12 +115,13 @@ class ClaimChecks(Result):
                     "figures": " ".join(check.claim.figures),
                     "measure": check.claim.measure,
                     "measured": check.measured,
-                    "ci_low": check.low,
-                    "ci_high": check.high,
+                    "measured_ci_low": check.low,
+                    "measured_ci_high": check.high,
                     "null": check.null,
                     "null_is": check.claim.null,
-                    "difference_ci_low": check.difference_low,
-                    "difference_ci_high": check.difference_high,
+                    "above_null": check.measured - check.null,
+                    "above_null_ci_low": check.difference_low,
+                    "above_null_ci_high": check.difference_high,
                     "n": check.n,
                     "verdict": check.verdict,
                     "reason": check.reason,
@@ -138,8 +140,8 @@ class ClaimChecks(Result):
         return table
 
     def to_frame(self) -> pd.DataFrame:
-        """The same as `summary`: what is kept of a claim is one row."""
-        return self.summary()
+        """The same as `table`: what is kept of a claim is one row."""
+        return self.table()
 
     def headline(self) -> str:
         """Return how many claims agree, which do not, and how many hold without training."""
@@ -162,13 +164,13 @@ class ClaimChecks(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return every claim against its null."""
-        return self.summary()[["claim", "verdict", "measured", "ci_low", "ci_high", "null", "n"]]
+        return self.table()[["claim", "verdict", "measured", "measured_ci_low", "measured_ci_high", "null", "n"]]
 
     def shown(self) -> Shown:
         """Every claim against its null."""
-        columns = ["claim", "measured", "ci_low", "null", "null_is", "difference_ci_low", "n", "verdict"]
+        columns = ["claim", "measured", "null", "null_is", "above_null", "n", "verdict"]
         columns += [*["untrained", "untrained_verdict"] * bool(self.twins), "reason"]
-        return Shown((ShownTable(self.summary(), "The paper's claims, each against its null.", columns),))
+        return Shown((ShownTable(self.table(), "The paper's claims, each against its null.", columns),))
 
 
 def check_claims(

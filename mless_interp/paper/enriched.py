@@ -33,7 +33,7 @@ class Enrichment(Result):
     limits: dict[str, tuple[float, float]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row: the mean rank, that of random heads, p, and of how many heads."""
         return pd.DataFrame(
             {

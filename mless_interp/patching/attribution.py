@@ -18,7 +18,7 @@ from ..models.memory import halved, out_of_memory, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..runtime.engines import Tick, Unit
-from ..runtime.results import Quantity, Result, head_columns, of_heads, tidy
+from ..runtime.results import Quantity, Result, head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
 from .prepared import Prepared, Runs, prepare
@@ -328,34 +328,24 @@ class HeadAttribution(Result):
         return tuple(Head(int(i // mean.shape[1]), int(i % mean.shape[1])) for i in order)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and head."""
-        _, layers, heads = self.scores.shape
-        given = {name: getattr(self, name) for name in ("knockout", "edge_noise", "exact")}
-        given = {name: values for name, values in given.items() if values is not None}
-        axes = {"problem": self.problem_ids, "layer": range(layers), "head": range(heads)}
-        table = tidy(axes, score=self.scores, **given)
-        table.insert(
-            3, "label", [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
-        )
-        return table
+        """One tidy row per measure (those of `table`), problem and head."""
+        heads = [Head(*place) for place in np.ndindex(self.scores.shape[1:])]
+        measures = {name: of_heads(values, heads) for name, values in self._given.items()}
+        return rows_per_head(self.problem_ids, heads, measures)
 
-    def summary(self) -> pd.DataFrame:
-        """One row per head, best first: whether it was `verified` or stands by an estimate ("ranked by"), and the means over
-        problems of the score, the estimates and the exact sweep."""
+    @property
+    def _given(self) -> dict[str, np.ndarray]:
+        """The measures that are here, each `[problem, layer, head]`."""
+        every = {"score": self.scores} | {name: getattr(self, name) for name in ("knockout", "edge_noise", "exact")}
+        return {name: values for name, values in every.items() if values is not None}
+
+    def table(self) -> pd.DataFrame:
+        """One row per head, best first: whether it was `verified` or stands by an estimate (`ranked_by`), and the means over
+        problems of the `score`, the estimates of `knockout` and `edge_noise`, and the `exact` sweep."""
         ranked = self.ranking()
-        given = {
-            "score": self.scores,
-            "knockout (estimate)": self.knockout,
-            "edge noise (estimate)": self.edge_noise,
-            "exact": self.exact,
-        }
-        means = {
-            name: of_heads(self.by_group(values).mean(0), ranked)
-            for name, values in given.items()
-            if values is not None
-        }
+        means = {name: of_heads(self.by_group(values).mean(0), ranked) for name, values in self._given.items()}
         ranked_by = ["exact" if self.verified[head.layer, head.head] else "estimate" for head in ranked]
-        return pd.DataFrame({**head_columns(ranked), "ranked by": ranked_by, **means})
+        return pd.DataFrame({**head_columns(ranked), "ranked_by": ranked_by, **means})
 
     def quantity(self, column: str) -> Quantity:
         """A contribution in the outcome's unit; estimates have no intervals."""
@@ -364,7 +354,7 @@ class HeadAttribution(Result):
     def headline(self) -> str:
         """Return which heads the method ranks first, and of which total effect."""
         effects, s = self.by_group(self.inserted - self.masked), self.settings
-        first = self.summary()["label"].head(3)
+        first = self.table()["label"].head(3)
         mean = float(effects.mean())
         return (
             f"{s.get('method')} ranks {', '.join(first)} first of {count_of(self.scores[0].size, 'head')}; the insertion "

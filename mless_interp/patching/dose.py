@@ -247,7 +247,7 @@ class DoseResponse(Result):
         twin = CONDITIONS[condition].twin
         return self.outcomes[condition if condition in self.outcomes or twin is None else twin]
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per head: both slopes with their intervals over problems, and the log odds at the largest dose."""
         table: dict[str, Any] = dict(head_columns(self.heads))
         for condition in READ[::-1]:
@@ -321,7 +321,7 @@ class DoseResponse(Result):
 
     def shown(self) -> Shown:
         """The outcome by dose, and the slopes by head."""
-        doses, table = self.outcome_table(), self.summary()
+        doses, table = self.outcome_table(), self.table()
         named = dict.fromkeys(doses.columns, "") | {"n_tokens": "inserted tokens"}
         columns = [name for name in table.columns if name not in ("layer", "head")]
         return Shown(

@@ -19,7 +19,7 @@ from ..models.info import ModelInfo
 from ..models.memory import rows_per_pass
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..runtime.results import Result, interval_columns, with_limits
+from ..runtime.results import Result, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .interventions import Knockout, PatchZ, run_edits
 from .outcomes import Outcome
@@ -290,7 +290,7 @@ class JointKnockout(Result):
         own, others = abs(np.median(self.by_group(self.effect))), np.abs(np.median(self.by_group(self.random), axis=0))
         return int((others >= own * (1 - 1e-9)).sum())
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per set, the given one first: median effect with its interval over problems, and the mean."""
         values = np.column_stack([self.effect, self.random])
         made = median_interval(self.by_group(values), confidence=self.confidence)
@@ -304,19 +304,11 @@ class JointKnockout(Result):
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per problem: joint effect, sum of the single ones, and the random sets' mean and range."""
-        random = self.random if self.sets else np.full((len(self.effect), 1), np.nan)
-        return pd.DataFrame(
-            {
-                "problem": list(self.problem_ids),
-                "joint": self.effect,
-                "sum_of_singles": self.singles.sum(1),
-                "interaction": self.interaction,
-                "random_mean": random.mean(1),
-                "random_low": random.min(1),
-                "random_high": random.max(1),
-            }
-        )
+        """One tidy row per set (`given`, `random 0`, ...; `singles`: the sum over its heads, one at a time) and problem."""
+        sets = {"given": self.effect, "singles": self.singles.sum(1)}
+        sets |= {f"random {at}": values for at, values in enumerate(self.random.T)}
+        rows = tidy({"measure": list(sets), "problem": self.problem_ids}, value=np.stack(list(sets.values())))
+        return rows[["problem", "measure", "value"]]
 
     def headline(self) -> str:
         """Return what the set removes together."""
@@ -371,4 +363,4 @@ class JointKnockout(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return the given set."""
-        return self.summary().head(1)
+        return self.table().head(1)

@@ -43,9 +43,7 @@ class Parts:
     columns: ClassVar[tuple[Column, ...]] = columns_of("""
         effect | mean effect | | the part of the insertion's effect that the head carries, in the outcome's unit
         effect_fraction | share of the mean effect | share | mean effect / the insertion's mean effect
-        k | problems | of n | problems in which the effect exceeds the smallest effect
         prevalence | share of problems | later | k / n
-        p_prevalence | p, corrected | p | prevalence test: more than half of all problems; Holm over heads and senses
         sense | sense | later | with the insertion's effect, or against it
         share | share | share | part of the whole that this one has: 0 nothing, 1 everything, below 0 against it
     """)
@@ -86,7 +84,7 @@ class Parts:
         return np.where(self.sense > 0, *(self.prevalence.in_sense(sense, values) for sense in SENSES))
 
     @cached_property
-    def p_prevalence(self) -> np.ndarray:
+    def p_corrected(self) -> np.ndarray:
         """Corrected p of each cell in its sense."""
         return self._in_its_sense(self.prevalence.p_corrected)
 
@@ -121,7 +119,7 @@ class Parts:
             "prevalence": self._in_its_sense(told.share),
             "prevalence_ci_low": self._in_its_sense(told.low),
             "prevalence_ci_high": self._in_its_sense(told.high),
-            "p_prevalence": self.p_prevalence,
+            "p_corrected": self.p_corrected,
             **interval_columns("median", self.median),
             **interval_columns("share", self.share),
             "effect": self.mean_effect,
@@ -130,7 +128,7 @@ class Parts:
 
     def quantity(self, column: str) -> Quantity:
         """Parts of the effect, or shares of it or of the problems; all rest on the same test."""
-        limits, tested = (f"{column}_ci_low", f"{column}_ci_high"), ("p_prevalence", self._claim())
+        limits, tested = (f"{column}_ci_low", f"{column}_ci_high"), ("p_corrected", self._claim())
         if column == "prevalence":
             return Quantity("share of problems", False, limits, *tested, level=self.level)
         share = column in ("effect_fraction", "share")
@@ -153,8 +151,8 @@ class Parts:
         one, several = self.what
         if not self.established:
             return f"no {one} is tested"
-        table = self.summary()  # type: ignore[attr-defined]
-        table = table[table["p_prevalence"] < self.level].sort_values("p_prevalence", kind="stable")
+        table = self.table()  # type: ignore[attr-defined]
+        table = table[table["p_corrected"] < self.level].sort_values("p_corrected", kind="stable")
         share = f"{100 * self.smallest_effect:.3g} %"
         if not len(table):
             return f"no {one} of {self._n_tested} is shown to carry more than {share} of it"
@@ -190,7 +188,7 @@ class Parts:
         one, n, m = self.what[0], self.whole.n, self._n_tested
         if not self.established:
             return f"That most problems show an effect of one sign is not established, so no {one} is tested."
-        if bool((self.p_prevalence < self.level).any()):
+        if bool((self.p_corrected < self.level).any()):
             return ""
         least = self.whole.fewest(len(SENSES) * m) if m else 0
         if n < least:

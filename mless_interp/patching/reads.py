@@ -14,7 +14,7 @@ from ..core.heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
-from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
+from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, interval_columns, rows_per_head, tidy
 from ..statistics import CONFIDENCE, holm, prevalence_test
 from ..statistics.arguments import check_share
 from .effect import SMALLEST_EFFECT
@@ -200,7 +200,11 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
         p_half | p, half | p | that it does more than half of the knockout in most problems
         p_half_against | p, half, against | p | that it does more than half of the knockout against the insertion's effect
     """)
-    drawn = ("share", "removed_median")
+    drawn = ("share", "median")
+    reported = (
+        *("label", "layer", "head", "intervention", "shown", "k", "n", "n_undefined", "median", "share"),
+        *(f"p_{name}" for name in ASKED + BESIDE),
+    )
     axes = (("values", "problem head intervention"), ("total", "problem"))
 
     def __post_init__(self) -> None:
@@ -256,24 +260,24 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
 
     # --------------------------------------------------------------------------------------------------------- tables
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per head and intervention.
 
-        `removed_median` over problems with its interval, a part of the insertion's effect in `unit`; `share` of the total
-        effect and `prevalence`, the share of problems in which more than delta is removed, with exact limits; corrected p of
-        removing more, of acting against the effect, of removing less, and of less than half of the knockout (NaN where the
-        heads were chosen on these problems); `shown`: which of the first three is shown; n, and the `n_undefined` problems
-        that it lacks.
+        `median` over problems of what the edit removes of the insertion's effect, with its interval, in `unit`; `share` of the
+        total effect with exact limits; `k` of `n` problems in which more than delta is removed, `prevalence` = k / n with exact
+        limits, `n_undefined` others; corrected p of removing more, of acting against the effect, of removing less, and of less
+        than half of the knockout (NaN where the heads were chosen on these problems); `shown`: which of the first three is
+        shown.
         """
         made, counted = self.median, self.prevalence
-        columns = interval_columns("removed_median", made) | interval_columns("share", self.share)
-        columns |= {"prevalence": counted.share[0], "prevalence_ci_low": counted.low[0]}
+        columns = interval_columns("median", made) | interval_columns("share", self.share)
+        columns |= {"k": counted.count[0], "prevalence": counted.share[0], "prevalence_ci_low": counted.low[0]}
         columns["prevalence_ci_high"] = counted.high[0]
         columns |= {f"p_{name}": p for name, p in zip(ASKED + BESIDE, self.p, strict=True)}
         columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
-        table = tidy({"label": list(map(str, self.heads)), "intervention": list(READ_EDITS)}, **columns)
-        table.insert(1, "paper_label", np.repeat([head.paper_label for head in self.heads], len(READ_EDITS)))
-        return table
+        heads = pd.DataFrame(head_columns(self.heads)).loc[np.repeat(np.arange(len(self.heads)), len(READ_EDITS))]
+        edits = tidy({"place": self.heads, "intervention": list(READ_EDITS)}, **columns).drop(columns="place")
+        return pd.concat([heads.reset_index(drop=True), edits], axis=1)
 
     def quantity(self, column: str) -> Quantity:
         """An amount in the outcome's unit, a share of the median total effect, or of the problems."""
@@ -281,10 +285,9 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
         return Quantity(unit, column != "prevalence", (f"{column}_ci_low", f"{column}_ci_high"))
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, head and intervention: what is removed, beside the problem's total effect."""
-        axes = {"problem": self.problem_ids, "label": list(map(str, self.heads)), "intervention": list(READ_EDITS)}
-        total = np.broadcast_to(self.total[:, None, None], self.values.shape)
-        return tidy(axes, removed=self.values, total=total)
+        """One tidy row per edit (the `measure`), problem and head: what it removes of the problem's total effect."""
+        edits = {name: self.values[..., at] for at, name in enumerate(READ_EDITS)}
+        return rows_per_head(self.problem_ids, self.heads, edits)
 
     def printed(self) -> pd.DataFrame:
         """One row per head: every edit's median with its interval, and what is shown of it."""
@@ -305,7 +308,7 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
             + ("p after Holm over all tests" if self.chosen_elsewhere else CHOSEN_HERE)
             + ")."
         )
-        value = "share" if self.established else "removed_median"
+        value = "share" if self.established else "median"
         named = dict.fromkeys(("label", "paper_label", "intervention"), "") | {
             value: "removed (share)" if self.established else "removed",
             f"{value}_ci_low": "",
@@ -315,7 +318,7 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
             **{f"p_{name}": f"p ({name.replace('_', ' ')})" for name in ASKED + BESIDE if self.chosen_elsewhere},
             "n": "",
         }
-        return Shown((ShownTable(self.summary(), caption, named),))
+        return Shown((ShownTable(self.table(), caption, named),))
 
     # ---------------------------------------------------------------------------------------------------------- words
 

@@ -11,7 +11,17 @@ from ..core.arguments import count_of
 from ..core.heads import Head
 from ..prompts.conditions import DIRECTIONS
 from ..runtime.columns import columns_of
-from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, largest_first, of_heads
+from ..runtime.results import (
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    head_map,
+    largest_first,
+    of_heads,
+    rows_per_head,
+)
 from ..statistics import CONFIDENCE
 from .effect import SMALLEST_EFFECT, check_smallest_effect
 from .parts import WHOLE, Parts
@@ -57,6 +67,10 @@ class PatchScores(Parts, Result):
         recovered | recovered | later | (patched - corrupted) / (clean - corrupted)
     """)
     picture = "forest"
+    reported = (
+        *("label", "layer", "head", "sense", "k", "n", "prevalence", "p_corrected"),
+        *("median", "share", "effect", "effect_fraction", "rank"),
+    )
     axes = (
         ("patched", "problem layer head_of_layer"),
         ("receiving", "problem"),
@@ -127,11 +141,11 @@ class PatchScores(Parts, Result):
         """Mean effect over problems, `[layer, head]` (NaN where a problem's is undefined)."""
         return self.effect.mean(0)
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per head, in order of layer and head.
 
         What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
-        effect in it, `prevalence` = k / n with its exact limits, `p_prevalence` (prevalence test, Holm over heads and
+        effect in it, `prevalence` = k / n with its exact limits, `p_corrected` (prevalence test, Holm over heads and
         senses), `median` and `share` with their limits. What describes: the means of `effect` and `patching_changes`,
         `effect_fraction`, `recovered`. `noise` is `noise_floor`, `rank` NaN where the mean effect does not exceed it.
         """
@@ -157,25 +171,16 @@ class PatchScores(Parts, Result):
         return replace(made, below="patching lowers the outcome") if column == "patching_changes" else made
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and head."""
-        n, per_head = len(self.problem_ids), len(self.heads)
-        columns = head_columns(self.heads, times=n)
-        del columns["paper_label"]
-        return pd.DataFrame(
-            {
-                "problem": np.repeat(self.problem_ids, per_head),
-                **columns,
-                "receiving": np.repeat(self.receiving, per_head),
-                "donor": np.repeat(self.donor, per_head),
-                "patched": of_heads(self.patched, self.heads).ravel(),
-                "patching_changes": of_heads(self.patching_changes, self.heads).ravel(),
-                "effect": self.per_head.ravel(),
-            }
-        )
+        """One tidy row per measure, problem and head: the outcome of the `receiving`, `donor` and `patched` runs, what the
+        patch changes, and the `effect`."""
+        both = {"receiving": self.receiving, "donor": self.donor}
+        values = {name: np.repeat(values[:, None], len(self.heads), 1) for name, values in both.items()}
+        values |= {name: of_heads(getattr(self, name), self.heads) for name in ("patched", "patching_changes")}
+        return rows_per_head(self.problem_ids, self.heads, values | {"effect": self.per_head})
 
     def top(self, k: int = 10) -> pd.DataFrame:
         """The `k` heads of largest |share| (largest |median| where shares are undefined); those without a rank come last."""
-        table = self.summary()
+        table = self.table()
         key = self.default_column(table)
         ranked = largest_first(table, key).sort_values("rank", key=np.isnan, kind="stable")
         return ranked.head(k).reset_index(drop=True)
@@ -203,23 +208,23 @@ class PatchScores(Parts, Result):
         return found
 
     def in_order(self) -> pd.DataFrame:
-        """Return the rows of `summary`, the surest first, of equally sure ones the largest median."""
-        table = self.summary()
-        keys = table.assign(_p=table["p_prevalence"].fillna(2.0), _size=-table["median"].abs().fillna(0.0))
+        """Return the rows of `table`, the surest first, of equally sure ones the largest median."""
+        table = self.table()
+        keys = table.assign(_p=table["p_corrected"].fillna(2.0), _size=-table["median"].abs().fillna(0.0))
         return table.loc[keys.sort_values(["_p", "_size"], kind="stable").index].reset_index(drop=True)
 
     def printed(self) -> pd.DataFrame:
         """Return the heads that have a rank, the surest first."""
-        columns = ["label", "share", "share_ci_low", "share_ci_high", "k", "n", "p_prevalence", "median", "effect"]
+        columns = ["label", "share", "share_ci_low", "share_ci_high", "k", "n", "p_corrected", "median", "effect"]
         return self.in_order().dropna(subset="rank")[columns]
 
     def shown(self) -> Shown:
         """Every head's share as a map and a table."""
         columns = ["label", "paper_label", "share", "share_ci_low", "prevalence", "prevalence_ci_low", "k", "n"]
-        columns += ["p_prevalence", "median", "effect", "effect_fraction", "recovered"]
-        table = self.summary()
+        columns += ["p_corrected", "median", "effect", "effect_fraction", "recovered"]
+        table = self.table()
         key = self.default_column(table)
-        marked = ((table["p_prevalence"] < self.level) & table["rank"].notna()).tolist()
+        marked = ((table["p_corrected"] < self.level) & table["rank"].notna()).tolist()
         means = f"outlined: {self._claim()}, p < {self.level:.3g} corrected for testing many heads"
         caption = f"Patched heads, the surest first. Effects are the parts of the insertion's, in {self.unit}."
         return Shown(

@@ -202,7 +202,7 @@ class Transplant(Result):
         """Sign test of `carried` or `lost` beyond rounding: do most problems show it with one sign?"""
         return float(sign_test(self.by_group(getattr(self, reading)), rounding=self.resolution))
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row for `carried` and one for `lost`: median with its interval, in how many problems it is above 0, and p."""
         parts = []
         for name in READINGS:
@@ -257,7 +257,7 @@ class Transplant(Result):
         """Both readings."""
         caption = "What transplanted spans do: medians over problems, with intervals."
         columns = ["reading", "median", "median_ci_low", "median_ci_high", "above", "n", "p"]
-        return Shown((ShownTable(self.summary(), caption, columns),))
+        return Shown((ShownTable(self.table(), caption, columns),))
 
 
 def _against(sure: bool, made: Interval) -> str:

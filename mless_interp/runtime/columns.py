@@ -22,8 +22,8 @@ MISSING = "–"
 class Column:
     """A column of a result's tables: its name there, its heading, what it is, its unit, and the role that it plays.
 
-    Roles: "share" is written in percent, "p" with two digits, "of NAME" as a count out of the column NAME; "verdict" stands
-    right after the first column, "later" behind the others.
+    Roles: "share" is written in percent, "points" in percentage points, "p" with two digits, "of NAME" as a count out of the
+    column NAME; "verdict" stands right after the first column, "later" behind the others.
     """
 
     name: str
@@ -109,9 +109,9 @@ class TextTable:
     ) -> "TextTable":
         """A table of a data frame; `columns` chooses and orders them, as a mapping also names them; `known`: what they mean.
 
-        `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`; bare `low`, `high` belong to the number before
-        them) in the same cell, under a heading that names both; counts say of how many. Verdicts stand second; where there
-        are more than six columns, those that matter less stand last.
+        `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell, under a heading that names
+        both; counts say of how many. Verdicts stand second; where there are more than six columns, those that matter less
+        stand last.
         """
         names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
         roles = [column_of(str(name), known).role for name in names]
@@ -182,11 +182,6 @@ def _with_intervals(names: Mapping[Any, str], frame: pd.DataFrame) -> list[tuple
             continue
         own = lows[name][0] if lows[name] else None
         if own is None and _upper(str(name), frame):
-            before, of = found[-1] if found else (None, None)
-            bare = name in ("low", "ci_low") and of is None and before in frame
-            if bare and frame[before].dtype.kind == "f":
-                found[-1] = (before, name)
-                continue
             own = name
         found.append((name, own))
     return found
@@ -212,7 +207,7 @@ def _ordered(
 
 
 def _interval_words(low: str) -> str:
-    return "95 %" if low.endswith("ci_low") or low in ("low", "paper_low") else "from, to"
+    return "95 %" if low.endswith("ci_low") or low == "low" else "from, to"
 
 
 def _upper(name: str, frame: pd.DataFrame) -> str | None:
@@ -225,11 +220,14 @@ def _upper(name: str, frame: pd.DataFrame) -> str | None:
 def _numbers(values: Sequence[Any], limits: tuple[Sequence[Any], Sequence[Any]] | None, role: str = "") -> list[Cell]:
     """Numbers of one column, with the ends of their intervals, all with the same number of decimals, signed if any is
     negative."""
-    scale, unit = (100, " %") if role == "share" else (1, "")
+    scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
     ends = () if limits is None else (*limits[0], *limits[1])
     known = [scale * float(value) for value in (*values, *ends) if not pd.isna(value)]
-    whole = role == "share" or (limits is None and all(isinstance(value, int) or pd.isna(value) for value in values))
-    signed, decimals = role != "share" and any(value < 0 for value in known), 0 if whole else _decimals(known)
+    whole = role == "share" or (
+        role != "points" and limits is None and all(isinstance(value, int) or pd.isna(value) for value in values)
+    )
+    signed = role == "points" or (role != "share" and any(value < 0 for value in known))
+    decimals = 0 if whole else 1 if role == "points" else _decimals(known)
 
     def number(value: Any) -> str:
         return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)

@@ -31,6 +31,8 @@ HALF = {"bfloat16": "8 bits (by up to 0.4 %)", "float16": "11 bits (by up to 0.0
 
 ROWS = 5
 """Rows of the table in a print."""
+MOST = 20
+"""Columns of a summary, at most."""
 
 Found = dict[str, dict[str, np.ndarray]]
 """metric -> condition or contrast -> values."""
@@ -66,7 +68,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a picture must know of a column of a summary: its `unit`, whether 0 is the middle of its colours (`signed`),
+    """What a picture must know of a column of a table: its `unit`, whether 0 is the middle of its colours (`signed`),
     the columns where its interval's `limits` and its corrected p-values stand, if there are any, words for a legend: what
     a small p says (`claim`), what a number below 0 does (`below`), and the `level` below which p is small."""
 
@@ -115,7 +117,6 @@ class Result(Grouped):
         metric | metric | | what is measured; units stand beside
         unit | unit | later | of the values in this row
         claim | claim | | what the paper says
-        difference | difference | | after - before, or second - first, on the same problems
         verdict | verdict | verdict | agrees, disagrees, or cannot tell: from the interval against the null, over problems
         reason | reason | | why nothing can be told, or the rank that the verdict rests on
         rank | rank | | 1 is the largest; ties share the middle rank
@@ -124,9 +125,9 @@ class Result(Grouped):
         outcome | outcome | | mean over problems, with the insertion
         total | total effect | | with the insertion - without it, median over problems
         treatment | treatment | | what was done to the problem before it was answered
-        p | p | p | uncorrected
-        p_holm | p, corrected | p | Holm's correction over the comparisons
-        p_corrected | p, corrected | p | Holm's correction over the tests made together
+        p | p | p | before correction for several tests
+        k | problems | of n | problems in which the effect exceeds the smallest effect
+        p_corrected | p, corrected | p | corrected for all tests made together (Holm)
         flag | remark | later | what is unusual about the interval
         set | set | | which heads together
         n | n | later | problems where it is defined
@@ -138,7 +139,7 @@ class Result(Grouped):
     """)
     """Columns of its tables, beside those of the classes that it is made of."""
     drawn: ClassVar[tuple[str, ...]] = ()
-    """Columns of its summary that a picture shows unless told otherwise: the first that is known of any row."""
+    """Columns of its table that a picture shows unless told otherwise: the first that is known of any row."""
     axes: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Fields and the axes of their arrays, `("effect", "problem head")`: of every array where a field holds several. An axis is
     as long as the field of its plural, if there is one (`heads`, `problem_ids`)."""
@@ -183,8 +184,29 @@ class Result(Grouped):
         told = dict.fromkeys([self.headline(), *self.details(), self.rest(), *self.caveats()])
         return Words("\n".join(one_line(each) for each in told if each))
 
-    def summary(self) -> pd.DataFrame:
-        """Return the numbers that the headline rests on, with intervals."""
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """Columns of its table that a researcher plots or reports, without the ends of intervals; (): all of them."""
+        return ()
+
+    def summary(self, *which: Any, **options: Any) -> pd.DataFrame:
+        """Return what a researcher reports of `table`: its `reported` columns, each interval right after its number.
+
+        At most `MOST` columns (intervals go first where there would be more), and none that is empty in every row. `which` and
+        `options` are those of `table`.
+        """
+        table = self.table(*which, **options)
+        known = [
+            name for name in table if table.empty or (table[name].notna() & (table[name].astype(object) != "")).any()
+        ]
+        wanted = [each for name in self.reported or table.columns for each in (name, *_ends(name))]
+        names = [name for name in dict.fromkeys(wanted) if name in known]
+        if len(names) > MOST:
+            names = [name for name in names if not name.endswith(_ends(""))]
+        return table[names[:MOST]]
+
+    def table(self) -> pd.DataFrame:
+        """Return every number behind the headline, with intervals: what files, pages and pictures take."""
         raise NotImplementedError
 
     def to_frame(self) -> pd.DataFrame:
@@ -229,11 +251,11 @@ class Result(Grouped):
         return getattr(import_module("mless_interp.views"), self.picture)(self, **options)
 
     def quantity(self, column: str) -> Quantity:
-        """What a column of its summary is."""
-        return Quantity(signed=self.signed, limits=(f"{column}_ci_low", f"{column}_ci_high"))
+        """What a column of its table is."""
+        return Quantity(signed=self.signed, limits=_ends(column))
 
     def default_column(self, table: pd.DataFrame) -> str:
-        """The column of its summary that a picture shows unless told otherwise: of `drawn`, else the first number."""
+        """The column of its table that a picture shows unless told otherwise: of `drawn`, else the first number."""
         others = [name for name in table.columns if name not in ("layer", "head") and table[name].dtype.kind == "f"]
         named = [name for name in (*self.drawn, *others) if name in table]
         if not named:
@@ -241,8 +263,8 @@ class Result(Grouped):
         return next((name for name in named if table[name].notna().any()), named[0])
 
     def shown(self) -> Shown:
-        """Its summary, and a head map of the first number where there is one row per head."""
-        table = self.summary()
+        """Its table, and a head map of the first number where there is one row per head."""
+        table = self.table()
         columns = [name for name in table.columns if name not in ("layer", "head")]
         numbers = [name for name in columns if table[name].dtype.kind == "f"]
         drawn = head_map(table, numbers, columns) if {"layer", "head"} <= set(table.columns) else None
@@ -272,6 +294,11 @@ class Result(Grouped):
             f'<div style="max-width:60rem;overflow-wrap:anywhere"><p><strong>{escape(one_line(self.headline()))}</strong></p>'
             f"{below}{folded}</div>"
         )
+
+
+def _ends(column: str) -> tuple[str, str]:
+    """The columns with the limits of a column's interval."""
+    return f"{column}_ci_low", f"{column}_ci_high"
 
 
 class Words(str):
@@ -383,6 +410,15 @@ def undefined(values: Found, heads: Sequence[Head]) -> str:
         if np.isnan(cells).any():
             counted.append(f"{metric} {int(np.isnan(cells).sum())}/{cells.size}")
     return ", ".join(counted)
+
+
+def rows_per_head(problem_ids: Sequence[str], heads: Sequence[Head], values: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """One tidy row per measure, problem and head of arrays `[problem, head]`: `problem, layer, head, label, measure, value`."""
+    places = head_columns(heads, times=len(problem_ids))
+    del places["paper_label"]
+    problems = {"problem": np.repeat(problem_ids, len(heads))}
+    parts = (pd.DataFrame({**problems, **places, "measure": name, "value": of.ravel()}) for name, of in values.items())
+    return pd.concat(parts, ignore_index=True)
 
 
 def rows_of(

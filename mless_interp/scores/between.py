@@ -181,7 +181,7 @@ class SegmentAttention(Result):
         table = defined_mean(self.by_group(self._cells(condition).mean(1)))
         return pd.DataFrame(table, columns=list(self.segments)).assign(reads=self.segments)[["reads", *self.segments]]
 
-    def summary(self, condition: str | None = None) -> pd.DataFrame:
+    def table(self, condition: str | None = None) -> pd.DataFrame:
         """One row per head and two segments: layer, head, label, paper_label, `dest` (which reads), `src` (which is read), the
         mean `share` over problems with its interval `share_ci_low`, `share_ci_high`, and the number of problems `n`."""
         cells = self.by_group(self._cells(condition))
@@ -240,7 +240,7 @@ class SegmentAttention(Result):
         each = (
             f"The same for each head, condition {self.conditions[-1]!r}; n: problems that have the segment that reads."
         )
-        return Shown((*tables, ShownTable(self.summary(), each)))
+        return Shown((*tables, ShownTable(self.table(), each)))
 
     def _condition(self, condition: str | None) -> str:
         return self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]

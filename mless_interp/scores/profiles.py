@@ -327,7 +327,7 @@ class AttentionProfile(Result):
             rows.append(defined_mean(values[:, self._tokens(condition, index)[1] == segment], axis=1))
         return np.stack(rows)
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per head and condition: mean received attention and its ratio to uniform, by segment."""
         parts = []
         for condition in self.conditions:
@@ -342,7 +342,7 @@ class AttentionProfile(Result):
     def headline(self) -> str:
         """Return how much attention an inserted token receives beside uniform attention."""
         last = self.conditions[-1]
-        rows = self.summary().query("condition == @last")
+        rows = self.table().query("condition == @last")
         of = "inserted" if rows["inserted_relative"].notna().any() else "question"
         level = float(defined_mean(rows[f"{of}_relative"].to_numpy()))
         what = "An inserted token" if of == "inserted" else "A token of the question"
@@ -364,7 +364,7 @@ class AttentionProfile(Result):
     def shown(self) -> Shown:
         """Levels by segment; the curves are a picture (`mi.views.profiles`)."""
         caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
-        table = self.summary()
+        table = self.table()
         columns = [name for name in table if name not in ("layer", "head")]
         drawn = head_map(table, ["inserted_relative", "question_relative"], columns)
         return Shown((ShownTable(table, caption, columns),), drawn)

@@ -44,7 +44,7 @@ class HeadScores(Result):
     `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for; a metric of the span
     has no entry for a condition without one, and paired metrics stand under the condition that is compared with the
     first. `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention on the same prompts,
-    where it has one. `twins` are the scores of untrained twins (`untrained_twin`) on the same pairs, if any: a summary has
+    where it has one. `twins` are the scores of untrained twins (`untrained_twin`) on the same pairs, if any: a table has
     their mean in `_untrained`. Infinite values (attention that never recovers) are kept, counted, and rank as the most
     extreme.
     """
@@ -72,6 +72,11 @@ class HeadScores(Result):
             for condition, array in found.items():
                 if array.ndim != 3 or len(array) != len(self.problem_ids):
                     raise ValueError(f"{metric}, {condition}: [problem, layer, head] expected, got shape {array.shape}")
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """`label`, `layer`, `head` and each metric."""
+        return ("label", "layer", "head", *self.values)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -103,7 +108,7 @@ class HeadScores(Result):
         """Problems where the metric is defined (not NaN), `[layer, head]`."""
         return (~np.isnan(self.by_group(self.of(metric, condition)))).sum(0)
 
-    def summary(self, condition: str | None = None) -> pd.DataFrame:
+    def table(self, condition: str | None = None) -> pd.DataFrame:
         """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median of metrics
         that may be infinite), interval `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined, in how many of
         them it is infinite (`_infinite`, where any is), uniform attention's `_null`, and the untrained twins' mean
@@ -156,17 +161,15 @@ class HeadScores(Result):
         return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
-        """The `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `summary`."""
+        """The `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `table`."""
         self.of(metric, condition)
         if condition is None:
             condition = list(self.values[metric])[-1]
-        return (
-            self.summary(condition).sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
-        )
+        return self.table(condition).sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
 
     def headline(self) -> str:
         """Return which head's attention drops most inside the span, and which head attends to it most."""
-        table, n = self.summary(), count_of(len(self.problem_ids), "problem")
+        table, n = self.table(), count_of(len(self.problem_ids), "problem")
         known = [metric for metric in self.metrics if metric in table and table[metric].notna().any()]
         if not known:
             return f"Nothing is defined of the span of {self.settings.get('insertion')}."
@@ -237,7 +240,7 @@ class HeadScores(Result):
 
     def shown(self) -> Shown:
         """The usual metrics with intervals and nulls as a table, the first of them as a map, and the means of all."""
-        table = self.summary()
+        table = self.table()
         here = [metric for metric in self.metrics if metric in table]
         first = [metric for metric in USUAL if metric in here] or here[:5]
         columns = ["label", "paper_label"]

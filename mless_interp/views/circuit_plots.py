@@ -39,8 +39,8 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     Means over problems, which add up: shares of the mean total effect where that is known, else in the outcome's unit. Bars of
     one head may point both ways; the diamond is their sum. A star stands at a way that most problems show (corrected p).
     """
-    column, words = _column(found.summary())
-    table = found.summary().set_index("of")
+    column, words = _column(found.table())
+    table = found.table().set_index("of")
     size = np.abs(found.effect.mean(0))
     heads = [str(found.heads[at]) for at in np.argsort(-size, kind="stable")[:top]]
     picture, axes = panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)
@@ -51,7 +51,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
         bottom = np.where(height >= 0, above, below)
         style = {"color": LINES[number][0], "hatch": HATCHES[2 * number], "edgecolor": "white", "linewidth": 0}
         axes.bar(at, height, 0.7, bottom, label=f"{way}: {WAY_WORDS[way]}", **style)
-        sure = (rows["p_prevalence"] < found.level).to_numpy()
+        sure = (rows["p_corrected"] < found.level).to_numpy()
         starred = f"most problems show it (p < {found.level:.3g}, corrected)" if way == WAYS[-1] else None
         star = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none", "label": starred}
         axes.plot(at[sure], (bottom + height / 2)[sure], "*", **star)
@@ -80,11 +80,11 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
 
     Where there is no such edge, a sentence under the nodes says so and, as far as it is known, why.
     """
-    table = found.summary()
+    table = found.table()
     column, words = "share", "share of the insertion's effect"
     if not found.established:  # there is nothing to have a share of
         table[column], words = found.whole.turned(table[EFFECT].to_numpy()), "mean effect, with the median total effect"
-    sure = table["p_prevalence"] < found.level
+    sure = table["p_corrected"] < found.level
     wanted = sure if only_found else table[column].abs() >= smallest
     rows = largest_first(table[wanted & (table["part"].isin(["", part]) | (part == TOGETHER))], column)
     other = ~rows["part"].isin(["", part])
@@ -199,10 +199,10 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
 
     Parameters
     ----------
-    value : the column of the summary to draw; default the share of the effect, where that is known.
+    value : the column of the table to draw; default the share of the effect, where that is known.
     limit : the end of the colour scale.
     """
-    table = found.summary()
+    table = found.table()
     value = found.default_column(table) if value is None else value
     if value not in table:
         raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
@@ -219,7 +219,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
         rows = [str(head) for head in found.heads]
     x = "position in the prompt" if absolute else x
     shape = len(titles), len(rows), len(names)
-    grids, p = (table[name].to_numpy(dtype=float).reshape(shape) for name in (value, "p_prevalence"))
+    grids, p = (table[name].to_numpy(dtype=float).reshape(shape) for name in (value, "p_corrected"))
     finite = grids[np.isfinite(grids)]
     limit = limit or (float(np.abs(finite).max()) if finite.size else 1.0) or 1.0
     size = max(2.6, 0.21 * len(names) + 0.9), max(2.2, 0.24 * len(rows) + 1.2)

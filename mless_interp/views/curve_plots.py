@@ -93,7 +93,7 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     The ranking, its reverse, and the range of the random orders (hatched grey): shares of means, which have no intervals. 0:
     nothing, 1: everything; the area under the ranking's line is CPR.
     """
-    table = found.summary()
+    table = found.table()
     picture, axes = panel(5.6, 3.7)
     at = table["n_heads"]
     axes.fill_between(

@@ -48,10 +48,10 @@ LOCATED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def head_map(
     found: Result, *, value: str | None = None, top: int = 3, level: float | None = None, limit: float | None = None
 ) -> Picture:
-    """Layer × head map of a result's summary, 0 in the middle of the colours where the number has a sign.
+    """Layer × head map of a result's table, 0 in the middle of the colours where the number has a sign.
 
-    Works for `LocatedHeads`, `PatchScores`, `HeadScores` and any other result whose `.summary()` has a row per head with
-    layer and head. Strokes mark heads whose corrected p-value, a column of that summary, is below `level` (None: the result's
+    Works for `LocatedHeads`, `PatchScores`, `HeadScores` and any other result whose `.table()` has a row per head with
+    layer and head. Strokes mark heads whose corrected p-value, a column of that table, is below `level` (None: the result's
     own); frames the heads that locating named, with the letters of their kind (`locating.judge.KINDS`; a minus before them:
     against the effect): solid those that read, dashed those that mediate, dash-dotted both, dotted neither resolved. Grey is
     undefined or not tested. Zero-based numbers are left and below, the paper's one-based ones right and above.
@@ -63,7 +63,7 @@ def head_map(
     top : how many heads of largest magnitude carry their number.
     limit : the end of the colour scale, in the value's unit (None: the largest magnitude).
     """
-    table = found.summary()
+    table = found.table()
     value, quantity = _chosen(found, table, value)
     level = quantity.level if level is None else level
     grid = _grid_of(table, value)
@@ -131,7 +131,7 @@ def _chosen(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str,
     """The column to draw, and what it is."""
     for name in ("layer", "head"):
         if name not in table:
-            raise ValueError(f"a picture of heads needs a row per head; this summary has {', '.join(table.columns)}")
+            raise ValueError(f"a picture of heads needs a row per head; this table has {', '.join(table.columns)}")
     value = found.default_column(table) if value is None else value
     if value not in table:
         raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
@@ -167,7 +167,7 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
     First from 0 to 1: lambda 1 means that the inserted tokens get nothing. Second lambda minus what uniform attention would
     retain: red, the span is avoided; blue, preferred. Strokes: corrected p below `level`. Source: methods §3, §4.3.
     """
-    table = found.summary(contrast)
+    table = found.table(contrast)
     grid = _grid_of(table, "lam")
     size = _map_size(grid)
     rows, columns = (2, 1) if size[0] > 2 * size[1] else (1, 2)  # wide maps one below the other, to be readable
@@ -197,7 +197,7 @@ def forest(
     heads : default: the named heads and then the largest, `top` in all.
     value : the column to draw; of `LocatedHeads` in place of the measures.
     """
-    table = found.summary()
+    table = found.table()
     located = found if isinstance(found, LocatedHeads) and value is None else None
     value, quantity = _chosen(found, table, value)
     table = table.assign(_head=[Head(int(a), int(b)) for a, b in zip(table["layer"], table["head"], strict=True)])
@@ -248,16 +248,16 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 12) -> P
     if not len(table) or (value is None and not numbers):
         raise ValueError("there is nothing to draw: the table of its print is empty or has no number")
     value = value or numbers[0]
-    low = next((low for low in (f"{value}_ci_low", f"{value}_low", "ci_low", "low") if low in table), None)
+    low = next((low for low in (f"{value}_ci_low", f"{value}_low") if low in table), None)
     unknown = np.full(len(table), np.nan)
     limits = (unknown, unknown) if low is None else (table[low], table[low.removesuffix("low") + "high"])
+    column = column_of(value, found.declared())
+    drawn = [(100 if column.role == "points" else 1) * each for each in (table[value], *limits)]
     names = table.select_dtypes(exclude="number").iloc[:, :2].astype(str)
     picture, axes = panel(7.2, 1.2 + 0.33 * len(table))
     style = {"fmt": "o", "color": LINES[0][0]}
-    draw_forest(
-        axes, [shortened(one_line(" ".join(row))) for row in names.to_numpy()], [(value, table[value], *limits, style)]
-    )
-    axes.set_xlabel(column_of(value, found.declared()).heading, fontsize=8)
+    draw_forest(axes, [shortened(one_line(" ".join(row))) for row in names.to_numpy()], [(value, *drawn, style)])
+    axes.set_xlabel(column.heading, fontsize=8)
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     return picture
 

@@ -53,7 +53,7 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
     Grey line: what uniform attention would retain, crosses: the control insertion. Open squares: the slope of the best
     global affine fit, which is another number. Filled where lambda differs from uniform (corrected p < 0.05).
     """
-    table = _of_layer(found.summary(contrast), layer)
+    table = _of_layer(found.table(contrast), layer)
     picture, axes = _heads_panel(table, layer)
     at = np.arange(len(table))
     null = found.layer_table(contrast).set_index("layer").loc[layer, "lam_null"]
@@ -88,7 +88,7 @@ def shares(
     there the rest is the norm's own). A large share does not say that anything reads it.
     """
     end = "_after_norm" if after_norm else ""
-    table = _of_layer(found.summary(contrast), layer)
+    table = _of_layer(found.table(contrast), layer)
     if f"share{end}" not in table:
         raise ValueError("this model does not norm what attention writes: there are no shares after a norm")
     picture, axes = _heads_panel(table, layer)
@@ -134,7 +134,7 @@ def mediation(found: Mediation) -> Picture:
 
     Medians over problems with 95 % intervals; filled: corrected p < 0.05, a sign test, Holm over the effects on a reading.
     """
-    table = found.summary()
+    table = found.table()
     readings = list(dict.fromkeys(table["reading"]))
     columns = 3
     rows = -(-len(readings) // columns)
@@ -168,7 +168,7 @@ def read_effects(found: ReadEffects) -> Picture:
     the smallest effect of interest in most problems, with the insertion's effect (round) or against it (a triangle); square:
     shown to be less; open: neither is shown. The band is the smallest effect of interest.
     """
-    table = found.summary()
+    table = found.table()
     value = found.default_column(table)
     quantity = found.quantity(value)
     low, high = quantity.limits or ("", "")

@@ -22,12 +22,12 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
     there are several sources, source. Treatments that only the paper has get a place of their own. Bars are numbers of this
     run, marks are not: other problems, other sampling.
     """
-    table = results.summary()
+    table = results.table()
     marks = _published(published)
     names = [str(name) for name in table["treatment"]]
     places = {name: float(at) for at, name in enumerate(dict.fromkeys([*names, *(name for name, *_ in marks)]))}
     picture, axes = panel(max(4.2, 1.1 * len(places) + 1.6), 3.6)
-    percent = 100 * table[["accuracy", "low", "high"]].to_numpy(dtype=float)
+    percent = 100 * table[["accuracy", "accuracy_ci_low", "accuracy_ci_high"]].to_numpy(dtype=float)
     for number, (name, (estimate, low, high), n) in enumerate(zip(names, percent, table["n"], strict=True)):
         colour, hatch = LINES[number % len(LINES)][0], HATCHES[number % len(HATCHES)]
         axes.bar(places[name], estimate, 0.7, color=colour, alpha=0.85, hatch=hatch, edgecolor="white", zorder=1)
@@ -144,7 +144,7 @@ def _by_class(axes: Any, shift: ActivationShift, contrast: str, metric: str) -> 
     rows = table[(table["contrast"] == contrast) & (table["metric"] == metric) & (table["n"] > 0)]
     names = [f"{row.token_class} (n = {int(row.n)})" for row in rows.itertuples()]
     style = {"fmt": "o", "color": LINES[0][0]}
-    draw_forest(axes, names, [(metric, rows["difference"], rows["ci_low"], rows["ci_high"], style)])
+    draw_forest(axes, names, [(metric, rows["change"], rows["change_ci_low"], rows["change_ci_high"], style)])
     unit = f" ({rows['unit'].iloc[0]})" if len(rows) else ""
     what = f"{metric.replace('_', ' ')}: after − before{unit}"
     axes.set_xlabel(what, fontsize=8)

@@ -37,7 +37,7 @@ def set_growth(found: MinimalSets | HeadSet) -> Picture:
 
 
 def _one_set(axes: Any, each: HeadSet) -> None:
-    table = each.summary()[lambda made: made["set"] == "step"]
+    table = each.table()[lambda made: made["set"] == "step"]
     x = np.arange(len(table))
     for number, (column, words) in enumerate((("share", "problems of the search"), ("fresh_share", "fresh problems"))):
         limits = table[f"{column}_ci_low"].to_numpy(float), table[f"{column}_ci_high"].to_numpy(float)
@@ -68,7 +68,7 @@ def transfer_bars(found: Transfer) -> Picture:
     made = median_interval(found.by_group(np.stack(list(values.values()), 1)), confidence=found.confidence)
     picture, axes = panel(0.8 * len(values) + 2.0, 3.4)
     middle, low, high = (np.asarray(each, dtype=float) for each in (made.estimate, made.low, made.high))
-    sure = np.concatenate([[False, False], np.nan_to_num(found.p_prevalence, nan=1.0) < found.level])
+    sure = np.concatenate([[False, False], np.nan_to_num(found.p_corrected, nan=1.0) < found.level])
     for at, name in enumerate(values):
         colour = LINES[0 if at == 1 else 1 if at == 2 else 5][0] if at else GREY
         axes.bar(at, middle[at], 0.7, color=colour, hatch=HATCHES[at % len(HATCHES)], edgecolor="white", label=name)

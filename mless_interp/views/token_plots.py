@@ -29,7 +29,7 @@ def token_bars(found: HeadWrites, *, heads: Any = None, top: int = 5) -> Picture
         raise ValueError(
             f"no head {unknown[0] if unknown else ''!r} here; there are {', '.join(map(str, found.heads))}"
         )
-    table = found.summary()
+    table = found.table()
     most = max(2, *((table["label"] == str(head)).groupby(table["of"]).sum().max() for head in chosen))
     picture = Picture(figsize=(9.0, len(chosen) * (0.17 * min(most, 2 * top) + 0.75) + 0.6), layout="constrained")
     axes = picture.subplots(len(chosen), len(KINDS), squeeze=False)

@@ -75,11 +75,13 @@ def by_hand() -> mi.AccuracyResults:
 
 
 def test_accuracy_and_wilsons_interval_by_hand(by_hand: mi.AccuracyResults) -> None:
-    table = by_hand.summary()
-    assert list(table.columns[:5]) == ["treatment", "accuracy", "low", "high", "n"]
+    table = by_hand.table()
+    assert list(table.columns[:5]) == ["treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n"]
     assert list(table["treatment"]) == list(TREATMENTS)
     np.testing.assert_allclose(table["accuracy"], [0.724, 0.75, 362 / 400])
-    np.testing.assert_allclose(table.loc[0, ["low", "high"]].astype(float), [0.68322, 0.76136], atol=5e-6)
+    np.testing.assert_allclose(
+        table.loc[0, ["accuracy_ci_low", "accuracy_ci_high"]].astype(float), [0.68322, 0.76136], atol=5e-6
+    )
     assert list(table["n"]) == [500, 500, 400] and list(table["n_missing"]) == [0, 0, 100]
     assert list(table["n_tokens"]) == [5, 6, 7] and list(table["boxed"]) == [1, 1, 1]
     np.testing.assert_allclose(table["cut_off"], [1 / 500, 1 / 500, 1 / 400])
@@ -103,7 +105,7 @@ def test_graders_stand_side_by_side() -> None:
             }
         )
     found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(4)], treatments=["none"])
-    (row,) = found.summary().to_dict("records")
+    (row,) = found.table().to_dict("records")
     assert (row["accuracy"], row["paper"], row["boxed"]) == (0.25, 0.75, 0.5)
     assert list(found.to_frame()["decided"]) == ["empty box", "no box", "text", "number"]
 
@@ -113,9 +115,9 @@ def test_pass_at_k_is_the_unbiased_one() -> None:
     found = results(right, ("none",))
     np.testing.assert_allclose(found.pass_at(2), [(0 + 0.5 + 1) / 3])
     np.testing.assert_allclose(found.pass_at(1), [4 / 12])
-    table = found.summary(pass_at=(1, 2))
+    table = found.table(pass_at=(1, 2))
     assert table["pass_at_1"].item() == table["accuracy"].item() == pytest.approx(1 / 3)
-    assert found.summary()["pass_at_4"].item() == pytest.approx(2 / 3)
+    assert found.table()["pass_at_4"].item() == pytest.approx(2 / 3)
     right[2, 0, 1:] = np.nan
     np.testing.assert_allclose(results(right, ("none",)).pass_at(2), [0.25])  # the problem with one sample is left out
     with pytest.raises(ValueError, match="pass@5 needs k from 1 to the 4 samples"):
@@ -123,16 +125,20 @@ def test_pass_at_k_is_the_unbiased_one() -> None:
 
 
 def test_an_interval_over_samples_covers_and_is_never_a_point_at_the_ends() -> None:
-    table = results(np.ones((40, 1, 4)), ("none",)).summary()
-    assert table["accuracy"].item() == 1 and 0.85 < table["low"].item() < 0.95 and table["high"].item() == 1
+    table = results(np.ones((40, 1, 4)), ("none",)).table()
+    assert (
+        table["accuracy"].item() == 1
+        and 0.85 < table["accuracy_ci_low"].item() < 0.95
+        and table["accuracy_ci_high"].item() == 1
+    )
     assert table["flag"].item() == "all problems equal: Wilson"
-    assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).summary()["low"].item())
+    assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).table()["accuracy_ci_low"].item())
 
 
 def test_nothing_run_is_nan_and_counted() -> None:
     right = one_sample(10, 0.5, 0.5)
     right[:, 1] = np.nan
-    table = results(right, ("a", "b")).summary()
+    table = results(right, ("a", "b")).table()
     assert np.isnan(table["accuracy"][1]) and np.isnan(table["n_tokens"][1]) and table["n"][1] == 0
     assert table["n_missing"][1] == 10
 
@@ -144,7 +150,7 @@ def test_cut_off_answers_and_grades_given_up_are_said() -> None:
     found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(10)], treatments=["none"])
     assert "none 100 %; raise the number of new tokens" in repr(found)
     assert "10 grades were not decided (out of time or memory) and count as wrong" in found.explain()
-    assert found.summary()["gave_up"].item() == 1
+    assert found.table()["gave_up"].item() == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- compare
@@ -178,9 +184,9 @@ def test_only_problems_answered_under_both_are_compared(by_hand: mi.AccuracyResu
 def test_holm_is_over_the_comparisons_made() -> None:
     found = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare_all("none")
     p = np.array([one.p for one in found.comparisons])
-    np.testing.assert_allclose(np.sort(found.p_holm), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
+    np.testing.assert_allclose(np.sort(found.p_corrected), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
     table = found.to_frame()
-    assert list(table["second"]) == ["mless", "mful"] and list(table["p_holm"]) == list(found.p_holm)
+    assert list(table["second"]) == ["mless", "mful"] and list(table["p_corrected"]) == list(found.p_corrected)
     single = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare("none", "mful")
     assert found.comparisons[1].detectable > single.detectable  # corrected tests need more
 
@@ -242,8 +248,8 @@ def test_variants_of_a_problem_count_as_several_answers_to_one(n_samples: int) -
     found = results(right, groups=groups)
     pooled = right.reshape(3, 4, 3, n_samples).transpose(1, 2, 0, 3).reshape(4, 3, 3 * n_samples)
     again = results(pooled)
-    for column in ("accuracy", "low", "high", "n", "boxed"):
-        np.testing.assert_allclose(found.summary()[column], again.summary()[column], rtol=1e-12)
+    for column in ("accuracy", "accuracy_ci_low", "accuracy_ci_high", "n", "boxed"):
+        np.testing.assert_allclose(found.table()[column], again.table()[column], rtol=1e-12)
     for ours, theirs in zip(found.compare_all().comparisons, again.compare_all().comparisons, strict=True):
         assert (ours.n, ours.p, ours.test) == (theirs.n, theirs.p, theirs.test)
         assert float(ours.difference.low) == pytest.approx(float(theirs.difference.low))
@@ -298,4 +304,4 @@ def test_a_folder_from_before_or_after_a_grader_is_read_and_shown_without_it(tmp
     for at, correct in enumerate(others):
         mi.save(tmp_path / f"{at}", replace(found, correct=correct))
         back = mi.load(tmp_path / f"{at}")["AccuracyResults"]
-        assert back.graders == ("strict", "paper")[: 1 + at] and "lenient" not in {*back.summary(), *back.to_frame()}
+        assert back.graders == ("strict", "paper")[: 1 + at] and "lenient" not in {*back.table(), *back.to_frame()}

@@ -72,7 +72,7 @@ def test_the_planted_circuit_is_told_in_order(planted: Path, tmp_path: Path) -> 
     shown = {str(edge) for edge in circuit.edges.found if "MLP" not in str(edge)}
     assert "L0H2 -> L1H4 v" in shown and "L0H2 -> logits" not in shown and "L0H2 -> L1H4 q" not in shown
     assert set(circuit.problem_ids).isdisjoint(circuit.located.problem_ids), "measured where nothing was named"
-    assert "L0H2 -> L1H4 v" in circuit.summary().query("part == 'edges'")["label"].tolist()
+    assert "L0H2 -> L1H4 v" in circuit.table().query("part == 'edges'")["label"].tolist()
     page = (tmp_path / "x" / "report.html").read_text()
     told = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>\s*<p class="found"><strong>([^<]*)</strong></p>', page)
     assert [heading for heading, _ in told] == ["Which heads", *PARTS.values()]
@@ -124,7 +124,7 @@ def test_what_is_tested_on_fresh_problems_is_not_chosen_there() -> None:
     assert largest_heads(found([0, 0, 0]), 8) == ()
     assert largest_heads(found([1, 1, 0]), 1) == both[:1]
     none = mi.Circuit((), ("p0",), located=found([0, 0, 0]))
-    assert none.headline().endswith("no head, no circuit: nothing was measured.") and none.summary().empty
+    assert none.headline().endswith("no head, no circuit: nothing was measured.") and none.table().empty
 
 
 def test_edges_of_both_directions_are_one_family_and_the_page_counts_families() -> None:

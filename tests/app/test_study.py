@@ -69,7 +69,7 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     name = "random words, behind"
     patches = mi.patch_heads(demo, pairs, contrast="shift", progress=False)
     scores = mi.score_heads(demo, pairs, metrics=["span_mass"], conditions=["inserted"], progress=False)
-    row = whole.summary().set_index("insertion").loc[name]
+    row = whole.table().set_index("insertion").loc[name]
     middle = patches.whole.median
     ends = [row[f"shift_median{end}"] for end in ("", "_ci_low", "_ci_high")]
     assert ends == pytest.approx([float(x) for x in (middle.estimate, middle.low, middle.high)], abs=1e-6)
@@ -84,10 +84,15 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     assert row["span_mass_null"] == pytest.approx(float(scores.null["span_mass"]["inserted"].mean()), abs=1e-6)
     treatments = [mi.Treatment(), mi.Treatment(mi.Insertion.meaningless(n_tokens=5)), mi.Treatment(pairs[0].insertion)]
     answers = mi.evaluate_accuracy(demo, problems[:3], treatments, max_new_tokens=4, progress=False)
-    compared = answers.compare_all().summary().iloc[1]
-    shown = {"accuracy": "accuracy_second", "difference": "difference", "difference_ci_low": "low", "answers_n": "n"}
+    compared = answers.compare_all().table().iloc[1]
+    shown = {
+        "accuracy": "accuracy_second",
+        "difference": "difference",
+        "difference_ci_low": "difference_ci_low",
+        "answers_n": "n",
+    }
     assert [row[here] for here in shown] == [compared[there] for there in shown.values()]
-    assert row["difference_p"] == compared["p_holm"] or (np.isnan(row["difference_p"]) and np.isnan(compared["p_holm"]))
+    np.testing.assert_equal(row["difference_p"], compared["p_corrected"])
     assert whole.insertions == ("slashes", name) and len(whole.effect_table()) == 4
     tidy = whole.to_frame().groupby(["insertion", "measure"]).size()
     assert tidy[name].to_dict() == {"content": 6, "right": 3, "shift": 6, "span_mass": 6} and tidy["none"].sum() == 3
@@ -132,11 +137,11 @@ def test_heads_are_those_that_locating_names() -> None:
     more = asked | {"name": "more", "n_tokens": 8}
     study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[asked, more])
     found = mi.run_study(study, model=model, problems=problems, progress=False)
-    row = found.summary().iloc[0]
+    row = found.table().iloc[0]
     assert row["heads"] == row["shown_again"] == "L0H2 (reader)"
     pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 6))
     direct = mi.locate_heads(model, pairs[:16], confirm=pairs[16:], confidence=0.975, progress=False)
-    pd.testing.assert_frame_equal(found.located["slashes"].summary(), direct.summary())
+    pd.testing.assert_frame_equal(found.located["slashes"].table(), direct.table())
     assert direct.judged.effect.level == pytest.approx(0.02), "one of two insertions: half of alpha"
     assert len(found.located["slashes"].confirmation.problem_ids) == 8  # type: ignore[union-attr]
 
@@ -167,7 +172,7 @@ def answer_logprob(model: Any, inputs: Any, n: int) -> float:
 
 
 def same(first: mi.StudyResult, second: mi.StudyResult) -> None:
-    pd.testing.assert_frame_equal(first.summary(), second.summary())
+    pd.testing.assert_frame_equal(first.table(), second.table())
     pd.testing.assert_frame_equal(first.to_frame(), second.to_frame())
 
 

@@ -34,12 +34,12 @@ def test_who_is_confirmed_by_hand() -> None:
     found = results.confirmed()
     assert found.confirmed.tolist() == [True, True, False] and found.same_kind.tolist() == [True, True, False]
     assert found.judged.kinds[:2] == ("reader", "mediator")
-    table = found.summary().set_index("label")
+    table = found.table().set_index("label")
     assert table.loc["L0H1", "removed_p"] == 6 / 2**10, "Holm over the three claims and both sides, one sense"
     assert found.p[0] == 3 / 2**10, "Holm over the three claims, each by all its sides"
-    assert table.loc["L0H1", ["removed_count", "added_count", "n"]].tolist() == [10, 10, 10]
+    assert table.loc["L0H1", ["removed_k", "added_k", "n"]].tolist() == [10, 10, 10]
     assert table.loc["L0H1", "removed_median"] == pytest.approx(0.6)
-    assert table.loc["L0H0", "added_count"] == 5, "in the sense that was claimed: against"
+    assert table.loc["L0H0", "added_k"] == 5, "in the sense that was claimed: against"
     assert found.headline().endswith("in 10 of 10 problems; confirmed: L0H1, L1H0; not confirmed: L0H0.")
 
 
@@ -98,7 +98,7 @@ def test_planted_heads_are_confirmed_on_fresh_problems_and_nothing_else_is_teste
     exact = located(*planted_here(), 2 * N, heads=list(found.found))
     for name in MEASURES:
         assert np.abs(exact.values[name][N:] - again.values[name]).max() < 1e-4
-    table = found.summary().set_index("label")
+    table = found.table().set_index("label")
     assert table.loc[[str(head) for head in found.found], "confirmed"].tolist() == [True] * len(found.found)
     assert table["confirmed"].isna().sum() == len(table) - len(found.found)
 

@@ -98,8 +98,8 @@ def test_a_writer_in_the_rows_of_the_span_is_found() -> None:
     pairs, controls = (make_pairs(model, some, Insertion.meaningless(text, 20)) for text in (" /", " ,"))
     options: dict[str, Any] = {"outcome": "logit_diff", "progress": False}
     where = mi.map_positions(model, pairs, [writer, relay, idle], n_rows=1, control=controls, **options)
-    table = where.summary().set_index("label")
-    shown = set(table.index[table["p_prevalence"] < where.level])
+    table = where.table().set_index("label")
+    shown = set(table.index[table["p_corrected"] < where.level])
     assert {f"{writer} row span all", f"{relay} row all"} <= shown and f"{relay} row span all" not in shown
     assert not any(name.startswith((str(idle), f"{writer} row -1", f"{writer} row 0")) for name in shown)
     edges = [f"{sender} -> {relay} {part}" for sender in (writer, idle) for part in "qkv"]

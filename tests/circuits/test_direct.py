@@ -55,8 +55,8 @@ def test_spans_anywhere_under_every_contrast(place: dict[str, Any], direction: s
 def test_planted_heads_act_through_the_last_mlp() -> None:
     made, model = planted_here(1)
     found = mi.direct_effects(model, planted_pairs(made, model, 12), [*made.readers, *made.mediators], progress=False)
-    table = found.summary().set_index("label")
-    assert set(table.index[table["p_prevalence"] < found.level]) == {f"{head} indirect" for head in found.heads}
+    table = found.table().set_index("label")
+    assert set(table.index[table["p_corrected"] < found.level]) == {f"{head} indirect" for head in found.heads}
     assert np.abs(found.direct).max() < 0.01 * np.abs(found.effect).min()
 
 

@@ -106,7 +106,7 @@ def test_texts_are_text() -> None:
     for text in (repr(told), told._repr_html_(), mi.Report("T", question="Q").result(told).page()):
         assert "\x1b" not in text and "\\x1b[31m" in text
     assert "<b>$" not in told._repr_html_() and "<b>$" not in mi.Report("T", question="Q").result(told).page()
-    assert "\n" not in told.summary()["token"].iloc[0]
+    assert "\n" not in told.table()["token"].iloc[0]
 
 
 def test_few_tokens_rounding_and_wrong_input() -> None:
@@ -115,7 +115,7 @@ def test_few_tokens_rounding_and_wrong_input() -> None:
     silent = next(head for head, kind in made.truth.items() if kind == "silent")
     found = mi.what_it_writes(model, pairs, [silent], top=2, progress=False)
     assert found.of(silent, "Sigma") == ([], [])
-    assert not (found.summary()["of"] == "Sigma").any() and np.isnan(found.alike[:, 0, 0]).all()
+    assert not (found.table()["of"] == "Sigma").any() and np.isnan(found.alike[:, 0, 0]).all()
     assert found.values.shape == (2, 1, len(KINDS), 4)
     with pytest.raises(ValueError, match="positions"):
         mi.what_it_writes(model, pairs, [silent], positions="first")

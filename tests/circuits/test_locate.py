@@ -65,7 +65,7 @@ def test_where_the_span_does_nothing_no_head_is_named_and_nothing_is_divided() -
     made, model = planted_here(null=True, noise=0.0)
     result = located(made, model)
     assert not result.found and not result.established
-    table = result.summary()
+    table = result.table()
     assert (
         table["removed_share"].isna().all() and table["p_either"].isna().all() and np.isnan(result.judged.effect.delta)
     )
@@ -99,9 +99,9 @@ def test_heads_may_be_given_in_any_order(found: LocatedHeads) -> None:
     chosen = [found.heads[at] for at in (9, 3, 12, 6)]
     result = located(*planted_here(), heads=chosen)
     assert result.heads == tuple(chosen)
-    whole, part = found.summary().set_index("label"), result.summary().set_index("label")
+    whole, part = found.table().set_index("label"), result.table().set_index("label")
     for head in chosen:
-        for column in ("effect_fraction", "knockout_median", "mediated_added_median", "removed_share", "removed_count"):
+        for column in ("effect_fraction", "knockout_median", "mediated_added_median", "removed_share", "removed_k"):
             assert part.loc[str(head), column] == pytest.approx(whole.loc[str(head), column], abs=1e-4)
 
 

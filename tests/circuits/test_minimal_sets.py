@@ -108,8 +108,8 @@ def test_the_candidates_alone_can_be_in_a_set_and_what_is_not_reached_is_said() 
     one = found.sufficient
     assert one.heads == () and not one.found and found.confirmed["sufficient"] is False
     assert len(one.steps[-1]) == 3 and one.sets == ()
-    row = found.summary().set_index("side").loc["sufficient"]
-    assert np.isnan(row["share"]) and np.isnan(row["p_prevalence"]) and row["heads"] == ""
+    row = found.table().set_index("side").loc["sufficient"]
+    assert np.isnan(row["share"]) and np.isnan(row["p_corrected"]) and row["heads"] == ""
     assert found.necessary.heads == (A,)
 
 
@@ -201,4 +201,4 @@ def test_signs_are_turned_where_the_span_lowers_the_outcome() -> None:
         },
     )
     assert flipped.p == made.p and flipped.p_random == made.p_random
-    np.testing.assert_allclose(flipped.summary()["fresh_share"], made.summary()["fresh_share"])
+    np.testing.assert_allclose(flipped.table()["fresh_share"], made.table()["fresh_share"])

@@ -187,7 +187,7 @@ def test_exactly_the_planted_edges_come_back(name: str) -> None:
         assert (came == truth) == (direction in directions), came ^ truth
         if direction not in directions:
             assert came < truth
-        summary = found.summary().set_index("label")
+        summary = found.table().set_index("label")
         for head in made.roles.against:
             assert summary.loc[f"{head} -> MLP{made.roles.n_layers - 1}", "sense"] == -1
 

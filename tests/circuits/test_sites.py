@@ -73,7 +73,7 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
         at = found.by_site[0, SITES.index(kind), layer, found.positions.index(label)]
         assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
     np.testing.assert_allclose(found.by_site[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
-    assert any("of the span" in name for name in found.summary()["label"])
+    assert any("of the span" in name for name in found.table()["label"])
     assert np.abs(found.total).min() > 1e-3
 
 
@@ -95,7 +95,7 @@ def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
     n_rows = min(lengths) // 2 + 1
     found = mi.patch_sites(model, pairs, sites=["resid_post"], n_rows=n_rows, progress=False)
     long = mi.patch_sites(model, pairs, sites=["resid_post"], n_rows=1, progress=False)
-    table = found.summary()
+    table = found.table()
     for row, (pair, n) in enumerate(zip(pairs, lengths, strict=True)):
         alone = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=n_rows, progress=False)
         here = [found.positions.index(name) for name in alone.positions]
@@ -145,8 +145,8 @@ def test_planted_readers_act_through_numbers_and_the_answer_and_mediators_throug
     pairs = planted_pairs(made, model, 14)
     (mediator,) = made.mediators
     found = mi.map_positions(model, pairs, [mediator], n_rows=1, n_blocks=2, progress=False)
-    table = found.summary().set_index("place")
-    assert set(table.index[table["p_prevalence"] < found.level]) == {"row -1", "row all"}
+    table = found.table().set_index("place")
+    assert set(table.index[table["p_corrected"] < found.level]) == {"row -1", "row all"}
 
 
 def test_wrong_sites_are_refused() -> None:

@@ -87,8 +87,8 @@ def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
     found = mi.transfer(model, planted_pairs(made, model, 16, n_tokens=12), [A, B], n_control_draws=2, **QUIET)
     share = np.median(found.given) / np.median(found.total_effect)
     assert 0.85 < share < 1.15
-    table = found.summary().set_index("label")
-    assert table.loc["Transfer", "p_prevalence"] < found.level
+    table = found.table().set_index("label")
+    assert table.loc["Transfer", "p_corrected"] < found.level
     without = [at for at, heads in enumerate(found.sets) if not {A, B} & set(heads)]
     assert np.abs(np.median(found.random[:, without], axis=0)).max() < 0.05 * abs(np.median(found.total_effect))
     assert 0 < len(without) < len(found.sets)

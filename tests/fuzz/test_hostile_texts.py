@@ -53,7 +53,7 @@ def test_no_control_character_reaches_a_terminal(name: str, insertion: str) -> N
 )
 def test_no_formula_reaches_a_csv(ids: list[str]) -> None:
     result = replace(scored(), problem_ids=tuple(ids))
-    for frame in (result.to_frame(), result.summary()):
+    for frame in (result.to_frame(), result.table()):
         file = io.StringIO()
         frame.to_csv(file, index=False)
         read = pd.read_csv(io.StringIO(file.getvalue()), dtype=str, keep_default_na=False)

@@ -194,7 +194,7 @@ def test_claims_are_supported_contradicted_or_neither(found: ActivationShift) ->
     assert first["verdict"].tolist() == ["supported", "contradicted", "undecided"]
     assert first["p"].tolist()[:2] == pytest.approx([2**-19] * 2)  # 2 x 2^-20
     assert first["p_corrected"].tolist() == pytest.approx([3 * 2**-19, 3 * 2**-19, 1.0])
-    assert first["estimate"].tolist()[0] == pytest.approx(0.2) and (first["ci_low"] < first["estimate"]).all()
+    assert first["change"].tolist()[0] == pytest.approx(0.2) and (first["change_ci_low"] < first["change"]).all()
     assert first["primary"].all() and not table.loc["shift"]["primary"].any()
     assert set(table.loc["shift"]["verdict"]) == {"undecided (no problem changed)"}
     down = made_up(found, variance=-up, near_zero_arm=-up, mean=-up).claims()["verdict"][:3].tolist()
@@ -212,7 +212,7 @@ def test_too_few_problems_never_decide(found: ActivationShift) -> None:
 def test_a_few_large_problems_do_not_carry_the_sign_test(found: ActivationShift) -> None:
     values = np.array([-0.1] * 18 + [40.0, 50.0])
     row = made_up(found, mean=values).claims().iloc[2]
-    assert row["p_corrected"] < 0.05 and row["estimate"] > 0
+    assert row["p_corrected"] < 0.05 and row["change"] > 0
     assert row["verdict"].startswith("undecided (most problems move one way")
 
 

@@ -206,7 +206,7 @@ def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
     found = decompose_attention(
         model, pairs, layers=layers, control="random_sentence", n_control_draws=2, progress=False
     )
-    table = found.summary().set_index("label")
+    table = found.table().set_index("label")
     usual = table["share"].abs().median()
     for head in map(str, made.readers):
         row = table.loc[head]

@@ -132,7 +132,7 @@ def test_a_planted_reader_acts_by_its_bias() -> None:
         bias == pytest.approx(both, abs=0.05 * np.abs(both).max()) and np.abs(scale).max() < 0.05 * np.abs(both).max()
     )
     assert both == pytest.approx(total, abs=0.1 * np.abs(total).max()), "the readers carry all of it"
-    table = found.summary().set_index(["reading", "effect"]).loc["outcome"]
+    table = found.table().set_index(["reading", "effect"]).loc["outcome"]
     row, tested = table.loc["bias"], table["p_corrected"].notna().sum()
     assert {row["n_up"], row["n_down"]} == {0, 8} and row["median_ci_low"] * row["median_ci_high"] > 0
     assert 2**-7 <= row["p_corrected"] <= tested * 2**-7, "all 8 problems agree; Holm over the effects on the outcome"
@@ -151,7 +151,7 @@ def test_effects_by_hand() -> None:
     found = by_hand()
     effects = {name: float(found.effect("mean", name)[0]) for name in EFFECTS}
     assert effects == {"scale": 0.5, "bias": -0.5, "both": 1.0, "interaction": 1.0, "rest": 0.5, "total": 3.0}
-    table = found.summary()
+    table = found.table()
     assert list(table["effect"][:6]) == list(EFFECTS) and (table["n"] == 2).all() and table["before"].eq(1).all()
     assert len(found.to_frame()) == 2 * 2 * 7
     with pytest.raises(ValueError, match="unknown effect 'all'; choose one of scale, bias"):

@@ -121,7 +121,7 @@ def test_a_claim_that_untrained_twins_share_holds_without_training() -> None:
     found = replace(
         checks(), twins=(checks(in_span=0.7), checks(kept=0.7, same=False, in_span=0.9), checks(same=False))
     )
-    table = found.summary().set_index("key")
+    table = found.table().set_index("key")
     assert table["verdict"].tolist() == ["agrees"] * 3
     assert table["untrained_verdict"].tolist() == [
         "3 of 3 agree: holds without training",
@@ -130,7 +130,7 @@ def test_a_claim_that_untrained_twins_share_holds_without_training() -> None:
     ]
     assert table.loc["low_in_span", "untrained"] == pytest.approx((0.7 + 0.9 + 0.3) / 3, abs=0.01)
     assert "3 agree; 1 of those that agree holds without training" in found.headline()
-    assert "untrained" not in checks().summary()
+    assert "untrained" not in checks().table()
 
 
 def test_measured_numbers_are_those_that_were_put_in() -> None:

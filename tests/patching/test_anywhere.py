@@ -237,7 +237,7 @@ def test_the_mechanism_holds_anywhere(place: str, tiny_model_dir: Any) -> None:
         model, pairs, contrasts=("content", "total", "held", "presence"), control=None, **QUIET
     )
     for contrast in ("content", "total", "held", "presence"):
-        table = parts.summary(contrast).query("layer == 0")
+        table = parts.table(contrast).query("layer == 0")
         assert table["residual"].max() < 1e-5 and (table["lam"] < 1).all()  # I1: exact in the first layer
     shift = mi.activation_shift(model, pairs, contrasts=("content", "computed"), positions="question", **QUIET)
     assert np.isfinite(shift.difference[:, :, 0]).all() and np.nanmax(np.abs(shift.difference[:, 0])) > 0

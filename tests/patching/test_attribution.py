@@ -124,10 +124,11 @@ def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_
     alone = attribute_heads(model, pairs[1:2], progress=False)
     assert np.array_equal(alone.scores[0], found.scores[1])
     table = found.to_frame()
-    columns = ["problem", "layer", "head", "label", "score", "knockout", "edge_noise", "exact"]
-    assert len(table) == 3 * 3 * 8 and list(table.columns) == columns
-    mean = table.groupby(["layer", "head"])["score"].mean()
-    assert mean.loc[(2, 5)] == pytest.approx(found.mean()[2, 5])
+    assert table["measure"].value_counts().to_dict() == dict.fromkeys(
+        ("score", "knockout", "edge_noise", "exact"), 3 * 3 * 8
+    )
+    mean = table.groupby(["measure", "layer", "head"])["value"].mean()
+    assert mean.loc[("score", 2, 5)] == pytest.approx(found.mean()[2, 5])
     first = found.ranking()[0]
     assert repr(found).splitlines()[3].split()[:2] == [str(first), "exact"]
     assert "The first 24 heads were verified by an exact sweep and are ranked by it." in found.explain()
@@ -196,8 +197,8 @@ def test_estimates_never_stand_before_heads_that_were_verified() -> None:
     made.knockout[:, 0, 1] = 9.0
     labels = list(map(str, made.ranking()))
     assert labels[:3] == ["L1H2", "L0H0", "L0H1"], "verified by their exact value (0.4, 0.1), then the rest by estimate"
-    table = made.summary()
-    assert table["label"].tolist() == labels and table["ranked by"].tolist() == ["exact"] * 2 + ["estimate"] * 4
+    table = made.table()
+    assert table["label"].tolist() == labels and table["ranked_by"].tolist() == ["exact"] * 2 + ["estimate"] * 4
     assert (
         "The first 2 heads were verified by an exact sweep and are ranked by it; the other 4 follow" in made.explain()
     )

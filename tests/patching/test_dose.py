@@ -78,7 +78,7 @@ def test_a_planted_model_s_effect_grows_with_the_dose() -> None:
     assert found.effects("shift").estimate == pytest.approx(0, abs=0.01)
     reader = made.readers[0].head
     assert found.slopes("inserted")[:, reader] == pytest.approx(1, abs=1e-3), "it matches content, not positions"
-    table = found.summary().set_index("label")
+    table = found.table().set_index("label")
     assert table.loc[str(made.readers[0]), "slope_held"] == pytest.approx(1, abs=1e-6)
     assert list(table.columns[:3]) == ["layer", "head", "paper_label"] and (table["n"] == 6).all()
     assert "held positions 1.0000 to 1.0000" in found.explain()

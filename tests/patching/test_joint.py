@@ -160,11 +160,9 @@ def test_ranks_and_interactions_by_hand() -> None:
     assert made.interaction.tolist() == [0.25, 1.75]
     against = by_hand([-1.0, -3.0], [[0.0, 0.0]] * 2, [[0.5], [0.5]])
     assert against.p == pytest.approx(1 / 2)
-    assert made.to_frame().loc[1].to_dict() == {
-        "problem": "p1", "joint": 3.0, "sum_of_singles": 1.25, "interaction": 1.75, "random_mean": 0.5 / 3,
-        "random_low": -2.0, "random_high": 2.0,
-    }  # fmt: skip
-    table = made.summary()
+    second = made.to_frame().query("problem == 'p1'").set_index("measure")["value"]
+    assert second.to_dict() == {"given": 3.0, "singles": 1.25, "random 0": 0.5, "random 1": -2.0, "random 2": 2.0}
+    table = made.table()
     assert table["median"].tolist() == table["effect"].tolist() == [2.0, 0.25, -2.25, 2.0]
     assert table["heads"][0] == "L0H1 L0H2" and "effect_ci_low" not in table, "a mean has no limits"
 

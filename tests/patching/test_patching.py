@@ -86,10 +86,10 @@ def test_planted_heads_and_no_others_carry_the_effect(planted: Any, planted_dire
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 55))
     true = {*planted.readers, *planted.mediators}
     for direction in ("denoising", "noising"):
-        table = patch_heads(model, pairs, direction=direction, progress=False).summary().set_index("label")
+        table = patch_heads(model, pairs, direction=direction, progress=False).table().set_index("label")
         carrying = {Head.parse(label) for label in table.index[table["effect_fraction"].abs() > 0.08]}
         assert carrying == true
-    knocked = patch_heads(model, pairs, edit="knockout", progress=False).summary().set_index("label")
+    knocked = patch_heads(model, pairs, edit="knockout", progress=False).table().set_index("label")
     reading = {Head.parse(label) for label in knocked.index[knocked["effect_fraction"].abs() > 0.08]}
     assert reading == set(planted.readers), "a knockout finds the readers and leaves the mediators out"
 
@@ -108,7 +108,7 @@ def scores(patched: list[float], receiving: list[float], donor: list[float], dir
 
 def test_fractions_are_ratios_of_means_in_both_directions() -> None:
     # effects 1 and 3, totals 4 and 4: 4 / 8, not the mean of ratios of anything else
-    denoising = scores([1, 3] * 4, [0] * 8, [4] * 8, "denoising").summary().iloc[0]
+    denoising = scores([1, 3] * 4, [0] * 8, [4] * 8, "denoising").table().iloc[0]
     assert (
         denoising["effect"] == -2
         and denoising["patching_changes"] == 2
@@ -116,23 +116,23 @@ def test_fractions_are_ratios_of_means_in_both_directions() -> None:
         and denoising["recovered"] == 0.5
     )
     # noising: receiving is the clean run; recovered = (patched - corrupted) / (clean - corrupted) = 1 - fraction
-    noising = scores([3, 1] * 4, [4] * 8, [0] * 8, "noising").summary().iloc[0]
+    noising = scores([3, 1] * 4, [4] * 8, [0] * 8, "noising").table().iloc[0]
     assert (
         noising["effect"] == noising["patching_changes"] == -2
         and noising["effect_fraction"] == 0.5
         and noising["recovered"] == 0.5
     )
-    unequal = scores([1] * 8, [0] * 8, [1, 3] * 4, "denoising").summary().iloc[0]
+    unequal = scores([1] * 8, [0] * 8, [1, 3] * 4, "denoising").table().iloc[0]
     assert unequal["effect_fraction"] == 0.5  # 8 / 16, while the mean of ratios would be 2/3
 
 
 @pytest.mark.parametrize("total", [[1, -1] * 16, [0.1] * 28 + [-0.7] * 4], ids=["around 0", "against its median"])
 def test_means_have_no_limits_and_no_share_of_a_mean_that_is_not_told_from_0(total: list[float]) -> None:
     made = scores([0.1] * 32, [0.0] * 32, total, "denoising")
-    row = made.summary().iloc[0]
+    row = made.table().iloc[0]
     assert np.isnan(row["effect_fraction"]) and np.isnan(row["recovered"]) and row["effect"] == pytest.approx(-0.1)
     assert "so effect_fraction is NaN" in made.explain()
-    assert {name for name in made.summary() if name.endswith("ci_low")} == {
+    assert {name for name in made.table() if name.endswith("ci_low")} == {
         f"{name}_ci_low" for name in ("prevalence", "median", "share")
     }
 
@@ -140,7 +140,7 @@ def test_means_have_no_limits_and_no_share_of_a_mean_that_is_not_told_from_0(tot
 def test_a_share_is_of_the_total_of_the_same_problem() -> None:
     """Half of each problem's own total; the median effect over the median total would have wide limits."""
     total = np.arange(1.0, 13.0)
-    row = scores((0.5 * total).tolist(), [0.0] * 12, total.tolist(), "denoising").summary().iloc[0]
+    row = scores((0.5 * total).tolist(), [0.0] * 12, total.tolist(), "denoising").table().iloc[0]
     assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == (0.5, 0.5, 0.5)
 
 
@@ -149,21 +149,21 @@ def test_a_share_is_of_the_total_of_the_same_problem() -> None:
 
 def test_a_head_is_told_by_the_problems_that_show_it() -> None:
     made = patched(12)  # L1H2 does 40 to 60 % of a total of -1 in each problem
-    row = made.summary().set_index("label").loc["L1H2"]
+    row = made.table().set_index("label").loc["L1H2"]
     assert (row["sense"], row["k"], row["n"], row["prevalence"], row["prevalence_ci_high"]) == (1, 12, 12, 1.0, 1.0)
     assert row["prevalence_ci_low"] == pytest.approx(0.025 ** (1 / 12)), "Clopper and Pearson, all of 12"
-    assert row["p_prevalence"] == pytest.approx(12 * 2**-12), "Holm over 6 heads and 2 senses"
+    assert row["p_corrected"] == pytest.approx(12 * 2**-12), "Holm over 6 heads and 2 senses"
     values = np.linspace(0.4, 0.6, 12)
     assert (row["median"], row["median_ci_low"], row["median_ci_high"]) == pytest.approx((-0.5, -values[9], -values[2]))
     assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == pytest.approx((0.5, values[2], values[9]))
-    (marked,) = [name for name, on in zip(made.summary()["label"], made.shown().head_map.marked, strict=True) if on]
-    assert marked == "L1H2" and made.quantity("effect").p == "p_prevalence"
+    (marked,) = [name for name, on in zip(made.table()["label"], made.shown().head_map.marked, strict=True) if on]
+    assert marked == "L1H2" and made.quantity("effect").p == "p_corrected"
 
 
 def test_a_head_against_a_rising_effect_is_told_so() -> None:
     """Senses follow the total effect: here it is +2, and a head whose part lowers the outcome acts against it."""
     made = patched(12, donor=np.full(12, -2.0))
-    row = made.summary().set_index("label").loc["L1H2"]
+    row = made.table().set_index("label").loc["L1H2"]
     assert (row["sense"], row["k"], row["share"]) == (-1, 12, pytest.approx(-0.25))
     assert row["share_ci_low"] < row["share"] < row["share_ci_high"]
 
@@ -175,25 +175,25 @@ def test_a_mean_that_few_problems_carry_names_no_head() -> None:
     values[:, 1, 2] = 0.001
     values[:3, 1, 2] = 50.0
     found = replace(made, patched=values)
-    row = found.summary().set_index("label").loc["L1H2"]
-    assert row["effect"] < -3 and row["k"] == 3 and row["p_prevalence"] == 1.0
+    row = found.table().set_index("label").loc["L1H2"]
+    assert row["effect"] < -3 and row["k"] == 3 and row["p_corrected"] == 1.0
     assert not any(found.shown().head_map.marked)
 
 
 def test_without_an_effect_in_most_problems_no_head_is_tested() -> None:
     found = patched(12, donor=np.array([1.0, -1.0] * 6))
-    assert found.summary()["p_prevalence"].isna().all() and found.summary()["share"].isna().all()
+    assert found.table()["p_corrected"].isna().all() and found.table()["share"].isna().all()
 
 
 def test_too_few_problems_for_any_head_are_said() -> None:
-    assert patched(9).summary()["p_prevalence"].min() < 0.04
+    assert patched(9).table()["p_corrected"].min() < 0.04
     unknown = patched(6)  # the total effect is established, and its median has no upper limit at 99 %
-    assert unknown.established and np.isnan(unknown.whole.delta) and unknown.summary()["k"].isna().all()
+    assert unknown.established and np.isnan(unknown.whole.delta) and unknown.table()["k"].isna().all()
 
 
 def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
     made = patched(12)
-    assert replace(made, smallest_effect=0.55).summary()["k"].max() == 3, "0.4 to 0.6 of 1: three exceed 0.55"
+    assert replace(made, smallest_effect=0.55).table()["k"].max() == 3, "0.4 to 0.6 of 1: three exceed 0.55"
     wide = patched(12, donor=np.repeat([1.0, 2.0], 6))  # of medians, 1 to 2: 10 % of 2
     assert wide.whole.delta == pytest.approx(0.1)
     strict = replace(made, confidence=0.999)
@@ -207,26 +207,26 @@ def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
 def test_what_rounding_alone_may_do_is_no_effect() -> None:
     """The head does 0.4 to 0.6 everywhere, of a total of 2: 20 to 30 %."""
     made = patched(12, donor=np.full(12, 2.0))
-    assert made.whole.delta == pytest.approx(0.1) and made.summary()["k"].max() == 12
+    assert made.whole.delta == pytest.approx(0.1) and made.table()["k"].max() == 12
     coarse = replace(made, resolution=0.55)
     assert coarse.established and coarse.whole.delta == 0.55
-    assert coarse.summary()["k"].max() == 3
+    assert coarse.table()["k"].max() == 3
     noise = np.zeros((12, 2))
     noise[:, 0] = 0.55
     assert replace(made, noise=noise).whole.delta == pytest.approx(0.55), "a sweep's own noise counts as well"
     blurred = replace(made, resolution=2.5)
-    assert not blurred.established and blurred.summary()["p_prevalence"].isna().all()
+    assert not blurred.established and blurred.table()["p_corrected"].isna().all()
 
 
 def test_a_head_that_is_undefined_on_some_problem_has_fewer_problems() -> None:
     made = patched(14)
     made.patched[:2, 1, 2] = np.nan
-    row = made.summary().set_index("label").loc["L1H2"]
+    row = made.table().set_index("label").loc["L1H2"]
     assert (row["k"], row["n"], row["prevalence"]) == (12, 12, 1.0)
 
 
 def test_one_problem_has_an_estimate_without_an_interval() -> None:
-    row = scores([1.0], [0.0], [2.0], "denoising").summary().iloc[0]
+    row = scores([1.0], [0.0], [2.0], "denoising").table().iloc[0]
     assert row["effect"] == row["median"] == -1 and np.isnan([row["effect_fraction"], row["share"], row["k"]]).all()
 
 
@@ -296,7 +296,7 @@ def test_a_sweep_measures_its_own_noise(dtype: str, backend: str, tiny_model_dir
     floor = found.noise_floor
     assert floor == np.abs(found.noise).max(1).mean()
     assert 0 < floor < 1e-5 if dtype == "float32" else 1e-4 < floor < 0.1
-    table = found.summary()
+    table = found.table()
     assert (table["rank"].isna() == (table["effect"].abs() <= floor)).all() and (table["noise"] == floor).all()
 
 
@@ -323,7 +323,7 @@ def test_same_seed_same_result_and_batching_does_not_matter(tiny_model_dir: Any)
     pairs = pairs_for(model)
     first, second = (patch_heads(model, pairs, progress=False) for _ in range(2))
     assert np.array_equal(first.patched, second.patched)
-    assert first.summary().equals(second.summary())
+    assert first.table().equals(second.table())
     rows = patch_heads(model, pairs, max_rows=1, progress=False)
     assert np.abs(rows.patched - first.patched).max() < 1e-5
     alone = patch_heads(model, pairs[1:2], progress=False)

@@ -137,7 +137,7 @@ def test_each_edit_is_its_own_sweep_and_a_sink_out_of_sight_is_undefined(
     lost = np.isnan(found.values[..., 3]).all(0)
     assert lost.tolist() == ([True, True, False] if architecture == "gemma3" else [False] * 3), "layers 0, 2: a window"
     assert not np.isnan(np.delete(found.values, 3, -1)).any()
-    assert found.summary()["n_undefined"].sum() == 2 * lost.sum()
+    assert found.table()["n_undefined"].sum() == 2 * lost.sum()
     assert (np.abs(found.values[:, 1:, 0]) > 1e-4).all(), "in the last layer a window may hide the span from the answer"
 
 
@@ -288,18 +288,18 @@ def test_medians_shares_and_undefined_problems_by_hand() -> None:
     found = by_hand([0.5, 0.4, 0.2, 0.3, 0.1], total=-2.0, n=16)
     found.values[:] *= -np.arange(1.0, 17)[:, None, None]
     found.values[:3, 0, 3] = np.nan
-    table = found.summary().set_index("intervention")
+    table = found.table().set_index("intervention")
     assert list(table.index) == list(READ_EDITS) and table["label"].unique().tolist() == ["L0H4"]
     row = table.loc["knockout"]
-    assert row["removed_median"] == pytest.approx(-0.5 * 8.5)
-    assert (row["removed_median_ci_low"], row["removed_median_ci_high"]) == pytest.approx((-6.5, -2.0))
+    assert row["median"] == pytest.approx(-0.5 * 8.5)
+    assert (row["median_ci_low"], row["median_ci_high"]) == pytest.approx((-6.5, -2.0))
     assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == pytest.approx((2.125, 1.0, 3.25))
     assert table.loc["reroute_uniform", "prevalence"] == pytest.approx(15 / 16), "0.1 is not more than delta"
     sink = table.loc["reroute_to_sink"]
-    assert (sink["n"], sink["n_undefined"], sink["removed_median"]) == (13, 3, pytest.approx(-0.3 * 10))
+    assert (sink["n"], sink["n_undefined"], sink["median"]) == (13, 3, pytest.approx(-0.3 * 10))
     assert found.headline().endswith("(median over 16 problems): L0H4 212 % [100, 325].")
     rows = found.to_frame()
-    assert len(rows) == 16 * 5 and rows["total"].eq(-2.0).all() and rows["removed"].isna().sum() == 3
+    assert len(rows) == 16 * 5 and rows["value"].isna().sum() == 3
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_without_an_established_total_there_are_no_shares_and_no_verdicts(total:
     found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], resolution=1e-5)
     found.total[:] = np.resize(total, 20)
     assert not found.established and np.isnan(found.whole.delta) and not found.verdicts.any()
-    table = found.summary()
+    table = found.table()
     assert table["share"].isna().all() and table["p_more"].isna().all() and table["prevalence"].isna().all()
 
 

@@ -43,7 +43,7 @@ def test_a_span_that_computes_carries_its_problem_s_answer() -> None:
     model, pairs = planted(12, after="question")
     found = transplant_span(model, pairs, n_partners=3, **QUIET)
     assert (found.carried > 0.2).all() and (found.lost > 0.1).all()
-    table = found.summary().set_index("reading")
+    table = found.table().set_index("reading")
     assert table.loc["carried", "above"] == 12 and table.loc["carried", "p"] < 0.001
     own = found.to_frame().query("answer_of == span_of and answer_of != problem")
     assert len(own) == 12 * 3 and len(found.to_frame()) == 12 * 16

@@ -83,7 +83,7 @@ def test_a_headline_says_which_way_the_effect_goes_and_in_how_many_problems(made
 @EVERY
 def test_every_column_that_it_declares_is_in_its_tables(name: str) -> None:
     result = RESULTS[name]()
-    tables = [result.summary(), result.to_frame(), result.printed(), *(table.frame for table in result.shown().tables)]
+    tables = [result.table(), result.to_frame(), result.printed(), *(table.frame for table in result.shown().tables)]
     there = {column for table in tables for column in table}
     declared = [
         column for kind in type(result).__mro__[:-1] if kind is not Result for column in vars(kind).get("columns", ())
@@ -94,12 +94,11 @@ def test_every_column_that_it_declares_is_in_its_tables(name: str) -> None:
 
 def kinds_with(names: set[str]) -> bool:
     """Whether another result of the same family has each of them: a mixin declares for several."""
-    return all(
-        any(name in set(make().summary()) | set(make().printed()) for make in RESULTS.values()) for name in names
-    )
+    return all(any(name in set(make().table()) | set(make().printed()) for make in RESULTS.values()) for name in names)
 
 
 ASKED_FOR = {"lam_control", "lam_control_p", "shown_again", "answers_n", "difference_p", "reads_sink", "gave_up"}
+ASKED_FOR |= {"accuracy", "difference"}  # of a study with answers
 """Columns of what the small results were not asked to measure."""
 
 
@@ -119,10 +118,54 @@ def test_its_page_says_what_it_declared_whatever_else_is_imported(name: str) -> 
     assert shown == {each: own[each].note or note for each, note in shown.items()}
 
 
+def check_summary(result: Result) -> None:
+    """At most 20 columns of the table, none of them empty, every interval right after its number."""
+    table, summary = result.table(), result.summary()
+    names = list(summary)
+    assert 0 < len(names) <= 20 and not summary.replace("", None).isna().all().any()
+    pd.testing.assert_frame_equal(summary, table[names])
+    for at, name in enumerate(names):
+        if name.endswith("_ci_low"):
+            of = name.removesuffix("_ci_low")
+            assert names[at - 1 : at + 2] == [of, name, f"{of}_ci_high"]
+
+
+@EVERY
+def test_its_summary_is_what_a_researcher_reports_of_its_table(name: str) -> None:
+    result = RESULTS[name]()
+    check_summary(result)
+    assert set(result.reported) - set(result.table()) <= ASKED_FOR
+
+
+def test_a_summary_of_many_columns_leaves_intervals_to_the_table(bare: type[Result]) -> None:
+    columns = {f"x{at}{end}": [0.5, 1.0] for at in range(9) for end in ("", "_ci_low", "_ci_high")}
+    assert list(bare(pd.DataFrame(columns)).summary()) == [f"x{at}" for at in range(9)]
+    assert bare(pd.DataFrame({f"x{at}": [1.0] for at in range(30)})).summary().shape[1] == 20
+    sparse = {"a": [1.0, np.nan], "none": [None, None], "said": ["", ""], "x": [np.nan, np.nan]}
+    assert list(bare(pd.DataFrame(sparse)).summary()) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["PatchScores", "LocatedHeads", "Confirmation", "HeadAttribution", "ReadEffects"])
+def test_several_measures_of_a_head_are_rows(name: str) -> None:
+    """A value in each, as plotting libraries take them."""
+    frame = RESULTS[name]().to_frame()
+    assert list(frame) == ["problem", "layer", "head", "label", "measure", "value"]
+    assert not frame.duplicated(["problem", "label", "measure"]).any() and frame["measure"].nunique() > 1
+    assert [str(mi.Head(*at)) for at in zip(frame["layer"], frame["head"], strict=True)] == frame["label"].tolist()
+
+
+def test_a_row_holds_the_value_of_its_problem_and_head() -> None:
+    found = located()
+    rows = found.to_frame().set_index(["measure", "problem", "label"])["value"].sort_index()
+    for name, values in found.values.items():
+        for at, problem in enumerate(found.problem_ids):
+            assert rows[name, problem].to_dict() == dict(zip(map(str, found.heads), values[at], strict=True))
+
+
 @EVERY
 def test_it_has_a_table_and_tidy_rows(name: str) -> None:
     result = RESULTS[name]()
-    for table in (result.summary(), result.to_frame()):
+    for table in (result.table(), result.summary(), result.to_frame()):
         assert isinstance(table, pd.DataFrame) and len(table) and not table.columns.duplicated().any()
         assert all(isinstance(column, str) for column in table.columns)
         assert not [c for c in table if table[c].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()]
@@ -145,7 +188,7 @@ def test_a_page_shows_what_it_says_and_its_tables(name: str) -> None:
 def test_pictures_find_what_they_ask_of_its_columns(name: str) -> None:
     """The limits and p-values that a quantity names are columns of the summary, wherever the column is drawn by default."""
     result = RESULTS[name]()
-    table = result.summary()
+    table = result.table()
     drawn = [column for column in result.drawn if column in table]
     assert bool(drawn) == bool(result.drawn)
     for column in drawn:
@@ -211,7 +254,7 @@ def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
     if name == "ActivationShift":
         more["n_tokens"] = np.repeat(result.n_tokens, 3, 0)
     again = replace(result, **arrays, **more)
-    pd.testing.assert_frame_equal(again.summary(), result.summary())
+    pd.testing.assert_frame_equal(again.table(), result.table())
     if name == "ActivationShift":
         pd.testing.assert_frame_equal(again.by_class(), result.by_class())
     if name == "DoseResponse":
@@ -256,7 +299,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> type[Result]:
 
     @dataclass(frozen=True, eq=False, repr=False)
     class Bare(Result):
-        table: pd.DataFrame
+        frame: pd.DataFrame
 
         def headline(self) -> str:
             return "Two things."
@@ -264,8 +307,8 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> type[Result]:
         def details(self) -> list[str]:
             return ["Both true."]
 
-        def summary(self) -> pd.DataFrame:
-            return self.table
+        def table(self) -> pd.DataFrame:
+            return self.frame
 
     return Bare
 
@@ -285,28 +328,39 @@ def test_a_result_that_says_no_more_is_shown_by_its_summary(bare: type[Result]) 
     assert repr(found) == f"Two things.\nhead        x\na           –\nb     -1.5000\nc     +0.2500\n{more}"
     shown = found.shown()
     assert shown.head_map is not None and shown.head_map.value == "x"
-    assert shown.tables[0].columns == ["label", "x"] and found.default_column(found.summary()) == "x"
+    assert shown.tables[0].columns == ["label", "x"] and found.default_column(found.table()) == "x"
     assert repr(bare(heads_table().iloc[:0])) == f"Two things.\n{more}", "no table, no empty one"
     assert repr(found.explain()) == "Two things.\nBoth true."
 
 
 def test_the_column_drawn_is_the_first_that_is_known() -> None:
     unknown = patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))
-    assert unknown.summary()["effect_fraction"].isna().all()
-    assert unknown.default_column(unknown.summary()) == "median"
-    assert patched(8).default_column(patched(8).summary()) == "share"
-    assert located().default_column(located().summary()) == "removed_share"
+    assert unknown.table()["effect_fraction"].isna().all()
+    assert unknown.default_column(unknown.table()) == "median"
+    assert patched(8).default_column(patched(8).table()) == "share"
+    assert located().default_column(located().table()) == "removed_share"
 
 
 def test_cells_are_printed_by_the_role_of_their_column() -> None:
     table = pd.DataFrame(
         {"label": ["a", "b"], "share": [0.5, np.nan], "share_ci_low": [0.4, np.nan], "k": [3, 4], "n": 4}
     )
-    table = table.assign(share_ci_high=[0.61, np.nan], p_prevalence=[3e-19, 1.0], who=["x" * 60, None])
+    table = table.assign(share_ci_high=[0.61, np.nan], p_corrected=[3e-19, 1.0], who=["x" * 60, None])
     assert [line.split() for line in TextTable.of(table, "").lines()] == [
         ["head", "share", "[95", "%]", "problems", "p,", "corrected", "who"],
         ["a", "50", "%", "[40,", "61]", "3/4", "3e-19", "x" * 51 + "…"],
         ["b", "–", "4/4", "1", "–"],
+    ]
+
+
+def test_a_change_of_shares_is_written_in_percentage_points() -> None:
+    table = pd.DataFrame(
+        {"second": ["a"], "difference": [0.1], "difference_ci_low": [-0.025], "difference_ci_high": [0.2]}
+    )
+    lines = TextTable.of(table, "", known=mi.Comparison.declared()).lines()
+    assert [line.split() for line in lines] == [
+        ["treatment", "change,", "points", "[95", "%]"],
+        ["a", "+10.0", "[-2.5,", "+20.0]"],
     ]
 
 

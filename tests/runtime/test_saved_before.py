@@ -115,7 +115,7 @@ def test_numbers_mean_what_they_meant(found: dict[str, Any], arrays: dict[str, n
     assert np.array_equal(found["PatchScores"].total_effect, total) and total.mean() > 0.5, (
         "as located heads of then say"
     )
-    patches = found["PatchScores"].summary().set_index("label")
+    patches = found["PatchScores"].table().set_index("label")
     assert patches.loc["L1H2", "effect"] == pytest.approx(effect[:, 1, 2].mean())
     assert patches.loc["L1H2", "effect_fraction"] == pytest.approx(effect[:, 1, 2].mean() / total.mean())
     mass = arrays["HeadScores.values.span_mass.inserted"]
@@ -132,13 +132,13 @@ def test_numbers_mean_what_they_meant(found: dict[str, Any], arrays: dict[str, n
         assert alone.found == {head: kind}, "but each of the three named then, if it had been asked of it alone"
         assert alone.control_table()["random_effect"].isna().all(), "controls of then are not"
     assert located.control_table().empty
-    assert found["LocatedHeads"].patches.summary()["effect"].tolist() == patches["effect"].tolist()
+    assert found["LocatedHeads"].patches.table()["effect"].tolist() == patches["effect"].tolist()
     assert found["JointKnockout"].heads == (mi.Head(0, 1),)
     answers = found["AccuracyResults"]
     assert answers.treatments == ("none", "Mless ' /' x6") and answers.golds == ("11", "9", "13")
     assert answers.completions[1] == (("Answer : \\boxed{ 9",), ("Answer : \\boxed{ 9",))
     cut_off = arrays["AccuracyResults.cut_off"]
-    assert answers.summary()["cut_off"].tolist() == cut_off.mean((0, 2)).tolist() == [1.0, 1.0]
+    assert answers.table()["cut_off"].tolist() == cut_off.mean((0, 2)).tolist() == [1.0, 1.0]
 
 
 # ---------------------------------------------------------------------------------------------------- and written anew

@@ -43,7 +43,7 @@ def test_patch_scores_come_back_unchanged(tmp_path: Path) -> None:
     assert list(found) == ["PatchScores", "provenance"]
     assert same(found["PatchScores"], scores)
     assert np.isnan(found["PatchScores"].patched[0, 1, 1])
-    assert found["PatchScores"].summary().equals(scores.summary())
+    assert found["PatchScores"].table().equals(scores.table())
 
 
 def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def hostile(name: str, text: str) -> Any:
 @EVERY
 def test_nothing_that_acts_is_printed(name: str) -> None:
     result = hostile(name, ACTS + "<b>")
-    for said in (repr(result), result.explain(), repr(result.summary()), result._repr_html_()):
+    for said in (repr(result), result.explain(), repr(result.table()), result._repr_html_()):
         assert not set(said) & set(ACTS) - set("[]0;1m3tile"), said
     assert "<b>" not in result._repr_html_()
 
@@ -89,6 +89,6 @@ def test_a_table_s_file_holds_no_formula_and_reads_back(tmp_path: Path) -> None:
 @EVERY
 def test_every_table_of_a_result_is_safe_and_as_pandas_writes_it_where_nothing_is_a_formula(name: str) -> None:
     result = RESULTS[name]()
-    for table in (result.summary(), result.to_frame(), result.printed()):
+    for table in (result.table(), result.to_frame(), result.printed()):
         assert isinstance(table, Table) and isinstance(table.head(1), Table)
     assert result.to_frame().to_csv() == pd.DataFrame(result.to_frame()).to_csv()

@@ -55,7 +55,7 @@ def test_the_question_s_share_of_the_span_is_the_span_mass_of_its_rows(tiny_mode
     found = mi.attention_between_segments(model, pairs, heads=["L1H2", "L2H0"], progress=False)
     mass = mi.score_heads(model, pairs, metrics=["span_mass"], heads=["L1H2", "L2H0"], progress=False).of("span_mass")
     np.testing.assert_allclose(found.of("question", "inserted"), mass, atol=1e-6)
-    table = found.summary().set_index(["label", "dest", "src"])
+    table = found.table().set_index(["label", "dest", "src"])
     assert table.loc[("L1H2", "question", "inserted"), "share"] == pytest.approx(mass[:, 1, 2].mean())
     assert len(table) == 2 * len(found.segments) ** 2 and set(table["n"]) == {3}
 

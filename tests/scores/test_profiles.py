@@ -67,7 +67,7 @@ def test_levels_are_means_over_segments() -> None:
     np.testing.assert_allclose(made.level("inserted", "inserted"), [[0.1], [0.15]])
     np.testing.assert_allclose(made.level("inserted", "question", relative=True), [[1.0], [0.5]])
     assert np.isnan(made.level("base", "inserted")).all()
-    table = made.summary()
+    table = made.table()
     assert table["before_received"].tolist() == pytest.approx([0.425, 0.325])
 
 

@@ -321,8 +321,8 @@ def test_chosen_heads_are_scored_and_the_rest_is_undefined(tiny_model_dir: Any) 
             np.testing.assert_allclose(
                 some.of(name)[:, head.layer, head.head], every.of(name)[:, head.layer, head.head]
             )
-    assert list(some.summary()["label"]) == ["L0H3", "L2H7"]
-    assert list(some.summary()["paper_label"]) == ["layer 1 head 4", "layer 3 head 8"]
+    assert list(some.table()["label"]) == ["L0H3", "L2H7"]
+    assert list(some.table()["paper_label"]) == ["layer 1 head 4", "layer 3 head 8"]
 
 
 def test_the_null_of_every_metric_is_that_of_uniform_attention(tiny_model_dir: Any) -> None:
@@ -372,7 +372,7 @@ def test_heads_that_never_recover_are_the_most_extreme_and_are_counted() -> None
     mass = np.where(np.isinf(latency), np.inf, 0.5)
     values = {"recovery_latency": {"inserted": latency}, "entropy": {"inserted": mass}}
     made = HeadScores(tuple("abcde"), ("inserted",), scored().heads, values, {})
-    table = made.summary().set_index("label")
+    table = made.table().set_index("label")
     assert table["recovery_latency"].tolist() == [np.inf, 2, 3, 4, 5, 6]
     assert table["recovery_latency_n"].tolist() == [5, 5, 5, 4, 5, 5], "infinite is defined, NaN is not"
     assert table["recovery_latency_infinite"].tolist() == [4, 1, 0, 0, 0, 0]
@@ -392,7 +392,7 @@ def test_untrained_twins_stand_beside_the_model_and_reach_its_claim_or_not() -> 
         return HeadScores(tuple("abcdef"), ("inserted",), scored().heads, named, {}, {"insertion": "Mless"})
 
     found = replace(scores(0.4, 0.5), twins=(scores(0.6, 0.1), scores(0.4, 0.3)))
-    table = found.summary().set_index("label")
+    table = found.table().set_index("label")
     assert table.loc["L0H1", "collapse_relative_untrained"] == pytest.approx(0.6025)
     assert "untrained twins 0.60" in found.headline() and "untrained" not in scores(0.4, 0.5).headline()
     assert "span_mass_untrained" in found.shown().tables[0].columns

@@ -129,11 +129,11 @@ def test_it_is_said_whether_the_span_is_a_sink() -> None:
 
 def test_readers_of_a_sink_are_flagged_and_others_are_not() -> None:
     plain = small_located()
-    assert plain.reads_sink("L0H1") is None and plain.summary()["reads_sink"].isna().all()
+    assert plain.reads_sink("L0H1") is None and plain.table()["reads_sink"].isna().all()
     reader = mi.Head(0, 1)
     for level, flagged in ((0.1, True), (0.0, False)):
         found = replace(plain, sinks=sinks_of(level, (reader,)))
-        table = found.summary().set_index("label")["reads_sink"]
+        table = found.table().set_index("label")["reads_sink"]
         assert table["L0H1"] == flagged and table.drop("L0H1").isna().all()
 
 

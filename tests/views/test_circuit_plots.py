@@ -61,7 +61,7 @@ def test_the_graph_draws_what_is_claimed_however_skewed() -> None:
         total=total,
         values=np.array([0.4, -0.2, 0.9]) * np.where(total < 0, total, 90)[:, None],
     )
-    assert found.established and found.summary()["effect_fraction"].isna().all()
+    assert found.established and found.table()["effect_fraction"].isna().all()
     lines, words = arrows(mi.views.path_graph(found)), written(mi.views.path_graph(found))
     assert [line.get_linestyle() in ("-", "solid") for line in lines] == [
         True,
@@ -114,7 +114,7 @@ def test_a_map_of_sites_has_a_panel_each_and_grey_where_nothing_is() -> None:
     panels = [axes for axes in picture.axes if axes.get_title() in found.sites]
     assert [axes.get_title() for axes in panels] == ["resid_pre", "attn_out"]
     drawn = np.asarray(panels[0].images[0].get_array()).astype(float)
-    shares = found.summary()["share"].to_numpy().reshape(2, 3, 3)
+    shares = found.table()["share"].to_numpy().reshape(2, 3, 3)
     np.testing.assert_allclose(drawn, shares[0], atol=1e-9)
     assert [tick.get_text() for tick in panels[0].get_xticklabels()] == ["0", "-1", "all"]
     assert "against" not in panels[0].get_xlabel() and panels[0].get_ylabel() == "layer (zero-based)"

@@ -81,8 +81,6 @@ def test_an_interval_stands_in_its_estimates_cell_under_a_heading_that_names_bot
     assert [str(row[0]) for row in table.rows] == ["+0.1000 [-0.5000, +0.7000]", "+0.2000"]
     assert keys(table, 0) == ["0.1", "0.2"], "sorted by the estimate"
     assert texts(table, 1) == ["[1.0000, 3.0000]", "[2.0000, 4.0000]"] and keys(table, 1) == ["1", "2"]
-    own = TextTable.of(pd.DataFrame({"a": ["p"], "m": [0.5], "ci_low": [0.1], "ci_high": [0.9]}), "")
-    assert labels(own) == ["a", "m [95 %]"], "bare ends belong to the number before them"
     bare = TextTable.of(
         pd.DataFrame({"low": [1.0], "high": [2.0], "y_ci_low": [3.0], "z": 4, "z_low": 2, "z_high": 8}), ""
     )
@@ -219,14 +217,14 @@ def test_claims_are_counted_and_listed_with_their_nulls() -> None:
     sentences, _, (table,) = shown(checked())
     assert sentences[0].endswith("1 agree, 1 cannot tell; 1 of those that agree holds without training.")
     assert labels(table)[:5] == ["claim", "verdict", "untrained twins", "measured [95 %]", "null"]
-    assert "95 % interval of the difference" in labels(table)
+    assert "above the null [95 %]" in labels(table)
     assert texts(table, labels(table).index("reason")) == ["", "no profile with random words"]
 
 
 def test_activations_have_their_claims_and_every_metric_by_class() -> None:
     _, _, (claims, by_class) = shown(activations())
     assert len(claims.rows) == 3 and len(by_class.rows) == 8
-    assert {"before", "after", "difference [95 %]"} <= set(labels(by_class)), "intervals of what is tested"
+    assert {"before", "after", "change [95 %]"} <= set(labels(by_class)), "intervals of what is tested"
 
 
 def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that_name_their_columns() -> None:

@@ -123,11 +123,11 @@ def test_a_share_below_0_has_0_in_the_middle_whatever_the_metric_says() -> None:
 def test_what_is_drawn_stands_in_the_table() -> None:
     """Colours are the column, strokes the p-values below the level: nothing is computed for the picture."""
     for found, value, p in (
-        (patched(12), "recovered", "p_prevalence"),
+        (patched(12), "recovered", "p_corrected"),
         (located(), "removed_share", "p_either"),
         (decomposed(n=9), "lam", "lam_p"),
     ):
-        table = found.summary()
+        table = found.table()
         axes = mi.views.head_map(found, value=value, level=0.02).axes[0]
         grid = np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
         assert grid[table["layer"], table["head"]] == pytest.approx(table[value].to_numpy(), nan_ok=True)
@@ -140,9 +140,7 @@ def test_results_of_other_heads_are_drawn_too_and_those_without_heads_are_refuse
     axes = mi.views.head_map(attributed()).axes
     assert axes[1].get_ylabel() == "score (nats)" and axes[0].images[0].norm.vmin < 0
     assert mi.views.head_map(doses()).axes[0].images[0].get_array().shape == (1, 4)
-    with pytest.raises(
-        ValueError, match="a picture of heads needs a row per head; this summary has claim, key, figures"
-    ):
+    with pytest.raises(ValueError, match="a picture of heads needs a row per head; this table has claim, key, figures"):
         mi.views.head_map(checked())
 
 
@@ -184,7 +182,7 @@ def test_the_forest_has_a_row_per_head_in_both_countings_with_every_measure_s_in
     points, _, (bars,) = axes.containers[0].lines
     assert points.get_xdata().tolist() == pytest.approx([0.6, 0.4, -0.2])
     ends = [segment[:, 0].tolist() for segment in bars.get_segments()]
-    limits = located().summary()[["removed_median_ci_low", "removed_median_ci_high"]]
+    limits = located().table()[["removed_median_ci_low", "removed_median_ci_high"]]
     assert np.array(ends) == pytest.approx(limits.to_numpy()) and ends[0][0] < 0.6 < ends[0][1]
     smallest = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]
     delta = located().judged.effect.delta
@@ -209,7 +207,7 @@ def test_every_column_has_its_own_interval(value: str) -> None:
     found = patched(12)
     points, _, (bars,) = mi.views.forest(found, heads=[mi.Head(1, 2)], value=value).axes[0].containers[0].lines
     (ends,) = (segment[:, 0] for segment in bars.get_segments())
-    row = found.summary().set_index("label").loc["L1H2"]
+    row = found.table().set_index("label").loc["L1H2"]
     assert ends == pytest.approx([row[f"{value}_ci_low"], row[f"{value}_ci_high"]])
     assert ends[0] <= points.get_xdata()[0] <= ends[1]
 
@@ -325,7 +323,7 @@ def test_shares_are_stacked_to_the_head_s_own() -> None:
     found = decomposed()
     axes = mi.views.shares(found).axes[0]
     tops = [bar.get_y() + bar.get_height() for bar in axes.containers[1].patches]
-    assert tops == pytest.approx(found.summary().query("layer == 0")["share"].to_list())
+    assert tops == pytest.approx(found.table().query("layer == 0")["share"].to_list())
     with pytest.raises(ValueError, match="there are no shares after a norm"):
         mi.views.shares(found, after_norm=True)
 
@@ -340,7 +338,7 @@ def test_layers_show_means_over_heads_with_their_bands() -> None:
 
 def test_effects_that_are_sure_are_filled() -> None:
     picture = mi.views.mediation(mediated(9))
-    table = mediated(9).summary().query("reading == 'outcome'").set_index("effect")
+    table = mediated(9).table().query("reading == 'outcome'").set_index("effect")
     last = picture.axes[5]
     sure = [line for line in last.lines if line.get_zorder() == 5]
     assert sorted(sure[0].get_xdata()) == pytest.approx(sorted(table.loc[["bias", "both", "total"], "mean"]))
@@ -352,7 +350,7 @@ def test_effects_that_are_sure_are_filled() -> None:
 def test_edits_of_a_read_are_marked_by_what_is_shown_of_them() -> None:
     found = read_apart()
     picture = mi.views.read_effects(found)
-    table = found.summary()
+    table = found.table()
     for axes, label in zip(picture.axes, ("L0H1", "L1H2"), strict=True):
         here = table[table["label"] == label]
         drawn = {line.get_marker(): sorted(line.get_xdata()) for line in axes.lines if line.get_zorder() == 5}
