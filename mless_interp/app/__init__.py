@@ -15,9 +15,11 @@ COMMANDS = {
     "dose": "dose_response",
     "study": "study",
     "circuit": "circuit",
+    "read-span": "read_span",
 }
 """What follows `mless-interp` -> the file of this folder, and the script of `analyses/`, that holds it."""
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, [*COMMANDS.values(), "certify", "command_line", "compare_runs", "endings", "plan", "planned", "run_folder"]
+    __name__,
+    [*COMMANDS.values(), "certify", "command_line", "compare_runs", "endings", "plan", "planned", "run_folder"],
 )

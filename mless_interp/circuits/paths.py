@@ -24,7 +24,7 @@ from ..runtime.results import Result
 from .cells import CellEffects, measured
 from .controls import prepared_with, sweep_of
 from .located import LocatedHeads
-from .stream_changes import INPUTS, Flow, check_options, heads_of, mlp_reads, need_layers, need_weights, writes
+from .stream_changes import INPUTS, Flow, check_options, heads_of, mlp_reads, need_weights, writes
 
 LOGITS = "logits"
 TOGETHER = "".join(INPUTS)
@@ -182,7 +182,7 @@ def trace_paths(
     """
     check_options(smallest_effect, max_rows)
     sweep = sweep_of(contrast, direction, edit, control)
-    layers = need_layers(model, "trace_paths").layers
+    layers = model.need_layers("trace_paths").layers
     if edges is None:
         chosen = _among(model, layers, heads, mlps, tuple(inputs), logits)
     elif heads is not None or mlps:

@@ -24,7 +24,7 @@ from ..runtime.results import Result
 from .cells import CellEffects, Made, Place, Site, measured
 from .controls import prepared_with, sweep_of
 from .located import LocatedHeads
-from .stream_changes import Flow, check_options, heads_of, need_layers, need_weights, writes
+from .stream_changes import Flow, check_options, heads_of, need_weights, writes
 
 SITES_OF_A_LAYER = {
     "resid_pre": "the residual stream before the layer",
@@ -90,7 +90,7 @@ def patch_sites(
     """
     check_options(smallest_effect, max_rows)
     check_count(n_rows, name="n_rows")
-    need_layers(model, "patch_sites")
+    model.need_layers("patch_sites")
     chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
     sweep, prepared = sweep_of(contrast, direction, "z", control), prepared_with(model, pairs, outcome, control)
     positions, n_layers = _labels(n_rows, span=_span_changes(sweep, prepared)), model.info.n_layers
