@@ -923,8 +923,8 @@ def readings_part(options: argparse.Namespace, page: Path | None) -> None:
     write("readings", table(head, readings_rows(options.draws)), page=page)
     found = readings_of_models(options.models, 10, 64)
     words = (
-        f"The whole analysis on {options.models} random models of 2 layers, 64 problems, a drawn tag with one token in half of them, "
-        f"10 draws each: anything is called readable in {found} %."
+        f"The whole analysis on {options.models} random models of 2 layers with 64 problems each, 10 tags drawn without "
+        f"looking, one token in half of the problems: anything is called readable in {found} %."
     )
     write("readings of models", words, page=page)
 

@@ -207,7 +207,9 @@ class SpanReadings(Result):
             return "nothing to test"
         layer, block = np.unravel_index(np.nanargmin(p), p.shape)
         k, n = int(self.tested.count[0, at, layer, block]), int(self.tested.n[at, layer, block])
-        return f"at best in {k} of {count_of(n, 'pair')}: {_layer(self.layers[layer])}, {_tokens(self.places[block])}"
+        rank = self._ranks()[at, layer, block]
+        seen = "" if np.isnan(rank) else f", median rank {rank:.0f}"
+        return f"at best in {k} of {count_of(n, 'pair')}: {_layer(self.layers[layer])}, {_tokens(self.places[block])}{seen}"
 
     def details(self) -> list[str]:
         """Return what was read, how many pairs there are, and how problems answered rightly and wrongly compare."""
