@@ -12,6 +12,7 @@ from mless_interp.answers.graders import GRADERS
 from mless_interp.circuits.cells import Place, Site, Way
 from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
 from mless_interp.mechanism.mediation_results import ARMS, READINGS
+from mless_interp.mechanism.span_readings import SpanReadings
 from mless_interp.models.info import ModelInfo
 from mless_interp.paper import CLAIMS, ClaimCheck
 from mless_interp.patching.attribution import HeadAttribution
@@ -300,6 +301,39 @@ def read_apart(bias: float = 0.4, n: int = 12) -> ReadEffects:
     return ReadEffects(problems(n), heads, values, 1.0 + spread(n), "nats", settings=settings, chosen_elsewhere=True)
 
 
+def readable(known: float = 1.0, n: int = 24) -> SpanReadings:
+    """After layer 1 the lens reads each problem's token by `known` better than others' in three of four blocks' rows."""
+    shape = (n, 2, 3, 4)  # the embedding and two layers
+    margin = np.tile(spread(n, 0.5)[:, None, None, None], (1, *shape[1:]))
+    margin[:, :, 0] = 0.0
+    margin[:, 0, 2, :3] = known
+    partner = np.arange(n) ^ 1
+    margin = (margin + margin[np.minimum(partner, n - 1)]) / 2
+    margin[: n // 4, 1] = np.nan
+    units = tuple(f"p{at - at % 2} | p{at - at % 2 + 1}" if at - at % 2 + 1 < n else "" for at in range(n))
+    margin[[not unit for unit in units]] = np.nan
+    rank = np.tile(np.array([90.0, 40.0, 2.0])[None, :, None], (n, 1, 8))
+    own = np.where(np.isnan(margin), np.nan, -3.0 + np.nan_to_num(margin))
+    right = (np.arange(n) % 3 > 0).astype(float)
+    blocks = tuple((2 * at, 2 * at + 2) for at in range(4))
+    settings = SETTINGS | {"what": "answer", "insertion": "Mless ' /' x8, after question"}
+    tokens = tuple(str(at % 5) for at in range(n))
+    return SpanReadings(
+        problems(n),
+        tokens,
+        units,
+        blocks,
+        rank,
+        -rank / 10,
+        own,
+        own - margin,
+        margin,
+        margin,
+        right,
+        settings=settings,
+    )
+
+
 def enriched() -> mi.Enrichment:
     heads = (mi.Head(0, 1), mi.Head(1, 4))
     ranks, limits = {"L0H1": 1.0, "L1H4": 2.5}, {"L0H1": (1.0, 2.0), "L1H4": (1.0, 4.5)}
@@ -545,6 +579,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "JointKnockout": knocked_out,
     "Transplant": transplanted,
     "ReadEffects": read_apart,
+    "SpanReadings": readable,
     "DirectEffects": directed,
     "PathEffects": traced,
     "SitePatches": placed,

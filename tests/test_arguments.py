@@ -352,6 +352,7 @@ REPLICATIONS: dict[str, dict[str, Any]] = {
     "activation_shift": {},
     "decompose_attention": {},
     "mediate": {},
+    "read_span": {},
     "circuit_curve": {},
     "locate_heads": {},
     "score_heads": {},

@@ -48,6 +48,7 @@ ANALYSES: dict[str, tuple[str, tuple[str, ...]]] = {
     "profiles": ("head_profiles", (*ASKED, "--limit", "12")),
     "dose": ("dose_response", (*COMMON, "--model", MODEL, "--limit", "8", "--doses", "1,2,4,8")),
     "mechanism": ("mechanism", (*ASKED, "--limit", "8")),
+    "read-span": ("read_span", (*ASKED, "--limit", "8")),
     "accuracy": (
         "accuracy",
         (*ASKED, "--limit", "12", "--max-new-tokens", "6", "--treatments", "none,mless,random_sentence"),

@@ -15,6 +15,7 @@ COMMANDS = {
     "dose": "dose_response",
     "study": "study",
     "circuit": "circuit",
+    "read-span": "read_span",
 }
 """What follows `mless-interp` -> the file of this folder, and the script of `analyses/`, that holds it."""
 

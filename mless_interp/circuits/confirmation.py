@@ -58,7 +58,7 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
     strata: tuple[str, ...] = ()
 
     reported = (
-        *("label", "layer", "head", "claimed", "confirmed", "kind", "p_corrected", "removed_share"),
+        *("label", "layer", "head", "claimed", "confirmed", "kind", "confirmed_strata", "p_corrected", "removed_share"),
         *("removed_k", "added_k", "n", "removed_p", "added_p", "exceeds_random", "exceeds_random_n", "p_specific"),
     )
     axes = (

@@ -27,7 +27,7 @@ from ..runtime.text_safety import one_line
 from ..statistics import defined_mean
 from .cells import made_with
 from .located import LocatedHeads
-from .stream_changes import Flow, heads_of, named_words, need_layers, need_weights
+from .stream_changes import Flow, heads_of, named_words, need_weights
 
 WRITTEN = ("Sigma", "change")
 LOOKS = "query"
@@ -208,7 +208,7 @@ def _n_known(model: Model) -> int:
 
 def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of the largest and of the smallest mean `[head, written, 2 top]`, and each problem's changes of their logits."""
-    layers = need_layers(model, "what_it_writes").layers
+    layers = model.need_layers("what_it_writes").layers
     like = model.attention_output(layers.n_layers - 1).weights
     known = _n_known(model)
 

@@ -17,7 +17,6 @@ from ..patching.scores import PatchScores
 from ..runtime.text_safety import visible
 from .located import LocatedHeads
 from .paths import INPUTS, LOGITS, Edge, Mlp, PathEffects
-from .stream_changes import need_layers
 
 _NODE = re.compile(r"a(\d+)\.h(\d+)|m(\d+)|input|logits")
 _EDGE = re.compile(r"([a-z0-9.]+)->([a-z0-9.]+?)(?:<([qkv])>)?")
@@ -38,7 +37,7 @@ def save_importances(
     """
     if heads is None and edges is None:
         raise ValueError("there is nothing to save: give heads=, edges=, or both")
-    parallel = bool(need_layers(model, "save_importances").layers.parallel(0))
+    parallel = bool(model.need_layers("save_importances").layers.parallel(0))
     info = model.info
     made = [*map(_name, info.heads), *(_name(Mlp(layer)) for layer in range(info.n_layers))]
     nodes: dict[str, dict[str, Any]] = {name: {"in_graph": False} for name in ("input", *made)} | {

@@ -145,6 +145,7 @@ class LocatedHeads(
             "layer",
             "head",
             "kind",
+            "strata",
             "sense",
             "confirmed",
             "removed_share",

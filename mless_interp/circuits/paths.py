@@ -31,7 +31,6 @@ from .stream_changes import (
     has_mlps,
     heads_of,
     mlp_reads,
-    need_layers,
     need_weights,
     writes,
 )
@@ -192,7 +191,7 @@ def trace_paths(
     """
     check_options(smallest_effect, max_rows)
     sweep = sweep_of(contrast, direction, edit, control)
-    layers = need_layers(model, "trace_paths").layers
+    layers = model.need_layers("trace_paths").layers
     if edges is None:
         chosen = _among(model, layers, heads, mlps, tuple(inputs), logits)
     elif heads is not None or mlps:

@@ -24,7 +24,7 @@ from ..runtime.results import Result
 from .cells import POSITION, CellEffects, Made, Place, Site, measured
 from .controls import prepared_with, sweep_of
 from .located import LocatedHeads
-from .stream_changes import Flow, check_options, has_mlps, heads_of, need_layers, need_weights, writes
+from .stream_changes import Flow, check_options, has_mlps, heads_of, need_weights, writes
 
 SITES_OF_A_LAYER = {
     "resid_pre": "the residual stream before the layer",
@@ -93,7 +93,7 @@ def patch_sites(
     """
     check_options(smallest_effect, max_rows)
     check_count(n_rows, name="n_rows")
-    need_layers(model, "patch_sites")
+    model.need_layers("patch_sites")
     chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
     chosen = chosen if has_mlps(model) else tuple(site for site in chosen if site != "mlp_out")
     if not chosen:

@@ -12,7 +12,7 @@ from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionOutput, ModelError
 from ..models.inputs import Recording
-from ..models.replay import Stepper, stage
+from ..models.replay import stage
 from ..patching.effect import check_smallest_effect
 from ..patching.prepared import Runs
 from ..patching.sweep import Engine, Sweep
@@ -29,20 +29,9 @@ def check_options(smallest_effect: float, max_rows: int | None) -> None:
         check_count(max_rows, name="max_rows")
 
 
-def need_layers(model: Model, what: str) -> Stepper:
-    """What continues a run layer by layer; `ModelError` with the reason where nothing can."""
-    found = model.stepper
-    if found is None:
-        raise ModelError(
-            f"{what} continues runs layer by layer, which {model.info.name} ({model.info.architecture}) on backend "
-            f"{model.info.backend!r} cannot ({model.why_whole_passes}): use another backend, or patch_heads"
-        )
-    return found
-
-
 def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
     """`ModelError` unless what single heads of these layers write can be told from their weights, before anything runs."""
-    need_layers(model, what)
+    model.need_layers(what)
     if model.quantised:
         raise ModelError(
             f"{what} needs what single heads write, and the weights of {model.info.name} are quantised "
@@ -90,7 +79,7 @@ class Flow(Engine):
 
     def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None = None) -> None:
         super().__init__(runs, sweep, max_rows)
-        self.stepper = need_layers(runs.model, "this")
+        self.stepper = runs.model.need_layers("this")
         self.layers = self.stepper.layers
         self._outputs: dict[int, AttentionOutput] = {}
 

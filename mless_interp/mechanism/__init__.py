@@ -7,6 +7,8 @@ from .decomposition import AttentionDecomposition
 from .gate_activations import activation_shift
 from .mediation import mediate
 from .mediation_results import Mediation
+from .span_reading import read_span
+from .span_readings import SpanReadings
 
 __all__ = [
     "ARM",
@@ -14,7 +16,9 @@ __all__ = [
     "ArmPlan",
     "AttentionDecomposition",
     "Mediation",
+    "SpanReadings",
     "activation_shift",
     "decompose_attention",
     "mediate",
+    "read_span",
 ]

@@ -177,6 +177,16 @@ class Model(ABC):
             return f"hooks were added to it, which only whole passes obey: {count_of(len(hooks), 'hook')}, first {hooks[0]}"
         return "" if self.checks is None or self.checks.by_layers else "the self-check found that it disagrees"
 
+    def need_layers(self, what: str) -> Stepper:
+        """What continues a run layer by layer; `ModelError` with the reason where nothing can."""
+        found = self.stepper
+        if found is None:
+            raise ModelError(
+                f"{what} continues runs layer by layer, which {self.info.name} ({self.info.architecture}) on backend "
+                f"{self.info.backend!r} cannot ({self.why_whole_passes}): use another backend, or patch_heads"
+            )
+        return found
+
     @property
     def shows_rotated(self) -> bool:
         """Whether queries and keys can be had as they enter the scores (found out by the self-check)."""

@@ -10,6 +10,7 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 - the share of an effect that a part of it is, with exact limits: `share_of_total`
 - means of what is defined: `defined_mean`; random numbers: `derive_generator`
 - intervals of means: `mean_interval` (t below 20 problems), `bootstrap_interval`
+- labels read from the right problem rather than from its partner: `swap_partners`, `swap_margins`, `forward_folds`
 - many tests at once: `holm`, `benjamini_hochberg`
 - accuracy: `mcnemar`, `paired_difference`, `wilson`, `pass_at_k`
 """
@@ -29,6 +30,7 @@ from .prevalence import (
 )
 from .proportions import mcnemar, paired_difference, pass_at_k, wilson
 from .shares import share_of_total
+from .swaps import forward_folds, swap_margins, swap_partners
 
 __all__ = [
     "CONFIDENCE",
@@ -48,6 +50,7 @@ __all__ = [
     "detectable_prevalence",
     "exact_limits",
     "fewest_problems",
+    "forward_folds",
     "holm",
     "mcnemar",
     "mean_interval",
@@ -58,6 +61,8 @@ __all__ = [
     "prevalence_test",
     "share_of_total",
     "sign_test",
+    "swap_margins",
+    "swap_partners",
     "wilson",
     "within_test",
 ]

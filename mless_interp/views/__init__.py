@@ -9,7 +9,15 @@ PUBLIC = {
     "token_plots": ["token_bars"],
     "curve_plots": ["circuit_curve", "compare_profiles", "dose_response", "profile", "profiles"],
     "outcome_plots": ["accuracy_bars", "activation_histograms", "bars_and_profiles", "study_effects"],
-    "mechanism_plots": ["affine_layers", "lambda_heads", "mediation", "near_zero", "read_effects", "shares"],
+    "mechanism_plots": [
+        "affine_layers",
+        "lambda_heads",
+        "mediation",
+        "near_zero",
+        "read_effects",
+        "shares",
+        "span_map",
+    ],
     "circuitsvis": ["attention", "tokens"],
 }
 """module -> its public names."""

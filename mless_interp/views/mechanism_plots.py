@@ -1,4 +1,4 @@
-"""Pictures of the mechanism: lambda and its null, shares of scale and bias, layers, mediation, reads, near zero."""
+"""Pictures of the mechanism: lambda, shares of scale and bias, layers, mediation, reads, near zero, what spans hold."""
 
 from typing import Any
 
@@ -6,13 +6,15 @@ import numpy as np
 import pandas as pd
 
 from ..core.arguments import count_of
-from ..mechanism import ActivationShift, AttentionDecomposition, Mediation
+from ..mechanism import ActivationShift, AttentionDecomposition, Mediation, SpanReadings
+from ..mechanism.span_readings import READERS
 from ..patching.reads import ReadEffects
 from .plots import (
     GREY,
     HATCHES,
     LINES,
     Picture,
+    draw_cells,
     draw_forest,
     draw_series,
     key,
@@ -269,3 +271,39 @@ def _reach(table: pd.DataFrame, column: str) -> np.ndarray:
 def _words(found: AttentionDecomposition, contrast: str | None) -> str:
     where = [f"contrast {contrast or found.contrasts[0]}", count_of(len(found.problem_ids), "problem")]
     return ", ".join(filter(None, [words_of(found, "model", "insertion"), *where]))
+
+
+def span_map(found: SpanReadings) -> Picture:
+    """Layer x position for each reader of a `SpanReadings`: in which share of the pairs own tokens are read better.
+
+    Above half (chance) in one colour, below it in the other with a minus; strokes where most pairs show it (corrected p), grey
+    where nothing differs or nothing is known. The lowest row is the embedding.
+    """
+    table = found.summary()
+    shape = len(READERS), len(found.layers), len(found.places)
+    shares = table["pairs_share"].where(table["p_corrected"].notna()).to_numpy(dtype=float).reshape(shape) - 0.5
+    width, height = max(2.8, 0.3 * shape[2] + 1.0), max(2.2, 0.22 * shape[1] + 1.2)
+    picture = Picture(figsize=(width * shape[0] + 1.0, height + 0.5), layout="constrained")
+    axes: Any = picture.subplots(1, shape[0], squeeze=False)
+    image: Any = None
+    for at, reader in enumerate(READERS):
+        marked = [(int(row), int(column)) for row, column in zip(*np.nonzero(found.found[at]), strict=True)]
+        image = draw_cells(axes[0, at], shares[at], limit=0.5, hatched=marked)
+        axes[0, at].invert_yaxis()
+        axes[0, at].set_xticks(range(shape[2]), found.places, rotation=90)
+        axes[0, at].set_yticks(range(shape[1]), ["embedding", *map(str, found.layers[1:])])
+        name_axes(
+            axes[0, at],
+            x="inserted tokens",
+            y="after layer (zero-based)" if at == 0 else None,
+            title=reader,
+        )
+    bar = picture.colorbar(image, ax=axes, shrink=0.9, ticks=[-0.5, 0.0, 0.5])
+    bar.ax.set_yticklabels(["0 %", "50 %", "100 %"])
+    bar.set_label("pairs read right", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    picture.suptitle(words_of(found, "model", "insertion", "what"), fontsize=9)
+    if found.found.any():
+        strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
+        key_below(picture, handles=key([(f"p < {found.level:.3g}, corrected: most pairs show it", strokes)]))
+    return picture

@@ -32,6 +32,7 @@ RUNS: dict[str, list[Any]] = {
     "figures": ["--figure", "10", "--tiny", "--limit", 2, "--twins", 1, "--draws", 1, "--no-progress", "--report"],
     "dose": ["--doses", "1,4", "--limit", 3, "--no-progress", "--backend", "bridge", "--report"],
     "circuit": [*QUICK, "--heads", "0:2,1:4", "--n-rows", 1, "--mlps", "none"],
+    "read-span": QUICK,
     "study": [
         *("length_alone", "--limit", 3, "--n-tokens", 6, "--confirm", 0, "--answers", 0, "--no-progress", "--report"),
     ],
@@ -46,6 +47,7 @@ FILES = {
     "dose": "slopes.csv outcomes.csv doses.parquet dose_response.png",
     "circuit": "direct.csv direct.png edges.csv edges.png edges_1.png edges.parquet sites.csv sites.png positions.csv "
     "positions.png writes.csv writes.png",
+    "read-span": "readings.csv readings.parquet span_map.png",
     "study": "study.csv effects.csv study.parquet study.png",
 }
 ALWAYS = {"results", "shown", "run.json", "manifest.json", "report.html"}

@@ -229,6 +229,7 @@ BY_GROUP = (
     "JointKnockout",
     "Mediation",
     "SegmentAttention",
+    "SpanReadings",
     "Transplant",
 )
 
@@ -251,6 +252,8 @@ def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
     more: dict[str, Any] = {"problem_ids": tuple(f"{each}/{at}" for at, each in enumerate(ids)), "groups": tuple(ids)}
     if name == "Transplant":
         more["partners"] = tuple(each for each in result.partners for _ in range(3))
+    if name == "SpanReadings":
+        more |= {field: tuple(np.repeat(getattr(result, field), 3)) for field in ("tokens", "units")}
     if name == "ActivationShift":
         more["n_tokens"] = np.repeat(result.n_tokens, 3, 0)
     again = replace(result, **arrays, **more)

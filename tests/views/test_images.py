@@ -23,6 +23,7 @@ from small_results import (
     patched,
     profiled,
     read_apart,
+    readable,
 )
 
 import mless_interp as mi
@@ -45,6 +46,7 @@ DRAWN: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "activation_histograms": (lambda moved: mi.views.activation_histograms(activations(moved)), 30, 60),
     "mediation": (lambda n: mi.views.mediation(mediated(n)), 8, 2),
     "read_effects": (lambda bias: mi.views.read_effects(read_apart(bias)), 0.4, 0.0),
+    "span_map": (lambda known: mi.views.span_map(readable(known)), 1.0, -1.0),
     "near_zero": (lambda n: mi.views.near_zero(activations(n=n)), 8, 2),
 }
 """Name: (what draws it from one number, the number, another that must show)."""

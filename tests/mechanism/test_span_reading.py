@@ -1,0 +1,250 @@
+"""What is readable in a span: planted layer and position, the lens by hand, the probe in the primal, errors before any run."""
+
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import BACKENDS
+from models_under_test import loaded, pairs_for, planted_problems, without_stepper
+
+import mless_interp as mi
+from mless_interp.core.heads import Head
+from mless_interp.ground_truth.planted import planted_model
+from mless_interp.metrics.probes import PENALTIES, ridge_scores
+from mless_interp.models.transformer_lens import bridge_from
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.statistics import forward_folds, swap_margins, swap_partners
+
+THINKER, RECALLER = Head(1, 6), Head(2, 5)
+QUIET: dict[str, Any] = {"progress": False}
+ONE_SLASH = Insertion.text("he he he / he he", after="question")
+
+
+@lru_cache(maxsize=2)
+def planted(*, thinks: bool = True, n: int = 56) -> tuple[Any, Any, tuple[Any, ...]]:
+    """A model whose thinker writes the largest number where the slash stands; a copier of the last layer does anywhere."""
+    recalls = {RECALLER: THINKER} if thinks else None
+    shape: dict[str, Any] = {"n_layers": 3, "n_heads": 8, "n_key_value_heads": 2, "seed": 1}
+    made = planted_model([Head(0, 3)], [], recalls=recalls, copier=Head(2, 1), **shape)
+    system = planted_problems(made, 1)[0].system
+    asked = tuple(replace(problem, system=system) for problem in made.problems(n))
+    return made, bridge_from(made.hf_model, made.tokenizer, name="thinks"), asked
+
+
+def cells(found: mi.SpanReadings, reader: str) -> set[tuple[int, int]]:
+    """(layer, block) where it is readable."""
+    at = ["lens", "probe"].index(reader)
+    return {(found.layers[layer], int(block)) for layer, block in zip(*np.nonzero(found.found[at]), strict=True)}
+
+
+def test_a_planted_intermediate_is_found_at_its_layer_and_position() -> None:
+    _, model, asked = planted()
+    found = mi.read_span(model, make_pairs(model, asked, ONE_SLASH), **QUIET)
+    everywhere = {(2, block) for block in range(6)}
+    assert cells(found, "probe") == everywhere | {(1, 3)}, "the thinker's row; then what the copier writes in every row"
+    assert cells(found, "lens") == everywhere, "only then it is written as outputs are"
+    assert found.headline().startswith("The answer is readable in the span, better than other problems' there")
+    assert "by a linear probe from layer 1 on" in found.headline() and found.right.mean() > 0.9
+    last = found.summary().query("reader == 'lens' and stream == 'layer 2'")
+    assert (last["own_rank"] == 1).all() and (last["pairs_k"] == last["pairs_n"]).all()
+    assert (last["right_k"] == last["right_n"]).all() and (last["right_n"] + last["wrong_n"] == 56).all()
+    rows = found.to_frame()
+    assert len(rows) == 56 * 4 * 6 * 3 and set(rows["measure"]) == {"rank", "logprob", "probe"}
+
+
+def test_without_its_head_only_the_last_layer_is_readable() -> None:
+    _, model, asked = planted(thinks=False)
+    found = mi.read_span(model, make_pairs(model, asked, ONE_SLASH), **QUIET)
+    assert cells(found, "probe") == cells(found, "lens") == {(2, block) for block in range(6)}
+
+
+def test_the_edges_inside_the_span_are_those_of_the_heads_that_write_and_read_it() -> None:
+    _, model, asked = planted()
+    pairs = make_pairs(model, asked[:16], ONE_SLASH)
+    options: dict[str, Any] = {"contrast": "computed", "outcome": "logit_diff", "mlps": "all", **QUIET}
+    found = mi.trace_paths(model, pairs, [THINKER, RECALLER, Head(0, 3), Head(2, 1)], **options)
+    ends = {(str(edge.sender), str(edge.receiver)) for edge in found.found}
+    assert ends == {(str(THINKER), str(RECALLER)), (str(RECALLER), "MLP2"), ("MLP2", "logits")}
+
+
+def test_before_the_question_there_is_nothing_to_test() -> None:
+    _, model, asked = planted()
+    found = mi.read_span(model, make_pairs(model, asked[:24], Insertion.meaningless(" /", 6)), **QUIET)
+    assert not np.isfinite(found.tested.p).any() and np.abs(np.nan_to_num(found.margin)).max() < 1e-3
+    assert found.headline().startswith("The answer is not readable in the span: its rows are the same in every problem")
+    assert any("before the question" in each for each in found.caveats())
+    assert found.plot() and found.printed() is not None
+
+
+@pytest.mark.parametrize("tokens", [("he", "she"), ("he", "he", "he", "she")])
+def test_a_tag_drawn_without_looking_is_not_readable(tokens: tuple[str, ...]) -> None:
+    _, model, asked = planted()
+    draw = np.random.default_rng(3)
+    tagged = [replace(problem, extra={"drawn": str(draw.choice(tokens))}) for problem in asked]
+    found = mi.read_span(model, make_pairs(model, tagged, ONE_SLASH), what="drawn", **QUIET)
+    assert not found.found.any() and "drawn is not shown to be readable" in found.headline()
+
+
+def test_an_intermediate_that_is_no_answer_is_read_by_its_tag_or_a_function() -> None:
+    made, model, _ = planted()
+    asked = made.problems(56, swap=True)
+    largest = [str(max(int(problem.answer), int(problem.distractor))) for problem in asked]
+    system = asked[0].system
+    tagged = [replace(each, system=system, extra={"most": most}) for each, most in zip(asked, largest, strict=True)]
+    pairs = make_pairs(model, tagged, ONE_SLASH)
+    by_tag = mi.read_span(model, pairs, what="most", **QUIET)
+    assert (1, 3) in cells(by_tag, "probe")
+    ids = {most: model.tokenizer.convert_tokens_to_ids(most) for most in largest}
+    by_function = mi.read_span(model, pairs, what=lambda pair: [ids[pair.problem.tags["most"]]], **QUIET)
+    np.testing.assert_array_equal(by_tag.margin, by_function.margin)
+    assert by_function.settings["what"] == "<lambda>"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
+def test_after_the_last_layer_the_lens_is_the_model(backend: str, architecture: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    pairs = pairs_for(model, 13, after="question")
+    found = mi.read_span(model, pairs, n_blocks=4, **QUIET)
+    for at, pair in enumerate(pairs):
+        logits = model.run(pair.condition("inserted")).logits[0, pair.span_mask].double()
+        own = pair.answer_ids[0]
+        np.testing.assert_allclose(found.logprob[at, -1], logits.log_softmax(-1)[:, own].cpu(), atol=2e-4)
+        rank = (logits > logits[:, [own]]).sum(-1) + 1
+        assert np.abs(found.rank[at, -1] - rank.cpu().numpy()).max() <= 1, "ties of rounding aside"
+        blocks = [found.logprob[at, -1, start:stop].mean() for start, stop in found.blocks]
+        np.testing.assert_allclose(found.own[at, 0, -1], blocks, atol=1e-9)
+    assert found.own.shape == (3, 2, model.info.n_layers + 1, 4)
+
+
+def test_a_run_goes_on_and_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model, asked = planted()
+    pairs = make_pairs(model, asked[:16], ONE_SLASH)
+    whole, file = mi.read_span(model, pairs, seed=1, **QUIET), tmp_path / "run.jsonl"
+    mi.read_span(model, pairs, seed=1, checkpoint=file, **QUIET)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:9]))
+    again = mi.read_span(model, pairs, seed=1, checkpoint=file, **QUIET)
+    for name, _ in whole.axes:
+        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
+    assert again.units == whole.units
+    monkeypatch.setattr(type(model), "run", lambda *_, **__: pytest.fail("a model ran"))
+    kept = mi.read_span(model, pairs, seed=2, checkpoint=file, **QUIET)
+    assert kept.units != whole.units, "another seed pairs anew, from the same readings"
+    with pytest.raises(ValueError, match="n_blocks"):
+        mi.read_span(model, pairs, n_blocks=3, checkpoint=file, **QUIET)
+
+
+def test_what_cannot_be_read_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model, asked = planted()
+    pairs = make_pairs(model, asked[:4], ONE_SLASH)
+    monkeypatch.setattr(type(model), "run", lambda *_, **__: pytest.fail("a model ran"))
+    for what, message in {
+        "carry": r"has no tag 'carry'; it has id, question, answer",
+        "question": r"its question .* is \d+ tokens, and one is read",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            mi.read_span(model, pairs, what=what, **QUIET)
+    for given in (lambda _: 10**6, lambda _: "he", lambda _: []):
+        with pytest.raises(ValueError, match="what is read must be a token id, 0 to"):
+            mi.read_span(model, pairs, what=given, **QUIET)
+    with pytest.raises(ValueError, match="no two of these 4 problems"):
+        mi.read_span(model, pairs, what=lambda _: 5, **QUIET)
+    with pytest.raises(ValueError, match="n_blocks must be 10 at most"):
+        mi.read_span(model, pairs, n_blocks=11, **QUIET)
+    with pytest.raises(ValueError, match="smallest_margin must be above 0"):
+        mi.read_span(model, pairs, smallest_margin=0.0, **QUIET)
+    with pytest.raises(mi.ModelError, match="read_span continues runs layer by layer"):
+        mi.read_span(without_stepper(model), pairs, **QUIET)
+
+
+def test_tags_of_token_ids_are_ids(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    ids = [[5, 6, at + 3, 9, 9, 7] for at in range(4)]
+    pairs = mi.pairs_from_ids(ids, [3, 4, 5, 6], span=(3, 5), tags={"carry": [8, 9, 8, 9]})
+    found = mi.read_span(model, pairs, what="carry", **QUIET)
+    assert found.settings["tokens"] == [8, 9] and found.tokens[0] == found.tokens[2] != found.tokens[1]
+    logits = model.run(pairs[1].inserted.tokens).logits[0, 3:5].double().log_softmax(-1)
+    np.testing.assert_allclose(found.logprob[1, -1], logits[:, 9].cpu(), atol=2e-4)
+
+
+# -------------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_the_dual_is_the_primal_and_its_penalty_leaves_one_out() -> None:
+    draw = np.random.default_rng(0)
+    x, labels = draw.normal(size=(20, 6)) + 2, np.arange(20) % 3
+    x[:, 0] += labels
+    train, test = np.arange(14), np.arange(14, 20)
+    y = np.eye(3)[labels]
+
+    def primal(rows: np.ndarray, read: np.ndarray, penalty: float) -> np.ndarray:
+        centre, mean = x[rows].mean(0), y[rows].mean(0)
+        centred = x[rows] - centre
+        weights = np.linalg.solve(centred.T @ centred + penalty * np.eye(6), centred.T @ (y[rows] - mean))
+        return (x[read] - centre) @ weights + mean
+
+    centred = x[train] - x[train].mean(0)
+    choices = np.array(PENALTIES) * np.trace(centred @ centred.T) / len(train)
+    # a row that is left out changes the others' mean and products; PRESS says by how much without fitting again
+    errors = [
+        sum(((y[out] - primal(np.delete(train, out), np.array([out]), each)) ** 2).sum() for out in train)
+        for each in choices
+    ]
+    expected = primal(train, test, float(choices[int(np.argmin(errors))]))
+    np.testing.assert_allclose(ridge_scores(x @ x.T, labels, train, test), expected, atol=1e-9)
+    assert 0 < int(np.argmin(errors)) < len(PENALTIES) - 1, "the choice is not at an end"
+    tiny = 1e-6 * x + np.ones(6)
+    blunt = ridge_scores(tiny @ tiny.T, labels, train, test, least=0.01)
+    np.testing.assert_allclose(blunt, np.tile(y[train].mean(0), (6, 1)), atol=1e-3)
+    unseen = ridge_scores(x @ x.T, np.where(np.arange(20) == 19, 3, labels), train, test)
+    assert np.isnan(unseen[:, 3]).all() and np.isfinite(unseen[:, :3]).all()
+    np.testing.assert_allclose(unseen[:, :3].sum(1), 1)
+
+
+def test_partners_differ_in_token_and_group_and_are_as_many_as_can_be() -> None:
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        labels = draw.choice(4, 31, p=[0.55, 0.25, 0.1, 0.1])
+        groups = [str(each) for each in draw.permutation(31)]
+        partners = swap_partners(labels, [1] * 31, groups, seed=seed)
+        paired = np.flatnonzero(partners >= 0)
+        assert (partners[partners[paired]] == paired).all() and (labels[paired] != labels[partners[paired]]).all()
+        assert len(paired) == 2 * min(31 - np.bincount(labels).max(), 15)
+    kinds = [1, 2, 1, 2]
+    assert swap_partners(np.array([0, 1, 2, 3]), kinds, "abcd", seed=0).tolist() == [2, 3, 0, 1]
+    together = swap_partners(np.array([0, 1, 2, 3]), [1] * 4, "aabb", seed=0)
+    assert together.tolist() == [2, 3, 0, 1], "variants are no partners of one another"
+
+
+def test_exchanging_two_problems_turns_their_margin_and_token_priors_cancel() -> None:
+    draw = np.random.default_rng(0)
+    values, labels, partners = draw.normal(size=(4, 3, 2)), np.array([0, 1, 2, 0]), np.array([1, 0, 3, 2])
+    margins = swap_margins(values, labels, partners)
+    np.testing.assert_allclose(swap_margins(values[[1, 0, 3, 2]], labels, partners), -margins)
+    moved = values + draw.normal(size=(1, 3, 2)) + draw.normal(size=(4, 1, 2))
+    np.testing.assert_allclose(swap_margins(moved, labels, partners), margins)
+    assert np.isnan(swap_margins(values, labels, np.array([1, 0, -1, -1]))[2:]).all()
+
+
+def test_probes_learn_from_earlier_pairs_alone() -> None:
+    units = [f"u{at // 2}" for at in range(40)] + ["", ""]
+    groups = [str(at) for at in range(42)]
+    steps = forward_folds(units, groups, seed=0)
+    seen: set[int] = set()
+    for train, test in steps:
+        assert not set(train) & set(test) and {40, 41} <= set(train) and seen <= set(train)
+        assert {units[at] for at in train}.isdisjoint(units[at] for at in test)
+        seen |= set(test.tolist())
+    assert len(steps) == 4 and len(seen) == 32, "the first fold only teaches"
+
+
+def test_groups_count_once_and_never_teach_about_themselves() -> None:
+    _, model, asked = planted()
+    variants = [replace(problem, group=f"g{at // 2}") for at, problem in enumerate(asked[:24])]
+    found = mi.read_span(model, make_pairs(model, variants, ONE_SLASH), **QUIET)
+    assert found.n_groups == 12 and len(found.margins) <= 6 and found.tested.n.max() <= 6
