@@ -59,7 +59,7 @@ class Comparison(Result, renamed={"n_needed": None}):
         first | against | | the treatment that it is compared with
         accuracy_second | right | share | share of right answers under the treatment
         accuracy_first | right under the first | share | share of right answers under the treatment that it is compared with
-        gain | change | share | right answers under the treatment - under the first, on the same problems
+        gain | change, points | points | right answers under the treatment - under the first, on the same problems
         gained | gained | | problems right under this treatment alone
         lost | lost | | problems right under the first treatment alone
         test | test | | which test gives p
@@ -67,9 +67,14 @@ class Comparison(Result, renamed={"n_needed": None}):
     """)
 
     @property
+    def confidence(self) -> float:
+        """The confidence of the difference's interval."""
+        return self.difference.confidence
+
+    @property
     def alpha(self) -> float:
         """The level of the test: 1 - the interval's confidence."""
-        return 1 - self.difference.confidence
+        return 1 - self.confidence
 
     def summary(self) -> pd.DataFrame:
         """One row."""
@@ -101,8 +106,8 @@ class Comparison(Result, renamed={"n_needed": None}):
         """The same row: there is nothing below a comparison."""
         return self.summary()
 
-    def headline(self, *, p_corrected: float | None = None) -> str:
-        """Return whether right answers change, and by how much; `p_corrected`: of the comparisons made together."""
+    def headline(self, *, p_corrected: float | None = None, n_tests: int = 1) -> str:
+        """Return whether right answers change, and by how much; `p_corrected`: of the `n_tests` comparisons made together."""
         if not self.n:
             return f"{self.second!r} against {self.first!r}: no problem was answered under both."
         p, low, high = (
@@ -110,11 +115,13 @@ class Comparison(Result, renamed={"n_needed": None}):
             *map(float, (self.difference.low, self.difference.high)),
         )
         does = "raises" if len(self.gained) > len(self.lost) else "lowers"
+        over = f" after Holm over {n_tests} comparisons" * (n_tests > 1)
+        said = f"{self.second!r} {does} right answers" if p < self.alpha else f"No change is shown for {self.second!r}"
         return (
-            f"{self.second!r} {does if p < self.alpha else 'is not shown to change'} right answers: "
+            f"{said}: "
             f"{_percent(self.accuracy_second)} against {_percent(self.accuracy_first)} under {self.first!r} "
             f"({_points(float(self.difference.estimate))} points{limits_of(low, high, '+.1f', scale=100)}, {len(self.gained)} "
-            f"gained, {len(self.lost)} lost of {count_of(self.n, 'problem')}, p = {p:.2g})."
+            f"gained, {len(self.lost)} lost of {count_of(self.n, 'problem')}, p = {p:.2g}{over})."
         )
 
     def details(self) -> list[str]:
@@ -174,13 +181,16 @@ class Comparisons(Result):
         size = [np.nan_to_num(abs(float(one.difference.estimate)), nan=-1.0) for one in self.comparisons]
         one = sure[0] if sure else self.comparisons[int(np.argmax(size))]
         others = f"no difference is shown for {count_of(len(self.comparisons) - 1, 'other treatment')}"
-        words = one.headline(p_corrected=float(self.p_holm[self.comparisons.index(one)]))
-        return words if len(self.comparisons) == 1 else f"{words[:-1]}; {others}."
+        n = len(self.comparisons)
+        words = one.headline(p_corrected=float(self.p_holm[self.comparisons.index(one)]), n_tests=n)
+        return words if n == 1 else f"{words[:-1]}; {others}."
 
     def details(self) -> list[str]:
         """Return each comparison in words; p-values after Holm's correction where there are several."""
-        p = self.p_holm if len(self.comparisons) > 1 else [None]
-        told = ([one.headline(p_corrected=each), *one.details()] for one, each in zip(self.comparisons, p, strict=True))
+        told = (
+            [one.headline(p_corrected=p, n_tests=len(self.comparisons)), *one.details()]
+            for one, p in zip(self.comparisons, self.p_holm.tolist(), strict=True)
+        )
         return [sentence for of_one in told for sentence in of_one]
 
     def printed(self) -> pd.DataFrame:
@@ -190,8 +200,8 @@ class Comparisons(Result):
     def shown(self) -> Shown:
         """The comparisons as a table."""
         caption = f"Each treatment against {self.reference!r} on the same problems ({self.grader} grades)."
-        table = self.summary()
-        first = ["second", "difference", "low", "high", "p_holm", "gained", "lost", "accuracy_second", "accuracy_first"]
+        table = self.summary().rename(columns={"difference": "gain"})
+        first = ["second", "gain", "low", "high", "p_holm", "gained", "lost", "accuracy_second", "accuracy_first"]
         return Shown(
             (ShownTable(table, caption, [*first, *(name for name in table if name not in (*first, "first"))]),)
         )

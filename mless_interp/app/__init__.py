@@ -19,5 +19,6 @@ COMMANDS = {
 """What follows `mless-interp` -> the file of this folder, and the script of `analyses/`, that holds it."""
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, [*COMMANDS.values(), "certify", "command_line", "compare_runs", "endings", "plan", "planned", "run_folder"]
+    __name__,
+    [*COMMANDS.values(), "certify", "command_line", "compare_runs", "endings", "plan", "planned", "run_folder"],
 )

@@ -152,6 +152,21 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         )
         return f"{whole}; confirmed: {listed(sure) or 'none'}" + (f"; not confirmed: {listed(lost)}." if lost else ".")
 
+    def in_short(self) -> str:
+        """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
+        sure = [head for head, one in zip(self.heads, self.confirmed, strict=True) if one]
+        every = "all" if len(self.heads) > 2 else "both" if len(self.heads) == 2 else str(self.heads[0])
+        who = every if len(sure) == len(self.heads) else listed(sure) or "none"
+        told = (
+            f"on {count_of(len(self.problem_ids), 'fresh problem')} {who} {'is' if len(sure) < 2 else 'are'} confirmed"
+        )
+        if not sure or "random_size_removed" not in self.controls:
+            return told + ", specificity not tested" * bool(sure)
+        which = [head for head in sure if head in self.specific]
+        if len(which) == len(sure):
+            return f"{told}, {['', 'and ', 'both ', 'all '][min(len(sure), 3)]}specific to this insertion"
+        return f"{told}, {listed(which) or 'none'} specific to this insertion"
+
     def caveats(self) -> list[str]:
         """Return that so few problems can confirm no head, where they are too few."""
         few = few_problems(self.judged.effect.n, len(self.heads), self.confidence, per_head=1)
@@ -188,9 +203,17 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
 
     def printed(self) -> pd.DataFrame:
         """Return the claims and what came of them, with the control of random words where it was run."""
-        columns = ["label", "kind", "removed_share", "removed_share_ci_low", "removed_share_ci_high", "removed_count"]
-        columns += ["added_count", "n", "p", "confirmed", "exceeds_random", "exceeds_random_n", "p_specific"]
+        columns = [
+            "label",
+            "claimed",
+            "removed_share",
+            "removed_share_ci_low",
+            "removed_share_ci_high",
+            "removed_count",
+        ]
+        columns += ["added_count", "n", "p", "confirmed"]
         beside = self.control_table()
+        columns += ["exceeds_random", "exceeds_random_n", "p_specific"] * bool(beside["exceeds_random_n"].any())
         beside = beside.drop(columns=[name for name in beside if name in self.summary() and name != "label"])
         table = self.summary().merge(beside, on="label", how="left")
         return table.reindex(columns=columns).dropna(axis=1, how="all")

@@ -269,22 +269,18 @@ class LocatedHeads(
         whole = effect.headline(s["insertion"], s["outcome"], self.unit)
         if self.contrast.name not in ("total", "content"):
             whole += f" ({self.contrast.name})"
+        fresh = s.get("n_fresh")
+        unused = f", and the {fresh} fresh problems were not used" if fresh else ""
         if not self.established:
-            return f"{whole}, so no head is named."
+            return f"{whole}, so no head is named{unused}."
         of, share = f"of {count_of(len(self.heads), 'head')}", smallest_words(effect)
         if not self.found:
-            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems."
-        sure = list(self.confirmed)
-        tested = "not yet confirmed" if made is None else f"confirmed on {len(made.problem_ids)} fresh problems"
-        if made is not None and len(sure) < len(self.found):
-            tested = f"{listed(sure) or 'none'} {tested}"
-        if made is not None and sure and made.controls:
-            which = [head for head in sure if head in made.specific]
-            tested += f", {'all' if len(which) == len(sure) else listed(which) or 'none'} specific to this insertion"
+            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems{unused}."
         kinds = {kind: [head for head, one in self.found.items() if one == kind] for kind in self.found.values()}
         named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
         carry = "carries" if len(self.found) == 1 else "carry"
-        return f"{whole}; {len(self.found)} {of} {carry} more than {share} of it in most, {tested}: {named}."
+        tested = "not yet confirmed on fresh problems" if made is None else made.in_short()
+        return f"{whole}; {len(self.found)} {of} {carry} more than {share} of it in most: {named}; {tested}."
 
     def rest(self) -> str:
         """Return how many heads are negligible or undecided."""
@@ -320,8 +316,6 @@ class LocatedHeads(
             found += [*self._named_words(), *sink_words(self.sinks)]
         if self.confirmation is not None:
             found += [f"On fresh problems: {self.confirmation.headline()}", *self.confirmation.details()]
-        elif not self.found and s.get("n_fresh"):
-            found.append(f"The {s['n_fresh']} fresh problems were not used: there is no head to confirm.")
         return [*found, *gap_words(self._held, judged.effect, self.unit), *cannot_say(self.contrast.name)]
 
     @property
@@ -374,8 +368,9 @@ class LocatedHeads(
             return self.confirmation.printed()
         columns = ["label", "kind", "removed_share", "removed_share_ci_low", "removed_share_ci_high", "removed_count"]
         columns += ["added_count", "n", "removed_p"] + ["reads_sink"] * bool(sink_words(self.sinks))
-        columns += ["exceeds_random", "exceeds_random_n"]
-        return self.summary().head(len(self.found) or 3).reindex(columns=columns).dropna(axis=1, how="all")
+        table = self.summary().head(len(self.found) or 3)
+        columns += ["exceeds_random", "exceeds_random_n"] * bool(table["exceeds_random_n"].gt(0).any())
+        return table.reindex(columns=columns).dropna(axis=1, how="all")
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""

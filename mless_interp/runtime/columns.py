@@ -22,8 +22,8 @@ MISSING = "–"
 class Column:
     """A column of a result's tables: its name there, its heading, what it is, its unit, and the role that it plays.
 
-    Roles: "share" is written in percent, "p" with two digits, "of NAME" as a count out of the column NAME; "verdict" stands
-    right after the first column, "later" behind the others.
+    Roles: "share" is written in percent, "points" in percentage points, "p" with two digits, "of NAME" as a count out of the
+    column NAME; "verdict" stands right after the first column, "later" behind the others.
     """
 
     name: str
@@ -106,8 +106,10 @@ class TextTable:
         *,
         columns: Sequence[str] | Mapping[str, str] | None = None,
         known: Mapping[str, Column] = DECLARED,
+        interval: str = "95 %",
     ) -> "TextTable":
-        """A table of a data frame; `columns` chooses and orders them, as a mapping also names them; `known`: what they mean.
+        """A table of a data frame; `columns` chooses and orders them, as a mapping also names them; `known`: what they mean;
+        `interval`: the confidence of intervals.
 
         `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`; bare `low`, `high` belong to the number before
         them) in the same cell, under a heading that names both; counts say of how many. Verdicts stand second; where there
@@ -130,10 +132,10 @@ class TextTable:
             if low == name:
                 whose = str(low).removesuffix("_low").removesuffix("_ci").removesuffix("ci").replace("_", " ")
                 of_whom = f" of the {whose}" if whose not in ("", "low") else ""
-                label = names[name] or _interval_words(str(low)).replace("%", "% interval") + of_whom
+                label = names[name] or _heading_of(str(low), interval).replace("%", "% interval") + of_whom
                 cells.append([Cell(c.limits or MISSING, c.key if c.limits else "") for c in _numbers(values, limits)])
             elif limits is not None and not pd.isna([*limits[0], *limits[1]]).all():
-                label = f"{label} [{_interval_words(str(low))}]"
+                label = f"{label} [{_heading_of(str(low), interval)}]"
                 cells.append(_numbers(values, limits, role))
             elif numeric and role.startswith("of ") and role[3:] in frame.columns:
                 cells.append(_counts(values, frame[role[3:]].tolist()))
@@ -211,8 +213,8 @@ def _ordered(
     return [columns[at] for at in sorted(range(len(columns)), key=ranks.__getitem__)], min(AT_ONCE, first)
 
 
-def _interval_words(low: str) -> str:
-    return "95 %" if low.endswith("ci_low") or low in ("low", "paper_low") else "from, to"
+def _heading_of(low: str, interval: str) -> str:
+    return interval if low.endswith("ci_low") or low in ("low", "paper_low") else "from, to"
 
 
 def _upper(name: str, frame: pd.DataFrame) -> str | None:
@@ -225,11 +227,12 @@ def _upper(name: str, frame: pd.DataFrame) -> str | None:
 def _numbers(values: Sequence[Any], limits: tuple[Sequence[Any], Sequence[Any]] | None, role: str = "") -> list[Cell]:
     """Numbers of one column, with the ends of their intervals, all with the same number of decimals, signed if any is
     negative."""
-    scale, unit = (100, " %") if role == "share" else (1, "")
+    scale, unit = {"share": (100, " %"), "points": (100, "")}.get(role, (1, ""))
     ends = () if limits is None else (*limits[0], *limits[1])
     known = [scale * float(value) for value in (*values, *ends) if not pd.isna(value)]
     whole = role == "share" or (limits is None and all(isinstance(value, int) or pd.isna(value) for value in values))
-    signed, decimals = role != "share" and any(value < 0 for value in known), 0 if whole else _decimals(known)
+    signed = role != "share" and any(value < 0 for value in known)
+    decimals = 0 if whole else 1 if role == "points" else _decimals(known)
 
     def number(value: Any) -> str:
         return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)
@@ -245,9 +248,11 @@ def _numbers(values: Sequence[Any], limits: tuple[Sequence[Any], Sequence[Any]] 
 
 
 def _counts(values: Sequence[Any], of: Sequence[Any]) -> list[Cell]:
-    """Counts with the number that they are of."""
+    """Counts with the number that they are of; undefined of none."""
     return [
-        Cell(MISSING, "") if pd.isna(value) or pd.isna(n) else Cell(f"{int(value)}/{int(n)}", _key(float(value)))
+        Cell(MISSING, "")
+        if pd.isna(value) or pd.isna(n) or not n
+        else Cell(f"{int(value)}/{int(n)}", _key(float(value)))
         for value, n in zip(values, of, strict=True)
     ]
 

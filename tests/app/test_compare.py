@@ -112,7 +112,7 @@ def test_where_there_is_no_interval_none_is_written() -> None:
         ((("x", "x"), ("x", "x")),),
         np.full((1, 2, 2), "text"),
     )
-    assert "'Mless' is not shown to change right answers: 100.0 % against 50.0 %" in few.headline()
+    assert "No change is shown for 'Mless': 100.0 % against 50.0 %" in few.headline()
     assert "A single problem has no interval." in few.explain() and "nan" not in few.explain()
     one = mi.AccuracyResults(
         ("p0",),
@@ -199,8 +199,16 @@ def test_the_answer_says_whether_confirmed_heads_are_specific() -> None:
     made = confirmed()
     sure = [str(head) for head, yes in zip(made.heads, made.confirmed, strict=True) if yes]
     told = replace(located(), confirmation=made).headline()
-    assert len(sure) == 2 and ", all specific to this insertion: " in told
+    claimed = "L0H1 (reader); L1H0 (mediator)"
+    assert told.endswith(
+        f": {claimed}; on 10 fresh problems {', '.join(sure)} are confirmed, both specific to this insertion."
+    )
+    assert list(replace(located(), confirmation=made).printed()["claimed"]) == ["reader", "mediator", "sufficient only"]
     as_much = {name: each + 2 * name.startswith("random") for name, each in made.controls.items()}
     assert ", none specific to" in replace(located(), confirmation=replace(made, controls=as_much)).headline()
-    without = replace(located(), confirmation=replace(made, controls={}))
-    assert "specific" not in without.headline() + located().headline(), "not asked"
+    without = replace(located(), confirmation=replace(made, controls={"shift_total": made.total}))
+    assert (
+        without.headline().endswith(" are confirmed, specificity not tested.")
+        and "specific" not in located().headline()
+    )
+    assert "0/0" not in repr(without) + repr(replace(located(), controls={})) and "random words" in repr(located())
