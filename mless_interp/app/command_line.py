@@ -28,9 +28,9 @@ import typer
 import typer.core
 from typer import Option
 
-from ..core.arguments import checked
-from ..core.heads import Head
-from ..prompts.conditions import CONTRASTS, as_words, nearest
+from ..core.arguments import beside, checked, nearest
+from ..core.heads import Head, check_heads
+from ..prompts.conditions import CONTRASTS, as_words
 from ..prompts.problems import Problem, whole_groups
 from ..runtime.engines import Engine, Shard, ShardDone, here
 from ..runtime.folders import COMPUTED, RUN, keep_begun, read_begun
@@ -97,8 +97,7 @@ def is_file(name: str | None) -> str | None:
 def _with_neighbour(path: Path) -> str:
     """A path in full, with what is named most like it in its folder."""
     whole = path.absolute()
-    beside = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
-    return f"{str(whole)!r}{nearest(whole.name, beside)}"
+    return f"{str(whole)!r}{nearest(whole.name, beside(whole))}"
 
 
 def listed(names: Iterable[str]) -> str:
@@ -367,8 +366,11 @@ class Asking(Loading, Saving):
         """The model that was asked for, once the engine is known to be right."""
         options, engine = self.loading(), self.computing()
         self.say(f"loading {self.model} ...")
-        from ..models.load import load_model
+        from ..models.load import load_model, shape_of
 
+        if (shape := shape_of(self.model)) is not None:
+            heads = getattr(self, "heads", getattr(self, "knockout", None))
+            chosen_heads(heads, getattr(self, "layers", None), n_layers=shape[0], n_heads=shape[1])
         return load_model(self.model, **options).on(engine)
 
 
@@ -632,6 +634,16 @@ def tell(text: str) -> None:
 class Command(typer.core.TyperCommand):
     """A program of one command, whose options are listed in panels."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words of the command; say how a command takes its model where that is no option."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "option_name", "") == "--model":
+                told: Any = error
+                told.message, told.possibilities = f"the model is no option here: {ctx.command_path} MODEL", None
+            raise
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under the headings of `PANELS`."""
         panels: dict[str, list[Any]] = {}
@@ -685,7 +697,7 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
     """
     named, found = read_heads(heads, layers)
     if found is None:
-        return named
+        return named and check_heads(named, n_layers=n_layers, n_heads=n_heads)
     if found[-1] >= n_layers:
         raise ValueError(f"layer {found[-1]} is out of range (zero-based): the model has layers 0 to {n_layers - 1}")
     return tuple(Head(layer, head) for layer in found for head in range(n_heads))
@@ -699,12 +711,16 @@ def chosen_place(place: str) -> dict[str, Any]:
     >>> chosen_place("before-system, at-4,at-9")
     {'before': ('system',), 'at': (4, 9)}
     """
+    from ..prompts.insertions import PLACES
+
+    known = [f"{word}-{segment}" for word in ("before", "after") for segment in PLACES]
     found: dict[str, tuple[Any, ...]] = {}
     for part in chosen_names(place) or ("",):
         word, _, where = part.partition("-")
-        if word not in ("before", "after", "at") or not where or (word == "at" and not where.isdecimal()):
+        if part not in known and not (word == "at" and where.isdecimal()):
             raise ValueError(
-                f"--place: {part!r} is no place; write before-question, after-question (or system, template, bos), or at-4"
+                f"--place: {part!r} is no place{nearest(part, known)}; write before-question, after-question (or system, "
+                "template, bos), or at-4"
             )
         found[word] = (*found.get(word, ()), int(where) if word == "at" else where)
     return found

@@ -226,7 +226,7 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"locate_by": "held"}, "unknown contrast to locate heads by 'held'; choose one of content, computed"),
         ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
         ({"answers": 1}, "answers takes 2 or more problems, or 0, got 1"),
-        ({"metrics": ["span_mas"]}, "unknown metric 'span_mas'; choose of"),
+        ({"metrics": ["span_mas"]}, "unknown metric 'span_mas' \\(did you mean span_mass\\?\\); choose of"),
         ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then different others"),
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
         ({"insertions": [ROW, ROW]}, "two insertions are named 'slashes'"),
