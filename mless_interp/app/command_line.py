@@ -634,6 +634,10 @@ def tell(text: str) -> None:
 class Command(typer.core.TyperCommand):
     """A program of one command, whose options are listed in panels."""
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the first sentence, whole."""
+        return f"{' '.join((self.help or '').split()).partition('. ')[0].rstrip('.')}."
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the words of the command; say how a command takes its model where that is no option."""
         try:

@@ -80,7 +80,7 @@ class Options(Pairing):
             help=f"What is measured: {listed(OUTCOMES)}. The last two, which are never negative, for sweeps only.",
         ),
     ] = "answer_logprob"
-    out: OutOption = Path("results/patch_heads")
+    out: OutOption = Path("results/locate")
 
     def parts(self) -> list[tuple[Any, ...]]:
         """The problems that name heads, confirm them and are answered; `ValueError` for what makes no sense together."""

@@ -41,10 +41,12 @@ class Options(Inserting):
     model: Annotated[
         str,
         Argument(
-            callback=is_model, help="'demo', a directory with config.json and tokenizer, weights or not; a hub id."
+            callback=is_model,
+            metavar="MODEL",
+            help="'demo', a directory with config.json and tokenizer, weights or not; a hub id.",
         ),
     ]
-    what: Annotated[str, Argument(metavar="[WHAT]", callback=one_of_names(*LIMITS), help=f"{', '.join(LIMITS)}.")] = (
+    what: Annotated[str, Argument(metavar="WHAT", callback=one_of_names(*LIMITS), help=f"{', '.join(LIMITS)}.")] = (
         "locate"
     )
     limit: Annotated[int | None, Option(min=1, help="How many problems. [default: the analysis' own]")] = None  # type: ignore[assignment]

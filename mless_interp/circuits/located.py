@@ -66,8 +66,8 @@ READS_OF_COMPUTED = [
     "span."
 ]
 _UNSEEN = {
-    "content": "the content contrast does not see heads that only respond to the shift of positions (contrast='shift' is there "
-    "for them)",
+    "content": "the content contrast does not see heads that only respond to the shift of positions (use contrast='shift' for "
+    "them)",
     "computed": "the computed contrast does not see heads that use the span whatever it has read (contrast='content' does)",
     "inside": "the inside contrast does not see heads that use the span whatever its tokens have read of one another "
     "(contrast='content' does)",
