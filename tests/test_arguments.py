@@ -224,7 +224,7 @@ def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
         (lambda: mi.patch_heads(planted_here()[0], pairs), "model must be a Model, got a PlantedModel: load_model"),
         (
             lambda: mi.patch_heads(model, problems),
-            "pairs must be several PromptPairs or a Prepared, got a Problem at place 0",
+            "pairs must be several PromptPairs, got a Problem at place 0",
         ),
         (lambda: mi.patch_heads(model, problems), r"make_pairs\(model, problems, insertion\) makes them"),
         (
@@ -232,7 +232,12 @@ def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
             r"heads must be several Heads or texts or None, got 'L0H1' \(str\): write",
         ),
         (lambda: mi.patch_heads(model, pairs, heads=["x"]), "heads: cannot read 'x' as a head: write LAYER:HEAD"),
-        (lambda: mi.patch_heads(model, pairs, heads=[(0, 1)]), "got a tuple at place 0"),
+        (lambda: mi.patch_heads(pairs, model), "model must be a Model, got several PromptPairs: load_model"),
+        (
+            lambda: mi.patch_heads(model, pairs, heads=[(0, 1)]),
+            r"got a tuple at place 0 .*: write Head\(layer, head\) or 'L0H13'",
+        ),
+        (lambda: mi.Insertion.meaningless("", 5), "the unit to insert is empty"),
         (lambda: mi.patch_heads(model, pairs, seed=1.5), r"seed must be a whole number, got 1.5 \(float\)"),
         (lambda: mi.patch_heads(model, pairs, max_rows=0), "max_rows must be 1 or more, got 0"),
         (lambda: mi.patch_heads(model, pairs, progress="no"), r"progress must be True or False, got 'no' \(str\)"),

@@ -293,9 +293,10 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     if heads:
         try:
             curve = mi.circuit_curve(model, fresh[: 2 * N], heads, chosen_elsewhere=True, **options)
-            faithful = next(words for words in curve.details() if "CPR" in words)
+            (cpr, worst), (cmd, other) = curve.cpr[:2], curve.cmd[:2]
             lines.append(
-                f"Faithfulness of {', '.join(map(str, heads))}, the largest first, on fresh problems: {faithful}"
+                "Faithfulness on fresh problems, heads added in order of effect, the others ablated "
+                f"({curve.settings['ablation']}): CPR {cpr:.3f}, CMD {cmd:.3f} (reversed order: {worst:.3f}, {other:.3f})."
             )
         except ValueError as error:
             lines.append(f"No curve: {error}")

@@ -71,9 +71,14 @@ class Comparison(Result, renamed={"n_needed": None}):
     """)
 
     @property
+    def confidence(self) -> float:
+        """The confidence of the difference's interval."""
+        return self.difference.confidence
+
+    @property
     def alpha(self) -> float:
         """The level of the test: 1 - the interval's confidence."""
-        return 1 - self.difference.confidence
+        return 1 - self.confidence
 
     def table(self) -> pd.DataFrame:
         """One row."""
@@ -105,8 +110,8 @@ class Comparison(Result, renamed={"n_needed": None}):
         """The same row: there is nothing below a comparison."""
         return self.table()
 
-    def headline(self, *, p_corrected: float | None = None) -> str:
-        """Return whether right answers change, and by how much; `p_corrected`: of the comparisons made together."""
+    def headline(self, *, p_corrected: float | None = None, n_tests: int = 1) -> str:
+        """Return whether right answers change, and by how much; `p_corrected`: of the `n_tests` comparisons made together."""
         if not self.n:
             return f"{self.second!r} against {self.first!r}: no problem was answered under both."
         p, low, high = (
@@ -114,11 +119,13 @@ class Comparison(Result, renamed={"n_needed": None}):
             *map(float, (self.difference.low, self.difference.high)),
         )
         does = "raises" if len(self.gained) > len(self.lost) else "lowers"
+        over = f" after Holm over {n_tests} comparisons" * (n_tests > 1)
+        said = f"{self.second!r} {does} right answers" if p < self.alpha else f"No change is shown for {self.second!r}"
         return (
-            f"{self.second!r} {does if p < self.alpha else 'is not shown to change'} right answers: "
+            f"{said}: "
             f"{_percent(self.accuracy_second)} against {_percent(self.accuracy_first)} under {self.first!r} "
             f"({_points(float(self.difference.estimate))} points{limits_of(low, high, '+.1f', scale=100)}, {len(self.gained)} "
-            f"gained, {len(self.lost)} lost of {count_of(self.n, 'problem')}, p = {p:.2g})."
+            f"gained, {len(self.lost)} lost of {count_of(self.n, 'problem')}, p = {p:.2g}{over})."
         )
 
     def details(self) -> list[str]:
@@ -178,13 +185,16 @@ class Comparisons(Result, renamed={"p_holm": "p_corrected"}):
         size = [np.nan_to_num(abs(float(one.difference.estimate)), nan=-1.0) for one in self.comparisons]
         one = sure[0] if sure else self.comparisons[int(np.argmax(size))]
         others = f"no difference is shown for {count_of(len(self.comparisons) - 1, 'other treatment')}"
-        words = one.headline(p_corrected=float(self.p_corrected[self.comparisons.index(one)]))
-        return words if len(self.comparisons) == 1 else f"{words[:-1]}; {others}."
+        n = len(self.comparisons)
+        words = one.headline(p_corrected=float(self.p_corrected[self.comparisons.index(one)]), n_tests=n)
+        return words if n == 1 else f"{words[:-1]}; {others}."
 
     def details(self) -> list[str]:
         """Return each comparison in words; p-values after Holm's correction where there are several."""
-        p = self.p_corrected if len(self.comparisons) > 1 else [None]
-        told = ([one.headline(p_corrected=each), *one.details()] for one, each in zip(self.comparisons, p, strict=True))
+        told = (
+            [one.headline(p_corrected=p, n_tests=len(self.comparisons)), *one.details()]
+            for one, p in zip(self.comparisons, self.p_corrected.tolist(), strict=True)
+        )
         return [sentence for of_one in told for sentence in of_one]
 
     def printed(self) -> pd.DataFrame:

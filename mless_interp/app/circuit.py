@@ -155,7 +155,8 @@ def present(kept: Kept) -> Presented:
     for name in shown:
         files[f"{name}.csv"] = getattr(circuit, name).table()
         pictures = pictures_of(circuit, name).values()
-        files |= {f"{name}{'_' * bool(at)}{at or ''}.png": each for at, each in enumerate(pictures)}
+        drawn = {f"{name}{'_' * bool(at)}{at or ''}.png": each for at, each in enumerate(pictures)}
+        files |= {file: each for file, each in drawn.items() if each is not None}
     if circuit.edges is not None:
         files["edges.parquet"] = circuit.edges.to_frame()
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..circuits.circuit import OF_EDGES, PARTS, Circuit
+from ..circuits.circuit import PARTS, Circuit
 from ..runtime.results import Shown, ShownTable, largest_first
 
 FAMILIES = {
@@ -33,7 +33,7 @@ COUNTED = "Tokens are counted from both ends: 0 comes first after the insertion,
 
 
 def pictures_of(circuit: Circuit, name: str) -> dict[str, Any]:
-    """Return the pictures of a part by caption; of edges one of each direction."""
+    """Return the pictures of a part by caption; of edges one of each direction, None where there are no edges."""
     section = SECTIONS[name]
     if name != "edges":
         return {section.words: getattr(circuit, name).plot()}
@@ -44,7 +44,7 @@ def pictures_of(circuit: Circuit, name: str) -> dict[str, Any]:
     return {
         f"{which}: none. {why}"
         if (why := getattr(circuit, key).why_none())
-        else f"{which}{does}. The picture shows shares.": getattr(circuit, key).plot()
+        else f"{which}{does}. The picture shows shares.": None if why else getattr(circuit, key).plot()
         for key, (which, does) in words.items()
     }
 
@@ -70,7 +70,7 @@ SECTIONS: dict[str, Section] = {
     "edges": Section(
         "",
         {"label": "edge", **CLAIMS},
-        f"Edges that are needed, the largest first, with {100 * OF_EDGES:g} % intervals; "
+        "Edges that are needed, the largest first; "
         "q: what the receiver looks for, k: where it finds it, v: what it takes.",
     ),
     "sites": Section(
@@ -119,12 +119,17 @@ def shown_section(page: Any, name: str, circuit: Circuit) -> Any:
     section, found = SECTIONS[name], getattr(circuit, name)
     shown = Shown((_table(section, found),)) if section.columns else found.shown()
     page = page.heading(PARTS[name]).answered(found.headline())
-    page = page.result(found, heading=None, pictures=pictures_of(circuit, name), shown=shown, first=found.caveats())
-    if circuit.sufficient is None or name != "edges":
+    pictures = pictures_of(circuit, name)
+    drawn = {caption: picture for caption, picture in pictures.items() if picture is not None}
+    page = page.result(found, heading=None, pictures=drawn, shown=shown, first=found.caveats())
+    page = page.sentence(*(caption for caption in pictures if caption not in drawn))
+    enough = circuit.sufficient
+    if enough is None or name != "edges" or enough.why_none():
         return page
-    table = _table(section, circuit.sufficient)
-    enough = Report("", question="").table(table.frame, table.caption.replace("are needed", "suffice"))
-    return page.folded("Edges that suffice", enough.sentence(*circuit.sufficient.explain().splitlines()))
+    table = _table(section, enough)
+    shown = Shown((ShownTable(table.frame, table.caption.replace("are needed", "suffice")),))
+    told = Report("", question="").result(enough, heading=None, shown=shown, first=enough.explain().splitlines())
+    return page.folded("Edges that suffice", told)
 
 
 def _table(section: Section, found: Any) -> ShownTable:

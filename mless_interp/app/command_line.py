@@ -28,9 +28,9 @@ import typer
 import typer.core
 from typer import Option
 
-from ..core.arguments import count_of
-from ..core.heads import Head
-from ..prompts.conditions import CONTRASTS, as_words, nearest
+from ..core.arguments import beside, count_of, nearest
+from ..core.heads import Head, check_heads
+from ..prompts.conditions import CONTRASTS, as_words
 from ..prompts.problems import Problem, whole_groups
 from ..runtime.engines import Engine, Shard, ShardDone, here
 from ..runtime.folders import COMPUTED, RUN
@@ -39,7 +39,6 @@ from ..runtime.text_safety import visible
 
 if TYPE_CHECKING:
     from ..models.base import Model
-    from ..models.info import ModelInfo
     from ..prompts.insertions import Insertion
     from ..prompts.pairs import PromptPair
 
@@ -77,6 +76,7 @@ Template = Literal["raw", "raw_as_sent", "paper", "text", "chat"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Rows = Literal["shared", "all", "question"]
+SEGMENTS = ("question", "system", "template", "bos")
 """Names of tables that load torch, which neither explaining a command nor refusing a wrong name needs; tests hold them to the
 tables."""
 
@@ -101,8 +101,7 @@ def is_file(name: str | None) -> str | None:
 def _with_neighbour(path: Path) -> str:
     """Return a path in full, with what is named most like it in its folder."""
     whole = path.absolute()
-    beside = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
-    return f"{str(whole)!r}{nearest(whole.name, beside)}"
+    return f"{str(whole)!r}{nearest(whole.name, beside(whole))}"
 
 
 def contrasts(*names: str) -> str:
@@ -352,8 +351,11 @@ class Asking(Loading, Saving):
         """The model that was asked for, once the engine is known to be right."""
         options, engine = self.loading(), self.computing()
         self.say(f"loading {self.model} ...")
-        from ..models.load import load_model
+        from ..models.load import load_model, shape_of
 
+        if (shape := shape_of(self.model)) is not None:
+            heads = getattr(self, "heads", getattr(self, "knockout", None))
+            chosen_heads(heads, getattr(self, "layers", None), shape)
         return load_model(self.model, **options).on(engine)
 
 
@@ -563,6 +565,20 @@ def tell(text: str) -> None:
 class Command(typer.core.TyperCommand):
     """A program of one command, whose options are listed in panels."""
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """Return the first sentence, whole."""
+        return f"{' '.join((self.help or '').split()).partition('. ')[0].rstrip('.')}."
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words of the command; say how a command takes its model where that is no option."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "option_name", "") == "--model":
+                told: Any = error
+                told.message, told.possibilities = f"the model is no option here: {ctx.command_path} MODEL", None
+            raise
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under the headings of `PANELS`."""
         panels: dict[str, list[Any]] = {}
@@ -578,11 +594,11 @@ class Command(typer.core.TyperCommand):
 
 
 def chosen_heads(
-    heads: str | None, layers: str | None = None, info: "ModelInfo | None" = None
+    heads: str | None, layers: str | None = None, shape: tuple[int, int] | None = None
 ) -> tuple[Head, ...] | None:
     """Heads from `--heads 0:13,0:21` or `--layers 0,2-4` (zero-based); None means all.
 
-    Without the `info` of a model, what can be read without it is checked.
+    Without the `shape` of a model (layers, heads of each), what can be read without it is checked.
 
     >>> chosen_heads("0:13,1:2")
     (L0H13, L1H2)
@@ -590,18 +606,20 @@ def chosen_heads(
     if heads is not None and layers is not None:
         raise ValueError("give --heads or --layers, not both")
     if heads is not None:
-        return tuple(Head.parse(part.strip()) for part in heads.split(","))
+        named = tuple(Head.parse(part.strip()) for part in heads.split(","))
+        return named if shape is None else check_heads(named, n_layers=shape[0], n_heads=shape[1])
     if layers is None:
         return None
     parts = [re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part) for part in layers.split(",")]
     ranges = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
     if None in parts or any(first > last for first, last in ranges):
         raise ValueError(f"cannot read {layers!r} as layers: write 0,2-4 (zero-based)")
-    if info is None:
+    if shape is None:
         return None
-    if (most := max(last for _, last in ranges)) >= info.n_layers:
-        raise ValueError(f"layer {most} is out of range (zero-based): the model has layers 0 to {info.n_layers - 1}")
-    return tuple(head for head in info.heads if any(first <= head.layer <= last for first, last in ranges))
+    if (most := max(last for _, last in ranges)) >= shape[0]:
+        raise ValueError(f"layer {most} is out of range (zero-based): the model has layers 0 to {shape[0] - 1}")
+    chosen = sorted({layer for first, last in ranges for layer in range(first, last + 1)})
+    return tuple(Head(layer, head) for layer in chosen for head in range(shape[1]))
 
 
 def chosen_place(place: str) -> dict[str, Any]:
@@ -612,13 +630,14 @@ def chosen_place(place: str) -> dict[str, Any]:
     >>> chosen_place("before-system, at-4,at-9")
     {'before': ('system',), 'at': (4, 9)}
     """
+    known = [f"{word}-{segment}" for word in ("before", "after") for segment in SEGMENTS] + ["before-answer"]
     found: dict[str, tuple[str | int, ...]] = {}
     for part in chosen_names(place):
         word, _, where = part.partition("-")
-        if word not in ("before", "after", "at") or not where or (word == "at" and not where.isdecimal()):
+        if part not in known and not (word == "at" and where.isdecimal()):
             raise ValueError(
-                f"--place: {part!r} is no place; write before-question, after-question (or system, template, bos), "
-                "before-answer, or at-4"
+                f"--place: {part!r} is no place{nearest(part, known)}; write before-question, after-question (or system, "
+                "template, bos), before-answer, or at-4"
             )
         found[word] = (*found.get(word, ()), int(where) if word == "at" else where)
     return found

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from ..models.decoder import Geometry, decoder_layers
-from ..models.hugging_face import hugging_face_info, load_tokenizer
+from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
 from ..models.load import source_of
 from ..models.model_folder import INDEX, WEIGHTS, check_tokenizer, document, first_line
@@ -40,7 +40,7 @@ class Shape:
     def of(cls, name: str, *, trust_remote_code: bool = False) -> "Shape":
         """Read config.json and the tokenizer; `ModelError` where there are none, or for a model of a kind that is not taken."""
         source = source_of(name)
-        options: dict[str, Any] = {"local_files_only": Path(source).is_dir(), "trust_remote_code": trust_remote_code}
+        options: dict[str, Any] = {"local_files_only": only_here(source), "trust_remote_code": trust_remote_code}
         if Path(source).is_dir():
             document(Path(source), "config.json")
             check_tokenizer(Path(source))

@@ -83,7 +83,7 @@ def compute(options: Options) -> Computed:
     metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     chosen_metrics(metrics)
     model = options.load()
-    heads = chosen_heads(options.heads, options.layers, model.info)
+    heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
     common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, "seed": options.seed}
     common["progress"] = options.progress
     results: dict[str, Any] = {}

@@ -59,7 +59,7 @@ def compute(options: Options) -> Computed:
     from ..mechanism import activation_shift, decompose_attention, mediate
 
     model, (pairs,) = options.begin(questions)
-    heads = chosen_heads(None, options.layers, model.info)
+    heads = chosen_heads(None, options.layers, (model.info.n_layers, model.info.n_heads))
     common: dict[str, Any] = {"progress": options.progress, "seed": options.seed}
     mediated = mediate(
         model,

@@ -68,7 +68,7 @@ class Options(Pairing):
     outcome: Annotated[
         Outcome, Option(help="What is measured. kl and kl_last, which are never negative, for sweeps only.")
     ] = "answer_logprob"
-    out: OutOption = Path("results/patch_heads")
+    out: OutOption = Path("results/locate")
 
     def parts(self) -> list[tuple[Any, ...]]:
         """The problems that name heads, confirm them and are answered; `ValueError` for what makes no sense together."""
@@ -118,7 +118,7 @@ def compute(options: Options) -> Computed:
     from .endings import of_cut_off
 
     model, (pairs, fresh, others) = options.begin(*parts)
-    heads = chosen_heads(options.heads, options.layers, model.info)
+    heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
     common: dict[str, Any] = {"heads": heads, "outcome": options.outcome, "contrast": options.contrast}
     common |= {"seed": options.seed, "progress": options.progress}
     found: Any

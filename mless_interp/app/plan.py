@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from .command_line import Attention, Backend, Dtype, Inserting, OutcomeOption, Saving, chosen_insertion, tell
+from .command_line import Attention, Backend, Dtype, Inserting, OutcomeOption, Saving, chosen_insertion, is_model, tell
 
 LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500, "circuit": 64}
 """How many problems each analysis takes where nothing else is asked for."""
@@ -23,10 +23,16 @@ class Options(Inserting):
     """What can be asked."""
 
     model: Annotated[
-        str, Argument(help="'demo', a directory with config.json and tokenizer, weights or not; a hub id.")
+        str,
+        Argument(
+            callback=is_model,
+            metavar="MODEL",
+            help="'demo', a directory with config.json and tokenizer, weights or not; a hub id.",
+        ),
     ]
     what: Annotated[
-        Literal["sweep", "locate", "profiles", "mechanism", "accuracy", "circuit"], Argument(help="Which analysis.")
+        Literal["sweep", "locate", "profiles", "mechanism", "accuracy", "circuit"],
+        Argument(metavar="WHAT", help="sweep, locate, profiles, mechanism, accuracy or circuit."),
     ] = "locate"
     limit: Annotated[int | None, Option(min=1, help="How many problems. [default: the analysis' own]")] = None  # type: ignore[assignment]
     outcome: OutcomeOption = "answer_logprob"

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer import Argument
 
-from ..prompts.conditions import nearest
+from ..core.arguments import nearest
 from ..runtime.engines import ShardDone
 from ..runtime.folders import RESULTS, RUN, remove_partial
 from ..runtime.text_safety import WIDTH, one_line

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from ..core.arguments import count_of
-from ..prompts.conditions import nearest
+from ..core.arguments import count_of, nearest
 from .command_line import Asking, Backend, OutOption, tell
 from .included_studies import INCLUDED
 from .run_folder import Computed, Kept, Presented, program

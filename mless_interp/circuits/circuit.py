@@ -28,9 +28,9 @@ from .stream_changes import has_mlps, heads_of
 from .transfer import Transfer, transfer
 
 PARTS = {
-    "direct": "Straight to the answer, or through others",
+    "direct": "Direct and indirect effects",
     "edges": "Who reads whom",
-    "sites": "At which site and token",
+    "sites": "Where in the network",
     "positions": "Through which tokens heads act",
     "writes": "What they write, and where they look",
     "sets": "Which heads suffice, and which are needed",
@@ -42,6 +42,8 @@ NODES = ("auto", "all", "none")
 MOST_HEADS = 8
 OF_EDGES = 1 - (1 - CONFIDENCE) / 2
 """Confidence of the edges of each direction: both directions are one family of tests."""
+PRINTED = ("edges", "sets", "direct", "transfer", "positions", "sufficient", "sites")
+"""The parts whose numbers are printed, in this order."""
 CELLS = ["label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "p_corrected"]
 
 
@@ -99,8 +101,10 @@ class Circuit(Result):
             return f"{why}no head, no circuit: nothing was measured."
         part = self.edges or self.direct
         told = f": {part.claim()}" if part is not None else ""
+        given = " (given, not located)" * (self.located is None)
+        where = f"measured on {count_of(len(self.problem_ids), 'problem')}"
         both = "".join(f" {each}" for each in self.together_words())
-        return f"The circuit of {listed(self.heads)}, measured on {count_of(len(self.problem_ids), 'problem')}{told}.{both}"
+        return f"The circuit of {listed(self.heads)}{given}, {where}{told}.{both}"
 
     def details(self) -> list[str]:
         """Return the headline of each part, and what was left out."""
@@ -122,9 +126,29 @@ class Circuit(Result):
             )
         return [*found, *super().caveats()]
 
+    @property
+    def interval_words(self) -> str:
+        """The confidence of its parts' intervals."""
+        whole, edges = (
+            super().interval_words,
+            super().interval_words if self.edges is None else self.edges.interval_words,
+        )
+        return whole if edges == whole else f"{whole}, edges {edges}"
+
     def printed(self) -> pd.DataFrame:
-        """Return the cells that most problems show, the largest median first."""
-        return largest_first(self.table(), "median").rename(columns={"label": "cell"})
+        """Return the largest share of each part, then the second largest, ...; of sites, which others go through, last."""
+        found = [self.table()]
+        if self.sets is not None:
+            sets = self.sets.table().query("n > 0")
+            fresh = {f"fresh_share{end}": f"share{end}" for end in ("", "_ci_low", "_ci_high")}
+            sets = sets.drop(columns=list(fresh.values())).rename(columns=fresh)
+            found.append(sets.assign(part="sets", label=sets["side"] + ": " + sets["heads"]))
+        if self.transfer is not None:
+            found.append(self.transfer.table().head(1).assign(part="transfer"))
+        table = largest_first(pd.concat(found), "share")
+        order = table["part"].map(list(PRINTED).index), table["part"].eq("sites"), table.groupby("part").cumcount()
+        at = pd.DataFrame(dict(zip(("part", "site", "rank"), order, strict=True))).sort_values(["site", "rank", "part"])
+        return table.loc[at.index, ["part", *CELLS]].drop(columns="median").rename(columns={"label": "which"})
 
     def together_words(self) -> list[str]:
         """Say of which edges the inputs act together, needed ones first, or in each other's place."""

@@ -185,6 +185,21 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         )
         return f"{whole}; confirmed: {listed(sure) or 'none'}" + (f"; not confirmed: {listed(lost)}." if lost else ".")
 
+    def in_short(self) -> str:
+        """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
+        sure = [head for head, one in zip(self.heads, self.confirmed, strict=True) if one]
+        every = "all" if len(self.heads) > 2 else "both" if len(self.heads) == 2 else str(self.heads[0])
+        who = every if len(sure) == len(self.heads) else listed(sure) or "none"
+        told = (
+            f"on {count_of(len(self.problem_ids), 'fresh problem')} {who} {'is' if len(sure) < 2 else 'are'} confirmed"
+        )
+        if not sure or "random_size_removed" not in self.controls:
+            return told + ", specificity not tested" * bool(sure)
+        which = [head for head in sure if head in self.specific]
+        if len(which) == len(sure):
+            return f"{told}, {['', 'and ', 'both ', 'all '][min(len(sure), 3)]}specific to this insertion"
+        return f"{told}, {listed(which) or 'none'} specific to this insertion"
+
     def caveats(self) -> list[str]:
         """Return that so few problems can confirm no head, where they are too few."""
         few = few_problems(self.judged.effect.n, len(self.heads), self.confidence, per_head=1)
@@ -224,12 +239,14 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         """Return the claims and what came of them, with the control of random words where it was run."""
         columns = [
             "label",
-            "kind",
+            "claimed",
             *self._strata_columns(),
             "removed_share",
             "removed_share_ci_low",
             "removed_share_ci_high",
             "removed_k",
         ]
-        columns += ["added_k", "n", "p_corrected", "confirmed", "exceeds_random", "exceeds_random_n", "p_specific"]
-        return self.table().reindex(columns=columns).dropna(axis=1, how="all")
+        table = self.table()
+        columns += ["added_k", "n", "p_corrected", "confirmed"]
+        columns += ["exceeds_random", "exceeds_random_n", "p_specific"] * bool(table["exceeds_random_n"].gt(0).any())
+        return table.reindex(columns=columns).dropna(axis=1, how="all")

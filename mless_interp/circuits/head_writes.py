@@ -386,12 +386,13 @@ class HeadWrites(Result):
 
     def headline(self) -> str:
         """Return which tokens the first heads promote and attend to."""
-        words = []
+        words, of_change = [], np.abs(self.means[:3, KINDS.index("change")])
         for head in self.heads[:3]:
             up, looks = self.of(head, "change")[0], self.of(head, LOOKS)[0]
             words.append(f"{head} promotes {_few(up, 3) or 'nothing'} and attends to {_few(looks, 2) or 'nothing'}")
         more = f"; {len(self.heads) - 3} more heads" * (len(self.heads) > 3)
-        return f"{'; '.join(words)}{more} (a description, not evidence)."
+        size = f"at most {np.nanmax(of_change):.2g} {UNITS['change']}; " if np.isfinite(of_change).any() else ""
+        return f"{'; '.join(words)}{more} ({size}a description, not evidence)."
 
     def details(self) -> list[str]:
         """Return the tokens of each head."""

@@ -74,8 +74,8 @@ READS_OF_COMPUTED = [
     "span."
 ]
 _UNSEEN = {
-    "content": "the content contrast does not see heads that only respond to the shift of positions (contrast='shift' is there "
-    "for them)",
+    "content": "the content contrast does not see heads that only respond to the shift of positions (use contrast='shift' for "
+    "them)",
     "computed": "the computed contrast does not see heads that use the span whatever it has read (contrast='content' does)",
     "inside": "the inside contrast does not see heads that use the span whatever its tokens have read of one another "
     "(contrast='content' does)",
@@ -322,24 +322,21 @@ class LocatedHeads(
         whole = effect.headline(s["insertion"], s["outcome"], self.unit)
         if self.contrast.name not in ("total", "content"):
             whole += f" ({self.contrast.name})"
+        fresh = s.get("n_fresh")
+        unused = f", and the {fresh} fresh problems were not used" if fresh else ""
         if not self.established:
-            return f"{whole}, so no head is named."
+            return f"{whole}, so no head is named{unused}."
         of, share = f"of {count_of(len(self.heads), 'head')}", smallest_words(effect)
         found = {head: kind for head, kind in self.found.items() if kind != "specialist"}
         inside = self._specialist_words(more=bool(found))
         if not found:
-            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems{inside}."
-        sure = [head for head in self.confirmed if head in found]
-        tested = "not yet confirmed" if made is None else f"confirmed on {len(made.problem_ids)} fresh problems"
-        if made is not None and len(sure) < len(found):
-            tested = f"{listed(sure) or 'none'} {tested}"
-        if made is not None and sure and made.controls:
-            which = [head for head in sure if head in made.specific]
-            tested += f", {'all' if len(which) == len(sure) else listed(which) or 'none'} specific to this insertion"
+            left = "" if self.found else unused
+            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems{inside}{left}."
         kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
         named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
         carry = "carries" if len(found) == 1 else "carry"
-        return f"{whole}; {len(found)} {of} {carry} more than {share} of it in most, {tested}: {named}{inside}."
+        tested = "not yet confirmed on fresh problems" if made is None else made.in_short()
+        return f"{whole}; {len(found)} {of} {carry} more than {share} of it in most: {named}; {tested}{inside}."
 
     def _specialist_words(self, *, more: bool) -> str:
         """Which heads pass in some strata alone, and which of these fresh problems confirm; "" where none does."""
@@ -388,8 +385,6 @@ class LocatedHeads(
             found += [*self._named_words(), *sink_words(self.sinks)]
         if self.confirmation is not None:
             found += [f"On fresh problems: {self.confirmation.headline()}", *self.confirmation.details()]
-        elif not self.found and s.get("n_fresh"):
-            found.append(f"The {s['n_fresh']} fresh problems were not used: there is no head to confirm.")
         return [*found, *gap_words(self._held, judged.effect, self.unit), *cannot_say(self.contrast.name)]
 
     @property
@@ -450,8 +445,9 @@ class LocatedHeads(
             "removed_k",
         ]
         columns += ["added_k", "n", "removed_p"] + ["reads_sink"] * bool(sink_words(self.sinks))
-        columns += ["exceeds_random", "exceeds_random_n"]
-        return self.table().head(len(self.found) or 3).reindex(columns=columns).dropna(axis=1, how="all")
+        table = self.table().head(len(self.found) or 3)
+        columns += ["exceeds_random", "exceeds_random_n"] * bool(table["exceeds_random_n"].gt(0).any())
+        return table.reindex(columns=columns).dropna(axis=1, how="all")
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""

@@ -27,9 +27,8 @@ def few_problems(n: int, n_heads: int, confidence: float, *, per_head: int = PER
         return ""
     heads = "a head" if n_heads == 1 else f"any of {n_heads} heads"
     return (
-        f"{count_of(n, 'problem')} {'is' if n == 1 else 'are'} too few to {'confirm' if again else 'name'} {heads} at alpha "
-        f"= {1 - confidence:.3g}: not even a head that acts "
-        f"in every problem would pass. {needed} problems are needed, more where heads act in fewer than all."
+        f"{count_of(n, 'problem')} {'is' if n == 1 else 'are'} too few to {'confirm' if again else 'name'} {heads} (alpha "
+        f"= {1 - confidence:.3g}): {needed} problems are needed, more where heads act in fewer than all."
     )
 
 

@@ -437,10 +437,11 @@ class PositionMap(CellEffects, Result):
         if f"span {ALL}" not in self.places:
             return []
         blocks = [at for at, place in enumerate(self.places) if place.startswith("span block")]
-        whole = self.by_head[:, :, self.places.index(f"span {ALL}")].mean(0)
-        summed = np.nansum(self.by_head[:, :, blocks], 2).mean(0)
+        values, total = self.whole.turned(self.by_head), float(self.whole.turned(self.total).mean())
+        whole = values[:, :, self.places.index(f"span {ALL}")].mean(0)
+        summed = np.nansum(values[:, :, blocks], 2).mean(0)
         return [
-            f"Of the effect, {head} blind to the whole span takes {every:+.4f} {self.unit} away on average; blind to its "
-            f"blocks one by one, {each:+.4f} in sum."
+            f"Hiding the whole span from {head} removes {every:z.2f} of the {total:z.2f} {self.unit} on average; hiding its "
+            f"blocks one at a time removes {each:z.2f} in sum."
             for head, every, each in zip(self.heads, whole, summed, strict=True)
         ]

@@ -1,5 +1,6 @@
 """Validate arguments of public functions against their annotations, before anything runs."""
 
+import difflib
 import functools
 import inspect
 import math
@@ -26,6 +27,8 @@ REMEDIES = {
     "PatchScores": "patch_heads(...) gives them",
 }
 """What to do where an object of this class was expected."""
+INTERNAL = "a Prepared"
+"""What only analyses give to each other: no error asks a caller for it."""
 
 
 @contextmanager
@@ -95,6 +98,8 @@ def shown(value: Any) -> str:
     kind = type(value).__name__
     if value is None:
         return "None"
+    if isinstance(value, list | tuple) and value and type(value[0]).__name__ in REMEDIES:
+        return f"several {type(value[0]).__name__}s"
     if isinstance(value, str | bytes | numbers.Number | Path):
         text = repr(value)
         return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
@@ -110,6 +115,21 @@ def listed(items: Iterable[Any], at_most: int = 6) -> str:
     found = [str(item) for item in items]
     more = len(found) - at_most
     return ", ".join(found[:at_most]) + (f" and {more} more" if more > 0 else "")
+
+
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """The known name that is most like this one, as a question; "" where none is.
+
+    >>> nearest("contnet", ["content", "shift"]), nearest("x", ["content"])
+    (' (did you mean content?)', '')
+    """
+    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
+def beside(path: Path) -> list[str]:
+    """Return the names in the folder of a path; none where there is no such folder."""
+    return [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
 
 
 def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
@@ -180,7 +200,7 @@ def _any_of(value: Any, alternatives: tuple[Any, ...]) -> Any:
             return _fitted(value, alternative)
         except _Unfit as found:
             refused.append(found)
-    expected = " or ".join(dict.fromkeys(each.expected for each in refused))
+    expected = " or ".join(dict.fromkeys(each.expected for each in refused if each.expected != INTERNAL))
     deepest = next((each for each in refused if each.where), refused[0])
     raise _Unfit(deepest.culprit, expected, deepest.where)
 

@@ -114,6 +114,7 @@ class AttentionDecomposition(Result):
         residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine
         fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
         fit_r2 | R² of the fit | | share of variance that the best affine fit explains
+        layer_share | of the layer's change | share | the head's share in what the layer's attention changes; signed
         scale_share | by scale | share | part of the layer's change that scaling the head's old output makes; signed
         bias_share | by bias | share | part of the layer's change that adding the span's values makes; signed
         rest_share | from upstream | share | part of the layer's change that earlier layers make; signed
@@ -313,19 +314,23 @@ class AttentionDecomposition(Result):
         words += f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
         if self.n_groups < 2:
             return f"{words}; a single problem tests nothing."
+        few, least = [], 0
         for against in self._nulls(contrast):
-            name = str(self.settings.get("control")) if against == "control" else against
+            name = str(self.settings.get("control")) if against == "control" else "uniform attention"
             test = self.null_test(against, contrast)
             if test is None:
                 words += f"; no head differs from {name}"
                 continue
+            least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
+            if test.n.max() < least:
+                few.append(name)
+                continue
             above, below = (int((p < self.alpha).sum()) for p in test.p_corrected)
             keep = f"{count_of(above, 'head')} {'keeps' if above == 1 else 'keep'} more and {below} less"
-            words += f"; against {name} {keep} in most problems (corrected p < "
-            least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
-            words += f"{self.alpha:.3g}" + (
-                f"; that takes {count_of(least, 'problem')} at least)" if test.n.max() < least else ")"
-            )
+            words += f"; against {name} {keep} in most problems (corrected p < {self.alpha:.3g})"
+        if few:
+            n = count_of(self.n_groups, "problem")
+            words += f"; {n} are too few to test a head against {' or '.join(few)} ({least} needed)"
         return words + "."
 
     def _fit_words(self, contrast: str) -> list[str]:
@@ -380,11 +385,11 @@ class AttentionDecomposition(Result):
         """Return the heads, the largest share first (without the cost of intervals)."""
         contrast = self.contrasts[0]
         table = pd.DataFrame(head_columns(self.heads)).drop(columns=["layer", "head"])
-        for name in ("lam", "residual", "fit_slope", "fit_r2", "share", "scale_share", "bias_share"):
+        for name in ("lam", "share", "scale_share", "bias_share", "residual", "fit_slope", "fit_r2"):
             table[name] = of_heads(self.mean(name, contrast), self.heads)
         null = self.layer_values["lam_null"][contrast].mean(0)
         table.insert(3, "lam_null", null[[head.layer for head in self.heads]])
-        return largest_first(table, "share").drop(columns="paper_label")
+        return largest_first(table, "share").drop(columns="paper_label").rename(columns={"share": "layer_share"})
 
     def shown(self) -> Shown:
         """Lambda against uniform attention as a map, with what each head adds to its layer's change; further measures."""

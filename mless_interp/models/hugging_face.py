@@ -7,17 +7,19 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from logging import Filter, LogRecord
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, get_session
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import cached_file, logging
 
+from ..core.arguments import nearest
 from .base import Model
 from .decoder import (
     PAIRED,
@@ -309,7 +311,7 @@ def _says_quantised(source: str | None, config: Any) -> bool:
 def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) -> tuple[PreTrainedModel, Any]:
     """(model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
-    options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
+    options = {"local_files_only": only_here(name), "trust_remote_code": trust_remote_code}
     what = "model"
     try:
         if local:
@@ -319,7 +321,9 @@ def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) 
         what = "model"
         if not local:
             quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-            index = cached_file(name, INDEX, **quiet)  # weights in one file have none
+            index = cached_file(
+                name, INDEX, local_files_only=options["local_files_only"], **quiet
+            )  # weights in one file have none
             if index is not None:
                 check_index(json.loads(Path(index).read_text(encoding="utf-8")), f"{name}/{INDEX}")
         return placed.load(AutoModelForCausalLM, name, name=name, use_safetensors=True, **options), tokenizer
@@ -327,7 +331,21 @@ def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) 
         raise
     except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
         where = "this directory" if local else "a local directory, 'demo', or a hub id that could be reached"
-        raise ModelError(f"cannot load {what} {name!r} from {where}: {first_line(error)}") from error
+        meant = nearest(name, ["demo"])
+        raise ModelError(f"cannot load {what} {name!r} from {where}{meant}: {first_line(error)}") from error
+
+
+def only_here(source: str) -> bool:
+    """Whether a model can be read from this machine alone: a directory, or a hub id where the hub does not answer one request.
+
+    Without it, a machine that has no network tries every file five times, with pauses.
+    """
+    if Path(source).is_dir():
+        return True
+    with suppress(Exception):  # of its client's kinds, offline mode's among them
+        get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        return False
+    return True
 
 
 def copied(hf_model: Any, placed: Placement, *, name: str) -> PreTrainedModel:

@@ -119,7 +119,7 @@ BY_LAYERS = "layer by layer"
 
 
 @savable
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
@@ -160,6 +160,13 @@ class ModelChecks:
     def by_layers(self) -> bool:
         """Whether runs may be continued layer by layer, not only by whole forward passes."""
         return self.replay == BY_LAYERS
+
+    def __repr__(self) -> str:
+        names = ("logits_difference", "gap_difference", "replay_difference")
+        known = [
+            f"{name.replace('_', ' ')} {value:.1e}" for name in names if (value := getattr(self, name)) is not None
+        ]
+        return f"ModelChecks({', '.join(known)}; tolerance {self.tolerance:.1e}, {self.replay})"
 
     def to_dict(self) -> dict[str, float | str | None]:
         """The figures, ready for JSON."""

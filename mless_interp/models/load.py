@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked
+from ..core.arguments import beside, checked, nearest
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
@@ -287,11 +287,11 @@ def _checked(
 
 def tokenizer_of_model(name: str) -> Any:
     """The tokenizer of the model that `load_model` would load by this name, alone; `ModelError` where there is none."""
-    from .hugging_face import load_tokenizer
+    from .hugging_face import load_tokenizer, only_here
 
     source = source_of(name)
     try:
-        return load_tokenizer(source, local_files_only=Path(source).is_dir())
+        return load_tokenizer(source, local_files_only=only_here(source))
     except Exception as error:  # of a dozen kinds, as where models are loaded
         raise ModelError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
 
@@ -305,13 +305,24 @@ def hooked_folder(label: str | Path) -> Path | None:
     return directory if {"d_head", "n_ctx"} <= config.keys() and "model_type" not in config else None
 
 
+def shape_of(label: str) -> tuple[int, int] | None:
+    """Layers and heads that the config.json behind a model's name says; None where it is not here or says them otherwise."""
+    directory = DEMO_DIRECTORY if label == "demo" else Path(label)
+    if not (directory / "config.json").is_file():
+        return None
+    said = document(directory, "config.json")
+    n_layers, n_heads = said.get("num_hidden_layers"), said.get("num_attention_heads")
+    return (n_layers, n_heads) if isinstance(n_layers, int) and isinstance(n_heads, int) else None
+
+
 def source_of(label: str) -> str:
     """The directory or hub id behind a model's name; `ModelError` for a directory that is not there or holds no model."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)
     if not directory.is_dir():
         if _looks_like_path(label):
             raise ModelError(
-                f"unknown model {label!r}: there is no such directory; give a directory, a hub id, or 'demo'"
+                f"unknown model {label!r}: there is no such directory{nearest(directory.name, beside(directory))}; give a "
+                "directory, a hub id, or 'demo'"
             )
         return label
     if not (directory / "config.json").exists() and (directory / ADAPTER).exists():

@@ -197,11 +197,14 @@ class Effect:
         ends = [float(end) for end in (self.median.low, self.median.high)]
         low, high = sorted(self.direction * end for end in ends)
         size = f"{abs(float(self.median.estimate)):#.3g} {unit}{limits_of(low, high, '#.3g')}"
-        what, outcome = what or "The insertion", outcome or "the outcome"
+        what, outcome = str(what or "the insertion"), outcome or "the outcome"
+        what, several = what[0].upper() + what[1:], what.endswith(" tokens")
         if not self.established:
-            return f"{what} has no established effect on {outcome} (median {with_limits(self.median, unit)})"
+            has = "have" if several else "has"
+            return f"{what} {has} no established effect on {outcome} (median {with_limits(self.median, unit)})"
         same = int((self.units(self.turned(self.total)) > self.rounding).sum())
-        return f"{what} {'raises' if self.direction > 0 else 'lowers'} {outcome} by {size} in {same} of {self.counted(self.n)}"
+        does = ("raise" if self.direction > 0 else "lower") + "s" * (not several)
+        return f"{what} {does} {outcome} by {size} in {same} of {self.counted(self.n)}"
 
     def details(self, unit: str, name: str = "") -> str:
         """Return the median with its limits, the sign test and the mean, as a sentence."""

@@ -340,10 +340,11 @@ class JointKnockout(Result):
         low, middle, high = np.quantile(medians, (0.025, 0.5, 0.975))
         which = f"all {len(self.sets)} other" if self.exact else f"{len(self.sets)} random"
         shared = sum(not set(self.heads).isdisjoint(members) for members in self.sets)
-        some = f", {shared} of which hold some of these heads," if shared else ""
+        some = f" ({shared} of them share a head with these)" if shared else ""
         words = (
             f"{which} sets of the same layers and size{some} remove {middle:+.4f} (median of their medians; 95 % of them "
-            f"{low:+.4f} to {high:+.4f}), {self.n_as_large or 'none'} of them as much; "
+            f"{low:+.4f} to {high:+.4f}). Of these sets {self.n_as_large or 'none'} "
+            f"{'remove' if self.n_as_large > 1 else 'removes'} as much; "
         )
         words += f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
         smallest = 1 / (1 + len(self.sets))

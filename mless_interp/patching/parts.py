@@ -9,8 +9,8 @@ import numpy as np
 from ..core.arguments import count_of, listed
 from ..prompts.conditions import CONTRASTS
 from ..runtime.columns import Column, columns_of
-from ..runtime.results import Quantity, interval_columns, limits_of
-from ..statistics import SENSES, Interval, Prevalence, concentration, defined_mean
+from ..runtime.results import Quantity, interval_columns, largest_first, limits_of
+from ..statistics import CONFIDENCE, SENSES, Interval, Prevalence, concentration, defined_mean
 from .effect import Effect
 
 WHOLE = "1: the whole effect"
@@ -152,13 +152,14 @@ class Parts:
         if not self.established:
             return f"no {one} is tested"
         table = self.table()  # type: ignore[attr-defined]
-        table = table[table["p_corrected"] < self.level].sort_values("p_corrected", kind="stable")
+        table = largest_first(table[table["p_corrected"] < self.level], "share")
         share = f"{100 * self.smallest_effect:.3g} %"
         if not len(table):
             return f"no {one} of {self._n_tested} is shown to carry more than {share} of it"
         named = listed((f"{row['label']} {share_words(row)}" for row in table.to_dict("records")), 3)
         carry = f"{several} carry" if len(table) > 1 else f"{several} carries"
-        return f"{len(table)} of {self._n_tested} {carry} more than {share} of it in most problems: {named}"
+        limits = "" if self.confidence == CONFIDENCE else f" ({100 * self.confidence:.4g} % intervals)"
+        return f"{len(table)} of {self._n_tested} {carry} more than {share} of it in most problems: {named}{limits}"
 
     def caveats(self) -> list[str]:
         """Return that a few problems carry most of the effect, where they do, and what limits every result."""

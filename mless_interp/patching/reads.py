@@ -291,9 +291,10 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
 
     def printed(self) -> pd.DataFrame:
         """One row per head: every edit's median with its interval, and what is shown of it."""
+        said = {"": "", "more": f" (> {self._least})", "less": f" (< {self._least})", "against": " (against)"}
         rows = [
             {"label": str(head)}
-            | {name: f"{self._amount(at, k)} {self.verdicts[at, k]}".strip() for k, name in enumerate(READ_EDITS)}
+            | {name: f"{self._amount(at, k)}{said[self.verdicts[at, k]]}" for k, name in enumerate(READ_EDITS)}
             for at, head in enumerate(self.heads)
         ]
         return pd.DataFrame(rows)
@@ -329,7 +330,7 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
             return f"{self.whole.headline(s.get('insertion'), s.get('outcome'), self.unit)}, so no read is judged."
         told = listed(f"{head} {self._amount(at, 0)}" for at, head in enumerate(self.heads))
         n = count_of(len(self.problem_ids), "problem")
-        return f"Cutting attention to the span removes of the effect (median over {n}): {told}."
+        return f"Without attention to the span, this share of the effect disappears (median over {n}): {told}."
 
     def details(self) -> list[str]:
         """Return what is concluded of each head's read."""

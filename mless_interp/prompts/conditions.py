@@ -3,10 +3,11 @@
 A new condition is one entry in `CONDITIONS`; a new comparison of two of them is one entry in `CONTRASTS`.
 """
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from ..core.arguments import nearest
 
 Positions = Literal["inserted", "base"]
 HELD_POSITIONS = ("first", "spread")
@@ -268,16 +269,6 @@ def one_of(name: Any, known: Any, what: str) -> Any:
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{nearest(name, known)}")
     return known[name]
-
-
-def nearest(name: Any, known: Iterable[str]) -> str:
-    """The known name that is most like this one, as a question; "" where none is.
-
-    >>> nearest("contnet", CONTRASTS), nearest("x", CONTRASTS)
-    (' (did you mean content?)', '')
-    """
-    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
-    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def several_of(names: Any, known: Any, what: str) -> tuple[str, ...]:

@@ -83,6 +83,8 @@ class Insertion:
     @checked
     def meaningless(cls, unit: str = " /", n_tokens: int = 55, **place: Any) -> "Insertion":
         """A run of one meaningless unit (Mless): 55 slashes in the paper. A unit of k tokens must divide `n_tokens`."""
+        if not unit:
+            raise ValueError("the unit to insert is empty: give a text such as ' /'")
         return cls("meaningless", unit, n_tokens, **place)
 
     @classmethod

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ..core.arguments import check_count, checked, listed, shown
+from ..core.arguments import beside, check_count, checked, listed, nearest, shown
 from ..runtime.text_safety import one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
@@ -144,7 +144,8 @@ def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int |
         if path.is_dir():
             path = path / "problems.jsonl"
         if not path.is_file():
-            raise FileNotFoundError(f'no problem file at {str(path)!r}; give a .jsonl file, "demo" or "math500"')
+            meant = nearest(path.name, ["demo", "math500", *beside(path)])
+            raise FileNotFoundError(f'no problem file at {str(path)!r}{meant}; give a .jsonl file, "demo" or "math500"')
         few = None if limit is None or seed is not None else min(limit, sys.maxsize)
         problems = Several(islice(_read(path), few))
         if not problems:

@@ -106,8 +106,10 @@ class TextTable:
         *,
         columns: Sequence[str] | Mapping[str, str] | None = None,
         known: Mapping[str, Column] = DECLARED,
+        interval: str = "95 %",
     ) -> "TextTable":
-        """A table of a data frame; `columns` chooses and orders them, as a mapping also names them; `known`: what they mean.
+        """A table of a data frame; `columns` chooses and orders them, as a mapping also names them; `known`: what they mean;
+        `interval`: the confidence of intervals.
 
         `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell, under a heading that names
         both; counts say of how many. Verdicts stand second; where there are more than six columns, those that matter less
@@ -130,10 +132,10 @@ class TextTable:
             if low == name:
                 whose = str(low).removesuffix("_low").removesuffix("_ci").removesuffix("ci").replace("_", " ")
                 of_whom = f" of the {whose}" if whose not in ("", "low") else ""
-                label = names[name] or _interval_words(str(low)).replace("%", "% interval") + of_whom
+                label = names[name] or _heading_of(str(low), interval).replace("%", "% interval") + of_whom
                 cells.append([Cell(c.limits or MISSING, c.key if c.limits else "") for c in _numbers(values, limits)])
             elif limits is not None and not pd.isna([*limits[0], *limits[1]]).all():
-                label = f"{label} [{_interval_words(str(low))}]"
+                label = f"{label} [{_heading_of(str(low), interval)}]"
                 cells.append(_numbers(values, limits, role))
             elif numeric and role.startswith("of ") and role[3:] in frame.columns:
                 cells.append(_counts(values, frame[role[3:]].tolist()))
@@ -206,8 +208,8 @@ def _ordered(
     return [columns[at] for at in sorted(range(len(columns)), key=ranks.__getitem__)], min(AT_ONCE, first)
 
 
-def _interval_words(low: str) -> str:
-    return "95 %" if low.endswith("ci_low") or low == "low" else "from, to"
+def _heading_of(low: str, interval: str) -> str:
+    return interval if low.endswith("ci_low") or low == "low" else "from, to"
 
 
 def _upper(name: str, frame: pd.DataFrame) -> str | None:
@@ -243,9 +245,11 @@ def _numbers(values: Sequence[Any], limits: tuple[Sequence[Any], Sequence[Any]] 
 
 
 def _counts(values: Sequence[Any], of: Sequence[Any]) -> list[Cell]:
-    """Counts with the number that they are of."""
+    """Counts with the number that they are of; undefined of none."""
     return [
-        Cell(MISSING, "") if pd.isna(value) or pd.isna(n) else Cell(f"{int(value)}/{int(n)}", _key(float(value)))
+        Cell(MISSING, "")
+        if pd.isna(value) or pd.isna(n) or not n
+        else Cell(f"{int(value)}/{int(n)}", _key(float(value)))
         for value, n in zip(values, of, strict=True)
     ]
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..core.arguments import count_of
 from ..core.heads import Head
-from ..statistics import Interval, by_group
+from ..statistics import CONFIDENCE, Interval, by_group
 from .columns import DECLARED, Column, TextTable, columns_of
 from .registry import savable
 from .tables import Table
@@ -159,6 +159,11 @@ class Result(Grouped):
         """Return what columns of its tables mean, by name: its own, those of its bases, then everybody's."""
         return ChainMap(*({c.name: c for c in vars(kind).get("columns", ())} for kind in cls.__mro__), DECLARED)
 
+    @property
+    def interval_words(self) -> str:
+        """The confidence of its intervals, as headings say it."""
+        return f"{100 * getattr(self, 'confidence', CONFIDENCE):.4g} %"
+
     def headline(self) -> str:
         """Return what was found, in one sentence."""
         return self.details()[0]
@@ -277,9 +282,12 @@ class Result(Grouped):
         rest = " ".join([f"... and {count_of(more, 'more row')}."] * (more > 0) + [self.rest()])
         return [
             *textwrap.wrap(one_line(self.headline()), WIDTH, max_lines=3, placeholder=" ..."),
-            *(TextTable.of(table.head(ROWS), "", known=self.declared()).lines() if len(table) else []),
+            *(self._first_rows(table).lines() if len(table) else []),
             *(short(one_line(text)) for text in (rest, *self.caveats()[:1]) if text.strip()),
         ]
+
+    def _first_rows(self, table: pd.DataFrame) -> TextTable:
+        return TextTable.of(table.head(ROWS), "", known=self.declared(), interval=self.interval_words)
 
     def __repr__(self) -> str:
         return "\n".join([*self.lines(), "More: .summary() .to_frame() .explain() .plot()"])
@@ -287,7 +295,7 @@ class Result(Grouped):
     def _repr_html_(self) -> str:
         """In a notebook: the headline and the table of a print, everything else folded."""
         table = self.printed()
-        below = TextTable.of(table.head(ROWS), "", known=self.declared()).html() if len(table) else ""
+        below = self._first_rows(table).html() if len(table) else ""
         said = "".join(f"<p>{escape(each)}</p>" for each in self.explain().splitlines()[1:])
         folded = f"<details><summary>Everything else</summary>{said}</details>"
         return (

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..core.arguments import nearest
 from ..metrics import attention, distances, entropy, outputs, received, sinks, spikes
 from ..metrics import recovery as profiles
 from ..metrics.segments import segment_mean
@@ -524,7 +525,7 @@ def metric_named(name: str) -> Metric:
     found = METRICS.get(name) or METRICS.get(name.removesuffix("_last"))
     if found is None or (found.name != name and found.kind != "row"):
         raise ValueError(
-            f"unknown metric {name!r}; choose of {', '.join(METRICS)}; row metrics also with _last "
+            f"unknown metric {name!r}{nearest(name, METRICS)}; choose of {', '.join(METRICS)}; row metrics also with _last "
             f"({', '.join(m.name for m in ROWS)})"
         )
     return found

@@ -30,6 +30,8 @@ USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_rati
 """Metrics whose intervals a page shows; of all others it shows the means."""
 PRINTED = ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned")
 """Metrics that a print shows, where they are here."""
+TOLD = ("span_mass", "collapse_relative")
+"""Metrics whose largest head the headline names."""
 MASSIVE = 10.0
 """A span token whose residual stream is this many times as long as other tokens' is a sink (the project's own number)."""
 LONGEST = ("span_residual_norm", "span_first_residual_norm")
@@ -174,7 +176,7 @@ class HeadScores(Result):
         if not known:
             return f"Nothing is defined of the span of {self.settings.get('insertion')}."
         told = []
-        for metric in [name for name in ("span_mass", "collapse_relative") if name in known] or known[:1]:
+        for metric in [name for name in TOLD if name in known] or known[:1]:
             row = table.loc[table[metric].idxmax()]
             value = f"{row[metric]:.3g}{limits_of(row[f'{metric}_ci_low'], row[f'{metric}_ci_high'], '.3g')}"
             null = (
@@ -219,7 +221,7 @@ class HeadScores(Result):
         return [*found, f"Infinite, kept as the most extreme: {'; '.join(infinite)}."] if infinite else found
 
     def printed(self) -> pd.DataFrame:
-        """Return means (or medians) of a few metrics, the largest first (without the cost of intervals)."""
+        """Return means (or medians) of a few metrics, the headline's heads first, then by size (no costly intervals)."""
         condition = self.conditions[-1]
         here = [metric for metric, found in self.values.items() if condition in found]
         shown = [metric for metric in PRINTED if metric in here] or here[:5]
@@ -228,7 +230,9 @@ class HeadScores(Result):
         table = pd.DataFrame(head_columns(self.heads)).drop(columns=["layer", "head"])
         for metric in shown:
             table[metric] = of_heads(self.middle(metric, condition), self.heads)
-        return table.drop(columns="paper_label").sort_values(shown[0], ascending=False, kind="stable")
+        table = table.drop(columns="paper_label").sort_values(shown[0], ascending=False, kind="stable")
+        told = [table[metric].idxmax() for metric in TOLD if metric in shown and table[metric].notna().any()]
+        return table.loc[list(dict.fromkeys([*told, *table.index]))]
 
     def quantity(self, column: str) -> Quantity:
         """A metric in its unit, around 0 where it has a sign."""

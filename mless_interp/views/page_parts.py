@@ -51,15 +51,17 @@ class HeadMap:
         marked: Sequence[bool] | None = None,
         marked_means: str = "",
         known: Mapping[str, Column] = DECLARED,
+        interval: str = "95 %",
     ) -> "HeadMap":
-        """A map of one column of a table with columns layer and head; `columns` are told on hover; `known`: what they mean."""
+        """A map of one column of a table with columns layer and head; `columns` are told on hover; `known`: what they mean;
+        `interval`: the confidence of intervals."""
         for name in ("layer", "head", value):
             if name not in frame.columns:
                 raise ValueError(f"no column {name!r} to draw; there are {', '.join(map(str, frame.columns))}")
         layers, heads = frame["layer"].tolist(), frame["head"].tolist()
         if len(set(zip(layers, heads, strict=True))) != len(layers):
             raise ValueError("a head map needs one row per head; this table has several rows of the same head")
-        table = TextTable.of(frame, "", columns=columns, known=known)
+        table = TextTable.of(frame, "", columns=columns, known=known, interval=interval)
         numbers = [float("nan") if pd.isna(number) else float(number) for number in frame[value].tolist()]
         finite = [abs(number) for number in numbers if math.isfinite(number)]
         limit = max(finite, default=0.0) or 1.0

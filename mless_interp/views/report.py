@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..runtime.columns import Column, TextTable
+from ..runtime.columns import TextTable
 from ..runtime.registry import savable
 from ..runtime.results import Result, Shown, ShownMap
 from ..runtime.text_safety import visible
@@ -227,13 +227,15 @@ class Report:
             raise TypeError(f"a result of this toolkit expected, got {type(result).__name__}")
         shown = result.shown() if shown is None else shown
         page = self if heading is None else self.heading(heading)
+        words: dict[str, Any] = {"known": result.declared(), "interval": result.interval_words}
         if shown.head_map is not None:
-            page = page._with(_map_of(shown.head_map, result.declared()))
+            page = page._with(_map_of(shown.head_map, **words))
         for caption, picture in (pictures or {}).items():
             page = page.figure(picture, caption)
-        known = result.declared()
-        tables = [TextTable.of(each.frame, each.caption, columns=each.columns, known=known) for each in shown.tables]
-        told = result.explain().splitlines()
+        tables = [TextTable.of(each.frame, each.caption, columns=each.columns, **words) for each in shown.tables]
+        told = [
+            text for text in result.explain().splitlines() if Answer(text) not in (Answer(self.answer), *self.parts)
+        ]
         kept = list(first) or (told[:FIRST_SENTENCES] if len(told) > OPEN_SENTENCES else told)
         open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
         page = page._with(*tables[:open_]).sentence(*(text for text in told if text in kept))
@@ -286,7 +288,7 @@ def _first_clause(text: str) -> str:
     return re.split(r"[.;:] ", text.rstrip("."), maxsplit=1)[0]
 
 
-def _map_of(shown: ShownMap, known: Mapping[str, Column]) -> HeadMap:
+def _map_of(shown: ShownMap, **words: Any) -> HeadMap:
     return HeadMap.of(
         shown.frame,
         "",
@@ -294,7 +296,7 @@ def _map_of(shown: ShownMap, known: Mapping[str, Column]) -> HeadMap:
         columns=shown.columns,
         marked=shown.marked,
         marked_means=shown.means,
-        known=known,
+        **words,
     )
 
 

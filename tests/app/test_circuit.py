@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
-from mless_interp.app.circuit_sections import SECTIONS, family_words, pictures_of
+from mless_interp.app.circuit_sections import SECTIONS, family_words, pictures_of, shown_section
 from mless_interp.circuits.circuit import OF_EDGES, PARTS, largest_heads
 from mless_interp.ground_truth.planted import planted_model
 
@@ -135,8 +135,32 @@ def test_edges_of_both_directions_are_one_family_and_the_page_counts_families() 
     assert "of which this page has 2: heads (removed and added); edges (both directions)." in family_words(bare)
 
 
-def test_a_graph_without_edges_says_so_on_the_page() -> None:
+def test_a_graph_without_edges_is_no_picture_but_a_sentence() -> None:
     found = traced(16)
-    captions = list(pictures_of(small(sufficient=replace(found, values=0 * found.values)), "edges"))
-    assert captions[0].startswith("Edges that are needed (denoising).") and "No edge" not in captions[0]
-    assert captions[1].startswith("Edges that suffice (noising): none. No edge is shown to do more than 5 % of")
+    none = small(sufficient=replace(found, values=0 * found.values))
+    pictures = pictures_of(none, "edges")
+    needed, enough = pictures
+    assert needed.startswith("Edges that are needed (denoising).") and pictures[needed] is not None
+    assert enough.startswith("Edges that suffice (noising): none. No edge is shown to do more than 5 % of")
+    page = shown_section(mi.Report("T", question="Q?"), "edges", none)
+    assert [part.kind for part in page.parts].count("picture") == 1 and pictures[enough] is None
+    told = [part.text for part in page.parts if part.kind in ("answer", "text")]
+    assert told.count(enough) == 1 and told.count(none.edges.headline()) == 1, "a section's answer is not its text too"
+
+
+def test_a_print_begins_with_the_largest_of_each_part_and_says_its_confidence() -> None:
+    edges = replace(traced(16), confidence=OF_EDGES)
+    found = small(edges=edges)
+    table = found.printed()
+    assert table["part"].head(5).tolist() == ["edges", "sets", "direct", "transfer", "positions"]
+    assert table["which"].iloc[0] == edges.summary().nlargest(1, "share")["label"].item() == "MLP1 -> logits"
+    assert set(table["part"].tail((table["part"] == "sites").sum())) == {"sites"}
+    assert "share [95 %, edges 97.5 %]" in repr(found) and "share [97.5 %]" in repr(edges)
+    assert "(97.5 % intervals)" in edges.claim() and "intervals" not in traced(16).claim()
+    shares = [int(each) for each in re.findall(r"(\d+) % \[", edges.claim())]
+    assert shares == sorted(shares, reverse=True) and len(shares) == 3
+    assert "(given, not located)" in found.headline() and "given" not in small(located=located()).headline()
+    page = mi.Report("T", question="Q?").result(edges)
+    assert {"share [97.5 %]", "median [97.5 %]"} <= {
+        column.heading for part in page.parts if part.kind == "table" for column in part.columns
+    }

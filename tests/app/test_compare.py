@@ -103,6 +103,28 @@ def test_a_compared_run_is_never_replaced_by_the_comparison(
     assert not folders.damaged_files(tmp_path / "b") and sorted((tmp_path / "b").rglob("*")) == before
 
 
+def test_where_there_is_no_interval_none_is_written() -> None:
+    few = mi.AccuracyResults(
+        ("p0",),
+        ("none", "Mless"),
+        {"strict": np.array([[[1.0, 0.0], [1.0, 1.0]]])},
+        *(np.ones((1, 2, 2)) for _ in range(3)),
+        ((("x", "x"), ("x", "x")),),
+        np.full((1, 2, 2), "text"),
+    )
+    assert "No change is shown for 'Mless': 100.0 % against 50.0 %" in few.headline()
+    assert "A single problem has no interval." in few.explain() and "nan" not in few.explain()
+    one = mi.AccuracyResults(
+        ("p0",),
+        ("none",),
+        {"strict": np.array([[[1.0, 0.0]]])},
+        *(np.ones((1, 1, 2)) for _ in range(3)),
+        ((("x", "x"),),),
+        np.full((1, 1, 2), "text"),
+    )
+    assert one.headline() == "50.0 % of 1 problem are answered right under 'none'."
+
+
 def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
     """So many of n problems right without insertion, with it, and with heads cut off: chosen ones, and random ones."""
     named = ("none", "insertion", "named set cut off")
@@ -177,8 +199,16 @@ def test_the_answer_says_whether_confirmed_heads_are_specific() -> None:
     made = confirmed()
     sure = [str(head) for head, yes in zip(made.heads, made.confirmed, strict=True) if yes]
     told = replace(located(), confirmation=made).headline()
-    assert len(sure) == 2 and ", all specific to this insertion: " in told
+    claimed = "L0H1 (reader); L1H0 (mediator)"
+    assert told.endswith(
+        f": {claimed}; on 10 fresh problems {', '.join(sure)} are confirmed, both specific to this insertion."
+    )
+    assert list(replace(located(), confirmation=made).printed()["claimed"]) == ["reader", "mediator", "sufficient only"]
     as_much = {name: each + 2 * name.startswith("random") for name, each in made.controls.items()}
     assert ", none specific to" in replace(located(), confirmation=replace(made, controls=as_much)).headline()
-    without = replace(located(), confirmation=replace(made, controls={}))
-    assert "specific" not in without.headline() + located().headline(), "not asked"
+    without = replace(located(), confirmation=replace(made, controls={"shift_total": made.total}))
+    assert (
+        without.headline().endswith(" are confirmed, specificity not tested.")
+        and "specific" not in located().headline()
+    )
+    assert "0/0" not in repr(without) + repr(replace(located(), controls={})) and "random words" in repr(located())

@@ -229,6 +229,7 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"limit": 1}, "limit must be 2 or more"),
         ({"locate_by": "held"}, "unknown contrast to locate heads by 'held'; choose one of content, computed"),
         ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
+        ({"metrics": ["span_mas"]}, "unknown metric 'span_mas' \\(did you mean span_mass\\?\\); choose of"),
         ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then different others"),
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
         ({"insertions": [ROW, ROW]}, "two insertions are named 'slashes'"),

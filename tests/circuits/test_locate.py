@@ -194,6 +194,16 @@ def test_the_smallest_effect_of_interest_is_a_share_of_an_effect_that_is_there()
     assert np.isnan(replace(made, total=made.total - made.total.mean()).judged.effect.delta)
 
 
+def test_fresh_problems_that_nothing_was_tested_on_are_told_in_the_answer() -> None:
+    made = results.located()
+    some = {"settings": made.settings | {"n_fresh": 50}}
+    none = replace(made, values={name: 0 * each for name, each in made.values.items()}, **some)
+    unknown = replace(made, total=made.total - made.total.mean(), **some)
+    for found in (none, unknown):
+        assert found.headline().endswith(", and the 50 fresh problems were not used.")
+    assert "not used" not in replace(none, settings=made.settings).headline() + replace(made, **some).headline()
+
+
 # ----------------------------------------------------------------------------------------------- seeds, stops, and files
 
 

@@ -9,6 +9,7 @@ import torch
 from architectures_under_test import folder_of
 from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, problems
+from small_results import decomposed
 
 from mless_interp.mechanism import decompose_attention
 from mless_interp.mechanism.runs import runs_of
@@ -21,6 +22,7 @@ from mless_interp.models.sites import site
 from mless_interp.prompts.conditions import CONDITIONS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
+from mless_interp.views.head_plots import lambda_map
 
 ACROSS = pytest.mark.parametrize(
     ("backend", "attention", "tolerance", "architecture", "held_positions"),
@@ -51,6 +53,16 @@ def test_the_worked_example_of_methods_13() -> None:
     close(fit.offset, torch.tensor([2.236]))
     close(fit.r2, torch.tensor(1.0))
     assert float(fit.slope) < 0 < float(lam.min()), "a regression slope is no retained mass"
+
+
+def test_too_few_problems_to_test_a_head_are_told_and_no_head_is_counted() -> None:
+    """3 heads, both senses: 2^-n x 6 < 0.05 from 7 problems on."""
+    few, enough = decomposed(n=6), decomposed(n=7)
+    assert few.headline().endswith("; 6 problems are too few to test a head against uniform attention (7 needed).")
+    assert "keeps more and" in enough.headline() and "too few" not in enough.headline()
+    assert list(enough.printed())[3] == "layer_share" and "of the layer's change" in repr(enough)
+    for found, passed in ((few, "no head passes"), (enough, "strokes: 2 of 3 heads")):
+        assert passed in " ".join(axes.get_title() for axes in lambda_map(found).axes)
 
 
 def test_a_shift_is_a_third_term_and_what_is_left_is_the_rest() -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from conftest import BACKENDS, needs_hooked_transformer, tiny_model, word_tokeni
 from models_under_test import pairs_for
 
 import mless_interp as mi
+from mless_interp.models import hugging_face
 from mless_interp.models.arithmetic import visibility
-from mless_interp.models.info import ModelError
+from mless_interp.models.info import ModelChecks, ModelError
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.transformer_lens import has_hooked_transformer
 
@@ -124,6 +126,36 @@ def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: A
     assert [model.info.backend for model in ours] == ["bridge", "nnsight"]
 
 
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_hub_that_does_not_answer_once_is_asked_for_nothing_else(
+    reached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def head(where: str, **_: Any) -> None:
+        asked.append(where)
+        if not reached:
+            raise RuntimeError("no network")
+
+    def tokenizer(name: str, **options: Any) -> None:
+        asked.append(options["local_files_only"])
+        raise OSError("as far as this")
+
+    monkeypatch.setattr(hugging_face, "get_session", lambda: SimpleNamespace(head=head))
+    monkeypatch.setattr(hugging_face, "load_tokenizer", tokenizer)
+    with pytest.raises(ModelError, match="'nobody/demo' from a local .* could be reached: as far as this"):
+        mi.load_model("nobody/demo")
+    assert asked == ["https://huggingface.co", not reached]
+
+
+def test_figures_of_the_self_check_are_one_short_line() -> None:
+    figures = ModelChecks(3.0, 0.0, 1.0, 2e-6, None, 3e-6, 1e-3, "layer by layer")
+    assert (
+        repr(figures)
+        == "ModelChecks(logits difference 2.0e-06, replay difference 3.0e-06; tolerance 1.0e-03, layer by layer)"
+    )
+
+
 def test_other_objects_cannot_be_wrapped() -> None:
     with pytest.raises(
         TypeError, match="wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model"
@@ -135,6 +167,7 @@ def test_other_objects_cannot_be_wrapped() -> None:
     ("name", "options", "message"),
     [
         ("/no/such/place", {}, "unknown model '/no/such/place': there is no such directory"),
+        (str(Path(__file__).with_name("test_modles.py")), {}, r"test_modles.py'.*did you mean test_models.py"),
         ("nobody/no-model", {}, "cannot load model 'nobody/no-model' from a local directory, 'demo', or a hub id"),
         ("demo", {"backend": "jax"}, "unknown backend 'jax'; choose one of auto, hooked_transformer, bridge, nnsight"),
         ("demo", {"dtype": "int8"}, "unknown dtype 'int8'; choose one of float32"),

@@ -128,6 +128,11 @@ def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> Non
         FileNotFoundError, match=r'no problem file at .*none.jsonl.; give a .jsonl file, "demo" or "math500"'
     ):
         load_problems(tmp_path / "none.jsonl")
+    (tmp_path / "mine.jsonl").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"mien.jsonl. \(did you mean mine.jsonl\?\); give"):
+        load_problems(tmp_path / "mien.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"'dmo' \(did you mean demo\?\)"):
+        load_problems("dmo")
     with pytest.raises(FileNotFoundError, match=r"no problem file at .*problems.jsonl"):
         load_problems(tmp_path)
 

@@ -433,7 +433,10 @@ def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_witho
     [
         ({"heads": [Head(0, 8)]}, r"L0H8: head 8 is out of range \(zero-based\)"),
         ({"heads": []}, "no heads to describe"),
-        ({"metrics": ["span_mas"]}, "unknown metric 'span_mas'; choose of span_mass, lam"),
+        (
+            {"metrics": ["span_mas"]},
+            "unknown metric 'span_mas' \\(did you mean span_mass\\?\\); choose of span_mass, lam",
+        ),
         ({"metrics": ["lam", "lam"]}, "a metric is given twice"),
         ({"metrics": []}, "no metrics to compute"),
         ({"conditions": ("base", "other")}, "unknown condition 'other'; choose one of base, inserted"),
