@@ -191,25 +191,30 @@ class SpanReadings(Result):
         if not np.isfinite(tested.p).any():
             return f"{what} is not readable in the span: its rows are the same in every problem, or no pair is known."
         said = []
-        for at, (reader, words) in enumerate(READERS.items()):
+        for at, words in enumerate(READERS.values()):
             if self.found[at].any():
                 first = self.layers[int(np.argmax(self.found[at].any(1)))]
-                said.append(f"by {words} from {_layer(first)} on ({self._best(at, reader)})")
+                said.append(f"by {words} from {_layer(first)} on ({self._best(at)})")
         if said:
             return f"{what} is readable in the span, better than other problems' there: {'; '.join(said)}."
-        best = "; ".join(f"{reader} {self._best(at, reader)}" for at, reader in enumerate(READERS))
+        best = "; ".join(f"{reader} {self._best(at)}" for at, reader in enumerate(READERS))
         return f"{what} is not shown to be readable in the span, where half of the pairs is chance: {best}."
 
-    def _best(self, at: int, reader: str) -> str:
-        """The surest cell of a reader."""
+    def _surest(self, at: int) -> tuple[int, int]:
+        """The layer and the block, as places, where a reader's p is smallest."""
         p = self.tested.p[0, at]
-        if not np.isfinite(p).any():
-            return "nothing to test"
         layer, block = np.unravel_index(np.nanargmin(p), p.shape)
-        k, n = int(self.tested.count[0, at, layer, block]), int(self.tested.n[at, layer, block])
-        rank = self._ranks()[at, layer, block]
+        return int(layer), int(block)
+
+    def _best(self, at: int) -> str:
+        """The surest cell of a reader."""
+        if not np.isfinite(self.tested.p[0, at]).any():
+            return "nothing to test"
+        layer, block = self._surest(at)
+        k, n, rank = (each[at, layer, block] for each in (self.tested.count[0], self.tested.n, self._ranks()))
         seen = "" if np.isnan(rank) else f", median rank {rank:.0f}"
-        return f"at best in {k} of {count_of(n, 'pair')}: {_layer(self.layers[layer])}, {_tokens(self.places[block])}{seen}"
+        where = f"{_layer(self.layers[layer])}, {_tokens(self.places[block])}{seen}"
+        return f"at best in {int(k)} of {count_of(int(n), 'pair')}: {where}"
 
     def details(self) -> list[str]:
         """Return what was read, how many pairs there are, and how problems answered rightly and wrongly compare."""
@@ -236,8 +241,7 @@ class SpanReadings(Result):
 
     def _right_words(self, at: int, words: str) -> str:
         """How often the token is read where the model answers rightly, and wrongly, in the surest cell of a reader."""
-        p = self.tested.p[0, at]
-        cell = (at, *np.unravel_index(np.nanargmin(p), p.shape))
+        cell = (at, *self._surest(at))
         (k, n), (wrong_k, wrong_n) = (tuple(int(each[cell]) for each in self.above(right=it)) for it in (True, False))
         return (
             f"There {words} reads the own token better than others' in {k} of {n} answered rightly, in {wrong_k} of {wrong_n} "
