@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
@@ -367,7 +366,7 @@ def test_the_command_to_repeat_is_the_one_that_was_typed_and_that_of_a_shard_the
 
 
 def test_heads_and_layers() -> None:
-    info: Any = SimpleNamespace(n_layers=4, heads=[Head(layer, head) for layer in range(4) for head in range(2)])
+    info = (4, 2)
     assert chosen_heads(None, None, info) is None is chosen_heads(None, "0-1")
     assert chosen_heads("2:1,0:0, L1H1") == (Head(2, 1), Head(0, 0), Head(1, 1))
     for text, layers in {"0": [0], "0,2-3": [0, 2, 3], "1-1": [1], " 2 , 0-1 ": [0, 1, 2]}.items():
@@ -377,6 +376,8 @@ def test_heads_and_layers() -> None:
             chosen_heads(None, text)
     with pytest.raises(ValueError, match=r"layer 4 is out of range \(zero-based\): the model has layers 0 to 3"):
         chosen_heads(None, "2-4", info)
+    with pytest.raises(ValueError, match="L0H2: head 2 is out of range"):
+        chosen_heads("0:2", None, info)
     for given in (("0:0", "0"), (" ", None), ("0:0,x", None)):
         with pytest.raises(ValueError, match="give --heads or --layers, not both|cannot read"):
             chosen_heads(*given)
