@@ -195,7 +195,8 @@ class Effect:
         what, outcome = str(what or "the insertion"), outcome or "the outcome"
         what, several = what[0].upper() + what[1:], what.endswith(" tokens")
         if not self.established:
-            return f"{what} {'have' if several else 'has'} no established effect on {outcome} (median {with_limits(self.median, unit)})"
+            has = "have" if several else "has"
+            return f"{what} {has} no established effect on {outcome} (median {with_limits(self.median, unit)})"
         same = int((self.units(self.turned(self.total)) > self.rounding).sum())
         does = ("raise" if self.direction > 0 else "lower") + "s" * (not several)
         return f"{what} {does} {outcome} by {size} in {same} of {self.counted(self.n)}"

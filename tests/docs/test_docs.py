@@ -113,7 +113,7 @@ def test_every_public_name_is_on_an_api_page() -> None:
         if isinstance(own, ModuleType):  # itself, or something in it
             shown = any(f"{block}.".startswith(f"{own.__name__}.") for block in documented)
         else:
-            defined = f"mless_interp.{home.get(name, 'running.store')}.{name}"
+            defined = f"mless_interp.{home.get(name, 'runtime.store')}.{name}"
             shown = bool({defined, f"{own.__module__}.{name}", own.__module__} & documented)
         missing += [] if shown else [name]
     assert missing == []
