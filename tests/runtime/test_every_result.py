@@ -80,6 +80,12 @@ def test_a_headline_says_which_way_the_effect_goes_and_in_how_many_problems(made
     assert re.search(first, found.headline()) and re.search(second, turned.headline())
 
 
+def test_replaced_tokens_are_several() -> None:
+    effect = located().judged.effect
+    assert effect.headline("replaced tokens", "p", "nats").startswith("Replaced tokens raise p by ")
+    assert effect.headline("given span", "p", "nats").startswith("Given span raises p by ")
+
+
 @EVERY
 def test_every_column_that_it_declares_is_in_its_tables(name: str) -> None:
     result = RESULTS[name]()
