@@ -109,6 +109,7 @@ def test_replaced_tokens_are_patched_as_by_whole_passes(shape: dict[str, Any]) -
     assert closed.effect == pytest.approx(closed.singles[:, 0], abs=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:by=.*no stratum has enough problems")
 @needs_hooked_transformer
 def test_everything_takes_pairs_of_ids(tmp_path: Path) -> None:
     """What is asked for by name is computed, shown, saved and found again; what needs a span says so in a line."""
@@ -192,6 +193,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.filterwarnings("ignore:by=.*no stratum has enough problems")
 @needs_hooked_transformer
 @pytest.mark.parametrize(
     ("command", "more"), [("locate", ["--by", "of"]), ("circuit", ["--contrast", "replaced", "--heads", "0:0,1:1"])]
