@@ -176,7 +176,7 @@ class LatentInputs(QueriesKeysValues):
         n_heads, q = self.heads.n_heads, x
         for each in queries:
             q = linear(each, q)
-        rank = int(norm.weight.shape[0])  # type: ignore[index]
+        rank = next(norm.parameters()).shape[0]
         latent, shared = linear(down, x).tensor_split([rank], -1)
         own = linear(up, norm(latent)).unflatten(-1, (n_heads, -1))
         k, v = own[..., : -self.heads.d_head], own[..., -self.heads.d_head :]
