@@ -44,7 +44,7 @@ mi.views.profiles(profile, [mi.Head(0, 13), mi.Head(0, 21)])
 # %%
 scores = mi.score_heads(model, pairs, progress=False)
 columns = ["label", "span_mass", "span_mass_ci_low", "span_mass_ci_high", "span_mass_null", "log_density_ratio"]
-table = scores.summary()
+table = scores.table()
 first = table[table["layer"] == 0]
 first[columns].sort_values("span_mass", ascending=False).round(3).head(8)
 

@@ -287,13 +287,13 @@ def beside_controls(
     ]
     for name in ("random_words_share", "random_words_share_ci_low", "random_words_share_ci_high"):
         columns[name] = [float(share[name]) for share in shares]
-    unknown = np.zeros(len(claims.heads), dtype=int)
+    unknown = np.full(len(claims.heads), np.nan)
     columns |= {
         "exceeds_random": unknown if made is None else made.exceeds,
         "exceeds_random_n": unknown if made is None else made.n,
         "exceeds_mass": unknown if made is None else made.exceeds_mass,
         "exceeds_mass_n": unknown if made is None else made.n_mass,
-        "p_specific": np.full(len(claims.heads), np.nan) if made is None or not fresh else made.p,
+        "p_specific": unknown if made is None or not fresh else made.p,
     }
     return pd.DataFrame(columns)
 

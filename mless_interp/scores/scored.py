@@ -77,8 +77,9 @@ class HeadScores(Result):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """`label`, `layer`, `head` and each metric."""
-        return ("label", "layer", "head", *self.values)
+        """`label`, `layer`, `head` and each metric; of more than five the usual ones (`USUAL`)."""
+        usual = [metric for metric in USUAL if metric in self.metrics] if len(self.metrics) > len(USUAL) else []
+        return ("label", "layer", "head", *(usual or self.metrics[: len(USUAL)]))
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from mless_interp.patching.parts import Parts
 from mless_interp.runtime import registry
 from mless_interp.runtime.columns import WIDTH, TextTable
 from mless_interp.runtime.results import Result, of_heads, tidy
+from mless_interp.scores.scored import USUAL
 
 EVERY = pytest.mark.parametrize("name", RESULTS)
 
@@ -149,6 +150,16 @@ def test_a_summary_of_many_columns_leaves_intervals_to_the_table(bare: type[Resu
     assert bare(pd.DataFrame({f"x{at}": [1.0] for at in range(30)})).summary().shape[1] == 20
     sparse = {"a": [1.0, np.nan], "none": [None, None], "said": ["", ""], "x": [np.nan, np.nan]}
     assert list(bare(pd.DataFrame(sparse)).summary()) == ["a"]
+
+
+def test_scores_of_many_metrics_report_the_usual_ones_with_their_intervals() -> None:
+    few = RESULTS["HeadScores"]()
+    every = few.values | {name: few.values["span_mass"] for name in mi.scores.METRICS if name not in few.values}
+    many = replace(few, values=every)
+    check_summary(many)
+    shown = [name for name in many.summary() if name in every]
+    assert set(shown) <= set(USUAL) and "span_mass" in shown and "span_mass_ci_low" in many.summary()
+    assert {"recovery_latency", "span_mass"} <= set(few.summary()), "all of few"
 
 
 @pytest.mark.parametrize("name", ["PatchScores", "LocatedHeads", "Confirmation", "HeadAttribution", "ReadEffects"])
