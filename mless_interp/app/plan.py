@@ -80,7 +80,7 @@ def plan(options: Options) -> None:
     questions = replace(options, limit=wanted).questions()
     from accelerate.utils import convert_file_size_to_int
 
-    from . import plan_run
+    from .planned import plan_run
 
     chosen = {name: getattr(options, name) for name in ("backend", "dtype", "device", "attention", "tflops")}
     chosen["memory"] = None if memory is None else convert_file_size_to_int(memory)
