@@ -8,17 +8,15 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from .command_line import Loading, tell
-
-
-@dataclass(frozen=True, kw_only=True)
+from .command_line import (Loading, is_file, is_model, kw_only=True, tell   @dataclass(frozen=True)
 class Options(Loading):
     """What can be asked."""
 
-    model: Annotated[str, Argument(metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id.")]
+    model: Annotated[str, Argument(callback=is_model, metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id.")]
     problems: Annotated[
         str | None,
         Option(
+            callback=is_file,
             help="A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]",
         ),
     ] = None

@@ -8,15 +8,7 @@ from typer import Argument, Option
 
 from ..core.arguments import count_of
 from ..prompts.conditions import one_of
-from .command_line import (
-    ByOption,
-    HeadsOption,
-    OutcomeOption,
-    OutOption,
-    Pairing,
-    chosen_heads,
-    chosen_names,
-)
+from .command_line import ByOption, HeadsOption, OutcomeOption, OutOption, Pairing, chosen_heads, chosen_names, is_model
 from .run_folder import Computed, Kept, Presented, program
 
 NAMED_HERE = "The circuit uses the same problems that selected the heads, so it describes how they act, not whether."
@@ -32,7 +24,7 @@ class Options(Pairing):
 
     model: Annotated[
         str,
-        Argument(metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id."),
+        Argument(callback=is_model, metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id."),
     ] = "demo"
     heads: HeadsOption = None
     limit: Annotated[

@@ -408,6 +408,11 @@ class Pairing(Inserting):
         if used:
             raise ValueError(f"--pairs holds whole prompts: leave out --{used[0].replace('_', '-')}")
         found = pairs_from_file(self.pairs or "")
+        contrast, by = CONTRASTS[getattr(self, "contrast", "content")], getattr(self, "by", None)
+        for pair in found:
+            contrast.start(pair, contrast.conditions[1])
+            if by is not None and not pair.problem.text(by):
+                raise ValueError(f"--by {by}: pair {pair.id!r} has no such tag")
         named = {pair.id: pair for pair in found}
         if len(named) < len(found):
             raise ValueError(

@@ -68,7 +68,7 @@ def present(kept: Kept) -> Presented:
         return made.result(found, pictures={caption: picture})
 
     return Presented(
-        {"readings.csv": found.summary(), "readings.parquet": found.to_frame(), "span_map.png": picture}, page
+        {"readings.csv": found.table(), "readings.parquet": found.to_frame(), "span_map.png": picture}, page
     )
 
 

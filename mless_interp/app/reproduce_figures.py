@@ -7,14 +7,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..core.arguments import count_of
-from .command_line import (
-    Loading,
-    NTokensOption,
-    Rows,
-    Saving,
-    Template,
-    TwinsOption,
-)
+from .command_line import Loading, NTokensOption, Rows, Saving, Template, TwinsOption, is_file
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 
@@ -34,6 +27,7 @@ class Options(Loading, Saving):
     problems: Annotated[
         str | None,
         Option(
+            callback=is_file,
             help="'demo', 'math500' (from the hub), or a .jsonl file. [default: the model's own, else math500]",
         ),
     ] = None

@@ -67,15 +67,15 @@ class HookComparison(Result):
         """Whether it does what was meant in every problem, in a padded batch, too."""
         return set(self.found) == {AS_MEANT} and not self.in_a_batch
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """Return one row per kind of finding, the most frequent first: its problems `k` of `n`, and medians over them."""
-        table, n = self.to_frame(), len(self.problem_ids)
+        rows, n = self.to_frame(), len(self.problem_ids)
         numbers = ["error", "plain", "hooked", "exact"]
-        rows = [
-            {"found": words, "k": k, "n": n, **table.loc[table["found"] == words, numbers].median()}
+        made = [
+            {"found": words, "k": k, "n": n, **rows.loc[rows["found"] == words, numbers].median()}
             for words, k in Counter(self.found).most_common()
         ]
-        return pd.DataFrame(rows).dropna(axis=1, how="all")
+        return pd.DataFrame(made).dropna(axis=1, how="all")
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per problem."""

@@ -123,7 +123,7 @@ class SpanReadings(Result):
         values = self.by_group(np.where(chosen, self.advantage, np.nan))
         return (values > self._least).sum(0), np.isfinite(values).sum(0)
 
-    def summary(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per reader, layer and block: medians of `own`, `others` (over groups of problems) and `margin` (over pairs,
         with its interval), in how many pairs it exceeds the smallest one (`pairs_k` of `pairs_n`, `pairs_share` with exact
         limits), p after Holm over all rows, `readable`, the median rank, and in how many problems answered rightly, and
@@ -170,7 +170,7 @@ class SpanReadings(Result):
 
     def printed(self) -> pd.DataFrame:
         """The best block of each reader and layer, the surest first."""
-        table = self.summary()
+        table = self.table()
         table["order"] = table["p_corrected"].fillna(2.0)
         best = table.sort_values("order", kind="stable").drop_duplicates(["reader", "stream"])
         columns = "reader stream place pairs_k pairs_n p_corrected own others right_k right_n wrong_k wrong_n"
@@ -183,7 +183,7 @@ class SpanReadings(Result):
             "own tokens read better than exchanged ones (half is chance), p after Holm over all rows. Right, wrong: problems "
             "the model answers so."
         )
-        return Shown((ShownTable(self.summary(), caption),))
+        return Shown((ShownTable(self.table(), caption),))
 
     def headline(self) -> str:
         """Return from which layer on it is readable, by whom, and in how many pairs of problems."""

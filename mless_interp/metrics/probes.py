@@ -26,7 +26,7 @@ def ridge_scores(
     Source: Hoerl & Kennard 1970; Allen 1974 (PRESS); linear probes Alain & Bengio (1610.01644).
 
     >>> x = np.array([[0.0], [1], [0], [1], [0.9]])
-    >>> ridge_scores(x @ x.T, np.array([0, 1, 0, 1, 0]), np.arange(4), np.array([4])).argmax()
+    >>> int(ridge_scores(x @ x.T, np.array([0, 1, 0, 1, 0]), np.arange(4), np.array([4])).argmax())
     1
     """
     y = (labels[train][:, None] == np.arange(labels.max() + 1)).astype(float)

@@ -279,7 +279,7 @@ def span_map(found: SpanReadings) -> Picture:
     Above half (chance) in one colour, below it in the other with a minus; strokes where most pairs show it (corrected p), grey
     where nothing differs or nothing is known. The lowest row is the embedding.
     """
-    table = found.summary()
+    table = found.table()
     shape = len(READERS), len(found.layers), len(found.places)
     shares = table["pairs_share"].where(table["p_corrected"].notna()).to_numpy(dtype=float).reshape(shape) - 0.5
     width, height = max(2.8, 0.3 * shape[2] + 1.0), max(2.2, 0.22 * shape[1] + 1.2)

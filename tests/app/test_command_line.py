@@ -229,7 +229,7 @@ WRONG = {
     "figures": "Missing option '--figure'",
     "locate --outcome logitdiff": "Invalid value for '--outcome'.*'logit_diff'",
     "locate --outcome kl": "unknown outcome to locate heads by 'kl'",
-    "locate --model ./nope": "unknown model './nope': there is no such directory",
+    "locate --model ./nope": "Invalid value for '--model': there is no directory",
     "locate --contrast held": "unknown contrast to locate heads by 'held'; choose one of content, computed",
     "locate --contrast computed --answers 2": "--answers cuts heads off from the span: --contrast content",
     "locate --edit z": "--direction and --edit go with --mode sweep",

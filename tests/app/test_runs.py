@@ -252,7 +252,7 @@ def test_a_reader_that_goes_away_ends_nothing_and_studies_are_listed(tmp_path: P
     done = command(stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(call("study").stdout.splitlines()) == 7
+    assert len(call("study").stdout.splitlines()) == 8
 
 
 @pytest.mark.parametrize(

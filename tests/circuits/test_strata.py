@@ -75,8 +75,8 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     made = found.confirmation
     assert made is not None and made.confirmed.all() and made.same_kind.all()
     table = found.printed()
-    assert set(table["kind"]) == {"specialist"} and table["strata"].tolist() == table["confirmed_strata"].tolist()
-    assert sorted(table["strata"]) == list("0123") and (table["p"] < 0.04).all()
+    assert set(table["claimed"]) == {"specialist"} and table["strata"].tolist() == table["confirmed_strata"].tolist()
+    assert sorted(table["strata"]) == list("0123") and (table["p_corrected"] < 0.04).all()
     strata = found.by_stratum().query("passes")
     assert len(strata) == 4 and strata["confirmed"].all()
     np.testing.assert_allclose(strata["removed_share"], 1, atol=1e-5)

@@ -104,7 +104,17 @@ def kinds_with(names: set[str]) -> bool:
     return all(any(name in set(make().table()) | set(make().printed()) for make in RESULTS.values()) for name in names)
 
 
-ASKED_FOR = {"lam_control", "lam_control_p", "shown_again", "answers_n", "difference_p", "reads_sink", "gave_up"}
+ASKED_FOR = {
+    "strata",
+    "confirmed_strata",
+    "lam_control",
+    "lam_control_p",
+    "shown_again",
+    "answers_n",
+    "difference_p",
+    "reads_sink",
+    "gave_up",
+}
 ASKED_FOR |= {"accuracy", "difference"}  # of a study with answers
 """Columns of what the small results were not asked to measure."""
 

@@ -161,7 +161,7 @@ def test_lambda_and_what_uniform_attention_would_keep() -> None:
         np.array([[0.3, 0.05], [-0.2, np.nan]]), nan_ok=True
     )
     strokes = {(patch.get_x(), patch.get_y()) for patch in second.patches if patch.get_hatch()}
-    assert strokes == {(-0.5, -0.5), (-0.5, 0.5)} and "(2 of 3 heads)" in second.get_title()
+    assert strokes == {(-0.5, -0.5), (-0.5, 0.5)} and "2 of 3 heads (" in second.get_title()
 
 
 @pytest.mark.parametrize(("n_heads", "places"), [(3, {0.0}), (28, {0.0, 1.0})])
