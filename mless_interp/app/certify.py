@@ -8,11 +8,17 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from .command_line import (Loading, is_file, is_model, kw_only=True, tell   @dataclass(frozen=True)
+from .command_line import Loading, is_file, is_model, tell
+
+
+@dataclass(frozen=True, kw_only=True)
 class Options(Loading):
     """What can be asked."""
 
-    model: Annotated[str, Argument(callback=is_model, metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id.")]
+    model: Annotated[
+        str,
+        Argument(callback=is_model, metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id."),
+    ]
     problems: Annotated[
         str | None,
         Option(

@@ -9,7 +9,12 @@ import typer
 from typer import Argument, Option
 
 from ..core.arguments import count_of, nearest
-from .command_line import (Asking, Backend, Kept, OutOption, Presented, program   def _listed(study: str | None, tell from .included_studies import INCLUDED from .run_folder import Computed) -> str:
+from .command_line import Asking, Backend, OutOption, is_file, is_model, tell
+from .included_studies import INCLUDED
+from .run_folder import Computed, Kept, Presented, program
+
+
+def _listed(study: str | None) -> str:
     """The study that was asked for; without one, list those that are included."""
     if study is not None and study not in INCLUDED and not Path(study).is_file():
         raise typer.BadParameter(
@@ -37,12 +42,12 @@ class Options(Asking):
     backend: Annotated[Backend, Option(help="bridge or nnsight (answers with a cache), hooked_transformer, auto.")] = (
         "bridge"
     )
-    model: Annotated[str | None, Option(callback=is_model, help="'demo' (bundled), a directory, or a hub id. [default: the file's]")] = (
-        None  # type: ignore[assignment]
-    )
-    problems: Annotated[str | None, Option(callback=is_file, help="'demo', 'math500', a .jsonl or .txt file. [default: the file's]")] = (
-        None
-    )
+    model: Annotated[
+        str | None, Option(callback=is_model, help="'demo' (bundled), a directory, or a hub id. [default: the file's]")
+    ] = None  # type: ignore[assignment]
+    problems: Annotated[
+        str | None, Option(callback=is_file, help="'demo', 'math500', a .jsonl or .txt file. [default: the file's]")
+    ] = None
     limit: Annotated[
         int | None, Option(min=2, help="How many problems are measured, from the first. [default: the file's]")
     ] = None  # type: ignore[assignment]
