@@ -45,7 +45,7 @@ FILES = {
     "accuracy": "accuracy.csv comparisons.csv completions.jsonl accuracy.png",
     "figures": "figure.png figure.csv bars.csv claims.csv",
     "dose": "slopes.csv outcomes.csv doses.parquet dose_response.png",
-    "circuit": "direct.csv direct.png edges.csv edges.png edges_1.png edges.parquet sites.csv sites.png positions.csv "
+    "circuit": "direct.csv direct.png edges.csv edges.parquet sites.csv sites.png positions.csv "
     "positions.png writes.csv writes.png",
     "read-span": "readings.csv readings.parquet span_map.png",
     "study": "study.csv effects.csv study.parquet study.png",
