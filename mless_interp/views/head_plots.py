@@ -179,8 +179,8 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
     hatched = _significant(table, found.quantity("lam_minus_uniform"), level)
     draw_map(beside, _grid_of(table, "lam_minus_uniform"), label="lambda − uniform's (share)", hatched=hatched)
     passed = f"strokes: {len(hatched)} of {count_of(len(table), 'head')}" if hatched else "no head passes"
-    words = f"minus sign: below it; {passed} (corrected p < {level:g})"
-    beside.set_title(f"against uniform attention; {words}", fontsize=9)
+    words = f"minus sign: below it\n{passed} (corrected p < {level:g})"
+    beside.set_title(f"against uniform attention; {words}", fontsize=8)
     return picture
 
 
