@@ -24,6 +24,7 @@ from ..prompts.pairs import PromptPair, own_pairs
 from ..runtime.columns import columns_of
 from ..runtime.progress import progress_bar
 from ..runtime.results import Result
+from .case import apart, worst
 from .identities import tolerance_of
 
 COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post")
@@ -75,7 +76,7 @@ class HookComparison(Result):
             {"found": words, "k": k, "n": n, **rows.loc[rows["found"] == words, numbers].median()}
             for words, k in Counter(self.found).most_common()
         ]
-        return pd.DataFrame(made).dropna(axis=1, how="all")
+        return pd.DataFrame(made)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per problem."""
@@ -161,7 +162,7 @@ def compare_hook(
     return HookComparison(
         problem_ids=tuple(pair.id for pair in made),
         heads=chosen,
-        meant=f"the edit {what} of {listed(list(map(str, chosen)))}",
+        meant=f"the edit {what} of {listed(chosen)}",
         found=tuple(found),
         **dict(zip(("plain", "hooked", "exact"), np.array(outcomes).T, strict=True)),
         error=np.array(errors),
@@ -248,9 +249,7 @@ def _exact(
 ) -> dict[str, Edit]:
     """Return the edits of a run that do to the heads what is meant."""
     if isinstance(edit, str) and edit != "zero":
-        at = torch.arange(inputs.n_tokens)[None]
-        span = (at >= pair.span[0]) & (at < pair.span[1])
-        return run_edits(model, inputs, INTERVENTIONS[edit], heads, span=span, start=0)
+        return run_edits(model, inputs, INTERVENTIONS[edit], heads, span=pair.span_mask[None], start=0)
     change = torch.zeros_like if isinstance(edit, str) else edit
 
     def of_layer(z: Tensor, numbers: Sequence[int]) -> Tensor:
@@ -320,15 +319,8 @@ def _counted(name: str, function: Callable[..., Any], calls: Counter[str]) -> Ca
     return run
 
 
-def _apart(first: Tensor, second: Tensor) -> float:
-    """Return the largest difference as a share of the largest value; infinite where anything is not a number."""
-    scale = max(float(first.abs().max()), 1e-30)
-    apart = float((first - second).abs().max()) / scale
-    return apart if np.isfinite(apart) else np.inf
-
-
 def _differs(model: Model, first: Tensor, second: Tensor) -> bool:
-    return not _apart(first, second) <= tolerance_of(model)
+    return not apart(first, second).relative <= tolerance_of(model)
 
 
 def _first_difference(
@@ -343,8 +335,8 @@ def _first_difference(
     differ = partial(_differs, model)
     at = next((name for name in exact if differ(exact[name], hooked[name])), None)
     if at is None:
-        return AS_MEANT, max(_apart(exact[name], hooked[name]) for name in exact)
-    error = _apart(exact[at], hooked[at])
+        return AS_MEANT, worst(apart(exact[name], hooked[name]) for name in exact).relative
+    error = apart(exact[at], hooked[at]).relative
     if not any(differ(plain[name], hooked[name]) for name in plain):
         never = [name for name, n in calls.items() if not n]
         flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
@@ -356,7 +348,10 @@ def _first_difference(
         if not why and model.info.attention != "eager":
             why = f": {model.info.attention} attention makes no pattern that a hook could change"
         return f"it has no effect{why}", error
-    first = next(name for name in plain if differ(plain[name], hooked[name]))
+    first, order = next(name for name in plain if differ(plain[name], hooked[name])), list(plain)
+    begun = order.index(at) > order.index(first)
+    if begun:  # what it changes before is as meant
+        first, plain = at, exact
     known = parsed(first)
     if known is None:
         return "it changes the logits alone", error
@@ -364,19 +359,19 @@ def _first_difference(
     asked = [head for head in heads if head.layer == layer]
     if what == "attn.hook_z":
         changed = [Head(layer, n) for n in range(model.info.n_heads) if differ(plain[first][:, n], hooked[first][:, n])]
-        if changed != asked:
-            return f"it changes {_named(changed, model)}, not {listed(list(map(str, asked or heads)))}", error
+        if changed != asked and not begun:
+            return f"it changes {_named(changed, model)}, not {listed(asked or heads)}", error
         rows = [row for row in range(len(plain[first])) if differ(plain[first][row], hooked[first][row])]
         if at == first and not differ(exact[first][rows], hooked[first][rows]):
             return f"it changes {_span('row', rows)} only", error
-        return f"it gives {listed(list(map(str, changed)))} other values than that edit", error
+        return f"it gives {listed(changed)} other values than that edit", error
     if what in ("hook_attn_out", "hook_resid_mid"):
         axis = (plain[first] - hooked[first]).abs().amax(0)
         scale = float(plain[first].abs().max())
         places = (axis > tolerance_of(model) * scale).nonzero().flatten().tolist()
         return (
             f"it changes {_span('coordinate', places)} of what layer {layer}'s attention adds, after the output projection "
-            f"W_O has mixed all heads; {listed(list(map(str, heads)))} is z[:, :, head] before it"
+            f"W_O has mixed all heads; {listed(heads)} is z[:, :, head] before it"
         ), error
     where = {"hook_resid_pre": "the residual stream before", "hook_mlp_out": "what the MLP adds in"}
     return f"it changes {where.get(what, 'the residual stream after')} layer {layer}, no head's output", error
@@ -386,7 +381,7 @@ def _named(heads: Sequence[Head], model: Model) -> str:
     """Return heads by name; all of a layer in a word."""
     if len(heads) == model.info.n_heads:
         return f"all heads of layer {heads[0].layer}"
-    return listed(list(map(str, heads)))
+    return listed(heads)
 
 
 def _span(what: str, places: Sequence[int]) -> str:
@@ -436,7 +431,7 @@ def _what_it_is(model: Model, run: Mapping[str, Tensor], value: Tensor, head: He
     if value.dim() != 2 or value.shape[-1] != model.info.d_head or len(value) < len(meant):
         shape = list(value.shape)
         return f"it has shape {shape}, where [{len(meant)}, {model.info.d_head}] is meant", np.nan
-    error = _apart(meant, value[: len(meant)])
+    error = apart(meant, value[: len(meant)]).relative
     if error <= tolerance_of(model):
         return AS_MEANT, error
     for words, other in _candidates(model, run, head, of):

@@ -10,6 +10,7 @@ from conftest import needs_hooked_transformer
 from models_under_test import loaded
 
 import mless_interp as mi
+from mless_interp.patching.interventions import INTERVENTIONS, run_edits
 
 QUESTIONS = ("Anna has 3 apples. How many?", "Ben had 9 coins and lost 2 of them. How many coins does Ben have now?")
 
@@ -74,6 +75,36 @@ def test_each_usual_error_is_named(case: Any) -> None:
         assert set(found.found) == {w for w in found.found if w.startswith(words)} and not found.passed, found.found
         assert found.error.min() > 1e-3 and found.headline().startswith("No, this is not")
     assert model.hooks == ()
+
+
+def test_what_is_wrong_behind_a_right_edit_is_named_where_it_is(case: Any) -> None:
+    """Layer 0 is as meant; then a head of layer 1 is left as it is, or what attention adds there is changed, too."""
+    model, pairs = case
+    first = ablation(model, [0], layer=0)
+    half = mi.compare_hook(model, pairs, first, ["L0H0", "L1H2"], progress=False)
+    assert set(half.found) == {"it gives L1H2 other values than that edit"}
+    both = mi.compare_hook(model, pairs, lambda m: [first(m), *sliced_output(model)(m)], ["L0H0"], progress=False)
+    assert all(
+        words.startswith("it changes coordinates 0 to") and "layer 1's attention" in words for words in both.found
+    )
+
+
+def test_a_knockout_hides_the_inserted_tokens_alone_where_they_stand_at_two_places(case: Any) -> None:
+    model, pairs = case
+    parts = mi.Insertion.meaningless(" /", n_tokens=6, before="question", after="question")
+    (pair,) = mi.make_pairs(model, [pairs[0].problem], parts)
+    span = pair.span_mask[None]
+    assert int(span.sum()) == 6 < pair.span[1] - pair.span[0]
+    inputs, name = pair.condition("inserted"), "blocks.1.attn.hook_z"
+    edits = run_edits(model, inputs, INTERVENTIONS["knockout"], ["L1H0"], span=span, start=0)
+    z = model.run(inputs, edits=edits, capture={name: None}).captured[name][0, :, 0]
+    width = model.info.d_head
+
+    def hide(module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (torch.cat([z[None].to(args[0].dtype), args[0][..., width:]], -1),)
+
+    add = lambda library: projection(model.hf_model).register_forward_pre_hook(hide)  # noqa: E731
+    assert mi.compare_hook(model, [pair], add, ["L1H0"], edit="knockout", progress=False).passed
 
 
 def test_rows_counted_from_the_left_of_a_padded_batch_are_noticed(case: Any) -> None:
