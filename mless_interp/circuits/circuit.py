@@ -129,10 +129,8 @@ class Circuit(Result):
     @property
     def interval_words(self) -> str:
         """The confidence of its parts' intervals."""
-        whole, edges = (
-            super().interval_words,
-            super().interval_words if self.edges is None else self.edges.interval_words,
-        )
+        whole = super().interval_words
+        edges = whole if self.edges is None else self.edges.interval_words
         return whole if edges == whole else f"{whole}, edges {edges}"
 
     def printed(self) -> pd.DataFrame:

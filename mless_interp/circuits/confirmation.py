@@ -21,7 +21,7 @@ from .sentences import (
     readers_words,
     smallest_words,
     specific_words,
-    strata_column,
+    strata_columns,
     strata_words,
 )
 from .specificity import beside_controls
@@ -129,13 +129,9 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         """Whether a head is confirmed, and as the same kind, `[head]`."""
         return self.confirmed & (np.array(self.kinds_again) == np.array(self.kinds))
 
-    def _strata_columns(self) -> dict[str, Any]:
+    def _strata_columns(self) -> dict[str, list[str]]:
         """Of specialists the strata that named them, and those that confirm them; nothing where there are none."""
-        if "specialist" not in self.kinds:
-            return {}
-        special = [head if kind == "specialist" else None for head, kind in zip(self.heads, self.kinds, strict=True)]
-        both = {"strata": self.within, "confirmed_strata": self.confirmed_within}
-        return {name: strata_column(special, within) for name, within in both.items()}
+        return strata_columns(self.heads, self.kinds, strata=self.within, confirmed_strata=self.confirmed_within)
 
     @property
     def specific(self) -> tuple[Head, ...]:

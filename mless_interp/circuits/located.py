@@ -40,6 +40,7 @@ from .sentences import (
     sink_words,
     smallest_words,
     specific_words,
+    strata_columns,
     strata_words,
 )
 from .specificity import beside_controls
@@ -263,11 +264,8 @@ class LocatedHeads(
 
     def _strata_columns(self) -> dict[str, list[str]]:
         """Of specialists the strata that named them and those that confirm them; nothing where there are none."""
-        if not self.specialists:
-            return {}
-        found = {"strata": self.specialists}
-        found |= {} if self.confirmation is None else {"confirmed_strata": self.confirmed_specialists}
-        return {name: [", ".join(strata.get(head, ())) for head in self.heads] for name, strata in found.items()}
+        again = {} if self.confirmation is None else {"confirmed_strata": self.confirmation.confirmed_within}
+        return strata_columns(self.heads, self.judged.kinds, strata=self.judged.in_strata, **again)
 
     @property
     def read(self) -> ReadEffects | None:

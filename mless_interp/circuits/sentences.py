@@ -71,9 +71,15 @@ def strata_words(what: str, found: Sequence[InStratum]) -> list[str]:
     return [f"{what}: {told or 'none'}."]
 
 
-def strata_column(heads: Sequence[Any], found: Sequence[InStratum]) -> list[str]:
-    """The strata of each head in words, "" of a head that has none."""
-    return [", ".join(each.stratum for each in found if each.head == head) for head in heads]
+def strata_columns(heads: Sequence[Any], kinds: Sequence[str], **found: Sequence[InStratum]) -> dict[str, list[str]]:
+    """Columns with the strata of each specialist in words, "" of other heads; none where there are no specialists."""
+    if "specialist" not in kinds:
+        return {}
+    named = [head if kind == "specialist" else None for head, kind in zip(heads, kinds, strict=True)]
+    return {
+        name: [", ".join(each.stratum for each in within if each.head == head) for head in named]
+        for name, within in found.items()
+    }
 
 
 def specific_words(table: pd.DataFrame, *, level: float, n: int, confirmed: Sequence[str] | None = None) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..models.base import Model
-from ..prompts.conditions import CONTRASTS
 from . import formulas
 from .case import Case, Finding, Layer, apart, worst
 
@@ -47,16 +46,11 @@ def _unwindowed(case: Case) -> str | None:
 
 
 def _reads_nothing(case: Case) -> str | None:
-    return "the span stands after the question, or part of it" if _question_before(case) else None
+    return "the span stands after the question, or part of it" if case.pair.span_sees_question else None
 
 
 def _reads_question(case: Case) -> str | None:
-    return None if _question_before(case) else "nothing of the question stands before the span"
-
-
-def _question_before(case: Case) -> bool:
-    """Whether the span's rows can see any of the question."""
-    return bool(CONTRASTS["computed"].cut(case.pair.inserted).keys[: case.pair.span[1]].any())
+    return None if case.pair.span_sees_question else "nothing of the question stands before the span"
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def read_span(
         margin=swap_margins(values, labels, partners),
         advantage=_advantage(values, labels, fair),
         right=np.array([each["right"] for each in done], dtype=float),
-        after_question=all(_reads_question(pair) for pair in found),
+        after_question=all(pair.span_sees_question for pair in found),
         settings=settings | {"seed": seed},
         smallest_margin=smallest_margin,
         resolution=model.resolution,
@@ -186,12 +186,6 @@ def _of_tag(model: Model, pair: PromptPair, tag: str) -> Sequence[int]:
             "the space before it, or give a function of the pair that names the token"
         )
     return ids
-
-
-def _reads_question(pair: PromptPair) -> bool:
-    """Whether anything of the question stands before the end of the span."""
-    asked = pair.inserted.indices("question")
-    return bool(asked) and asked[0] < pair.span[1]
 
 
 def _of_one(

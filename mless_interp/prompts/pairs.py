@@ -21,7 +21,7 @@ from ..models.inputs import Inputs
 from ..runtime.engines import Compute, Tick, Unit
 from ..runtime.loop import over_problems
 from ..runtime.text_safety import one_line
-from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
+from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of, question_from_span
 from .insertions import Insertion
 from .problems import Problem, Several, overlap
 from .prompt import (
@@ -181,6 +181,11 @@ class PromptPair:
     def span_mask(self) -> Tensor:
         """Boolean `[token]` over the inserted prompt: True inside the span."""
         return self.inserted.mask("inserted")
+
+    @property
+    def span_sees_question(self) -> bool:
+        """Whether the span's rows can see any of the question."""
+        return bool(question_from_span(self.inserted).keys[: self.span[1]].any())
 
     @property
     def sink_moved(self) -> bool:

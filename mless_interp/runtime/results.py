@@ -420,24 +420,26 @@ def undefined(values: Found, heads: Sequence[Head]) -> str:
     return ", ".join(counted)
 
 
-def rows_per_head(problem_ids: Sequence[str], heads: Sequence[Head], values: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """One tidy row per measure, problem and head of arrays `[problem, head]`: `problem, layer, head, label, measure, value`."""
-    places = head_columns(heads, times=len(problem_ids))
-    del places["paper_label"]
-    problems = {"problem": np.repeat(problem_ids, len(heads))}
-    parts = (pd.DataFrame({**problems, **places, "measure": name, "value": of.ravel()}) for name, of in values.items())
-    return pd.concat(parts, ignore_index=True)
-
-
 def rows_of(
     problem_ids: Sequence[str], heads: Sequence[Head], array: np.ndarray, metric: str, **fixed: Any
 ) -> pd.DataFrame:
     """One tidy row per problem and head of a metric `[problem, layer, head]`; `fixed` columns stand after the problem."""
+    return _tidy_heads(problem_ids, heads, of_heads(array, heads), fixed, metric=metric)
+
+
+def rows_per_head(problem_ids: Sequence[str], heads: Sequence[Head], values: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """One tidy row per measure, problem and head of arrays `[problem, head]`: `problem, layer, head, label, measure, value`."""
+    parts = (_tidy_heads(problem_ids, heads, each, {}, measure=name) for name, each in values.items())
+    return pd.concat(parts, ignore_index=True)
+
+
+def _tidy_heads(
+    problem_ids: Sequence[str], heads: Sequence[Head], values: np.ndarray, fixed: Mapping[str, Any], **named: str
+) -> pd.DataFrame:
     places = head_columns(heads, times=len(problem_ids))
     del places["paper_label"]
-    problems = np.repeat(problem_ids, len(heads))
     return pd.DataFrame(
-        {"problem": problems, **fixed, **places, "metric": metric, "value": of_heads(array, heads).ravel()}
+        {"problem": np.repeat(problem_ids, len(heads)), **fixed, **places, **named, "value": values.ravel()}
     )
 
 

@@ -87,7 +87,7 @@ def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_hel
     from mless_interp.models.load import BACKENDS
     from mless_interp.patching.interventions import INTERVENTIONS
     from mless_interp.patching.outcomes import OUTCOMES
-    from mless_interp.prompts.insertions import KINDS
+    from mless_interp.prompts.insertions import KINDS, PLACES
     from mless_interp.prompts.prompt import TEMPLATES
 
     line = mi.app.command_line
@@ -96,6 +96,7 @@ def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_hel
         *((line.Template, TEMPLATES), (get_type_hints(mi.app.patch_heads.Options)["contrast"], CONTRASTS)),
     ):
         assert set(get_args(words)) == set(table)
+    assert line.SEGMENTS == PLACES
     assert contrasts() == "; ".join(f"{each.name} ({each.clean} -> {each.corrupted})" for each in CONTRASTS.values())
     lines = [f"{name} --help" for name in (*COMMANDS, "check", "plan", "compare", "report")]
     lines += ["locate --outcome x", "study none", "report no", ""]
