@@ -1,7 +1,7 @@
 """Effects cell by cell: what edges, ways of heads, sites and places of heads carry of an insertion's effect."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -9,13 +9,17 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import count_of
+from ..core.arguments import check_count, count_of
 from ..core.heads import Head
-from ..patching.effect import SMALLEST_EFFECT
+from ..models.base import Model
+from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
+from ..patching.interventions import Intervention, edit_named
+from ..patching.outcomes import Outcome
 from ..patching.parts import Parts
-from ..patching.prepared import Prepared
+from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
-from ..prompts.conditions import DIRECTIONS
+from ..prompts.conditions import CONTRASTS, DIRECTIONS, one_of
+from ..prompts.pairs import PromptPair
 from ..runtime.engines import Tick, Unit
 from ..runtime.registry import savable
 from ..runtime.results import Grouped, Shown, ShownTable, largest_first, tidy
@@ -28,6 +32,11 @@ PRINTED = ("label", "k", "n", "share", "share_ci_low", "share_ci_high", "median"
 POSITION = "position "
 """What labels of positions begin with, where nothing is inserted."""
 Made = TypeVar("Made", bound="CellEffects")
+
+
+def of_cells(name: str) -> Any:
+    """A property: what the cells of a result have under this name, each once, in their order."""
+    return property(lambda self: tuple(dict.fromkeys(getattr(cell, name) for cell in self.cells)))
 
 
 @savable
@@ -108,10 +117,6 @@ class CellEffects(Parts, Grouped):
         """The cells that carry more than the smallest effect in most problems."""
         return tuple(cell for cell, p in zip(self.cells, self.p_corrected, strict=True) if p < self.level)
 
-    def every(self, name: str) -> tuple[Any, ...]:
-        """Return what the cells have under this name, each once, in their order."""
-        return tuple(dict.fromkeys(getattr(cell, name) for cell in self.cells))
-
     def _named(self) -> dict[str, list[Any]]:
         """The columns that name cells."""
         names = [each.name for each in fields(self.cells[0])]
@@ -120,12 +125,9 @@ class CellEffects(Parts, Grouped):
         return {"label": list(map(str, self.cells)), **texts}
 
     def table(self) -> pd.DataFrame:
-        """One row per cell, in their order: its label and its parts.
-
-        `k` of `n` problems with more than the smallest effect in `sense`, `prevalence` with exact limits, `p_corrected`
-        (Holm over cells and senses), `median` and `share` of the total with limits; mean `effect` and `effect_fraction`, its
-        share of the mean total.
-        """
+        """One row per cell, in their order: label, `k` of `n` problems with more than the smallest effect in `sense`,
+        `prevalence` with exact limits, `p_corrected` (Holm over cells and senses), `median` and `share` of the total with
+        limits; mean `effect` and `effect_fraction`, its share of the mean total."""
         return Table({**self._named(), **self.claim_columns()})
 
     def to_frame(self) -> pd.DataFrame:
@@ -143,7 +145,6 @@ class CellEffects(Parts, Grouped):
         how += [f"contrast {s.get('contrast')}", str(s.get("direction")), f"outcome {s.get('outcome')}"]
         return [
             f"{self._what_words()}: {', '.join(how)}, {count_of(len(self.problem_ids), 'problem')}.",
-            *self._row_words(),
             *self._claim_words(),
             *self._sum_words(),
             *named_words(s),
@@ -151,9 +152,6 @@ class CellEffects(Parts, Grouped):
 
     def _what_words(self) -> str:
         raise NotImplementedError
-
-    def _row_words(self) -> list[str]:
-        return []
 
     def _sum_words(self) -> list[str]:
         return []
@@ -164,15 +162,63 @@ class CellEffects(Parts, Grouped):
 
     def shown(self) -> Shown:
         """The hundred cells of the largest median."""
-        table = (
-            largest_first(self.table(), "median")
-            .drop(columns=list(self._named())[1:])
-            .rename(columns={"label": self.what[0]})
-        )
+        table = largest_first(self.table().drop(columns=list(self._named())[1:]), "median")
         some = ", a hundred at most" if len(table) > 100 else ""
-        told = f"{self.what[1].capitalize()}, the largest first{some}."
-        caption = f"{told} Effects are the parts of the insertion's, in {self.unit}."
-        return Shown((ShownTable(table.head(100), caption),))
+        caption = f"{self.what[1].capitalize()}, the largest first{some}. Effects are parts of the insertion's, in {self.unit}."
+        return Shown((ShownTable(table.rename(columns={"label": self.what[0]}).head(100), caption),))
+
+
+@dataclass(frozen=True)
+class How:
+    """What every analysis of cells is told about its run; `ValueError` for a wrong number."""
+
+    checkpoint: str | Path | None
+    max_rows: int | None
+    smallest_effect: float
+    progress: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        check_smallest_effect(self.smallest_effect)
+        if self.max_rows is not None:
+            check_count(self.max_rows, name="max_rows")
+
+
+def compared(
+    model: Model,
+    pairs: Iterable[PromptPair] | Prepared,
+    contrast: str,
+    direction: str,
+    edit: str | Intervention,
+    outcome: str | Outcome,
+    control: Iterable[PromptPair] | None,
+) -> tuple[Sweep, Prepared]:
+    """The sweep of these names and its problems; with a `control`, the same problems' pairs, its tokens are the clean ones.
+
+    `ValueError` for what does not go together.
+    """
+    if control is None:
+        return Sweep.named(contrast, direction, edit), prepare(model, pairs, outcome)
+    one_of(direction, DIRECTIONS, "direction")
+    intervention = edit_named(edit, direction)
+    if contrast != "content" or intervention.name != "z":
+        raise ValueError("control=... is a contrast of its own and patches z: leave contrast and edit out")
+    prepared, beside = (prepare(model, each, outcome) for each in (pairs, control))
+    given = all(pair.given for pair in (*prepared.bare, *beside.bare))  # their ids are made of their tokens
+    if len(beside.ids) != len(prepared.ids) or (beside.ids != prepared.ids and not given):
+        raise ValueError(
+            "control must hold the same problems in the same order: make both pairs of one list of problems"
+        )
+    for pair, other in zip(prepared.pairs, beside.pairs, strict=True):
+        here, there = ((each.spans, each.base.ids, each.answer_ids) for each in (pair, other))
+        if here != there or pair.inserted.ids == other.inserted.ids:
+            why = "has the very same tokens" if here == there else f"has spans {other.spans} for {pair.spans}"
+            raise ValueError(
+                f"problem {pair.id!r}: a control inserts as many other tokens at the same places; it {why}"
+            )
+    both = zip(prepared.bare, beside.bare, strict=True)
+    changed = prepare(model, [replace(pair, clean=other.inserted) for pair, other in both], prepared.outcome)
+    return Sweep(CONTRASTS["replaced"], direction, intervention), replace(changed, beside=beside.insertion)
 
 
 def measured(
@@ -182,13 +228,9 @@ def measured(
     cells: Sequence[Any],
     changes: Callable[[Flow], Iterable[tuple[int, int, Tensor]]],
     *,
+    how: How,
     label: str,
     heads: Any = None,
-    checkpoint: str | Path | None,
-    max_rows: int | None,
-    smallest_effect: float,
-    progress: bool,
-    seed: int,
 ) -> Made:
     """Measure what each cell carries: a row of the receiving run for every change of its stream.
 
@@ -198,7 +240,7 @@ def measured(
     prepared = prepared.under(sweep.contrast)
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
-        flow, places = Flow(prepared.runs(unit), sweep, max_rows), []  # type: tuple[Flow, list[int]]
+        flow, places = Flow(prepared.runs(unit), sweep, how.max_rows), []  # type: tuple[Flow, list[int]]
 
         def rows() -> Iterator[tuple[int, Tensor]]:
             for place, at, change in changes(flow):
@@ -214,8 +256,8 @@ def measured(
         of_unit,
         label=label,
         settings={**sweep.settings, label: list(map(str, cells))},
-        checkpoint=checkpoint,
-        progress=progress,
+        checkpoint=how.checkpoint,
+        progress=how.progress,
         steps=len(cells),
     )
     patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
@@ -228,8 +270,8 @@ def measured(
         total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
         unit=prepared.outcome.unit,
         settings=made_with(prepared, sweep, heads),
-        seed=seed,
-        smallest_effect=smallest_effect,
+        seed=how.seed,
+        smallest_effect=how.smallest_effect,
         resolution=prepared.model.resolution,
     )
 

@@ -1,6 +1,6 @@
 """`trace_circuit`: named heads taken apart: directly or through others, edge by edge, where, what they write, in sets."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,17 +112,16 @@ class Circuit(Result):
 
     def caveats(self) -> list[str]:
         """Return which of the heads fresh problems do not confirm."""
-        sure = None if self.located is None or self.located.confirmation is None else self.located.confirmed
-        lost = [] if sure is None else [head for head in self.heads if head not in sure]
+        where = self.located
+        lost = [] if where is None else [head for head in self.heads if head not in where.sure]
         found = [f"Not confirmed on fresh problems: {listed(lost)}."] if lost else []
-        served = {} if self.located is None else self.located.specialists
-        special = [head for head in self.heads if head in served]
-        if self.located is not None and special:
-            by, head = self.located.settings.get("by"), special[0]
+        served = {} if where is None else where.specialists
+        if special := [head for head in self.heads if head in served]:
+            by = where and where.settings.get("by")
             found.append(
                 f"{listed(special)} {'acts' if len(special) == 1 else 'act'} in some strata of {by} only, and parts are tested "
                 "over all problems: pass the pairs of one stratum, for example trace_circuit(model, [pair for pair in pairs if "
-                f"pair.problem.text({by!r}) == {served[head][0]!r}], [{str(head)!r}])."
+                f"pair.problem.text({by!r}) == {served[special[0]][0]!r}], [{str(special[0])!r}])."
             )
         return [*found, *super().caveats()]
 
@@ -190,8 +189,7 @@ def trace_circuit(
     n_rows : tokens from each end of the question at which sites and heads are patched.
     checkpoint : a folder that receives each finished problem of each part; a run started again goes on from there.
 
-    Returns `Circuit`. Each part is what `direct_effects`, `trace_paths` (both directions), `patch_sites`, `map_positions`,
-    `what_it_writes`, `minimal_sets` and `transfer` give. Raises `ValueError` where no part can be measured.
+    Returns `Circuit`, whose parts are what the single analyses give. Raises `ValueError` where no part can be measured.
     """
     several_of(tuple(parts), PARTS, "part of a circuit")
     one_of(contrast, dict.fromkeys(CONTRASTS), "contrast of a circuit")
@@ -219,31 +217,32 @@ def trace_circuit(
         kept = None if checkpoint is None else Path(checkpoint) / file
         return {"checkpoint": kept, "progress": progress, "outcome": outcome, "seed": seed, **more}
 
-    def measure(name: str) -> Any:
-        match name:
-            case "direct":
-                return direct_effects(model, measured, chosen, **common("direct.jsonl", contrast=contrast))
-            case "edges" | "sufficient":
-                direction = "denoising" if name == "edges" else "noising"
-                options = common(f"edges-{direction}.jsonl", contrast=contrast, mlps=nodes, direction=direction)
-                return replace(trace_paths(model, measured, chosen, **options), confidence=OF_EDGES)
-            case "together":
-                options = common("edges-together.jsonl", contrast=contrast, edges=joint)
-                return replace(trace_paths(model, measured, **options), confidence=OF_EDGES)
-            case "sites":
-                return patch_sites(model, measured, **common("sites.jsonl", contrast=contrast, n_rows=n_rows))
-            case "positions":
-                return map_positions(
-                    model, measured, chosen, **common("positions.jsonl", contrast=contrast, n_rows=n_rows)
-                )
-            case "writes":
-                kept = common("writes.jsonl")["checkpoint"]
-                return what_it_writes(model, measured, chosen, checkpoint=kept, progress=progress)
-            case "sets":
-                return minimal_sets(model, named_on, **common("sets", contrast=contrast, fresh=others))
-        return transfer(model, named_on, chosen, **common("transfer", fresh=others))
+    def edges(direction: str) -> PathEffects:
+        options = common(f"edges-{direction}.jsonl", contrast=contrast, mlps=nodes, direction=direction)
+        return replace(trace_paths(model, measured, chosen, **options), confidence=OF_EDGES)
 
-    joint: list[Edge] = []
+    def needed_and_sufficient() -> dict[str, Any]:
+        needed = edges("denoising")
+        table = needed.together().query("how == 'together'")
+        both = zip(table["sender"], table["receiver"], strict=True)
+        joint = [Edge(*ends, part) for ends in both for part in (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)]
+        found = {"edges": needed, "sufficient": edges("noising")}
+        if joint:
+            options = common("edges-together.jsonl", contrast=contrast, edges=joint)
+            found["together"] = replace(trace_paths(model, measured, **options), confidence=OF_EDGES)
+        return found
+
+    of_contrast, rows = {"contrast": contrast}, {"contrast": contrast, "n_rows": n_rows}
+    of_writes = {"checkpoint": common("writes.jsonl")["checkpoint"], "progress": progress}
+    calls: dict[str, Callable[[], Any]] = {
+        "direct": lambda: direct_effects(model, measured, chosen, **common("direct.jsonl", **of_contrast)),
+        "edges": needed_and_sufficient,
+        "sites": lambda: patch_sites(model, measured, **common("sites.jsonl", **rows)),
+        "positions": lambda: map_positions(model, measured, chosen, **common("positions.jsonl", **rows)),
+        "writes": lambda: what_it_writes(model, measured, chosen, **of_writes),
+        "sets": lambda: minimal_sets(model, named_on, **common("sets", fresh=others, **of_contrast)),
+        "transfer": lambda: transfer(model, named_on, chosen, **common("transfer", fresh=others)),
+    }
     results: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for name in PARTS:
@@ -251,12 +250,8 @@ def trace_circuit(
             left_out[name] = why
             continue
         try:
-            results |= {each: measure(each) for each in (("edges", "sufficient") if name == "edges" else (name,))}
-            if name == "edges":
-                table = results["edges"].together().query("how == 'together'")
-                both = zip(table["sender"], table["receiver"], strict=True)
-                joint = [Edge(*nodes, part) for nodes in both for part in (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)]
-                results |= {"together": measure("together")} if joint else {}
+            found = calls[name]()
+            results |= found if name == "edges" else {name: found}
         except ModelError as error:
             left_out[name] = str(error)
     if not results:
@@ -269,9 +264,8 @@ def trace_circuit(
 
 def largest_heads(found: LocatedHeads, at_most: int) -> tuple[Head, ...]:
     """Return the named heads, the largest effects first; none where fresh problems confirm none of them."""
-    sure = found.found if found.confirmation is None else found.confirmed
     by_size = [head for label in found.table()["label"] for head in found.found if str(head) == label]
-    return tuple(by_size[:at_most]) if sure else ()  # the fresh problems test them, and choose none
+    return tuple(by_size[:at_most]) if found.sure else ()  # the fresh problems test them, and choose none
 
 
 def _too_many_edges(model: Model, heads: Sequence[Head], n: int) -> str:
@@ -279,17 +273,13 @@ def _too_many_edges(model: Model, heads: Sequence[Head], n: int) -> str:
     nodes = len(heads) + model.info.n_layers
     edges = nodes * (nodes + 1) // 2 + 3 * nodes * len(heads)
     needed = fewest_for(2 * edges, OF_EDGES)
-    if needed <= n:
-        return ""
-    return f"with them up to {edges} edges would be tested, which takes at least {needed} problems, not {n}"
+    why = f"with them up to {edges} edges would be tested, which takes at least {needed} problems, not {n}"
+    return why if needed > n else ""
 
 
 def _one_alone(model: Model, heads: Sequence[Head], mlps: Sequence[int], without_mlps: str) -> str:
-    if len(heads) > 1 or mlps:
-        return ""
-    more = ' (mlps="all" adds the MLPs)' if has_mlps(model) else ""
-    why = f" without MLPs: {without_mlps}" if without_mlps else more
-    return f"an edge needs two nodes, and {heads[0]} is the only one{why}"
+    more = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)' * has_mlps(model)
+    return "" if len(heads) > 1 or mlps else f"an edge needs two nodes, and {heads[0]} is the only one{more}"
 
 
 def _why_not(named_on: Sequence[PromptPair], fresh: Sequence[PromptPair] | None, contrast: str) -> dict[str, str]:
@@ -298,15 +288,10 @@ def _why_not(named_on: Sequence[PromptPair], fresh: Sequence[PromptPair] | None,
     search, test = ((n + 1) // 2, n // 2) if fresh is None else (n, test)
 
     def too_few(to_test: int) -> str:
-        if search >= 6 and test >= to_test:
-            return ""
-        return (
-            f"what is found on some problems is tested on others: at least 6 and {to_test} are needed, "
-            f"there {'is' if search == 1 else 'are'} {search} and {test}"
-        )
+        few = f"what is found on some problems is tested on others: at least 6 and {to_test} are needed, there"
+        return "" if search >= 6 and test >= to_test else f"{few} {'is' if search == 1 else 'are'} {search} and {test}"
 
     blocks = max(len(pair.spans) for pair in (*named_on, *(fresh or ())))
     several = "" if blocks == 1 else f"defined for an insertion in one place only, and this one has {blocks} blocks"
     content = "" if contrast == "content" else "defined for the content contrast only"
-    found = {"writes": content, "sets": too_few(7)}
-    return found | {"transfer": content or several or too_few(8)}
+    return {"writes": content, "sets": too_few(7), "transfer": content or several or too_few(8)}

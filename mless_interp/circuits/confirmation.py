@@ -1,48 +1,102 @@
-"""Named heads tested again on problems that had no part in naming them."""
+"""What verdicts about heads share as results, and named heads tested again on problems that had no part in naming them."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from ..core.arguments import count_of, listed
 from ..core.heads import Head
-from ..patching.effect import SMALLEST_EFFECT
-from ..patching.joint import JointKnockout
+from ..patching.effect import SMALLEST_EFFECT, Effect
+from ..patching.joint import CHOSEN_HERE, JointKnockout
 from ..patching.reads import ReadEffects
-from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, rows_per_head
-from ..statistics import CONFIDENCE, Prevalence, holm
-from .judge import KINDS, SIDES, Claims, InStratum, Verdicts, measured
-from .sentences import (
-    few_problems,
-    left_out_words,
-    readers_words,
-    smallest_words,
-    specific_words,
-    strata_columns,
-    strata_words,
+from ..runtime.columns import Column, columns_of
+from ..runtime.results import (
+    Grouped,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    interval_columns,
+    rows_per_head,
+    with_limits,
 )
-from .specificity import beside_controls
+from ..runtime.tables import Table
+from ..scores import HeadScores
+from ..scores.scored import is_sink
+from ..statistics import CONFIDENCE, Prevalence, holm
+from .judge import KINDS, SIDES, Claims, InStratum, Judged, few_problems, measured
+from .specificity import OTHERS, beside_controls
+
+
+def strata_words(what: str, found: Sequence[InStratum]) -> list[str]:
+    """In which strata heads pass, head by head: `Confirmed within strata: L1H0 a, c; L1H2 b.`"""
+    by_head: dict[Head, list[str]] = {}
+    for each in found:
+        by_head.setdefault(each.head, []).append(each.stratum + " (against the effect)" * (each.sense < 0))
+    told = "; ".join(f"{head} {', '.join(strata)}" for head, strata in by_head.items())
+    return [f"{what}: {told or 'none'}."]
+
+
+def specific_words(table: pd.DataFrame, *, level: float, n: int, confirmed: Sequence[str] | None = None) -> list[str]:
+    """Return which heads do more than under random words of the same length, and where attention could not be matched.
+
+    `confirmed`: those that fresh problems confirmed, which the table is then of; None where it is of the problems on which
+    they were named.
+    """
+    if table.empty or not table["exceeds_random_n"].any():
+        return ["Controls were not run, so whether the heads are specific is unknown."] if len(table) else []
+    words = [f"Controls: `control_table()` ({CHOSEN_HERE})."]
+    if confirmed is not None:
+        passed = [label for label in table.loc[table["p_specific"] < level, "label"] if label in confirmed]
+        words = [f"Confirmed and specific to this insertion: {listed(passed) or 'none'}."]
+    needed = [name for name, kind in KINDS.items() if kind.reads and kind.side != "added"]
+    short = table[table["kind"].isin(needed) & (table["exceeds_mass_n"] < n)]
+    some = [f"{row.label} on {row.exceeds_mass_n}" for row in short.itertuples() if row.exceeds_mass_n]
+    none = [row.label for row in short.itertuples() if not row.exceeds_mass_n]
+    where = [f"possible for {', '.join(some)} of {count_of(n, 'problem')}"] * bool(some)
+    where += [f"not possible for {', '.join(none)} on any problem"] * bool(none)
+    why = "too little other attention to remove; on too few, random words alone decide"
+    return words + [f"Matched-attention control: {'; '.join(where)} ({why})."] * bool(where)
+
+
+def gap_words(controls: Mapping[str, np.ndarray], effect: Effect, unit: str) -> list[str]:
+    """What the change of positions does with nothing inserted, by the rules of the whole `effect`."""
+    if "shift_total" not in controls:
+        return []
+    shift = replace(effect, total=controls["shift_total"], claimed=0.0)
+    words = "Gap only (positions shifted as by the insertion, nothing inserted): median"
+    some = bool((np.abs(shift.total) > shift.rounding).any())
+    end = ": no change at all" if not some else "" if shift.established else ": not established"
+    return [f"{words} {with_limits(shift.median, unit)}{end}."]
+
+
+def sink_words(scores: HeadScores | None) -> list[str]:
+    """Which heads read a span that is a sink in most problems; nothing where none does."""
+    if scores is None:
+        return []
+    counts, n = is_sink(scores).sum(0), len(scores.problem_ids)
+    each = [(head, count) for head, count in zip(scores.heads, counts, strict=True) if 2 * count > n]
+    flagged = ", ".join(f"{head} (in {count} of {count_of(n, 'problem')})" for head, count in each)
+    return [
+        f"Reading a span that is an attention sink: {flagged}. Attention rests on a sink whatever stands there, so "
+        "that these heads read the span does not show that they use what it says."
+    ] * bool(each)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Confirmation(Verdicts, Result, renamed={"curve": None}):
-    """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
+class Verdicts(Grouped):
+    """What is judged of `values[measure]` `[problem, head]` (`measure.MEASURES`) and of the `total` effect `[problem]`.
 
-    `heads`, `kinds` and `senses` `[head]` are the claims, `direction` the sign of the effect that they are told by;
-    `values[measure]` `[problem, head]` and `total` `[problem]` were measured on the fresh problems. So were the controls
-    (`controls[name]` `[problem, head]`), and the readers knocked out together (`joint`): all
-    chosen on other problems, so that their p-values mean something. `within` are the claims about strata,
-    `strata` names the stratum of each fresh problem.
+    `controls[name]` `[problem, named]` are effects of the named heads, `joint` those that read, knocked out together, `reads`
+    what these take from the span; `strata` names the stratum of each problem.
     """
 
     problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
-    kinds: tuple[str, ...]
-    senses: np.ndarray
-    direction: float
     values: dict[str, np.ndarray]
     total: np.ndarray
     controls: dict[str, np.ndarray] = field(default_factory=dict)
@@ -54,18 +108,112 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
     resolution: float = 0.0
-    within: tuple[InStratum, ...] = ()
     strata: tuple[str, ...] = ()
 
-    reported = (
-        *("label", "layer", "head", "claimed", "confirmed", "kind", "confirmed_strata", "p_corrected", "removed_share"),
-        *("removed_k", "added_k", "n", "removed_p", "added_p", "exceeds_random", "exceeds_random_n", "p_specific"),
+    columns: ClassVar[tuple[Column, ...]] = columns_of("""
+        kind | verdict | verdict | a test over most problems, corrected for testing many heads
+        claimed | claimed | verdict | the verdict on the problems that named the head
+        strata | in strata | verdict | the strata of the problems in which a specialist was named
+        confirmed_strata | confirmed in | verdict | the strata in which fresh problems confirm a specialist
+        confirmed | confirmed | verdict | passes again on fresh problems
+        removed_k | undone in | of n | problems in which patching its output out undoes more than the smallest effect
+        added_k | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
+        removed_median | undone, median | | median of what patching its output out undoes, in the outcome's unit
+        added_median | reproduced, median | | median of what patching its output in reproduces, in the outcome's unit
+        removed_p | p, undone | p | that it undoes more in most problems; Holm over heads, sides and senses
+        added_p | p, reproduced | p | that it reproduces more in most problems; Holm over heads, sides and senses
+        random_words_share | with random words | share | share of its effect that random words have too
+        random_effect | under random words | | the head's effect where random words of the same length are inserted
+        questions_effect | under other questions | | the head's effect where questions of other problems are inserted
+        mful_effect | under a repeated word | | the head's effect where a repeated word is inserted
+        matched_mass_effect | same attention elsewhere | | what removing as much attention from other tokens undoes
+        shift_effect | under the gap alone | | the head's effect where positions are shifted and nothing is inserted
+        exceeds_random | > random words in | of exceeds_random_n | problems in which random words of the same length do less
+        exceeds_mass | > same attention in | of exceeds_mass_n | problems in which as much attention elsewhere does less
+        exceeds_random_n | of | | problems where random words were tried
+        exceeds_mass_n | of | | problems where as much attention elsewhere can be removed
+        p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
+    """)
+    axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem head"), ("total", "problem"))
+
+    @property
+    def claims(self) -> Claims | None:
+        """What was claimed of the heads on other problems, if anything was."""
+        return None
+
+    @cached_property
+    def judged(self) -> Judged:
+        """The verdicts: of every head its kind, its sense, and the tests behind them."""
+        effect = Effect(
+            np.asarray(self.total, dtype=float),
+            *(self.confidence, self.smallest_effect, self.resolution),
+            claimed=self.claims.direction if self.claims else 0.0,
+            groups=self.groups,
+        )
+        return Judged(self.heads, self.values, effect, self.claims, () if self.claims else self.strata)
+
+    @property
+    def established(self) -> bool:
+        """Whether most problems show an effect of one sign (as claimed), beyond rounding."""
+        return self.judged.established
+
+    @property
+    def smallest_words(self) -> str:
+        """The smallest effect of interest: `5 %`."""
+        return f"{100 * self.smallest_effect:.3g} %"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per measure (`measure.MEASURES`), problem and head."""
+        return Table(rows_per_head(self.problem_ids, self.heads, self.values))
+
+    def control_table(self) -> pd.DataFrame:
+        """One row per named head: its effect beside the same under each control (`specificity.beside_controls`)."""
+        raise NotImplementedError
+
+    def _of_specialists(self, kinds: Sequence[str], **found: Sequence[InStratum]) -> dict[str, list[str]]:
+        """Columns with the strata of each specialist in words, "" of other heads; none where there are no specialists."""
+        if "specialist" not in kinds:
+            return {}
+        named = [head if kind == "specialist" else None for head, kind in zip(self.heads, kinds, strict=True)]
+        return {
+            name: [", ".join(each.stratum for each in within if each.head == head) for head in named]
+            for name, within in found.items()
+        }
+
+    def _held_words(self, confirmed: Sequence[str] | None = None) -> list[str]:
+        """What the controls show, and what the heads that read remove as a set and taken apart."""
+        table, level = self.control_table(), self.judged.effect.level
+        found = specific_words(table, level=level, n=len(self.total), confirmed=confirmed)
+        if self.joint is not None:
+            which = (
+                "Heads that attend to the span" if len(self.joint.heads) > 1 else "The head that attends to the span"
+            )
+            found += [f"{which}: {self.joint.headline()}", *self.joint.details()]
+        return found + ([] if self.reads is None else [self.reads.headline(), *self.reads.details()])
+
+    def _left_out_words(self) -> list[str]:
+        left_out = self.settings.get("left_out") or {}
+        return [f"The control of {OTHERS[name]} was left out: {why}." for name, why in left_out.items()]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Confirmation(Verdicts, Result, renamed={"curve": None}):
+    """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
+
+    `heads`, `kinds` and `senses` `[head]` are the claims, `within` those about strata, `direction` the sign of the effect that
+    they are told by; everything else was measured on the fresh problems, so that its p-values mean something.
+    """
+
+    kinds: tuple[str, ...] = field(kw_only=True)
+    senses: np.ndarray = field(kw_only=True)
+    direction: float = field(kw_only=True)
+    within: tuple[InStratum, ...] = ()
+
+    reported = tuple(
+        "label layer head claimed confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n removed_p "
+        "added_p exceeds_random exceeds_random_n p_specific".split()
     )
-    axes = (
-        ("values", "problem head"),
-        ("total", "problem"),
-        ("senses", "head"),
-    )
+    axes = (*Verdicts.axes, ("senses", "head"))
 
     @property
     def claims(self) -> Claims:
@@ -80,8 +228,7 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
     @property
     def confirmed_within(self) -> tuple[InStratum, ...]:
         """The claims about strata that pass again on fresh problems of the same stratum."""
-        p = np.nan_to_num(self._p[1], nan=1.0)
-        return tuple(each for each, one in zip(self.within, p, strict=True) if one < self.judged.effect.level)
+        return tuple(each for each, p in zip(self.within, self._p[1], strict=True) if p < self.judged.effect.level)
 
     @property
     def p(self) -> np.ndarray:
@@ -91,16 +238,15 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
 
     @cached_property
     def _p(self) -> tuple[np.ndarray, np.ndarray]:
-        """Corrected p of the heads' claims (of specialists their strata's smallest), and of the claims about strata."""
+        """Corrected p of the heads' claims, and of the claims about strata: one family."""
+        special = np.array(self.kinds) == "specialist"
         whole = [self._larger(self.judged.sides, KINDS[kind].side, at) for at, kind in enumerate(self.kinds)]
-        whole = [np.nan if kind == "specialist" else p for p, kind in zip(whole, self.kinds, strict=True)]
-        p = np.array([*whole, *(self._within(each) for each in self.within)], dtype=float)
+        p = np.array([*np.where(special, np.nan, whole), *map(self._within, self.within)], dtype=float)
         p = holm(p) if np.isfinite(p).any() else p
-        heads, inside = p[: len(whole)], p[len(whole) :]
-        for at, (head, kind) in enumerate(zip(self.heads, self.kinds, strict=True)):
-            if kind == "specialist":
-                own = [p for each, p in zip(self.within, inside, strict=True) if each.head == head]
-                heads[at] = np.fmin.reduce(own, initial=np.nan)
+        heads, inside = np.split(p, [len(whole)])
+        for at in np.flatnonzero(special):
+            own = [p for each, p in zip(self.within, inside, strict=True) if each.head == self.heads[at]]
+            heads[at] = np.fmin.reduce(own, initial=np.nan)
         return heads, inside
 
     def _larger(self, tests: dict[str, Prevalence], wanted: str, at: int) -> float:
@@ -129,45 +275,39 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         """Whether a head is confirmed, and as the same kind, `[head]`."""
         return self.confirmed & (np.array(self.kinds_again) == np.array(self.kinds))
 
-    def _strata_columns(self) -> dict[str, list[str]]:
-        """Of specialists the strata that named them, and those that confirm them; nothing where there are none."""
-        return strata_columns(self.heads, self.kinds, strata=self.within, confirmed_strata=self.confirmed_within)
+    def _heads(self, *, confirmed: bool) -> list[Head]:
+        return [head for head, sure in zip(self.heads, self.confirmed, strict=True) if sure == confirmed]
 
     @property
     def specific(self) -> tuple[Head, ...]:
         """Heads that do more than under random words of the same length, by more than the smallest effect."""
-        table = self.control_table()
-        passed = set(table.loc[table["p_specific"] < self.judged.effect.level, "label"])
-        return tuple(head for head in self.heads if str(head) in passed)
+        passed = self.control_table()["p_specific"] < self.judged.effect.level
+        return tuple(head for head, sure in zip(self.heads, passed, strict=True) if sure)
 
     def control_table(self) -> pd.DataFrame:
-        """One row per head: its effect beside the same under each control, with the test (`control.beside_controls`)."""
-        return beside_controls(self.judged.effect, self.claims, self.values, self.controls, fresh=True)
+        """One row per head: its effect beside the same under each control, with the test (`specificity.beside_controls`)."""
+        return Table(beside_controls(self.judged.effect, self.claims, self.values, self.controls, fresh=True))
 
     def table(self) -> pd.DataFrame:
         """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits; and
         whether it does more than under random words (`control_table`)."""
+        strata = self._of_specialists(self.kinds, strata=self.within, confirmed_strata=self.confirmed_within)
         columns: dict[str, Any] = head_columns(self.heads) | {
             "claimed": list(self.kinds),
             "confirmed": self.confirmed,
             "p_corrected": self.p,
             "kind": list(self.kinds_again),
-            **self._strata_columns(),
+            **strata,
             "n": np.full(len(self.heads), self.judged.effect.n),
         }
         for side, measure in SIDES.items():
-            test = self.judged.sides[side]
+            test, values = self.judged.sides[side], measured(self.values, measure)
             columns |= {f"{side}_k": test.count[0], f"{side}_p": test.p_corrected[0]}
             if side == "removed":
-                values = measured(self.values, measure)
                 columns |= interval_columns(f"{side}_median", self.judged.effect.cell_medians(values))
                 columns |= interval_columns(f"{side}_share", self.judged.effect.share(values))
         beside = self.control_table().reindex(columns=["label", "exceeds_random", "exceeds_random_n", "p_specific"])
         return pd.DataFrame(columns).merge(beside, on="label", how="left")
-
-    def to_frame(self) -> pd.DataFrame:
-        """One tidy row per measure (`measure.MEASURES`), problem and head."""
-        return rows_per_head(self.problem_ids, self.heads, self.values)
 
     def headline(self) -> str:
         """Return whether the effect comes again, and which heads are confirmed."""
@@ -175,20 +315,16 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
         whole = effect.headline(s.get("insertion", "The insertion"), s.get("outcome", "the outcome"), self.unit)
         if not effect.established:
             return f"{whole}, in the direction claimed, so no head is confirmed."
-        sure, lost = (
-            [head for head, one in zip(self.heads, self.confirmed, strict=True) if one == is_sure]
-            for is_sure in (True, False)
-        )
+        sure, lost = (self._heads(confirmed=confirmed) for confirmed in (True, False))
         return f"{whole}; confirmed: {listed(sure) or 'none'}" + (f"; not confirmed: {listed(lost)}." if lost else ".")
 
     def in_short(self) -> str:
         """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
-        sure = [head for head, one in zip(self.heads, self.confirmed, strict=True) if one]
-        every = "all" if len(self.heads) > 2 else "both" if len(self.heads) == 2 else str(self.heads[0])
-        who = every if len(sure) == len(self.heads) else listed(sure) or "none"
-        told = (
-            f"on {count_of(len(self.problem_ids), 'fresh problem')} {who} {'is' if len(sure) < 2 else 'are'} confirmed"
-        )
+        sure, n = self._heads(confirmed=True), len(self.heads)
+        every = "all" if n > 2 else "both" if n == 2 else str(self.heads[0])
+        who = every if len(sure) == n else listed(sure) or "none"
+        fresh = count_of(len(self.problem_ids), "fresh problem")
+        told = f"on {fresh} {who} {'is' if len(sure) < 2 else 'are'} confirmed"
         if not sure or "random_size_removed" not in self.controls:
             return told + ", specificity not tested" * bool(sure)
         which = [head for head in sure if head in self.specific]
@@ -203,28 +339,25 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
 
     def details(self) -> list[str]:
         """Return what the set and the controls show on these problems."""
-        s, n, level = self.settings, len(self.total), self.judged.effect.level
-        found = [
-            f"{count_of(n, 'fresh problem')}, none of them used to name the heads; {count_of(len(self.heads), 'head')} tested.",
-            self.judged.effect.details(self.unit, s.get("contrast", "content")),
-        ]
-        if not self.judged.established or np.isnan(self.judged.effect.delta):
+        n, effect = len(self.total), self.judged.effect
+        tested = f"{count_of(len(self.heads), 'head')} tested."
+        found = [f"{count_of(n, 'fresh problem')}, none of them used to name the heads; {tested}"]
+        found.append(effect.details(self.unit, self.settings.get("contrast", "content")))
+        if not self.established or np.isnan(effect.delta):
             return found
-        sure = [str(head) for head, one in zip(self.heads, self.confirmed, strict=True) if one]
         found += strata_words("Confirmed within strata", self.confirmed_within) if self.within else []
-        found += specific_words(self.control_table(), level=level, n=n, confirmed=sure)
-        found += readers_words(self.joint) if self.joint is not None else []
-        found += [self.reads.headline(), *self.reads.details()] if self.reads is not None else []
-        return [*found, *left_out_words(s.get("left_out") or {})]
+        return [*found, *self._held_words([str(head) for head in self._heads(confirmed=True)]), *self._left_out_words()]
 
     def shown(self) -> Shown:
         """The claims and what came of them, and the effects beside the controls."""
-        columns = ["label", "paper_label", "claimed", "confirmed", "kind", *self._strata_columns()]
-        columns += ["removed_k", "added_k", "n"]
-        columns += ["removed_median", "removed_p", "added_p"]
-        smallest = smallest_words(self.judged.effect)
-        caption = f"Named heads on fresh problems; counts of problems with more than {smallest} of the effect."
-        tables = [ShownTable(self.table(), caption, columns)]
+        table = self.table()
+        names = "label paper_label claimed confirmed kind strata confirmed_strata removed_k added_k n removed_median"
+        names += " removed_p added_p"
+        columns = [name for name in names.split() if name in table]
+        caption = (
+            f"Named heads on fresh problems; counts of problems with more than {self.smallest_words} of the effect."
+        )
+        tables = [ShownTable(table, caption, columns)]
         if self.controls:
             tables.append(
                 ShownTable(self.control_table(), "The same heads beside their controls; medians over problems.")
@@ -233,16 +366,8 @@ class Confirmation(Verdicts, Result, renamed={"curve": None}):
 
     def printed(self) -> pd.DataFrame:
         """Return the claims and what came of them, with the control of random words where it was run."""
-        columns = [
-            "label",
-            "claimed",
-            *self._strata_columns(),
-            "removed_share",
-            "removed_share_ci_low",
-            "removed_share_ci_high",
-            "removed_k",
-        ]
-        table = self.table()
-        columns += ["added_k", "n", "p_corrected", "confirmed"]
-        columns += ["exceeds_random", "exceeds_random_n", "p_specific"] * bool(table["exceeds_random_n"].gt(0).any())
-        return table.reindex(columns=columns).dropna(axis=1, how="all")
+        names = (
+            "label claimed strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
+        )
+        names += " added_k n p_corrected confirmed exceeds_random exceeds_random_n p_specific"
+        return self.table().reindex(columns=names.split()).dropna(axis=1, how="all")

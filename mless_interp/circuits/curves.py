@@ -1,6 +1,6 @@
 """Growing circuits: how much of the insertion's effect the first k heads of a ranking restore, and whether heads add up."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
 from ..metrics.rankings import circuit_distance, circuit_performance
 from ..models.base import Model
@@ -54,41 +54,36 @@ def circuit_curve(
     $$ f(k) = \frac{\bar Y_k - \bar Y_{\text{masked}}}{\bar Y_{\text{inserted}} - \bar Y_{\text{masked}}}, \qquad
        \mathrm{CPR} = \int f, \quad \mathrm{CMD} = \int |1 - f| $$
 
-    For the ranking, for the same ranking backwards, and for `n_random` random orders with the ranking's layer profile (the
-    head at each place comes from the same layer). The opposite question, whether the first k heads add up, is answered
-    beside it: all of them knocked out together against the sum of the single knockouts, for k up to `joint_up_to`.
+    For the ranking, for the same ranking backwards, and for `n_random` random orders with the ranking's layer profile. Beside
+    it: do the first k heads add up? All of them knocked out together against the sum of the single knockouts, for k up to
+    `joint_up_to`.
 
     Parameters
     ----------
     contrast : "content"; "computed", the heads then let the span's rows see the question, from blind to inserted; "replaced",
         they write what they do in the run under study, all others what they do in the clean one.
     ranking : best head first; heads that it leaves out follow in order of layer and head.
-    fractions : sizes as shares of all heads, each in (0, 1]; those that give the same number of heads count once, and the
-        empty and the whole set are always there.
+    fractions : sizes as shares of all heads, each in (0, 1]; the empty and the whole set are always there.
     chosen_elsewhere : True says that the ranking was made without these problems; only then is it tested against the
         random orders.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
-    Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks; another
-    ablation gives other curves (Miller et al. 2407.08734), so it is named in the result.
+    Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks.
     """
     between = cutting(contrast)
     prepared = prepare(model, pairs, outcome, signed_for="a circuit curve").under(between)
-    for what, number in (("n_random", n_random), ("joint_up_to", joint_up_to)):
-        if number < 0:
-            raise ValueError(f"{what} must be 0 or more, got {number}")
+    check_count(n_random, name="n_random", at_least=0)
+    check_count(joint_up_to, name="joint_up_to", at_least=0)
     info = model.info
     given = info.chosen(ranking, what="rank")
     order = (*given, *(head for head in info.heads if head not in set(given)))
     sizes = circuit_sizes(len(order), fractions)
     orders = {"ranking": order, "reversed": order[::-1]}
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
-    together = sizes[(sizes > 0) & (sizes <= max(joint_up_to, 1))] if joint_up_to else sizes[:0]
-
-    open_gates = [gate_row(heads[:k], info, closed=False) for heads in orders.values() for k in sizes[1:-1]]
+    together = sizes[(sizes > 0) & (sizes <= max(joint_up_to, 1)) & (joint_up_to > 0)]
     ends = [gate_row((), info, closed=False), gate_row(order, info, closed=False)]
-    shut = [gate_row(order[:k], info, closed=True) for k in together]
-    gates = torch.stack([*ends, *open_gates, *shut])
+    open_gates = [gate_row(heads[:k], info, closed=False) for heads in orders.values() for k in sizes[1:-1]]
+    gates = torch.stack([*ends, *open_gates, *(gate_row(order[:k], info, closed=True) for k in together)])
     settings = {
         "ablation": ABLATION[contrast],
         "contrast": contrast,
@@ -98,8 +93,7 @@ def circuit_curve(
         "seed": seed,
     }
     values = gated_outcomes(
-        prepared,
-        gates,
+        *(prepared, gates),
         label="growing circuits",
         settings={**settings, "sizes": sizes.tolist(), "joint_sizes": together.tolist()},
         contrast=between,
@@ -109,10 +103,9 @@ def circuit_curve(
     masked, inserted = values[:, 0], values[:, 1]
     inner = values[:, 2 : 2 + len(open_gates)].reshape(len(values), len(orders), -1)
     ends_of = [np.repeat(end[:, None, None], len(orders), 1) for end in (masked, inserted)]
-    first = order[: int(together.max())] if len(together) else ()
-    singles = (
-        single_knockouts(prepared, first, contrast=contrast, progress=progress) if first else np.zeros((len(values), 0))
-    )
+    first, singles = order[: int(together.max(initial=0))], np.zeros((len(values), 0))
+    if first:
+        singles = single_knockouts(prepared, first, contrast=contrast, progress=progress)
     return CircuitCurve(
         problem_ids=prepared.ids,
         groups=prepared.groups,
@@ -183,11 +176,7 @@ class CircuitCurve(Result):
         reversed | reversed ranking | share | the same for the ranking from its end
         random_mean | random orders | share | the same for heads in random order, mean
     """)
-    axes = (
-        ("values", "problem order size"),
-        ("joint", "problem joint_size"),
-        ("singles", "problem first"),
-    )
+    axes = (("values", "problem order size"), ("joint", "problem joint_size"), ("singles", "problem first"))
 
     @property
     def fractions(self) -> np.ndarray:
@@ -211,19 +200,18 @@ class CircuitCurve(Result):
         gained = (self.values - self.values[:, :, :1]).mean(0)
         return gained / (self.whole.mean if self.whole.established else np.nan)
 
+    def _area(self, area: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> np.ndarray:
+        return area(torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)).numpy()
+
     @property
     def cpr(self) -> np.ndarray:
         """Area under the faithfulness curve, `[order]`: higher is better."""
-        return circuit_performance(
-            torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)
-        ).numpy()
+        return self._area(circuit_performance)
 
     @property
     def cmd(self) -> np.ndarray:
         """Area between the faithfulness curve and 1, `[order]`: lower is better."""
-        return circuit_distance(
-            torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)
-        ).numpy()
+        return self._area(circuit_distance)
 
     @property
     def p_random(self) -> float:
@@ -241,23 +229,13 @@ class CircuitCurve(Result):
         """Joint knockout minus the sum of the single ones, `[problem, joint_size]`: above 0, they back each other up."""
         return self.joint - self.singles.cumsum(1)[:, self.joint_sizes - 1]
 
-    def _p_words(self) -> str:
-        return CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
-
     def table(self) -> pd.DataFrame:
         """One row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
         faithful = self.faithfulness
         random = faithful[2:] if len(faithful) > 2 else np.full((1, len(self.sizes)), np.nan)
-        table = {
-            "n_heads": self.sizes,
-            "fraction": self.fractions,
-            "faithfulness": faithful[0],
-            "reversed": faithful[1],
-            "random_mean": random.mean(0),
-            "random_low": random.min(0),
-            "random_high": random.max(0),
-        }
-        return pd.DataFrame(table)
+        names = ("n_heads", "fraction", "faithfulness", "reversed", "random_mean", "random_low", "random_high")
+        columns = (self.sizes, self.fractions, faithful[0], faithful[1], random.mean(0), random.min(0), random.max(0))
+        return pd.DataFrame(dict(zip(names, columns, strict=True)))
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, order and size."""
@@ -284,10 +262,11 @@ class CircuitCurve(Result):
         cpr, cmd = self.cpr, self.cmd
         of_both = f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}"
         words = [f"Ablation: {self.settings.get('ablation')}; {of_both}."]
+        p = CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
         if len(self.orders) > 2:
             words.append(
                 f"{len(self.orders) - 2} random orders with the same layers: CPR {cpr[2:].mean():.3f}, CMD "
-                f"{cmd[2:].mean():.3f} on average; {self._p_words()}."
+                f"{cmd[2:].mean():.3f} on average; {p}."
             )
         if len(self.joint_sizes):
             k = int(self.joint_sizes[-1])

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.arguments import checked, count_of
 from ..core.heads import Head
 from ..models.base import Model
+from ..models.replay import stage
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
@@ -18,10 +19,9 @@ from ..patching.prepared import Prepared
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, largest_first
-from .cells import PRINTED, CellEffects, Way, measured
-from .controls import prepared_with, sweep_of
+from .cells import PRINTED, CellEffects, How, Way, compared, measured, of_cells
 from .located import LocatedHeads
-from .stream_changes import Flow, check_options, heads_of, need_weights, writes
+from .stream_changes import Flow, heads_of, need_weights
 
 WAYS = ("direct", "indirect")
 """The parts of a head's effect: straight to the logits, and through later parts of the model."""
@@ -72,35 +72,22 @@ def direct_effects(
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
-    check_options(smallest_effect, max_rows)
+    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
     chosen = heads_of(model, heads, "split")
-    sweep = sweep_of(contrast, direction, edit, control)
     need_weights(model, [head.layer for head in chosen], "direct_effects")
+    sweep, prepared = compared(model, pairs, contrast, direction, edit, outcome, control)
     ways = [Way(head, way) for head in chosen for way in WAYS]
     ordered, end = sorted(chosen), 2 * model.info.n_layers
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
         """The whole effect of each head stands in the place of its indirect one."""
         for head in ordered:
-            at = writes(flow.layers, head.layer, "attention")
-            yield 2 * chosen.index(head) + 1, at, flow.head_writes(head)
+            yield 2 * chosen.index(head) + 1, stage(flow.layers, head.layer, "attention"), flow.head_writes(head)
         for head in ordered:
             yield 2 * chosen.index(head), end, flow.head_writes(head)
 
-    found = measured(
-        DirectEffects,
-        prepared_with(model, pairs, outcome, control),
-        sweep,
-        ways,
-        changes,
-        label="direct effects",
-        heads=heads,
-        checkpoint=checkpoint,
-        max_rows=max_rows,
-        smallest_effect=smallest_effect,
-        progress=progress,
-        seed=seed,
-    )
+    label = "direct effects"
+    found = measured(DirectEffects, prepared, sweep, ways, changes, how=how, label=label, heads=heads)
     values = found.values.copy()
     values[:, 1::2] -= values[:, ::2]
     return replace(found, values=values)
@@ -121,10 +108,8 @@ class DirectEffects(CellEffects, Result):
     """)
     what = ("part", "parts")
 
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        """The heads, in the order in which they were asked for."""
-        return self.every("of")
+    heads = of_cells("of")
+    """The heads, in the order in which they were asked for."""
 
     @property
     def direct(self) -> np.ndarray:

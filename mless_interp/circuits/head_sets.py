@@ -14,28 +14,24 @@ from ..core.heads import Head
 from ..patching.effect import Effect
 from ..patching.parts import WHOLE
 from ..runtime.columns import columns_of
-from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns
+from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
 from ..statistics import CONFIDENCE, Interval, Prevalence, holm, prevalence_test
 from .stream_changes import named_words
 
-SIDES = {
-    "sufficient": ("alone bring", "alone brings"),
-    "necessary": ("closed together take away", "closed takes away"),
-}
+SIDES = {"sufficient": ("alone bring", "alone brings"), "necessary": ("closed together take away", "closed takes away")}
 """The two kinds of sets, and what their sight of the span does: of several heads, of one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadSet(Result):
-    """One set of heads that `minimal_sets` looked for, `side` "sufficient" or "necessary".
+    """One set of heads that `minimal_sets` looked for, `side` "sufficient" or "necessary"; `heads` is empty where there is
+    none.
 
-    `heads` is the set, empty where none was found. `steps` are the sets on the way to it: grown head by head, then with heads
-    left out again; the last is the set, or the largest that was tried. `effects` `[problem, step]` is what each does on the
-    problems that it was found on, `fresh` `[fresh, step]` on others, parts of `total` `[problem]` and `fresh_total` `[fresh]`:
-    what its heads' sight of the span brings where no other head sees it, or what closing it takes away where all others do.
-    `swaps` are sets with one member replaced that do as well on the problems of the search (`swap_effects`, `swap_fresh`);
-    `random` `[fresh, set]` is what `sets`, other ones of the same size and layers, do, of which there are `n_possible`.
-    `fresh_groups`: the groups of `fresh_ids`, as `groups` of `problem_ids`.
+    `steps` are the sets on the way: grown head by head, then with heads left out again. `effects` `[problem, step]` is what
+    each does on the problems of the search, `fresh` `[fresh, step]` on others, parts of `total` `[problem]` and `fresh_total`
+    `[fresh]`: what its heads' sight of the span brings where no other head sees it, or what closing it takes away. `swaps`
+    are sets with one member replaced that do as well (`swap_effects`, `swap_fresh`); `random` `[fresh, set]` is what `sets`,
+    others of the same size and layers, do, of which there are `n_possible`. `fresh_groups`: the groups of `fresh_ids`.
     """
 
     problem_ids: tuple[str, ...]
@@ -68,24 +64,14 @@ class HeadSet(Result):
     """)
     drawn = ("fresh_share", "share")
     axes = (
-        ("effects", "problem step"),
-        ("fresh", "fresh step"),
-        ("total", "problem"),
-        ("fresh_total", "fresh"),
-        ("swap_effects", "problem swap"),
-        ("swap_fresh", "fresh swap"),
-        ("random", "fresh set"),
+        *(("effects", "problem step"), ("fresh", "fresh step"), ("total", "problem"), ("fresh_total", "fresh")),
+        *(("swap_effects", "problem swap"), ("swap_fresh", "fresh swap"), ("random", "fresh set")),
     )
 
     @property
     def found(self) -> bool:
         """Whether there is such a set."""
         return bool(self.heads)
-
-    @property
-    def alpha(self) -> float:
-        """The level of every test: 1 - `confidence`."""
-        return 1 - self.confidence
 
     @cached_property
     def wholes(self) -> tuple[Effect, Effect]:
@@ -104,10 +90,8 @@ class HeadSet(Result):
         return self.wholes[0].established, self.wholes[1].established
 
     def shares(self, effects: np.ndarray, *, fresh: bool) -> Interval:
-        """The share of the total effect that effects `[problem, cell]` are, with exact limits.
-
-        NaN where the total effect of these problems is not established.
-        """
+        """The share of the total effect that effects `[problem, cell]` are, with exact limits; NaN where none is
+        established."""
         if not effects.shape[1]:
             nothing = np.zeros(0)
             return Interval(nothing, nothing, nothing, nothing, nothing, nothing, self.confidence, "sign test")
@@ -133,11 +117,7 @@ class HeadSet(Result):
     @property
     def n_as_large(self) -> int:
         """Random sets whose median effect on the fresh problems is as large as the set's."""
-        if not self.sets:
-            return 0
-        whole = self.wholes[1]
-        own, others = (whole.cell_medians(whole.turned(each)).estimate for each in (self.fresh[:, -1], self.random))
-        return int((others >= own - whole.rounding).sum())
+        return count_as_large(self.wholes[1], self.fresh[:, -1], self.random)
 
     @property
     def p_random(self) -> float:
@@ -147,28 +127,25 @@ class HeadSet(Result):
     @property
     def stand_ins(self) -> dict[Head, tuple[Head, ...]]:
         """Member -> the heads of which each, in its place, reaches the share too on the problems of the search."""
-        swapped = [
-            (next(iter(set(self.heads) - set(one))), next(iter(set(one) - set(self.heads)))) for one in self.swaps
-        ]
-        return {
-            head: tuple(other for member, other in swapped if member == head)
-            for head in self.heads
-            if any(member == head for member, _ in swapped)
-        }
+        stands: dict[Head, tuple[Head, ...]] = {}
+        for one in self.swaps:
+            (member,), (other,) = set(self.heads) - set(one), set(one) - set(self.heads)
+            stands[member] = (*stands.get(member, ()), other)
+        return {head: stands[head] for head in self.heads if head in stands}
 
     def table(self) -> pd.DataFrame:
-        """One row per set: the steps in order, then the swaps.
-
-        `share` is that of the total effect on the problems of the search, `fresh_share` on the others, both with limits;
-        `changed` says which head came or went.
-        """
+        """One row per set, the steps in order, then the swaps: `share` of the total effect on the problems of the search and
+        `fresh_share` on the others, both with limits; `changed` says which head came or went."""
         rows = [*self.steps, *self.swaps]
         here = self.shares(np.column_stack([self.effects, self.swap_effects]), fresh=False)
         there = self.shares(np.column_stack([self.fresh, self.swap_fresh]), fresh=True)
         return pd.DataFrame(
             {
                 "set": [*("step" for _ in self.steps), *("swap" for _ in self.swaps)],
-                "changed": [*changes(self.steps), *(changed(self.heads, each) for each in self.swaps)],
+                "changed": [
+                    *(changed(before, after) for before, after in pairwise([(), *self.steps])),
+                    *(changed(self.heads, each) for each in self.swaps),
+                ],
                 "n_heads": [len(each) for each in rows],
                 "heads": [named(each) for each in rows],
                 **interval_columns("share", here),
@@ -187,25 +164,13 @@ class HeadSet(Result):
             ("search", self.problem_ids, self.total, self.effects, self.swap_effects, None),
             ("fresh", self.fresh_ids, self.fresh_total, self.fresh, self.swap_fresh, self.random),
         ):
-            for name, sets, effects in zip(
-                ("step", "swap", "random"), (self.steps, self.swaps, self.sets), groups, strict=True
-            ):
-                if effects is None or not sets:
-                    continue
-                problem, at = (each.ravel() for each in np.indices(effects.shape))
-                parts.append(
-                    pd.DataFrame(
-                        {
-                            "half": half,
-                            "problem": np.asarray(ids)[problem],
-                            "set": name,
-                            "number": at,
-                            "heads": np.array([named(each) for each in sets])[at],
-                            "effect": effects.ravel(),
-                            "total": total[problem],
-                        }
-                    )
-                )
+            every = zip(("step", "swap", "random"), (self.steps, self.swaps, self.sets), groups, strict=True)
+            for name, sets, effects in every:
+                if effects is not None and sets:
+                    part = tidy({"problem": ids, "number": range(len(sets))}, effect=effects)
+                    heads = np.array([named(each) for each in sets])[part["number"]]
+                    part = part.assign(half=half, set=name, heads=heads, total=np.repeat(total, len(sets)))
+                    parts.append(part[["half", "problem", "set", "number", "heads", "effect", "total"]])
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"half": [], "problem": [], "effect": []})
 
     def headline(self) -> str:
@@ -229,20 +194,21 @@ class HeadSet(Result):
 
     def details(self) -> list[str]:
         """Return what random sets do, and which heads can stand in."""
-        return [*self._random_words(), *self._swap_words()] if self.found else []
+        if not self.found:
+            return []
+        stand = [
+            f"In the place of {head}, {listed(others)} will do there too." for head, others in self.stand_ins.items()
+        ]
+        return [*self._random_words(), *stand]
 
     def _fresh_words(self) -> str:
-        n = len(self.fresh_ids)
+        fresh = count_of(len(self.fresh_ids), "fresh problem")
         if not self.established[1]:
-            return (
-                f"but on {count_of(n, 'fresh problem')} such an effect is not established, so nothing is tested there."
-            )
-        made = self.shares(self.fresh[:, -1:], fresh=True)
+            return f"but on {fresh} such an effect is not established, so nothing is tested there."
+        made, count = self.shares(self.fresh[:, -1:], fresh=True), int(self.test.count[0, 0])
         estimate, low, high = (100 * float(np.asarray(each)[0]) for each in (made.estimate, made.low, made.high))
-        count = int(self.test.count[0, 0])
         return (
-            f"{estimate:z.0f} % [{low:z.0f}, {high:z.0f}] on {count_of(n, 'fresh problem')}, with more than "
-            f"{share_of(self.share)} of the "
+            f"{estimate:z.0f} % [{low:z.0f}, {high:z.0f}] on {fresh}, with more than {share_of(self.share)} of the "
             f"problem's own effect in {count} of them (p = {self.p:.2g}, for this set alone)."
         )
 
@@ -250,25 +216,11 @@ class HeadSet(Result):
         if not self.sets or not self.established[1]:
             return []
         shares = np.asarray(self.shares(self.random, fresh=True).estimate)
-        which = f"all {len(self.sets)} other" if len(self.sets) == self.n_possible else f"{len(self.sets)} random"
-        smallest = 1 / (1 + len(self.sets))
-        few = f"; no p below {smallest:.2g} can come out" if smallest >= self.alpha else ""
+        which = f"All {len(self.sets)} other" if len(self.sets) == self.n_possible else f"{len(self.sets)} random"
         return [
-            f"{which[0].upper()}{which[1:]} sets of the same layers and size do {share_of(float(np.median(shares)))} "
+            f"{which} sets of the same layers and size do {share_of(float(np.median(shares)))} "
             f"(median; at most {share_of(float(shares.max()))}), {self.n_as_large or 'none'} of them as much "
-            f"(p = {self.p_random:.2g}{few})."
-        ]
-
-    def _swap_words(self) -> list[str]:
-        shares = np.asarray(self.shares(self.swap_fresh, fresh=True).estimate)
-        told = {
-            frozenset(one): f" ({share_of(share)} on fresh problems)" * self.established[1]
-            for one, share in zip(self.swaps, shares, strict=True)
-        }
-        return [
-            f"In the place of {head}, {share_of(self.share)} is reached there too by "
-            f"{listed([f'{other}{told[frozenset({*self.heads, other} - {head})]}' for other in others])}."
-            for head, others in list(self.stand_ins.items())[:10]
+            f"(p = {self.p_random:.2g})."
         ]
 
     def printed(self) -> pd.DataFrame:
@@ -304,6 +256,7 @@ class MinimalSets(Result):
 
     @property
     def both(self) -> tuple[HeadSet, HeadSet]:
+        """Both sets."""
         return self.sufficient, self.necessary
 
     @property
@@ -316,7 +269,8 @@ class MinimalSets(Result):
     def confirmed(self) -> dict[str, bool]:
         """Whether each set is shown to do its share in most fresh problems."""
         return {
-            each.side: bool(p < each.alpha) for each, p in zip(self.both, np.nan_to_num(self.p, nan=1.0), strict=True)
+            each.side: bool(p < 1 - each.confidence)
+            for each, p in zip(self.both, np.nan_to_num(self.p, nan=1.0), strict=True)
         }
 
     @property
@@ -331,8 +285,9 @@ class MinimalSets(Result):
         and the rank among random sets; NaN where there is no such set."""
         rows = []
         for each, p, sure in zip(self.both, self.p, self.confirmed.values(), strict=True):
-            last = each.table()[lambda table: table["set"] == "step"].tail(1) if each.found else None
+            last = each.table().query("set == 'step'").tail(1) if each.found else None
             numbers = [f"{name}{end}" for name in ("share", "fresh_share") for end in ("", "_ci_low", "_ci_high")]
+            random = np.asarray(each.shares(each.random, fresh=True).estimate) if each.found and each.sets else [np.nan]
             rows.append(
                 {
                     "side": each.side,
@@ -344,9 +299,7 @@ class MinimalSets(Result):
                     "p_corrected": float(p),
                     "confirmed": sure,
                     "p_random": each.p_random,
-                    "random_share": float(np.median(np.asarray(each.shares(each.random, fresh=True).estimate)))
-                    if each.found and each.sets
-                    else np.nan,
+                    "random_share": float(np.median(random)),
                 }
             )
         return pd.DataFrame(rows)
@@ -368,15 +321,8 @@ class MinimalSets(Result):
         return f"{short[0].upper()}{short[1:]}."
 
     def details(self) -> list[str]:
-        """Return what each set does, and what that says of heads that stand in for each other."""
-        found = [self._structure_words()] if all(self.confirmed.values()) else []
-        found += [words for each in self.both for words in (each.headline(), *each.details())]
-        if any(each.found for each in self.both):
-            found.append(
-                f"Grown from {count_of(len(self.candidates), 'head')}, then pruned: no member can be left out, but a smaller "
-                "set may lie elsewhere."
-            )
-        found.append("Mediators are not candidates here: only heads that attend to the span are.")
+        """Return what each set does."""
+        found = [words for each in self.both for words in (each.headline(), *each.details())]
         return [*found, *named_words(self.settings)]
 
     def _in_short(self, each: HeadSet) -> str:
@@ -385,31 +331,25 @@ class MinimalSets(Result):
         sure = "confirmed" if self.confirmed[each.side] else "not confirmed"
         return f"{each.side}: {listed(each.heads)} ({sure} on fresh problems)"
 
-    def _structure_words(self) -> str:
-        s, n = set(self.sufficient.heads), set(self.necessary.heads)
-        if s == n:
-            return "What suffices is what is needed."
-        if s < n:
-            rest = listed(self.stand_in)
-            return f"More heads must be closed than suffice ({rest} too), as where heads stand in for each other (OR)."
-        if n < s:
-            return "Fewer heads must be closed than opened, as where heads act only together (AND)."
-        return "The two sets differ, as where some heads stand in for others, or some act only together."
-
     def shown(self) -> Shown:
         """Both sets, and the steps of each."""
         tables = [ShownTable(self.table(), "The sets; shares are of the whole effect.")]
-        for each in self.both:
-            if each.steps:
-                tables.append(
-                    ShownTable(each.table(), f"How the {each.side} set was found, and what would do in its place.")
-                )
+        how = "How the {} set was found, and what would do in its place."
+        tables += [ShownTable(each.table(), how.format(each.side)) for each in self.both if each.steps]
         return Shown(tuple(tables))
 
     def printed(self) -> pd.DataFrame:
         """Both sets in a row each."""
         columns = ["side", "n_heads", "share", "fresh_share", "k", "n", "p_corrected", "p_random", "heads"]
         return self.table()[columns]
+
+
+def count_as_large(whole: Effect, own: np.ndarray, random: np.ndarray) -> int:
+    """Random sets, effects `[problem, set]`, whose median is as large as a set's own, `[problem]`."""
+    if not random.shape[1]:
+        return 0
+    mine, others = (whole.cell_medians(whole.turned(each)).estimate for each in (own, random))
+    return int((others >= mine - whole.rounding).sum())
 
 
 def named(heads: Sequence[Head]) -> str:
@@ -426,8 +366,3 @@ def changed(before: Sequence[Head], after: Sequence[Head]) -> str:
     """What came (+) and went (-) from one set to another: `+L0H2 -L0H5`."""
     came, went = ([head for head in one if head not in other] for one, other in ((after, before), (before, after)))
     return " ".join([*(f"+{head}" for head in came), *(f"-{head}" for head in went)])
-
-
-def changes(steps: Sequence[Sequence[Head]]) -> list[str]:
-    """What changed at each step, from the empty set on."""
-    return [changed(before, after) for before, after in pairwise([(), *steps])]

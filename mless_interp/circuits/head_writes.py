@@ -1,5 +1,6 @@
 """What heads write, as tokens, and which tokens' keys their queries prefer: a description, no evidence."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,8 +43,6 @@ FEWEST_PROBLEMS, SHARE_THAT_HAS_IT = 3, 0.1
 """A key is told of where at least so many of the problems, and this share of them, have its token."""
 LEAST_LOOK = 0.01
 """Scores nearer to 0 than this, one per cent of attention, are no preference."""
-NAMED = 3
-"""Tokens that a sentence names on each side."""
 
 
 @checked
@@ -61,19 +60,16 @@ def what_it_writes(
 
     Three things, each a mean over problems, of the run with the insertion:
 
-    - *Sigma*: what the head takes from the span, $\Sigma_i = \sum_{k \in I} A_{ik} v_k$, written as $\Sigma W_O$. In layer 0
-      and for identical tokens it has one direction per head.
+    - *Sigma*: what the head takes from the span, $\Sigma_i = \sum_{k \in I} A_{ik} v_k$, written as $\Sigma W_O$.
     - *change*: all that the insertion changes of what it writes, $\Delta z\, W_O$ (inserted - masked, as `patch_heads`' "z").
-    - *query*: scores $q_i \cdot k_j$ less their mean over what row $i$ sees outside the span, by the token at $j$, in nats: a
-      token at +1 gets $e$ times the attention of one at 0.
+    - *query*: scores $q_i \cdot k_j$ less their mean over what row $i$ sees outside the span, by the token at $j$, in nats.
 
     The first two, averaged over rows, are read as the unembedding would read them if the head wrote straight to it, at the row
     that predicts the answer with the stream $x$ there (Gemma 2: through the norm after attention):
 
     $$ \Delta\ell = \ell(x) - \ell(x - \Delta), \qquad \ell(x) = W_U\, n(x) $$
 
-    less its mean over all tokens, which no softmax sees. What later heads and MLPs make of it is not in there: a head that
-    writes for others may promote nothing that is of use. `direct_effects` says how much of its effect is direct.
+    less its mean over all tokens, which no softmax sees. `direct_effects` says how much of a head's effect is direct.
 
     Parameters
     ----------
@@ -84,7 +80,7 @@ def what_it_writes(
     checkpoint : as in `patch_heads`.
 
     Returns `HeadWrites` with values `[problem, head, kind, token]`. Raises `ModelError` before anything runs for models whose
-    weights cannot be read (quantised, run elsewhere) or whose layers are not known one by one.
+    weights or layers cannot be read (quantised, run elsewhere).
 
     Source: nostalgebraist's logit lens (2020), of heads Elhage et al. (2021), Wang et al. (2211.00593); methods §8.1.
     """
@@ -118,13 +114,16 @@ def what_it_writes(
     given = set(ids.ravel().tolist())
     named = _texts(model, given) if model.info.n_classes is None else {each: str(each) for each in given}
     texts = _texts(model, {key for row in keys for key, _ in row if key >= 0})
-    written = [[tuple(named[token] for token in row) for row in of_head] for of_head in ids.tolist()]
     looked = [tuple(texts[key] + INSERTED * inside if key >= 0 else "" for key, inside in row) for row in keys]
+    tokens = [
+        (*(tuple(named[token] for token in row) for row in of_head), looks)
+        for of_head, looks in zip(ids.tolist(), looked, strict=True)
+    ]
     return HeadWrites(
         problem_ids=prepared.ids,
         groups=prepared.groups,
         heads=chosen,
-        tokens=tuple((*wrote_, looked_) for wrote_, looked_ in zip(written, looked, strict=True)),
+        tokens=tuple(tokens),
         values=np.concatenate([logits, scores[:, :, None]], 2),
         alike=_alike(wrote),
         rows_alike=np.array([each["rows_alike"] for each in found], dtype=float),
@@ -234,38 +233,27 @@ def _looked_at(
 ) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
     """The keys of the largest and of the smallest mean score, for each head, and each problem's scores `[problem, head, 2 top]`
     (NaN where it has no such token); -1 where there are too few."""
-    found: dict[tuple[int, int], dict[int, np.ndarray]] = {}
-    for problem, (pair, values) in enumerate(zip(pairs, scores, strict=True)):
-        for place, key in enumerate(_places(pair)):
-            found.setdefault(key, {})[problem] = values[:, place]
+    of_problem = [dict(zip(_places(pair), each.T, strict=True)) for pair, each in zip(pairs, scores, strict=True)]
+    counts = Counter(key for known in of_problem for key in known)
     least = min(len(pairs), max(FEWEST_PROBLEMS, SHARE_THAT_HAS_IT * len(pairs)))
-    usual = [key for key, of in found.items() if len(of) >= least]
-    table = np.full((len(pairs), scores[0].shape[0], len(usual)), np.nan)
-    for place, key in enumerate(usual):
-        for problem, values in found[key].items():
-            table[problem, :, place] = values
-    mean = defined_mean(table, axis=0)
-    each = min(top, len(usual) // 2)
+    usual = [key for key, n in counts.items() if n >= least]
+    nothing = np.full(scores[0].shape[0], np.nan)
+    table = np.array([[known.get(key, nothing) for key in usual] for known in of_problem])  # [problem, key, head]
+    table = table.reshape(len(pairs), len(usual), len(nothing)).swapaxes(1, 2)
+    mean, each = defined_mean(table, axis=0), min(top, len(usual) // 2)
     order = np.argsort(-mean, axis=-1, kind="stable")  # undefined ones come last
-    n_known = np.isfinite(mean).sum(-1)
-    chosen: list[list[tuple[int, int]]] = []
-    values = np.full((len(pairs), len(mean), 2 * top), np.nan)
-    for head, ranks in enumerate(order):
-        known = ranks[: n_known[head]]
+    chosen = [[(-1, 0)] * 2 * top for _ in nothing]
+    values = np.full((len(pairs), len(nothing), 2 * top), np.nan)
+    for head, n_known in enumerate(np.isfinite(mean).sum(-1)):
+        known = order[head, :n_known]
         for slot, rank in [*enumerate(known[:each]), *enumerate(known[len(known) - each :], 2 * top - each)]:
-            values[:, head, slot] = table[:, head, rank]
-        gap = [(-1, 0)] * (top - each)
-        chosen.append(
-            [*(usual[at] for at in known[:each]), *gap, *gap, *(usual[at] for at in known[len(known) - each :])]
-        )
+            values[:, head, slot], chosen[head][slot] = table[:, head, rank], usual[rank]
     return chosen, values
 
 
 def _texts(model: Model, ids: Iterable[int]) -> Mapping[int, str]:
-    """Each token as it stands in a text (with its space); where its bytes are no text, as the vocabulary spells it.
-
-    Its id where there is no tokenizer.
-    """
+    """Each token as it stands in a text (with its space); where its bytes are no text, as the vocabulary spells it; or its
+    id."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         return {token: str(token) for token in ids}
@@ -281,12 +269,10 @@ def _texts(model: Model, ids: Iterable[int]) -> Mapping[int, str]:
 class HeadWrites(Result):
     """Tokens that heads promote and suppress, and whose keys they prefer: `values` `[problem, head, kind, token]`.
 
-    `tokens[head][kind]` are the texts: first the largest means, falling, then the smallest, in their order (the last is the
-    smallest). Kinds: "Sigma", "change" (changes of logits, less their mean over the vocabulary), "query" (scores in nats; NaN
-    where a problem lacks the token). `alike` `[problem, head, written]`: cosine of a problem's vector with the mean over
-    problems; `rows_alike`: length of the mean of its rows' unit vectors. Both 1: one direction.
-
-    All of it describes. Whether a head matters, and how, is shown by edits alone.
+    `tokens[head][kind]` are the texts: first the largest means, falling, then the smallest, in their order. Kinds: "Sigma",
+    "change" (changes of logits, less their mean over the vocabulary), "query" (scores in nats; NaN where a problem lacks the
+    token). `alike` `[problem, head, written]`: cosine of a problem's vector with the mean over problems; `rows_alike`: length
+    of the mean of its rows' unit vectors. It describes: whether a head matters is shown by edits alone.
     """
 
     problem_ids: tuple[str, ...]
@@ -314,8 +300,7 @@ class HeadWrites(Result):
     drawn = ("amount",)
     axes = (
         ("values", "problem head kind place"),
-        ("alike", "problem head written"),
-        ("rows_alike", "problem head written"),
+        *((name, "problem head written") for name in ("alike", "rows_alike")),
     )
 
     @property
@@ -328,9 +313,6 @@ class HeadWrites(Result):
         """Means over the problems that have the token, `[head, kind, token]`."""
         return defined_mean(self.values, axis=0)
 
-    def _rounding(self, kind: str) -> float:
-        return LEAST_LOOK if kind == LOOKS else self.resolution
-
     def of(self, head: Head | str, kind: str = "change") -> tuple[list[str], list[str]]:
         """Tokens promoted (preferred), the largest first, and suppressed (avoided), the smallest first;
         without rounding's and, of scores, those within 0.01 nats of 0."""
@@ -341,33 +323,29 @@ class HeadWrites(Result):
     def _told(self, at: int, which: int, sign: int) -> list[int]:
         """Places of tokens whose mean has this sign and is more than rounding, the largest first."""
         mean, places = self.means[at, which], range(self.values.shape[-1])[::sign]
-        return [place for place in places if sign * mean[place] > self._rounding(KINDS[which])]
+        rounding = LEAST_LOOK if KINDS[which] == LOOKS else self.resolution
+        return [place for place in places if sign * mean[place] > rounding]
 
     def table(self) -> pd.DataFrame:
         """A row per head, kind and token: its mean (`amount`) and standard deviation (`spread`) over the `n` problems that have
-        it, and in how many (`k`) it has the mean's sign. Tokens were chosen by these means, so no interval stands beside them.
-        """
-        rows = []
-        for at, head in enumerate(self.heads):
-            for which, kind in enumerate(KINDS):
-                told = {*self._told(at, which, 1), *self._told(at, which, -1)}
-                texts = self.tokens[at][which]
-                rows += [(at, which, place, head, kind, texts[place]) for place in sorted(told)]
-        places = np.array([row[:3] for row in rows], dtype=int).reshape(-1, 3).T
+        it, and in how many (`k`) it has the mean's sign."""
+        cells = [(at, which) for at in range(len(self.heads)) for which in range(len(KINDS))]
+        rows = [(*cell, place) for cell in cells for place in sorted(self._told(*cell, 1) + self._told(*cell, -1))]
+        places = np.array(rows, dtype=int).reshape(-1, 3).T
         values = self.values[:, places[0], places[1], places[2]]
         mean = defined_mean(values, axis=0)
         spread = np.sqrt(defined_mean((values - mean) ** 2, axis=0))
         return pd.DataFrame(
             {
-                "label": [str(row[3]) for row in rows],
-                "of": [row[4] for row in rows],
-                "side": [SIDES[row[4]][row[2] >= self.top] for row in rows],
-                "token": [quoted(row[5]) for row in rows],
+                "label": [str(self.heads[at]) for at, _, _ in rows],
+                "of": [KINDS[which] for _, which, _ in rows],
+                "side": [SIDES[KINDS[which]][place >= self.top] for _, which, place in rows],
+                "token": [quoted(self.tokens[at][which][place]) for at, which, place in rows],
                 "amount": mean,
                 "spread": spread,
                 "k": (np.sign(values) == np.sign(mean)).sum(0),
                 "n": np.isfinite(values).sum(0),
-                "unit": [UNITS[row[4]] for row in rows],
+                "unit": [UNITS[KINDS[which]] for _, which, _ in rows],
             }
         )
 
@@ -386,38 +364,17 @@ class HeadWrites(Result):
 
     def headline(self) -> str:
         """Return which tokens the first heads promote and attend to."""
-        words, of_change = [], np.abs(self.means[:3, KINDS.index("change")])
+        words, size = [], np.fmax.reduce(np.abs(self.means[:3, KINDS.index("change")]), axis=None)
         for head in self.heads[:3]:
             up, looks = self.of(head, "change")[0], self.of(head, LOOKS)[0]
             words.append(f"{head} promotes {_few(up, 3) or 'nothing'} and attends to {_few(looks, 2) or 'nothing'}")
         more = f"; {len(self.heads) - 3} more heads" * (len(self.heads) > 3)
-        size = f"at most {np.nanmax(of_change):.2g} {UNITS['change']}; " if np.isfinite(of_change).any() else ""
-        return f"{'; '.join(words)}{more} ({size}a description, not evidence)."
+        most = "" if np.isnan(size) else f"at most {size:.2g} {UNITS['change']}; "
+        return f"{'; '.join(words)}{more} ({most}a description, not evidence)."
 
     def details(self) -> list[str]:
-        """Return the tokens of each head."""
-        return [*(self._head_words(head) for head in self.heads), *named_words(self.settings)]
-
-    def _head_words(self, head: Head) -> str:
-        return f"{head}: {'; '.join(self._kind_words(head, kind) for kind in KINDS)}."
-
-    def _kind_words(self, head: Head, kind: str) -> str:
-        at, (up, down) = self.heads.index(head), self.of(head, kind)
-        name, (promotes, suppresses) = (
-            {"Sigma": "its Sigma", "change": "its change", LOOKS: "its query"}[kind],
-            SIDES[kind],
-        )
-        mean = self.means[at, KINDS.index(kind)]
-        size = np.nanmax(np.abs(mean)) if np.isfinite(mean).any() else np.nan
-        if not up and not down:
-            nothing = "is 0" if size == 0 else f"{promotes} nothing that can be told from rounding"
-            return f"{name} {nothing} (largest mean {size:.1e} {UNITS[kind]})"
-        sides = [f"{word} {_few(names)}" for word, names in ((promotes, up), (suppresses, down)) if names]
-        told = f"{name} {' and '.join(sides)} (up to {size:.2g} {UNITS[kind]}"
-        if kind == LOOKS:
-            return f"{told})"
-        cosine, rows = (_middle(each[:, at, WRITTEN.index(kind)]) for each in (self.alike, self.rows_alike))
-        return f"{told}; cosine with the mean over problems {cosine}, among rows {rows})"
+        """Return where the heads were named."""
+        return named_words(self.settings)
 
     def printed(self) -> pd.DataFrame:
         """A row per head and kind: the tokens on both sides, and how alike the vectors are over problems."""
@@ -425,16 +382,11 @@ class HeadWrites(Result):
         for at, head in enumerate(self.heads):
             for which, kind in enumerate(KINDS):
                 up, down = self.of(head, kind)
-                alike, by_row = (
-                    (np.nan, np.nan)
-                    if kind == LOOKS
-                    else (float(defined_mean(each[:, at, which], axis=0)) for each in (self.alike, self.rows_alike))
-                )
-                mean = self.means[at, which]
-                size = float(np.nanmax(np.abs(mean))) if np.isfinite(mean).any() else np.nan
-                rows.append((str(head), kind, _few(up, 5), _few(down, 5), size, alike, by_row))
-        names = ["label", "of", "promoted", "suppressed", "largest", "alike", "rows_alike"]
-        return pd.DataFrame(rows, columns=names)
+                both = [defined_mean(each[:, at], axis=0) for each in (self.alike, self.rows_alike)]
+                alike = [np.nan] * 2 if kind == LOOKS else [float(each[which]) for each in both]
+                size = float(np.fmax.reduce(np.abs(self.means[at, which])))
+                rows.append((str(head), kind, _few(up, 5), _few(down, 5), size, *alike))
+        return pd.DataFrame(rows, columns="label of promoted suppressed largest alike rows_alike".split())
 
     def shown(self) -> Shown:
         """A row per head and kind; every token with its limits behind."""
@@ -456,10 +408,5 @@ def quoted(token: str) -> str:
     return f"'{one_line(text)}'{inserted}"
 
 
-def _few(names: Sequence[str], at_most: int = NAMED) -> str:
+def _few(names: Sequence[str], at_most: int = 3) -> str:
     return ", ".join(map(quoted, names[:at_most]))
-
-
-def _middle(values: np.ndarray) -> str:
-    mean = float(defined_mean(values, axis=0))
-    return "undefined" if np.isnan(mean) else f"{mean:.3f}"

@@ -40,14 +40,10 @@ def save_importances(
     parallel = bool(model.need_layers("save_importances").layers.parallel(0))
     info = model.info
     made = [*map(_name, info.heads), *(_name(Mlp(layer)) for layer in range(info.n_layers))]
-    nodes: dict[str, dict[str, Any]] = {name: {"in_graph": False} for name in ("input", *made)} | {
-        LOGITS: {"in_graph": True}
-    }
+    nodes: dict[str, dict[str, object]] = {name: {"in_graph": name == LOGITS} for name in ("input", *made, LOGITS)}
     if heads is not None:
         patches = heads.patches if isinstance(heads, LocatedHeads) else heads
-        named = None
-        if isinstance(heads, LocatedHeads):
-            named = {str(head) for head in (heads.found if heads.confirmation is None else heads.confirmed)}
+        named = set(map(str, heads.sure)) if isinstance(heads, LocatedHeads) else None
         for row in patches.table().to_dict("records"):
             inside = row["p_corrected"] < patches.level if named is None else row["label"] in named
             nodes[_name(Head.parse(row["label"]))] = {"in_graph": bool(inside), "score": float(row["effect"])}
@@ -57,12 +53,8 @@ def save_importances(
         written = {(edge.sender, edge.receiver) for edge in found if edge.part in ("", *INPUTS)}
         lost = [edge for edge in edges.found if (edge.sender, edge.receiver) not in written]
         if lost:
-            warnings.warn(
-                visible(
-                    f"edges shown through several inputs at once alone, which it cannot say, are left out: {listed(lost)}"
-                ),
-                stacklevel=3,
-            )
+            why = "edges shown through several inputs at once alone, which it cannot say, are left out"
+            warnings.warn(visible(f"{why}: {listed(lost)}"), stacklevel=3)
         for edge, effect in zip(edges.edges, edges.mean_effect, strict=True):
             if edge.part not in ("", *INPUTS):
                 continue
@@ -90,15 +82,11 @@ class Importances:
         table = self.edges[self.edges["sender"] != "input"]
         table = table[table["in_graph"]] if in_graph else table
         if table.empty:
-            raise ValueError(
-                "no edge between heads, MLPs and logits is in this circuit (in_graph=False takes all edges)"
-            )
+            raise ValueError("no edge of heads, MLPs and logits is in this circuit (in_graph=False takes all edges)")
         columns = (table[name] for name in ("sender", "receiver", "part"))
         cells = tuple(Edge(*each) for each in zip(*columns, strict=True))
-        settings = {"contrast": "", "model": "importances.json"}
-        return PathEffects(
-            ("scores",), cells, table["score"].to_numpy(dtype=float)[None], np.ones(1), "score", settings
-        )
+        scores, settings = table["score"].to_numpy(dtype=float)[None], {"contrast": "", "model": "importances.json"}
+        return PathEffects(("scores",), cells, scores, np.ones(1), "score", settings)
 
 
 @checked

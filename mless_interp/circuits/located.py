@@ -8,91 +8,35 @@ import pandas as pd
 
 from ..core.arguments import count_of, listed
 from ..core.heads import Head, as_head
-from ..patching.effect import SMALLEST_EFFECT
-from ..patching.joint import JointKnockout
 from ..patching.parts import WHOLE, concentration_words
 from ..patching.reads import ReadEffects
 from ..patching.scores import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..runtime.columns import columns_of
-from ..runtime.results import (
-    Quantity,
-    Result,
-    Shown,
-    ShownTable,
-    head_columns,
-    head_map,
-    interval_columns,
-    rows_per_head,
-)
+from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns
+from ..runtime.tables import Table
 from ..scores import HeadScores
 from ..scores.scored import is_sink
-from ..statistics import CONFIDENCE, defined_mean
-from .confirmation import Confirmation
-from .judge import NAMED, PER_HEAD, SIDES, Verdicts, measured
+from ..statistics import defined_mean
+from .confirmation import Confirmation, Verdicts, gap_words, sink_words, strata_words
+from .judge import NAMED, PER_HEAD, SIDES, few_problems, measured
 from .measure import MEASURES
-from .sentences import (
-    few_problems,
-    gap_words,
-    left_out_words,
-    power_words,
-    readers_words,
-    sink_words,
-    smallest_words,
-    specific_words,
-    strata_columns,
-    strata_words,
-)
 from .specificity import beside_controls
 
 NAMED_AT_MOST = 10
 """Undecided heads that a print names."""
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
-OF_THE_PATCH = (
-    "effect_fraction",
-    "recovered",
-    "n",
-    "rank",
-)
+OF_THE_PATCH = ("effect_fraction", "recovered", "n", "rank")
 """Columns of the z sweep that stand in the table of located heads."""
-SHARES = tuple(f"{side}_share" for side in SIDES)
-"""Shares of the total effect."""
 SATURATES = (
     "Outcomes that saturate (a log-probability near 0) make heads look redundant or needed only together: locate them with "
     "outcome='logit_diff' as well, where the problems have distractors."
 )
-WHAT = {
-    "content": "the insertion's content",
-    "computed": "what the span has read of the question",
-    "inside": "what the span's tokens read of one another",
-    "shift": "the shift of positions",
-    "total": "the insertion",
-    "replaced": "the replaced tokens",
-}
-"""What a contrast's effect is the effect of."""
-READS_OF_COMPUTED = [
-    "Here a reader reads the question from the span's own rows; a mediator passes on what was read, also where it reads the "
-    "span."
-]
-_UNSEEN = {
-    "content": "the content contrast does not see heads that only respond to the shift of positions (use contrast='shift' for "
-    "them)",
-    "computed": "the computed contrast does not see heads that use the span whatever it has read (contrast='content' does)",
-    "inside": "the inside contrast does not see heads that use the span whatever its tokens have read of one another "
-    "(contrast='content' does)",
-    "shift": "the shift contrast does not see the inserted tokens at all; heads are not told apart into readers and mediators",
-    "total": "the total contrast mixes content and shift, and heads are not told apart into readers and mediators",
-    "replaced": "heads are not told apart into readers and mediators (a span and contrast='content' do that)",
-}
-
-
-def cannot_say(contrast: str) -> list[str]:
-    """What naming heads by a contrast leaves open."""
-    return [
-        f"What this cannot say: a teacher-forced log-probability is not generated accuracy; {_UNSEEN[contrast]}; heads are "
-        "edited one at a time, and an unnamed head may still matter unless it is listed as negligible; all of it holds for "
-        "this model, this insertion and problems like these."
-    ]
+READS_OF_COMPUTED = "Here a reader reads the question from the span's own rows; a mediator passes on what was read."
+CANNOT_SAY = (
+    "What this cannot say: a teacher-forced log-probability is not generated accuracy; heads are edited one at a time, and an "
+    "unnamed head may still matter unless it is listed as negligible; all of it holds for problems like these."
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,33 +47,16 @@ class LocatedHeads(
 ):
     """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
-    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect; the
-    two z patches under contrasts in which nothing can be cut off), `total` `[problem]`, `heads` the family that was
-    tested; all verdicts follow from them (`judged`). `patches` is the exact z sweep (denoising) of the same heads and
-    problems. `confirmation`: the named heads on fresh problems, where there were some; the controls were then run
-    there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and `shift_total` `[problem]`,
-    what the gap alone does), and `joint` those that read, knocked out together.
-    `sinks`: of the named heads that read, whether the span is an attention sink, on the problems that named them.
-    `strata`: with `by=`, the stratum of each problem; `specialists` are the heads that pass within some of them.
+    All verdicts (`judged`) follow from `values[measure]` `[problem, head]` (the two z patches, where nothing can be cut off),
+    `total` `[problem]` and `heads`, the family that was tested. `patches`: their exact z sweep (denoising). `confirmation`:
+    the named heads on fresh problems, where there were some; controls, `joint` and `reads` were then measured there. `sinks`:
+    of the named heads that read, whether the span is an attention sink, on the problems that named them. `specialists` are
+    heads that pass within some of the `strata` (`by=`).
     """
 
-    problem_ids: tuple[str, ...]
-    heads: tuple[Head, ...]
-    values: dict[str, np.ndarray]
-    total: np.ndarray
-    patches: PatchScores
-    controls: dict[str, np.ndarray] = field(default_factory=dict)
-    unit: str = "nats"
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    joint: JointKnockout | None = None
-    reads: ReadEffects | None = None
+    patches: PatchScores = field(kw_only=True)
     confirmation: Confirmation | None = None
     sinks: HeadScores | None = None
-    confidence: float = CONFIDENCE
-    smallest_effect: float = SMALLEST_EFFECT
-    resolution: float = 0.0
-    strata: tuple[str, ...] = ()
 
     columns = columns_of("""
         reads_sink | reads a sink | verdict | the span that the head reads is an attention sink in most problems
@@ -140,25 +67,9 @@ class LocatedHeads(
     """)
     picture = "forest"
     drawn = ("removed_share", "removed_median")
-    reported = (
-        *(
-            "label",
-            "layer",
-            "head",
-            "kind",
-            "strata",
-            "sense",
-            "confirmed",
-            "removed_share",
-            "removed_k",
-            "added_share",
-            "added_k",
-        ),
-        *("n", "removed_p", "added_p", "reads_sink", "exceeds_random", "exceeds_random_n"),
-    )
-    axes = (
-        ("values", "problem head"),
-        ("total", "problem"),
+    reported = tuple(
+        "label layer head kind strata sense confirmed removed_share removed_k added_share added_k n removed_p added_p "
+        "reads_sink exceeds_random exceeds_random_n".split()
     )
 
     @property
@@ -170,11 +81,9 @@ class LocatedHeads(
     @property
     def confirmed_specialists(self) -> dict[Head, tuple[str, ...]]:
         """The strata of each specialist in which fresh problems confirm it, () in none; empty where none were given."""
-        made = self.confirmation
-        if made is None:
-            return {}
-        again = made.confirmed_within
-        return {head: tuple(each.stratum for each in again if each.head == head) for head in self.specialists}
+        again = [] if self.confirmation is None else self.confirmation.confirmed_within
+        found = self.specialists if self.confirmation is not None else ()
+        return {head: tuple(each.stratum for each in again if each.head == head) for head in found}
 
     def by_stratum(self) -> pd.DataFrame:
         """One row per head and stratum that was tested, the largest first.
@@ -184,13 +93,15 @@ class LocatedHeads(
         heads, sides, senses, all problems and strata); `passes`, and whether fresh problems confirm it (`confirmed`).
         """
         judged, rows = self.judged, []
-        again = set() if self.confirmation is None else set(self.confirmation.confirmed_within)
-        sure = {(each.head, each.stratum) for each in again}
-        passed = {(each.head, each.stratum) for each in judged.in_strata}
+        again = () if self.confirmation is None else self.confirmation.confirmed_within
+        sure, passed = ({(each.head, each.stratum) for each in some} for some in (again, judged.in_strata))
         for stratum in judged.large:
             tests, inside = judged.within(stratum), np.array(self.strata) == stratum
             effect = judged.effect.only(inside)
-            shares = {side: effect.share(measured(self.values, measure)[inside]) for side, measure in SIDES.items()}
+            shares = {
+                side: interval_columns(f"{side}_share", effect.share(measured(self.values, measure)[inside]))
+                for side, measure in SIDES.items()
+            }
             for at, head in enumerate(self.heads):
                 row: dict[str, Any] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
                 if self.confirmation is not None:
@@ -200,9 +111,7 @@ class LocatedHeads(
                     row |= {"n": int(test.n[at]), f"{side}_k": test.count[better, at]}
                     row |= {f"{side}_p": np.fmin.reduce(test.p_corrected[:, at])}
                     row |= {f"{side}_median": np.median(judged.turned(SIDES[side])[inside, at])}
-                    parts = (shares[side].estimate, shares[side].low, shares[side].high)
-                    names = (f"{side}_share", f"{side}_share_ci_low", f"{side}_share_ci_high")
-                    row |= {name: part[at] for name, part in zip(names, parts, strict=True)}
+                    row |= {name: each[at] for name, each in shares[side].items()}
                 rows.append(row)
         table = pd.DataFrame(rows)
         return table.astype({"confirmed": "boolean"}) if "confirmed" in table else table
@@ -220,26 +129,30 @@ class LocatedHeads(
             return {}
         return {head: kind for head, kind, sure in zip(made.heads, made.kinds, made.confirmed, strict=True) if sure}
 
+    @property
+    def sure(self) -> dict[Head, str]:
+        """The heads to report: confirmed ones where there were fresh problems, else the named ones."""
+        return self.found if self.confirmation is None else self.confirmed
+
     def table(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
-        The fractions of `PatchScores.table()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`,
-        `confirmed`, and of those that read `reads_sink`: the span is an attention sink) and what it rests on. For the sides
-        `removed` (z patch, denoising) and `added` (noising): `_k` of `n`
-        problems with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the
-        `_p` of the better sense (Holm over heads, sides and senses), the `_median` and the `_share` of the total (NaN where
-        that is not established), both with limits. `p_either`: the smaller of both sides'. For the four measures their
-        `_k`, the `_median` with limits and the mean (`_effect`). Last, of named heads, the controls of `control_table`
-        where they were run on these problems. Effects are in the outcome's unit: parts of the insertion's (inserted - masked)
-        that the head carries.
+        Of the z sweep the fractions of `PatchScores.table()`; the verdict (`kind`, `sense`, `confirmed`; `reads_sink`: the span
+        that the head reads is a sink). For the sides `removed` (z patch, denoising) and `added` (noising): `_k` of `n` problems
+        with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the `_p` of the
+        better sense (Holm over heads, sides and senses), the `_median` and the `_share` of the total (NaN where that is not
+        established), both with limits. `p_either`: the smaller p of both sides. For the four measures their `_k`, the `_median`
+        with limits and the mean (`_effect`). Last, of named heads, the controls of `control_table` where they were run on these
+        problems. Effects are in the outcome's unit: parts of the insertion's (inserted - masked) that the head carries.
         """
         judged, effect = self.judged, self.judged.effect
         sense = np.where(judged.named, np.where(judged.sense > 0, "with", "against"), "")
+        again = {} if self.confirmation is None else {"confirmed_strata": self.confirmation.confirmed_within}
         patched = self.patches.table()[[*head_columns(()), *OF_THE_PATCH]]
         columns: dict[str, Any] = dict(patched) | {
             "kind": list(judged.kinds),
             "sense": sense,
-            **self._strata_columns(),
+            **self._of_specialists(judged.kinds, strata=judged.in_strata, **again),
             "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
             "reads_sink": pd.array([self.reads_sink(head) for head in self.heads], dtype="boolean"),
         }
@@ -262,11 +175,6 @@ class LocatedHeads(
         order = pd.DataFrame({"named": ~judged.named, "size": -size}).sort_values(["named", "size"], kind="stable")
         return table.loc[order.index].reset_index(drop=True)
 
-    def _strata_columns(self) -> dict[str, list[str]]:
-        """Of specialists the strata that named them and those that confirm them; nothing where there are none."""
-        again = {} if self.confirmation is None else {"confirmed_strata": self.confirmation.confirmed_within}
-        return strata_columns(self.heads, self.judged.kinds, strata=self.judged.in_strata, **again)
-
     @property
     def read(self) -> ReadEffects | None:
         """What the reads of the named heads are: on fresh problems where there were some."""
@@ -287,32 +195,23 @@ class LocatedHeads(
 
     def quantity(self, column: str) -> Quantity:
         """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
-        claim, level = f"> {smallest_words(self.judged.effect)} in most problems", self.judged.effect.level
-        if column in SHARES:
+        claim, level = f"> {self.smallest_words} in most problems", self.judged.effect.level
+        if column.removesuffix("_share") in SIDES:
             limits = (f"{column}_ci_low", f"{column}_ci_high")
             return Quantity(WHOLE, True, limits, "p_either", claim, "against the effect", level)
         return replace(self.patches.quantity(column), p="p_either", claim=claim, level=level)
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`control.beside_controls`).
+        """One row per named head: its effect beside the same under each control (`specificity.beside_controls`).
 
         On the fresh problems where there were some; else `p_specific` is NaN: the heads were chosen on these problems.
         """
         if self.confirmation is not None:
             return self.confirmation.control_table()
         named = {measure: values[:, self.judged.named] for measure, values in self.values.items()}
-        return beside_controls(
-            self.judged.effect, self.judged.found, named, self.controls if self._of_today else {}, fresh=False
-        )
-
-    @property
-    def _of_today(self) -> bool:
-        """Whether the controls are of the heads that are named here: version 0.1 named others, and kept no sizes."""
-        return "random_size_removed" in self.controls
-
-    def to_frame(self) -> pd.DataFrame:
-        """One tidy row per measure (`measure.MEASURES`), problem and head."""
-        return rows_per_head(self.problem_ids, self.heads, self.values)
+        # version 0.1 had controls of other heads, and kept no sizes
+        controls = self.controls if "random_size_removed" in self.controls else {}
+        return Table(beside_controls(self.judged.effect, self.judged.found, named, controls, fresh=False))
 
     def headline(self) -> str:
         """Return the total effect with its direction, how many heads carry it, and whether fresh problems confirm them."""
@@ -324,7 +223,7 @@ class LocatedHeads(
         unused = f", and the {fresh} fresh problems were not used" if fresh else ""
         if not self.established:
             return f"{whole}, so no head is named{unused}."
-        of, share = f"of {count_of(len(self.heads), 'head')}", smallest_words(effect)
+        of, share = f"of {count_of(len(self.heads), 'head')}", self.smallest_words
         found = {head: kind for head, kind in self.found.items() if kind != "specialist"}
         inside = self._specialist_words(more=bool(found))
         if not found:
@@ -338,25 +237,23 @@ class LocatedHeads(
 
     def _specialist_words(self, *, more: bool) -> str:
         """Which heads pass in some strata alone, and which of these fresh problems confirm; "" where none does."""
-        if not self.specialists:
-            return ""
         told, sure = [], self.confirmed_specialists
         for head, strata in self.specialists.items():
             again = sure.get(head, ())
             only = (
-                "not confirmed" if not again else "confirmed" if again == strata else f"confirmed in {', '.join(again)}"
+                ("confirmed" if again == strata else f"confirmed in {', '.join(again)}") if again else "not confirmed"
             )
-            told.append(f"{head} ({', '.join(strata)}{'' if self.confirmation is None else f'; {only}'})")
-        return f"; {len(told)} {'more ' * more}only in strata of {self.settings.get('by')}: {', '.join(told)}"
+            told.append(f"{head} ({', '.join(strata)}{f'; {only}' * (self.confirmation is not None)})")
+        of = f"; {len(told)} {'more ' * more}only in strata of {self.settings.get('by')}: "
+        return of + ", ".join(told) if told else ""
 
     def rest(self) -> str:
         """Return how many heads are negligible or undecided."""
-        kinds = {kind: [] for kind in ("negligible", "undecided")}  # type: dict[str, list[Head]]
-        for head, kind in zip(self.heads, self.judged.kinds, strict=True):
-            kinds.get(kind, []).append(head)
-        told = [f"{len(heads)} {kind}" for kind, heads in kinds.items()]
-        few = f" ({listed(kinds['undecided'])})" if 0 < len(kinds["undecided"]) <= NAMED_AT_MOST else ""
-        return f"Not named: {', '.join(told)}{few}." if self.established else ""
+        kinds = list(self.judged.kinds)
+        undecided = [head for head, kind in zip(self.heads, kinds, strict=True) if kind == "undecided"]
+        few = f" ({listed(undecided, NAMED_AT_MOST)})" * (0 < len(undecided) <= NAMED_AT_MOST)
+        told = f"Not named: {kinds.count('negligible')} negligible, {len(undecided)} undecided{few}."
+        return told if self.established else ""
 
     def caveats(self) -> list[str]:
         """Return what the problems could not show, and whether a few of them carry most of the effect."""
@@ -375,35 +272,32 @@ class LocatedHeads(
             f"({s['swept']}), outcome {s['outcome']}.",
             judged.effect.details(self.unit, self.contrast.name),
             *self._way_words(),
-            power_words(judged),
         ]
         if not (np.abs(self.total) > self.resolution).any():
-            found.append(f"{WHAT[self.contrast.name].capitalize()} does not change this outcome at all.")
+            found.append("This does not change the outcome at all.")
         elif self.established:
             found += [*self._named_words(), *sink_words(self.sinks)]
-        if self.confirmation is not None:
-            found += [f"On fresh problems: {self.confirmation.headline()}", *self.confirmation.details()]
-        return [*found, *gap_words(self._held, judged.effect, self.unit), *cannot_say(self.contrast.name)]
+        made = self.confirmation
+        if made is not None:
+            found += [f"On fresh problems: {made.headline()}", *made.details()]
+        held = self.controls if made is None else made.controls
+        return [*found, *gap_words(held, judged.effect, self.unit), CANNOT_SAY]
 
     @property
     def contrast(self) -> Contrast:
         """Which two runs the effect lies between."""
         return CONTRASTS[self.settings.get("contrast", "content")]
 
-    @property
-    def _held(self) -> dict[str, np.ndarray]:
-        return self.controls if self.confirmation is None else self.confirmation.controls
-
     def _way_words(self) -> list[str]:
-        why, screened = self.settings.get("why"), self.settings.get("screened")
-        if not why or screened is None:
-            return []
-        left = self.settings["n_candidates"] - len(screened)
-        return [
-            f"Screened by gradients: {why}.",
-            f"{count_of(left, 'head')} ranked below and {'was' if left == 1 else 'were'} not tested: nothing is known of "
-            f"{'it' if left == 1 else 'them'}.",
-        ]
+        """Which heads were tested, and what these problems can find: from the binomial alone, never from what was observed."""
+        s, n, n_heads, found = self.settings, self.judged.effect.n, len(self.heads), []
+        if s.get("why") and s.get("screened") is not None:
+            left = f"of {count_of(s['n_candidates'] - n_heads, 'head')} that ranked below nothing is known"
+            found.append(f"Screened by gradients: {s['why']}; {left}.")
+        least = 100 * self.judged.effect.detectable(PER_HEAD * n_heads)
+        power = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
+        few = few_problems(n, n_heads, self.confidence)
+        return [*found, few if np.isnan(least) else f"Power: with {n} problems, {power}."]
 
     def _named_words(self) -> list[str]:
         judged, s = self.judged, self.settings
@@ -414,66 +308,37 @@ class LocatedHeads(
             f"{', all problems and strata' if self.strata else ''})."
         ]
         if len(places) and self.contrast.name == "computed":
-            found += READS_OF_COMPUTED
+            found.append(READS_OF_COMPUTED)
         if self.strata:
             by, n = s.get("by"), len(judged.large)
             tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {by} have enough problems to be tested"
             found += [f"{tested}.", *(strata_words(f"Within {by}", judged.in_strata) if n else [])]
         if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":
             found.append(SATURATES)
-        if self.confirmation is None and len(places):
-            found += specific_words(self.control_table(), level=judged.effect.level, n=len(self.total))
-            if self.joint is not None:
-                found += readers_words(self.joint)
-            if self.reads is not None:
-                found += [self.reads.headline(), *self.reads.details()]
-        return [*found, *left_out_words(s.get("left_out") or {})]
+        return [
+            *found,
+            *(self._held_words() if self.confirmation is None and len(places) else []),
+            *self._left_out_words(),
+        ]
 
     def printed(self) -> pd.DataFrame:
         """Return the named heads, on fresh problems where they were tested there; the three largest where none is named."""
         if self.confirmation is not None:
             return self.confirmation.printed()
-        columns = [
-            "label",
-            "kind",
-            *self._strata_columns(),
-            "removed_share",
-            "removed_share_ci_low",
-            "removed_share_ci_high",
-            "removed_k",
-        ]
-        columns += ["added_k", "n", "removed_p"] + ["reads_sink"] * bool(sink_words(self.sinks))
+        names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
+        names += f" added_k n removed_p {'reads_sink' * bool(sink_words(self.sinks))} exceeds_random exceeds_random_n"
         table = self.table().head(len(self.found) or 3)
-        columns += ["exceeds_random", "exceeds_random_n"] * bool(table["exceeds_random_n"].gt(0).any())
-        return table.reindex(columns=columns).dropna(axis=1, how="all")
+        return table.reindex(columns=names.split()).dropna(axis=1, how="all")
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
-        columns = [
-            "label",
-            "paper_label",
-            "kind",
-            "sense",
-            *self._strata_columns(),
-            "confirmed",
-            "reads_sink",
-            "removed_k",
-            "added_k",
-            "n",
-        ]
-        columns += [
-            "removed_share",
-            "added_share",
-            "removed_p",
-            "added_p",
-            "knockout_median",
-            "mediated_removed_median",
-        ]
         table = self.table()
-        columns = [name for name in (*columns, "effect_fraction") if name in table]
+        names = "label paper_label kind sense strata confirmed_strata confirmed reads_sink removed_k added_k n removed_share"
+        names += " added_share removed_p added_p knockout_median mediated_removed_median effect_fraction"
+        columns = [name for name in names.split() if name in table]
         caption = (
-            f"Tested heads: named ones first, then by size. Counts of problems with more than "
-            f"{smallest_words(self.judged.effect)} of the effect; effects are the parts of the insertion's."
+            f"Tested heads: named ones first, then by size. Counts of problems with more than {self.smallest_words} of the "
+            "effect; effects are the parts of the insertion's."
         )
         tables = [ShownTable(table, caption, columns)]
         if self.strata and len(strata := self.by_stratum()):
@@ -482,12 +347,8 @@ class LocatedHeads(
         beside = self.control_table()
         if len(beside):
             where = "fresh" if self.confirmation is not None else "the same"
-            tables.append(
-                ShownTable(
-                    beside,
-                    f"The named heads' effect beside the same under each control, on {where} problems; medians ({self.unit}).",
-                )
-            )
+            caption = f"The named heads' effect beside the same under each control, on {where} problems; medians ({self.unit})."
+            tables.append(ShownTable(beside, caption))
         if self.confirmation is not None:
             tables.append(self.confirmation.shown().tables[0])
         if self.read is not None:

@@ -25,21 +25,22 @@ from ..runtime.loop import OF_THE_LIST
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 N_SCREENED = 64
 FEWEST_TO_SPLIT = 8
+ENOUGH = 1.0
+"""Seconds of a run that is long enough to be timed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
     """The four measures `[problem, head]`, parts of the insertion's effect, and that effect, the total `[problem]`.
 
-    Of a contrast in which nothing can be cut off, the two z patches (`judge.SIDES`) in their place.
-
-    `noise` is the largest that rounding did to any of the sweeps (`PatchScores.noise_floor`).
+    Of a contrast in which nothing can be cut off, the two z patches (`judge.SIDES`) in their place. `resolution`: what is
+    rounding: the precision's own size, or what it did to rows that were not edited, if that is more.
     """
 
     values: dict[str, np.ndarray]
     total: np.ndarray
     patches: PatchScores
-    noise: float = float("nan")
+    resolution: float
 
 
 def measure(
@@ -51,32 +52,26 @@ def measure(
     progress: bool,
     seed: int,
 ) -> Measured:
-    """Four exact sweeps over runs that are made once; layer 0, which mediates nothing, is swept by knockouts alone (methods
-    §3, I7 and I14).
+    """Sweep exactly, four times over runs that are made once (methods §3, I7 and I14).
 
     `knockout`: what cutting a head's sight of the span removes; `edge_noise`: what its sight alone adds to a run that cannot
     see the span; `mediated_removed`, `mediated_added`: z patch minus direct read, denoising and noising. Under "computed" it is
     the span's rows whose sight of the question is cut. Where nothing can be cut: the z patches alone.
     """
     sweeps = sweeps_of(contrast)
-    options = {"checkpoint": checkpoint, "progress": progress, "seed": seed}
-    runs = sweep_heads(prepared, sweeps, heads, **options)  # type: ignore[arg-type]
-    effect = {name: run.per_head for name, run in runs.items()}
-    if not contrast.cuts:
-        values = {"z_removed": effect["z-denoising"], "z_added": effect["z-noising"]}
-    else:
-        mediated = {d: effect[f"z-{d}"] - effect[f"knockout-{d}"] for d in DIRECTIONS}
-        values = {
-            "knockout": effect["knockout-denoising"],
-            "edge_noise": effect["knockout-noising"],
-            "mediated_removed": mediated["denoising"],
-            "mediated_added": mediated["noising"],
-        }
+    runs = sweep_heads(prepared, sweeps, heads, checkpoint=checkpoint, progress=progress, seed=seed)
+    z, cut = (
+        {d: runs[f"{edit}-{d}"].per_head for d in DIRECTIONS if f"{edit}-{d}" in runs} for edit in ("z", "knockout")
+    )
+    values = {"z_removed": z["denoising"], "z_added": z["noising"]}
+    if contrast.cuts:
+        mediated = {f"mediated_{side}": z[d] - cut[d] for side, d in (("removed", "denoising"), ("added", "noising"))}
+        values = {"knockout": cut["denoising"], "edge_noise": cut["noising"], **mediated}
     return Measured(
         values,
         runs["z-noising"].total_effect,
         runs["z-denoising"],
-        float(np.fmax.reduce([run.noise_floor for run in runs.values()])),
+        float(np.fmax.reduce([prepared.model.resolution, *(run.noise_floor for run in runs.values())])),
     )
 
 
@@ -90,10 +85,8 @@ def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
 
 
 def kept_file(folder: Path | None, name: str, *of: Any) -> Path | None:
-    """The checkpoint of one sweep of an experiment, by the heads (and prompts) that it is of.
-
-    With more problems other heads can be named: what was swept of others stays beside, and is not gone on from.
-    """
+    """The checkpoint of one sweep of an experiment, by the heads (and prompts) that it is of: with more problems others may
+    be."""
     return None if folder is None else folder / f"{name}-{key_of(of)[:8]}.jsonl"
 
 
@@ -121,35 +114,32 @@ def chosen_way(
     folder: Path | None,
 ) -> Way:
     """Return "exact" where that was asked for, or is cheap; raise where heads would have to be screened and cannot be."""
+    model, seconds, why, ways = prepared.model, None, "as asked for", "choose mode='exact'"
     joins = (
         "" if screening(contrast) else f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
     )
-    model, seconds = prepared.model, None
     if mode == "exact":
-        return Way(True, "as asked for")
+        return Way(True, why)
     if mode == "auto":
         if len(heads) <= N_SCREENED:
             return Way(True, f"{count_of(len(heads), 'head')}, no more than screening would keep ({N_SCREENED})")
         seconds = _kept_seconds(prepared, heads, contrast, folder)
         if seconds is None:
             return Way(True, "shards sweep exactly, as no clock of one is that of all")
-        estimate = f"the {'four' if contrast.cuts else 'two'} exact sweeps are estimated"
+        why = f"the {'four' if contrast.cuts else 'two'} exact sweeps are estimated"
         if seconds <= budget_seconds:
-            return Way(True, f"{estimate} to stay within the budget of {duration(budget_seconds)}", seconds)
-        why = f"{estimate} to exceed the budget of {duration(budget_seconds)}"
+            return Way(True, f"{why} to stay within the budget of {duration(budget_seconds)}", seconds)
+        why += f" to exceed the budget of {duration(budget_seconds)}"
         ways = f"{why}, at {duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
-        obstacle = joins or no_gradients_because(model)
-        if obstacle is not None:
+        if obstacle := joins or no_gradients_because(model):
             raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
-    else:
-        if joins:
-            raise ValueError(f"heads cannot be screened: {joins}; choose mode='exact'")
-        refuse_without_gradients(model, 'locate_heads(mode="screen")')
-        why, ways = "as asked for", "choose mode='exact'"
+    elif joins:
+        raise ValueError(f"heads cannot be screened: {joins}; {ways}")
+    refuse_without_gradients(model, 'locate_heads(mode="screen")')
     if len(prepared.ids) < FEWEST_TO_SPLIT:
+        got = f"needs at least {FEWEST_TO_SPLIT}, got {len(prepared.ids)}"
         raise ValueError(
-            f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {len(prepared.ids)}: "
-            f"give more problems. {ways[0].upper()}{ways[1:]}"
+            f"screening splits the problems in two halves and {got}: give more problems. {ways[0].upper()}{ways[1:]}"
         )
     return Way(False, why, seconds)
 
@@ -169,8 +159,7 @@ def _kept_seconds(prepared: Prepared, heads: Sequence[Head], contrast: Contrast,
 
 
 def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterable[Sweep]) -> float:
-    """Return the seconds that these sweeps would take over all problems, from sweeps of some heads of each layer on the problem
-    of the most usual length."""
+    """Return the seconds of these sweeps over all problems, from some heads of each layer on a problem of usual length."""
     rows = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs])
     usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
     named = {str(at): sweep for at, sweep in enumerate(sweeps)}
@@ -183,10 +172,6 @@ def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterabl
         sweep_heads(usual, named, some, progress=False)
 
     return len(rows) * extrapolated(run, max(map(len, layers.values())))
-
-
-ENOUGH = 1.0
-"""Seconds of a run that is long enough to be timed."""
 
 
 def extrapolated(run: Callable[[int], Any], total: float | int, *, sizes: int = 1) -> float:

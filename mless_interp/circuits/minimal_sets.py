@@ -53,14 +53,13 @@ def minimal_sets(
 ) -> MinimalSets:
     r"""The fewest heads whose sight of the span suffices, and the fewest whose closing removes the effect.
 
-    One head at a time shows nothing of heads that stand in for each other, and little of heads that act only together. Here
-    whole sets $S$ are opened where nobody else sees the span, and closed where everybody else does:
+    Whole sets $S$ are opened where nobody else sees the span, and closed where everybody else does:
 
     $$ \Delta^{\text{suff}}_p(S) = Y_p^{\,\text{only } S \text{ sees}} - Y_p^{\,\text{nobody sees}}, \qquad
        \Delta^{\text{nec}}_p(S) = Y_p^{\,\text{all see}} - Y_p^{\,\text{all but } S \text{ see}} $$
 
-    A set is found where the median over problems is `share` or more of the median total effect. Two heads of which each is
-    enough (OR): either is sufficient, both are necessary; two that are needed (AND): both are sufficient, either is necessary.
+    A set is found where the median over problems is `share` or more of the median total effect. Of two heads of which each is
+    enough (OR) either is sufficient, both are necessary; of two that are needed (AND) both are sufficient, either is necessary.
 
     Each set grows by the head that adds most, exactly measured. Where none adds more than 5 % of the effect (as when two act
     only together), the next one is taken by what each does alone, open or closed, and of those that do little by the gate
@@ -68,15 +67,14 @@ def minimal_sets(
     reaches the share. So no member can be left out, but a smaller set that lies elsewhere can be missed. The last look is for
     stand-ins: which other candidate reaches the share too in the place of a member.
 
-    All of this on the problems of the search alone. On fresh ones the set is measured again: the share with its interval,
-    the test that it does more than `share` of the problem's own effect in most problems (prevalence, Holm over both sets), and
-    its rank among `n_random_sets` sets of the same size and layers. A set that just reaches the share where it was found
-    reaches it in about half of the fresh problems, and is then not confirmed.
+    On fresh problems the set is measured again: the share with its interval, the test that it does more than `share` of the
+    problem's own effect in most problems (prevalence, Holm over both sets), and its rank among `n_random_sets` sets of the same
+    size and layers. A set that just reaches the share where it was found is not confirmed.
 
     Parameters
     ----------
     heads : candidates: zero-based heads, or what `locate_heads` gave (its named heads). Default: the 32 best of all heads by
-        gate gradient. Only heads that read the span can be in a set; mediators are not, having no sight of it.
+        gate gradient. Mediators, having no sight of the span, are in no set.
     fresh : problems to confirm on, none of them among `pairs`. Default: every second one of `pairs` is kept for that.
     contrast : "content"; "computed", what is opened and closed is then the span's sight of the question; "replaced", a closed
         head writes what it does in the clean run.
@@ -85,10 +83,8 @@ def minimal_sets(
     checkpoint : a folder that receives each finished problem of each step; started again with the same settings the run goes on
         there, also in shards.
 
-    Returns `MinimalSets`. A set that was not found has no heads, NaN in the tables and a sentence. Raises `ValueError` before
-    anything runs for fewer problems than could show anything (6 to find, 6 to confirm), fresh problems among the others,
-    heads that are not there or given twice; `ModelError` where no gradients can be had (quantised, run elsewhere, inference
-    mode).
+    Returns `MinimalSets`. A set that was not found has no heads, and NaN in the tables. Raises `ValueError` before anything
+    runs for fewer problems than could show anything (6 to find, 6 to confirm), `ModelError` where no gradients can be had.
 
     Source: methods §8.1; faithfulness and completeness of Wang et al. (2211.00593), necessity and sufficiency of sets as in
     Shi et al. (2410.13032) | differs in: attention to the span is what a set has or lacks, not the heads themselves.
@@ -101,18 +97,13 @@ def minimal_sets(
     derive_generator(seed)
     prepared = prepare(model, pairs, outcome, signed_for="finding sets of heads")
     search, other = (each.under(between) for each in halves(prepared, fresh))
-    few_for_sets(search, other)
+    tests = (search, 2, "find sets"), (other, len(SIDES), "confirm them")  # both senses of the total effect; both sets
+    for problems, n_tests, what in tests:
+        if problems.n_groups < (needed := fewest_problems(n_tests)):
+            raise ValueError(f"at least {needed} problems are needed to {what}, got {problems.n_groups}")
     given = None if heads is None else heads_of(model, heads, "find sets of")
     refuse_without_gradients(model, "minimal_sets")
     folder = None if checkpoint is None else Path(checkpoint)
-    settings = {
-        "contrast": contrast,
-        "share": share,
-        "max_heads": max_heads,
-        "n_random_sets": n_random_sets,
-        "seed": seed,
-    }
-
     found = attribute_heads(
         model,
         search,
@@ -172,7 +163,11 @@ def minimal_sets(
         **made,
         unit=search.outcome.unit,
         settings={
-            **settings,
+            "contrast": contrast,
+            "share": share,
+            "max_heads": max_heads,
+            "n_random_sets": n_random_sets,
+            "seed": seed,
             **search.settings,
             **named_on(heads, other.ids),
             "fresh_prompts": digest_of(other.pairs),
@@ -187,23 +182,8 @@ def halves(prepared: Prepared, fresh: Iterable[PromptPair] | Prepared | None) ->
     if fresh is not None:
         return prepared, fresh_problems(prepare(prepared.model, fresh, prepared.outcome), prepared)
     if prepared.n_groups < 2:
-        raise ValueError(
-            f"one half of the problems is kept to confirm on, and there are {prepared.n_groups}: give more, or fresh=..."
-        )
+        raise ValueError("one half of the problems is kept to confirm on, and there is 1: give more, or fresh=...")
     return prepared.halves()
-
-
-def few_for_sets(search: Prepared, fresh: Prepared) -> None:
-    """`ValueError` with fewer problems than any test could pass with."""
-    for problems, needed, what in (
-        (search, fewest_problems(2), "find sets"),  # the sign test of the total effect
-        (fresh, fewest_problems(len(SIDES)), "confirm them"),
-    ):
-        if problems.n_groups < needed:
-            raise ValueError(
-                f"at least {needed} problems are needed to {what}, got {problems.n_groups}: with fewer no test can pass "
-                "(without fresh=... one half of the problems is kept to confirm on)"
-            )
 
 
 def _by_gradient(found: HeadAttribution, heads: Sequence[Head]) -> tuple[Head, ...]:

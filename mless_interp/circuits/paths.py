@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,18 @@ from torch import Tensor
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_head
 from ..models.base import Model
-from ..models.replay import Layers
+from ..models.replay import Layers, stage
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
-from ..patching.sweep import Sweep
+from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.registry import savable
 from ..runtime.results import Result
-from .cells import CellEffects, measured
-from .controls import prepared_with, sweep_of
+from .cells import CellEffects, How, compared, measured
 from .located import LocatedHeads
-from .stream_changes import (
-    INPUTS,
-    Flow,
-    check_options,
-    has_mlps,
-    heads_of,
-    mlp_reads,
-    need_weights,
-    writes,
-)
+from .stream_changes import INPUTS, Flow, has_mlps, heads_of, mlp_reads, need_weights
 
 LOGITS = "logits"
 TOGETHER = "".join(INPUTS)
@@ -41,6 +32,7 @@ PARTS_OF_A_HEAD = (*INPUTS, TOGETHER)
 """Through what an edge enters a head: its queries, its keys, its values, all of them."""
 PAIRS_OF_INPUTS = ("qk", "qv", "kv")
 """Two of them at once, which edges may name as well."""
+PARTS = (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)
 
 
 @savable
@@ -61,7 +53,7 @@ Node = Head | Mlp | str
 
 
 def as_node(node: Node) -> Node:
-    """Return a head, an MLP or the logits from its name: `L0H13`, `0:13`, `MLP0`, `logits` (zero-based)."""
+    """Return a head, an MLP or the logits from its name: `L0H13`, `0:13`, `MLP0`, `logits`."""
     if not isinstance(node, str):
         return node
     name = node.strip().lower()
@@ -72,9 +64,7 @@ def as_node(node: Node) -> Node:
     try:
         return Head.parse(node)
     except ValueError:
-        raise ValueError(
-            f'a node of a circuit must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}'
-        ) from None
+        raise ValueError(f'a node must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}') from None
 
 
 @savable
@@ -100,11 +90,9 @@ class Edge:
             object.__setattr__(self, "part", TOGETHER)
         if self.sender == LOGITS:
             raise ValueError("the logits send nothing: an edge begins at a head or an MLP")
-        if self.part not in ((*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS) if into_head else ("",)):
-            allowed = ", ".join((*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)) if into_head else "none"
-            raise ValueError(
-                f"{self.sender} -> {self.receiver}: the part of the receiver must be {allowed}, got {self.part!r}"
-            )
+        if self.part not in (PARTS if into_head else ("",)):
+            allowed = ", ".join(PARTS) if into_head else "none"
+            raise ValueError(f"{self.sender} -> {self.receiver}: the part must be {allowed}, got {self.part!r}")
 
     @classmethod
     def parse(cls, text: str) -> "Edge":
@@ -112,9 +100,7 @@ class Edge:
         sender, _, rest = text.replace("→", "->").partition("->")
         words = rest.split()
         if not sender.strip() or len(words) not in (1, 2):
-            raise ValueError(
-                f'cannot read {text!r} as an edge: write "L0H13 -> L1H4 v" or "L0H13 -> MLP1" (zero-based)'
-            )
+            raise ValueError(f'cannot read {text!r} as an edge: write "L0H13 -> L1H4 v" or "L0H13 -> MLP1"')
         return cls(sender.strip(), *words)
 
     def __str__(self) -> str:
@@ -125,7 +111,7 @@ class Edge:
 
 def _written(layers: Layers, node: Any) -> int:
     """From which stage on what it writes is in the stream."""
-    return writes(layers, node.layer, "mlp" if isinstance(node, Mlp) else "attention")
+    return stage(layers, node.layer, "mlp" if isinstance(node, Mlp) else "attention")
 
 
 def _reads(layers: Layers, node: Any) -> int:
@@ -169,8 +155,7 @@ def trace_paths(
     all heads, OLMo 2, it is that of the whole changed input). Into an MLP the change is added to the stream that it reads, and
     what it answers more is added to what it wrote; into the logits it is the direct effect.
 
-    Edges do not add up to a head's effect: the model is not linear, and paths of several edges count in each. Of parts of one
-    layer an edge exists only where one is read by the other: from a head to its own layer's MLP, unless the two are parallel.
+    Edges do not add up to a head's effect: the model is not linear, and paths of several edges count in each.
 
     Parameters
     ----------
@@ -184,13 +169,11 @@ def trace_paths(
     control : as in `direct_effects`.
 
     Returns `PathEffects` with values `[problem, edge]`. Raises `ValueError` before anything runs for an edge whose sender does
-    not stand before its receiver, and for a single head without MLPs; `ModelError` for models whose weights cannot be read
-    (quantised, run elsewhere) or whose layers are not known one by one.
+    not stand before its receiver, `ModelError` for models whose weights or layers cannot be read (quantised, run elsewhere).
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
-    check_options(smallest_effect, max_rows)
-    sweep = sweep_of(contrast, direction, edit, control)
+    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
     layers = model.need_layers("trace_paths").layers
     if edges is None:
         chosen = _among(model, layers, heads, mlps, tuple(inputs), logits)
@@ -198,22 +181,11 @@ def trace_paths(
         raise ValueError("give heads (and mlps) or edges, not both")
     else:
         chosen = tuple(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges)
-    _check(model, layers, chosen, sweep)
+    _check(model, layers, chosen, edit)
+    sweep, prepared = compared(model, pairs, contrast, direction, edit, outcome, control)
     order = sorted(range(len(chosen)), key=lambda at: _order(layers, chosen[at]))
-    return measured(
-        PathEffects,
-        prepared_with(model, pairs, outcome, control),
-        sweep,
-        chosen,
-        lambda flow: _changes(flow, chosen, order),
-        label="tracing paths",
-        heads=heads,
-        checkpoint=checkpoint,
-        max_rows=max_rows,
-        smallest_effect=smallest_effect,
-        progress=progress,
-        seed=seed,
-    )
+    changes = partial(_changes, edges=chosen, order=order)
+    return measured(PathEffects, prepared, sweep, chosen, changes, how=how, label="tracing paths", heads=heads)
 
 
 def _among(
@@ -222,26 +194,14 @@ def _among(
     """All edges among these parts; `ValueError` where there are none."""
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
-    known = (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)
-    unknown = set(inputs) - set(known)
-    if unknown or not inputs or len(set(inputs)) != len(inputs):
-        raise ValueError(f"inputs must be different ones of {', '.join(known)}, got {list(inputs)}")
+    several_of(inputs, dict.fromkeys(PARTS), "input")
     if isinstance(mlps, str) and mlps != "all":
         raise ValueError(f'mlps must be layers (zero-based) or "all", got {mlps!r}')
     asked = range(model.info.n_layers) if isinstance(mlps, str) else [model.info.check_layer(layer) for layer in mlps]
-    if not has_mlps(model):
-        if not isinstance(mlps, str) and asked:
-            raise ValueError("this model has no MLPs: leave mlps out")
-        asked = []
+    asked = asked if has_mlps(model) or not isinstance(mlps, str) else []
     named = heads_of(model, heads, "trace paths between")
     if len(named) < 2 and not asked:
-        more = "more heads, or mlps=..." if has_mlps(model) else "more heads"
-        raise ValueError(
-            f'a path needs two parts, got {named[0]} alone: give {more}; or edges=["{named[0]} -> logits"]; '
-            "direct_effects(...) splits one head"
-        )
-    if len(set(asked)) != len(asked):
-        raise ValueError(f"mlps: a layer is given twice in {list(asked)}")
+        raise ValueError(f'a path needs two parts, got {named[0]} alone: give more, or edges=["{named[0]} -> logits"]')
     parts: list[Node] = [*sorted(named), *map(Mlp, asked)]
     found = [
         Edge(sender, receiver, part)
@@ -251,47 +211,40 @@ def _among(
         for part in (inputs if isinstance(receiver, Head) else ("",))
     ]
     if not found:
-        raise ValueError(
-            f"no edge can be among {', '.join(map(str, parts))}, which lie in one layer: give heads of several layers, or "
-            "logits=True"
-        )
+        raise ValueError("no edge can be among these parts, which lie in one layer: give others, or logits=True")
     return tuple(found)
 
 
-def _check(model: Model, layers: Layers, edges: Sequence[Edge], sweep: Sweep) -> None:
+def _check(model: Model, layers: Layers, edges: Sequence[Edge], edit: str | Intervention) -> None:
     """`ValueError` unless every edge is one of this model, each once; `ModelError` where its weights cannot be read."""
     if not edges:
         raise ValueError("there are no edges to trace: name at least one")
-    twice = next((edge for edge in edges if edges.count(edge) > 1), None)
-    if twice is not None:
-        raise ValueError(f"edge {twice} is given twice")
+    if twice := [edge for edge in edges if edges.count(edge) > 1]:
+        raise ValueError(f"edge {twice[0]} is given twice")
     nodes = list(dict.fromkeys(node for edge in edges for node in (edge.sender, edge.receiver)))
     heads = [node for node in nodes if isinstance(node, Head)]
     if heads:
         model.info.chosen(heads, what="trace paths between")
     for node in nodes:
         if isinstance(node, Mlp):
+            if not has_mlps(model):
+                raise ValueError(f"this model has no MLPs, so there is no {node}: leave it out")
             model.info.check_layer(node.layer)
     for edge in edges:
         if _written(layers, edge.sender) > _reads(layers, edge.receiver):
             own = isinstance(edge.sender, Head) and edge.receiver == Mlp(edge.sender.layer)
             why = "the two are parallel" if own else f"the model has layers 0 to {model.info.n_layers - 1}"
-            raise ValueError(
-                f"{edge}: what {edge.sender} writes is not in the stream that {edge.receiver} reads ({why}): a sender stands "
-                "before its receiver"
-            )
-    if sweep.intervention.name != "z" and any(isinstance(edge.sender, Mlp) for edge in edges):
-        raise ValueError(
-            f"an MLP sends what the donor run has more, so it needs edit='z', got {sweep.intervention.name!r}: leave MLPs out "
-            "of the senders"
-        )
+            raise ValueError(f"{edge}: a sender stands before its receiver, which reads what it writes ({why})")
+    name = edit if isinstance(edit, str) else edit.name
+    if name != "z" and any(isinstance(edge.sender, Mlp) for edge in edges):
+        raise ValueError(f"an MLP sends what the donor has more: it needs edit='z', got {name!r}; leave such edges out")
     need_weights(model, [head.layer for head in heads], "trace_paths")
 
 
 def _order(layers: Layers, edge: Edge) -> tuple[Any, ...]:
     """In the order of the stages at which receivers write; within a layer sender by sender, so that projections are shared."""
     last = edge.receiver == LOGITS
-    joins = 2 * layers.n_layers if last else _written(layers, edge.receiver)
+    joins = _reads(layers, LOGITS) if last else _written(layers, edge.receiver)
     return joins, last, isinstance(edge.receiver, Mlp), str(edge.sender), str(edge.receiver), edge.part
 
 
@@ -299,18 +252,17 @@ def _changes(flow: Flow, edges: Sequence[Edge], order: Sequence[int]) -> Iterato
     """The places of the edges in this order, where each one's change enters the stream, and the change."""
     sent: dict[Any, Tensor] = {}
     for place in order:
-        sender, receiver, part = edges[place].sender, edges[place].receiver, edges[place].part
+        sender, receiver = edges[place].sender, edges[place].receiver
         if sender not in sent:
             sent[sender] = (
                 flow.part_writes(sender.layer, "mlp") if isinstance(sender, Mlp) else flow.head_writes(as_head(sender))
             )
         change = sent[sender]
+        at = _reads(flow.layers, LOGITS) if receiver == LOGITS else _written(flow.layers, receiver)
         if isinstance(receiver, Head):
-            at, change = _written(flow.layers, receiver), flow.head_answers(receiver, change, part, sender=sender)
+            change = flow.head_answers(receiver, change, edges[place].part, sender=sender)
         elif isinstance(receiver, Mlp):
-            at, change = _written(flow.layers, receiver), flow.mlp_answers(receiver.layer, change)
-        else:
-            at = 2 * flow.layers.n_layers
+            change = flow.mlp_answers(receiver.layer, change)
         yield place, at, change
 
 
@@ -327,15 +279,13 @@ class PathEffects(CellEffects, Result, renamed={"edges": "cells"}):
         return self.cells
 
     def together(self) -> pd.DataFrame:
-        """Compare inputs of a receiving head at once with each of them alone, per problem.
+        """Compare inputs of a receiving head at once with each of them alone, per problem (methods §8.1).
 
         One row per edge into two or all of q, k, v (`inputs`) that was traced with each input alone: the `share` of the effect
         that it is and the `interaction`, its value minus the sum of the single ones, with the median over problems and the
         prevalence test (`k` of `n`, `p`: Holm over these rows and both senses). `how`: "together" where the edge passes, none
         of its inputs alone does, and the interaction has its sense; "either" where two inputs or more pass alone, in one
         sense, and the interaction takes back (`inputs` are then those); else "".
-
-        Source: methods §8.1.
         """
         at = {(edge.sender, edge.receiver, edge.part): place for place, edge in enumerate(self.edges)}
         rows = [
@@ -357,11 +307,9 @@ class PathEffects(CellEffects, Result, renamed={"edges": "cells"}):
                 how = "together"
             elif len(single) > 1 and len({passes[at] for at in single}) == 1 and between[row] == -passes[single[0]]:
                 how, inputs = "either", "".join(self.edges[at].part for at in single)
-            of = counted.iloc[row]
-            share = float(self.share.estimate[place])
-            told.append(
-                (edge.sender, edge.receiver, inputs, how, share, of["median"], of["k"], of["n"], of["p_corrected"])
-            )
+            of, share = counted.iloc[row], float(self.share.estimate[place])
+            named = (edge.sender, edge.receiver, inputs, how, share)
+            told.append((*named, of["median"], of["k"], of["n"], of["p_corrected"]))
         return pd.DataFrame(told, columns=columns)
 
     def together_words(self) -> list[str]:
@@ -379,8 +327,7 @@ class PathEffects(CellEffects, Result, renamed={"edges": "cells"}):
             )
         return found
 
-    def _sum_words(self) -> list[str]:
-        return self.together_words()
+    _sum_words = together_words
 
     def _what_words(self) -> str:
         nodes = {node for edge in self.edges for node in (edge.sender, edge.receiver)} - {LOGITS}

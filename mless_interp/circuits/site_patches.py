@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
 from ..models.base import Model
+from ..models.replay import stage
 from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
@@ -21,19 +21,12 @@ from ..patching.sweep import Sweep
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.results import Result
-from .cells import POSITION, CellEffects, Made, Place, Site, measured
-from .controls import prepared_with, sweep_of
+from .cells import POSITION, CellEffects, How, Made, Place, Site, compared, measured, of_cells
 from .located import LocatedHeads
-from .stream_changes import Flow, check_options, has_mlps, heads_of, need_weights, writes
+from .stream_changes import Flow, has_mlps, heads_of, need_weights
 
-SITES_OF_A_LAYER = {
-    "resid_pre": "the residual stream before the layer",
-    "attn_out": "what its attention adds",
-    "mlp_out": "what its MLP adds",
-    "resid_post": "the residual stream after the layer",
-}
-"""What `patch_sites` patches, by TransformerLens' names."""
-PART = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
+PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
+"""What `patch_sites` patches, by TransformerLens' names, and which part of a layer that is."""
 ALL = "all"
 """The name of all rows at once: every token that can change, those of the answer too; of a span, all of it."""
 SPAN = "span "
@@ -63,26 +56,20 @@ def patch_sites(
 ) -> "SitePatches":
     """Patch one site at one token, every layer and token, exactly: the picture of activation patching.
 
-    The donor's activation replaces the receiving run's at that layer and token. Questions differ in length, so their tokens
-    are counted from both ends: 0, 1, ... from the first token after the insertion (its first block), ..., -2, -1 up to the one
-    that predicts the first token of the answer; inserted tokens do not count, and a token of a question that is too short for
-    all these names has one, counted from its nearer end. "all" is every token that can change at once,
-    with those of the answer. Where the span's own rows change (contrast "computed"), its tokens are counted likewise: "span 0",
-    ..., "span -1", "span all". After an insertion that stands behind the question come only the tokens that lead to the answer.
-    Where nothing is inserted (pairs without a span, contrast "replaced"), tokens are named by their absolute position in the
-    prompt: "position 0", ...; where prompts differ in length from their ends too, "position -1", .... Before a problem's
-    first replaced token the effect is 0.
+    The donor's activation replaces the receiving run's at that layer and token. Tokens of the question are counted from both
+    ends: 0, 1, ... from the first token after the insertion (its first block), ..., -2, -1 up to the one that predicts the
+    first token of the answer; one of a short question is counted once, from its nearer end. "all" is every token that can
+    change, with those of the answer. Where the span's own rows change (contrast "computed"), its tokens are counted likewise:
+    "span 0", ..., "span -1", "span all". Where nothing is inserted (contrast "replaced"), tokens are named by their absolute
+    position in the prompt: "position 0", ...; where prompts differ in length from their ends too, "position -1", ....
 
-    Two exact identities: resid_pre of layer 0 carries nothing where both runs hold the same tokens at the same positions (no
-    head has read yet), and resid_post of the last layer, all rows, carries everything, unless the answer is read at an inserted
-    token of one of the runs alone. resid_pre of the last layer carries everything only where no head of that layer reads
-    the span.
+    Two exact identities: resid_pre of layer 0 carries nothing where both runs hold the same tokens at the same positions, and
+    resid_post of the last layer, all rows, carries everything, unless the answer is read at an inserted token of one run alone.
 
     Parameters
     ----------
     sites : of "resid_pre", "attn_out", "mlp_out" (left out where a model has no MLPs), "resid_post".
-    n_rows : how many tokens from each end; names that a shorter question has no token for are NaN there and leave those cells'
-        n, and those that none has are left out.
+    n_rows : how many tokens from each end; NaN, and not counted in n, where a question has no such token.
     contrast, direction, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
     control : as in `direct_effects`.
 
@@ -91,40 +78,28 @@ def patch_sites(
 
     Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
-    check_options(smallest_effect, max_rows)
+    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
     check_count(n_rows, name="n_rows")
     model.need_layers("patch_sites")
-    chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
+    chosen = several_of(tuple(sites), PARTS, "site")
     chosen = chosen if has_mlps(model) else tuple(site for site in chosen if site != "mlp_out")
     if not chosen:
         raise ValueError("this model has no MLPs, so mlp_out holds nothing to patch: choose other sites")
-    sweep, prepared = sweep_of(contrast, direction, "z", control), prepared_with(model, pairs, outcome, control)
+    sweep, prepared = compared(model, pairs, contrast, direction, "z", outcome, control)
     positions, n_layers = _labels_of(prepared, sweep, n_rows), model.info.n_layers
     cells = [Site(*each) for each in product(chosen, range(n_layers), positions)]
     starts = range(0, len(cells), len(positions))  # of each site and layer
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
         rows = [_rows(flow, label) for label in positions]
-        joins = {first: writes(flow.layers, cells[first].of_layer, PART[cells[first].site]) for first in starts}
+        joins = {first: stage(flow.layers, cells[first].of_layer, PARTS[cells[first].site]) for first in starts}
         for first in sorted(starts, key=joins.__getitem__):
-            change = flow.part_writes(cells[first].of_layer, PART[cells[first].site])
-            yield from (
-                (first + at, joins[first], _only(change, row)) for at, row in enumerate(rows) if row is not None
-            )
+            change = flow.part_writes(cells[first].of_layer, PARTS[cells[first].site])
+            for at, row in enumerate(rows):
+                if row is not None:
+                    yield first + at, joins[first], _only(change, row)
 
-    found = measured(
-        SitePatches,
-        prepared,
-        sweep,
-        cells,
-        changes,
-        label="patching sites",
-        checkpoint=checkpoint,
-        max_rows=max_rows,
-        smallest_effect=smallest_effect,
-        progress=progress,
-        seed=seed,
-    )
+    found = measured(SitePatches, prepared, sweep, cells, changes, how=how, label="patching sites")
     return _counted(found, "position", n_rows)
 
 
@@ -147,13 +122,11 @@ def map_positions(
 ) -> "PositionMap":
     r"""Through which tokens of the question each head acts, and which part of the span it reads, exactly (denoising).
 
-    Rows: the head's output is patched at one token of the question alone, named as in `patch_sites`. Span:
-    the head cannot see one part of the span, at all tokens: its first token, each of `n_blocks` blocks of equal size, all of
-    it; the rest is renormalised,
+    Rows: the head's output is patched at one token of the question alone, named as in `patch_sites`. Span: the head cannot see
+    one part of the span, at all tokens: its first token, each of `n_blocks` blocks of equal size, all of it; the rest is
+    renormalised, so that blocks need not add up to the whole:
 
     $$ A'_j = \frac{A_j\,[j \notin B]}{\sum_i A_i\,[i \notin B]} $$
-
-    so that blocks do not add up to the whole: where each is dispensable, none removes anything.
 
     Parameters
     ----------
@@ -167,15 +140,16 @@ def map_positions(
 
     Source: methods §8.1.
     """
-    check_options(smallest_effect, max_rows)
+    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
     check_count(n_rows, name="n_rows")
     check_count(n_blocks, name="n_blocks")
     chosen = heads_of(model, heads, "map")
     need_weights(model, [head.layer for head in chosen], "map_positions")
     model.need_rotated("knockouts of a part of the span")
-    sweep, prepared = sweep_of(contrast, "denoising", "z", control), prepared_with(model, pairs, outcome, control)
+    sweep, prepared = compared(model, pairs, contrast, "denoising", "z", outcome, control)
     labels = _labels_of(prepared, sweep, n_rows)
-    blocks = _blocks(n_blocks) if sweep.contrast.cuts and sweep.contrast.changes_from == "after" else ()
+    cuts = sweep.contrast.cuts and sweep.contrast.changes_from == "after"
+    blocks = ("first token", *(f"block {at}" for at in range(n_blocks)), ALL) if cuts else ()
     rows_of = (label if label.startswith(POSITION) else f"row {label}" for label in labels)
     places = (*rows_of, *(f"span {label}" for label in blocks))
     cells = [Place(*each) for each in product(chosen, places)]
@@ -185,65 +159,32 @@ def map_positions(
         span = flow.runs.cut(sweep.contrast).keys
         masks = [_block(span, at, n_blocks) for at in range(-1, n_blocks + 1)] if blocks else []
         for head in sorted(chosen):
-            whole, joins = flow.head_writes(head), writes(flow.layers, head.layer, "attention")
+            whole, joins = flow.head_writes(head), stage(flow.layers, head.layer, "attention")
             first = chosen.index(head) * len(places)
             for at, part in enumerate((*rows, *masks)):
                 if part is not None:
                     yield first + at, joins, _only(whole, part) if at < len(rows) else _blinded(flow, head, part)
 
-    found = measured(
-        PositionMap,
-        prepared,
-        sweep,
-        cells,
-        changes,
-        label="mapping positions",
-        heads=heads,
-        checkpoint=checkpoint,
-        max_rows=max_rows,
-        smallest_effect=smallest_effect,
-        progress=progress,
-        seed=seed,
-    )
+    found = measured(PositionMap, prepared, sweep, cells, changes, how=how, label="mapping positions", heads=heads)
     return _counted(found, "place", n_rows)
 
 
 def _counted(found: Made, name: str, n_rows: int) -> Made:
-    """The result without the rows (of cells, by this name) that stand for a token of no problem; parts of the span stay."""
+    """The result without rows (of cells, by this name) that stand for a token of no problem; parts of the span stay."""
     some = ~np.isnan(found.values).all(0)
     known = {getattr(cell, name) for cell, here in zip(found.cells, some, strict=True) if here}
-    kept = [
-        at
-        for at, cell in enumerate(found.cells)
-        if getattr(cell, name) in known or (name == "place" and cell.place.startswith(SPAN))
-    ]
-    cells, settings = tuple(found.cells[at] for at in kept), {**found.settings, "n_rows": n_rows}
-    return replace(found, cells=cells, values=found.values[:, kept], settings=settings)
-
-
-def _row_words(labels: Sequence[str], values: np.ndarray, settings: Any) -> list[str]:
-    """Return what to say where questions are too short for the tokens asked for; values `[problem, ..., label]`."""
-    if any(label.startswith(POSITION) for label in labels):
-        ends = any(label.startswith(f"{POSITION}-") for label in labels)
-        return [f"Position 0 is the prompt's first token{', -1 the last before the answer' * ends}."]
-    asked, at = settings.get("n_rows"), [place for place, label in enumerate(labels) if label.lstrip("-").isdecimal()]
-    undefined = np.isnan(values[..., at]).any(tuple(range(1, values.ndim)))
-    short = len(values) if asked is not None and len(at) < 2 * asked else int(undefined.sum())
-    if asked is None or not short:
-        return []
-    where = "no question has" if short == len(values) else f"{short} of {len(values)} questions do not have"
-    return [
-        f"{asked} from each end were asked for, and {where} {2 * asked} tokens after the insertion: "
-        f"each is counted once, from its nearer end, "
-        f"{count_of(len(at), 'place')} in all."
-    ]
+    known |= {cell.place for cell in found.cells if name == "place" and cell.place.startswith(SPAN)}
+    kept = [at for at, cell in enumerate(found.cells) if getattr(cell, name) in known]
+    settings = {**found.settings, "n_rows": n_rows}
+    return replace(found, cells=tuple(found.cells[at] for at in kept), values=found.values[:, kept], settings=settings)
 
 
 def _labels_of(prepared: Prepared, sweep: Sweep, n_rows: int) -> tuple[str, ...]:
     """The names of tokens: of the question, and of the span where its rows change; positions where some have no span."""
-    if all(pair.spans for pair in prepared.bare):
-        return _labels(n_rows, span=sweep.contrast.changes_from != "after")
-    return _positions(n_rows, {len(pair.inserted) for pair in prepared.bare})
+    if not all(pair.spans for pair in prepared.bare):
+        return _positions(n_rows, {len(pair.inserted) for pair in prepared.bare})
+    labels = (*map(str, range(n_rows)), *map(str, range(-n_rows, 0)), ALL)
+    return labels if sweep.contrast.changes_from == "after" else (*labels, *(SPAN + label for label in labels))
 
 
 def _positions(n_rows: int, lengths: set[int]) -> tuple[str, ...]:
@@ -254,26 +195,14 @@ def _positions(n_rows: int, lengths: set[int]) -> tuple[str, ...]:
     """
     n = min(n_rows, max(lengths))
     ends = [*range(n), *range(-n, 0)]
-    if len(lengths) == 1:
-        ends = sorted({at % max(lengths) for at in ends})
+    ends = sorted({at % max(lengths) for at in ends}) if len(lengths) == 1 else ends
     return (*(f"{POSITION}{at}" for at in ends), ALL)
-
-
-def _labels(n_rows: int, *, span: bool = False) -> tuple[str, ...]:
-    """Tokens of the question from both ends, and all; of the span likewise.
-
-    >>> _labels(2), _labels(1, span=True)
-    (('0', '1', '-2', '-1', 'all'), ('0', '-1', 'all', 'span 0', 'span -1', 'span all'))
-    """
-    found = (*map(str, range(n_rows)), *map(str, range(-n_rows, 0)), ALL)
-    return (*found, *(SPAN + label for label in found)) if span else found
 
 
 def _rows(flow: Flow, label: str) -> Tensor | None:
     """The changed rows that a label means, boolean `[changed]`; None where there are too few tokens for it.
 
-    Every token has one label: where there are too few for all, each is counted from its nearer end (the middle one from the
-    last). A position is the same place in every prompt, so a token of a short one may have two.
+    A token of a short question has one label, from its nearer end (the middle one from the last); of positions it may have two.
     """
     pair, start = flow.runs.first, flow.receiving.start
     if label == ALL:
@@ -292,15 +221,6 @@ def _rows(flow: Flow, label: str) -> Tensor | None:
         return torch.isin(at, places)
     first, n = int(label), len(places)
     return at == places[first] if -((n + 1) // 2) <= first < n // 2 else None
-
-
-def _blocks(n_blocks: int) -> tuple[str, ...]:
-    """The parts of the span.
-
-    >>> _blocks(2)
-    ('first token', 'block 0', 'block 1', 'all')
-    """
-    return ("first token", *(f"block {at}" for at in range(n_blocks)), ALL)
 
 
 def _block(span: Tensor, block: int, n_blocks: int) -> Tensor | None:
@@ -358,20 +278,8 @@ class SitePatches(CellEffects, Result):
     picture = "site_map"
     what = ("cell", "cells")
 
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """The kinds of sites."""
-        return self.every("site")
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers, zero-based."""
-        return self.every("of_layer")
-
-    @property
-    def positions(self) -> tuple[str, ...]:
-        """The tokens' labels."""
-        return self.every("position")
+    sites, layers, positions = of_cells("site"), of_cells("of_layer"), of_cells("position")
+    """The kinds of sites, the layers (zero-based), the tokens' labels."""
 
     @property
     def by_site(self) -> np.ndarray:
@@ -379,40 +287,27 @@ class SitePatches(CellEffects, Result):
         return self.values.reshape(len(self.values), len(self.sites), len(self.layers), len(self.positions))
 
     def _what_words(self) -> str:
-        n, absolute = self.positions.index(ALL), self.positions[0].startswith(POSITION)
-        where = f"{count_of(n, 'position')} of the prompt"
-        where = where if absolute else f"{count_of(n, 'token')} of the question (from both ends)"
+        n, span = self.positions.index(ALL), ", and likewise in the span's own rows" * (SPAN + ALL in self.positions)
+        absolute = self.positions[0].startswith(POSITION)
+        where = f"{count_of(n, 'position')} of the prompt" if absolute else f"{count_of(n, 'token')} of the question"
         layers = count_of(len(self.layers), "layer")
-        return f"Patched {', '.join(self.sites)} in {layers} at {where} and at all{self._span_words()}"
-
-    def _row_words(self) -> list[str]:
-        return _row_words(self.positions, self.by_site, self.settings)
-
-    def _span_words(self) -> str:
-        return ", and likewise in the span's own rows" if SPAN + ALL in self.positions else ""
+        return f"Patched {', '.join(self.sites)} in {layers} at {where} and at all{span}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionMap(CellEffects, Result):
     """Through which tokens heads act: `values` `[problem, cell]`, of which the cells are `Place`s (`CellEffects`).
 
-    By head and place, in this order. A place is a token of the question at which alone the head's output is patched ("row 0",
-    "row -1", "row all"; "position 0" where nothing is inserted), or a part of the span that the head cannot see ("span first
-    token", "span block 0", "span all"). NaN where a problem has no such token.
+    A place is a token of the question at which alone the head's output is patched ("row 0", "row -1", "row all"; "position 0"
+    where nothing is inserted), or a part of the span that the head cannot see ("span first token", "span block 0", "span all").
+    NaN where a problem has no such token.
     """
 
     picture = "site_map"
     what = ("place", "places")
 
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        """The heads, in the order in which they were asked for."""
-        return self.every("of")
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """The places of a head."""
-        return self.every("place")
+    heads, places = of_cells("of"), of_cells("place")
+    """The heads, in the order in which they were asked for; the places of a head."""
 
     @property
     def by_head(self) -> np.ndarray:
@@ -421,27 +316,6 @@ class PositionMap(CellEffects, Result):
 
     def _what_words(self) -> str:
         who = f"{len(self.heads)} heads act" if len(self.heads) > 1 else f"{self.heads[0]} acts"
-        return f"Where {who}: patched at single tokens{self._place_words()}"
-
-    def _row_words(self) -> list[str]:
-        return _row_words([place.removeprefix("row ") for place in self.places], self.by_head, self.settings)
-
-    def _place_words(self) -> str:
-        if self.places[0].startswith(POSITION):
-            return " of the prompt"
-        blind = f"span {ALL}" in self.places
-        return " of the question, and blind to parts of the span" if blind else " of the question and of the span"
-
-    def _sum_words(self) -> list[str]:
-        """How far the blocks of the span are from adding up to the whole, head by head."""
-        if f"span {ALL}" not in self.places:
-            return []
-        blocks = [at for at, place in enumerate(self.places) if place.startswith("span block")]
-        values, total = self.whole.turned(self.by_head), float(self.whole.turned(self.total).mean())
-        whole = values[:, :, self.places.index(f"span {ALL}")].mean(0)
-        summed = np.nansum(values[:, :, blocks], 2).mean(0)
-        return [
-            f"Hiding the whole span from {head} removes {every:z.2f} of the {total:z.2f} {self.unit} on average; hiding its "
-            f"blocks one at a time removes {each:z.2f} in sum."
-            for head, every, each in zip(self.heads, whole, summed, strict=True)
-        ]
+        where = "prompt" if self.places[0].startswith(POSITION) else "question"
+        blind = ", and blind to parts of the span" * (f"span {ALL}" in self.places)
+        return f"Where {who}: patched at single tokens of the {where}{blind}"

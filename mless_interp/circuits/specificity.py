@@ -39,11 +39,21 @@ def check_controls(pairs: Sequence[PromptPair]) -> None:
         ("templates", {str(pair.template) for pair in pairs}),
     ):
         if len(found) > 1:
-            shown = ", ".join(sorted(map(str, found))[:3])
             raise ValueError(
                 f"controls are matched in place and length to one insertion, but the pairs have {len(found)} {what} "
-                f"({shown}): locate heads for each one alone, or leave controls out (controls=False)"
+                f"({', '.join(sorted(found)[:3])}): locate heads for each one alone, or leave controls out (controls=False)"
             )
+
+
+def draws_beside(own: Insertion, n_draws: int, seed: int, kinds: Sequence[str]) -> list[int]:
+    """Draws of these kinds to hold against an insertion: without its own, if it is one of them."""
+    drawn = own.kind in kinds and own.seed == seed
+    return [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
+
+
+def under(prepared: Prepared, insertion: Insertion) -> Prepared:
+    """The same problems with another insertion in the same place, in each as long as its own."""
+    return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
 
 
 @dataclass(frozen=True)
@@ -71,41 +81,34 @@ class Controls:
         none is, for the total of the gap alone; `fresh`: the heads were chosen on other problems, so that the set and
         its reads may be tested.
         """
-        named = claims.heads
-        values = self._gap_alone(prepared, named, spare) if prepared.bare[0].spans else {}
+        named, contrast = claims.heads, self.contrast
+        held = Held(self._gap_alone(prepared, named, spare) if prepared.bare[0].spans else {})
         if not named:
-            return Held(values)
-        left_out: dict[str, str] = {}
-        prompts: dict[str, str] = {}
+            return held
         if prepared.bare[0].given:
-            left_out |= dict.fromkeys(OTHERS, "pairs of token ids have no text to draw others from")
-        elif self.contrast.reads_inserted:
-            self._other_insertions(prepared, named, values, left_out, prompts)
+            held.left_out |= dict.fromkeys(OTHERS, "pairs of token ids have no text to draw others from")
+        elif contrast.reads_inserted:
+            self._other_insertions(prepared, named, held)
         else:
-            left_out |= dict.fromkeys(OTHERS, "with no tokens inserted, other tokens make no difference")
-        if self.contrast.cuts:
-            self._matched_mass(prepared, named, values)
-        joint = None
+            held.left_out |= dict.fromkeys(OTHERS, "with no tokens inserted, other tokens make no difference")
+        if contrast.cuts:
+            held.values |= self._matched_mass(prepared, named)
+        joint = reads = None
         if claims.together.any() and knockouts is not None:
             members = tuple(compress(named, claims.together))
             joint = joint_knockout(
-                prepared.model,
-                prepared,
-                members,
-                contrast=self.contrast.name,
+                *(prepared.model, prepared, members),
+                contrast=contrast.name,
                 outcome=prepared.outcome,
                 n_random_sets=self.n_random_sets,
                 singles=knockouts[:, claims.together],
                 chosen_elsewhere=fresh,
                 **self._options("random-sets", members),
             )
-        reads = None
-        if claims.reads.any() and self.contrast.reads_span:
+        if claims.reads.any() and contrast.reads_span:
             readers = tuple(compress(named, claims.reads))
             reads = read_effects(
-                prepared.model,
-                prepared,
-                readers,
+                *(prepared.model, prepared, readers),
                 outcome=prepared.outcome,
                 confidence=self.confidence,
                 smallest_effect=self.smallest_effect or SMALLEST_EFFECT,
@@ -113,43 +116,30 @@ class Controls:
                 checkpoint=kept_file(self.folder, "reads", readers),
                 progress=self.progress,
             )
-        return Held(values, joint, reads, left_out, prompts)
+        return replace(held, joint=joint, reads=reads)
 
     def _gap_alone(self, prepared: Prepared, named: Sequence[Head], spare: Head) -> dict[str, np.ndarray]:
-        """What the shift of positions does with nothing inserted (C0 -> C2), and each named head's part in it.
-
-        `shift_total` `[problem]`; `shift_removed`, `shift_added` `[problem, named]`: z patches under contrast "shift",
-        denoising and noising, parts of the shift's own effect. `spare` is patched where no head is named, for the total.
-        """
+        """What the shift of positions does with nothing inserted (C0 -> C2): `shift_total` `[problem]`, and the part of it that
+        each named head carries, `shift_removed`, `shift_added` `[problem, named]` (z patches, denoising and noising)."""
         directions = ("denoising", "noising") if named else ("noising",)
         sweeps = {direction: Sweep.named("shift", direction) for direction in directions}
         heads = tuple(named) or (spare,)
         runs = sweep_heads(prepared, sweeps, heads, **self._options("shift", heads))
         found = {"shift_total": runs["noising"].total_effect}
         if named:
-            names = {"shift_removed": "denoising", "shift_added": "noising"}
-            found |= {name: runs[direction].per_head for name, direction in names.items()}
+            found |= {"shift_removed": runs["denoising"].per_head, "shift_added": runs["noising"].per_head}
         return found
 
-    def _other_insertions(
-        self,
-        prepared: Prepared,
-        named: Sequence[Head],
-        values: dict[str, np.ndarray],
-        left_out: dict[str, str],
-        prompts: dict[str, str],
-    ) -> None:
-        """The measures of the named heads with something else in the same place and of the same length, into `values`.
+    def _other_insertions(self, prepared: Prepared, named: Sequence[Head], held: "Held") -> None:
+        """The measures of the named heads with something else in the same place and of the same length.
 
         `{name}_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
-        over draws of |z patch|, so that draws of opposite signs do not hide each other. Where random words or other questions
-        are themselves under study, other draws of them are taken. Their prompts go into `prompts`.
+        over draws of |z patch|, so that opposite signs do not hide each other. What is itself under study is drawn anew.
         """
         own, n_tokens = prepared.bare[0].insertion, prepared.bare[0].n_inserted
         problems = [pair.problem for pair in prepared.bare]
         drawing: dict[str, Any] = {"n_tokens": n_tokens, "seed": self.seed}
-        drawn = own.kind in ("random_sentence", "other_questions") and own.seed == self.seed
-        draws = [draw for draw in range(self.draws + 1) if not (drawn and draw == own.draw)][: self.draws]
+        draws = draws_beside(own, self.draws, self.seed, ("random_sentence", "other_questions"))
         made: dict[str, tuple[list[int], Callable[[int], Insertion]]] = {
             "random": (draws, lambda draw: Insertion.random_sentence(**drawing, draw=draw)),
             "questions": (draws, lambda draw: Insertion.other_questions(problems, **drawing, draw=draw)),
@@ -162,39 +152,34 @@ class Controls:
                     other = insertion(draw)
                     if name == "mful" and (own.kind, own.unit) == (other.kind, other.unit):
                         raise ValueError("it is the insertion under study")
-                    under = self._under(prepared, other)
-                    asked = prompts[f"{name}-{draw}"] = digest_of(under.pairs)
+                    beside = under(prepared, other)
+                    asked = held.prompts[f"{name}-{draw}"] = digest_of(beside.pairs)
                     of = (named, asked) if name == "questions" else (named,)  # a problem changes the others' questions
                     options = self._options(f"{name}-{draw}", *of)
-                    found.append(measure(under, named, contrast=self.contrast, **options).values)
+                    found.append(measure(beside, named, contrast=self.contrast, **options).values)
             except ValueError as error:
                 if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
                     raise
-                left_out[name] = str(error).rstrip(".")
+                held.left_out[name] = str(error).rstrip(".")
                 continue
-            for part in found[0]:
-                values[f"{name}_{part}"] = np.mean([one[part] for one in found], axis=0)
+            held.values |= {f"{name}_{part}": np.mean([one[part] for one in found], axis=0) for part in found[0]}
             if name == "random":
                 for side, z in SIDES.items():
                     sizes = [np.abs(measured(one, z)) for one in found]
-                    values[f"random_size_{side}"] = np.mean(sizes, axis=0)
+                    held.values[f"random_size_{side}"] = np.mean(sizes, axis=0)
 
-    def _under(self, prepared: Prepared, insertion: Insertion) -> Prepared:
-        """The same problems with another insertion in the same place, in each as long as its own."""
-        return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
-
-    def _matched_mass(self, prepared: Prepared, named: Sequence[Head], values: dict[str, np.ndarray]) -> None:
-        """As much attention taken elsewhere, into `values`: mean over draws, and mean over draws of its size."""
+    def _matched_mass(self, prepared: Prepared, named: Sequence[Head]) -> dict[str, np.ndarray]:
+        """As much attention taken elsewhere: mean over draws, and mean over draws of its size."""
         sweeps = {
             f"matched-{draw}": Sweep.named(self.contrast.name, edit=MatchedMassKnockout(seed=self.seed, draw=draw))
             for draw in range(self.draws)
         }
         runs = sweep_heads(prepared, sweeps, named, **self._options("matched-mass", named))
         drawn = [run.per_head for run in runs.values()]
-        values |= {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}
+        return {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Held:
     """What came of the controls: effects by name, those that read as a set and taken apart, what was left out and why, and
     a digest of the prompts of every other insertion and draw."""
@@ -205,19 +190,18 @@ class Held:
     left_out: dict[str, str] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What a result says of its controls: those left out, and which prompts the others were."""
-        return {"left_out": self.left_out, "control_prompts": self.prompts}
+    def fields(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Fields of a result: with its settings, which controls were left out, and which prompts the others were."""
+        settings = {**settings, "left_out": self.left_out, "control_prompts": self.prompts}
+        return {"controls": self.values, "joint": self.joint, "reads": self.reads, "settings": settings}
 
 
 @dataclass(frozen=True, eq=False)
 class Specificity:
-    """In how many problems each named head does more than under its controls, and the test of that, arrays `[named]`.
+    """In how many problems each named head does more (by more than the smallest effect) than under its controls, `[named]`.
 
-    More: by more than the smallest effect. `exceeds` of `n` problems more than random words; `exceeds_mass` of `n_mass` more
-    than a knockout of as much attention elsewhere (heads whose knockout is tested; 0 of 0 else); `p`: Holm over the named
-    heads, the larger of the two.
+    `exceeds` of `n` more than random words; `exceeds_mass` of `n_mass` more than a knockout of as much attention elsewhere
+    (heads whose knockout is tested; 0 of 0 else); `p`: Holm over the named heads, the larger of both.
     """
 
     exceeds: np.ndarray
@@ -230,12 +214,11 @@ class Specificity:
 def specificity(
     effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray]
 ) -> Specificity | None:
-    """Is a head's effect larger than random words' of the same length, and a reader's than that of taking as much attention?
+    """Test whether a head's effect is larger than random words', and a reader's than that of taking as much attention.
 
-    Paired over problems, in size, by the prevalence test (by more than `effect.delta` in most problems). `values` are the
-    measures of the named heads, `[problem, head]`. A head is compared by the z patch of its side, a reader that is needed
-    also by its knockout. Where the matched-mass knockout is undefined on too many problems (not enough other attention to
-    take), random words alone decide. None where the controls were not run. Source: methods §8, rule 5.
+    Paired over problems, in size, by the prevalence test; `values` are the measures of the named heads. A head is compared by
+    the z patch of its side, a reader that is needed also by its knockout; where the matched-mass knockout is undefined on too
+    many problems, random words alone decide. None where no controls were run. Source: methods §8, rule 5.
     """
     if "random_size_removed" not in controls or not claims.heads:
         return None
@@ -260,10 +243,8 @@ def beside_controls(
 
     Parts of the effect of what is inserted, in the outcome's unit; the z patch of the head's side. `random`:
     random words; `questions`: those of other problems; `mful`: a repeated word; `matched_mass`: as much attention taken
-    elsewhere (readers); `shift`: the head's part in what the gap alone does. `random_words_share` is the share of the head's
-    effect that comes with random words too. `exceeds_random` of `exceeds_random_n` problems are more than random words' by
-    more than the smallest effect, likewise `exceeds_mass`; `p_specific` is NaN unless the problems are `fresh`. NaN where a
-    control was not run or does not apply.
+    elsewhere (readers); `shift`: the head's part in what the gap alone does. `random_words_share`: the share of the head's
+    effect that comes with random words too; the rest is of `Specificity`, `p_specific` NaN unless the problems are `fresh`.
     """
     made = specificity(effect, claims, values, controls)
     columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}
@@ -288,24 +269,19 @@ def beside_controls(
     for name in ("random_words_share", "random_words_share_ci_low", "random_words_share_ci_high"):
         columns[name] = [float(share[name]) for share in shares]
     unknown = np.full(len(claims.heads), np.nan)
-    columns |= {
-        "exceeds_random": unknown if made is None else made.exceeds,
-        "exceeds_random_n": unknown if made is None else made.n,
-        "exceeds_mass": unknown if made is None else made.exceeds_mass,
-        "exceeds_mass_n": unknown if made is None else made.n_mass,
-        "p_specific": unknown if made is None or not fresh else made.p,
-    }
-    return pd.DataFrame(columns)
+    made = made or Specificity(*[unknown] * 5)
+    columns |= {"exceeds_random": made.exceeds, "exceeds_random_n": made.n}
+    columns |= {"exceeds_mass": made.exceeds_mass, "exceeds_mass_n": made.n_mass}
+    return pd.DataFrame({**columns, "p_specific": made.p if fresh else unknown})
 
 
 def sinks_read(prepared: Prepared, heads: Sequence[Head], *, checkpoint: Path | None, progress: bool) -> HeadScores:
     """What tells whether the span is a sink to these heads, on prompts with the insertion and the answer."""
-    options = {"checkpoint": checkpoint, "progress": progress}
     return score_heads(
-        prepared.model,
-        prepared.pairs,
+        *(prepared.model, prepared.pairs),
         metrics="sinks",
         conditions=("inserted",),
         heads=heads,
-        **options,  # type: ignore[arg-type]
+        checkpoint=checkpoint,
+        progress=progress,
     )

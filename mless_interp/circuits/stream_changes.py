@@ -6,14 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count
 from ..core.heads import Head
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionOutput, ModelError
 from ..models.inputs import Recording
-from ..models.replay import stage
-from ..patching.effect import check_smallest_effect
+from ..models.replay import Layers
 from ..patching.prepared import Runs
 from ..patching.sweep import Engine, Sweep
 from .located import LocatedHeads
@@ -22,20 +20,12 @@ INPUTS = ("q", "k", "v")
 """What a head makes of the stream; "qkv" is all three."""
 
 
-def check_options(smallest_effect: float, max_rows: int | None) -> None:
-    """`ValueError` unless a share can be the smallest effect of interest and a batch can have so many rows."""
-    check_smallest_effect(smallest_effect)
-    if max_rows is not None:
-        check_count(max_rows, name="max_rows")
-
-
 def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
     """`ModelError` unless what single heads of these layers write can be told from their weights, before anything runs."""
     model.need_layers(what)
     if model.quantised:
         raise ModelError(
-            f"{what} needs what single heads write, and the weights of {model.info.name} are quantised "
-            f"({model.quantised}): load it in bfloat16 or float32"
+            f"{what} reads weights, and these are quantised ({model.quantised}): load it in bfloat16 or float32"
         )
     for layer in sorted(set(layers)):
         model.attention_output(layer)
@@ -64,14 +54,11 @@ def named_on(heads: Any, problem_ids: Sequence[str]) -> dict[str, Any]:
 
 def named_words(settings: Any) -> list[str]:
     """Beside which control the insertion stood, and that the heads were named on the same problems, where that is so."""
-    found = []
-    if settings.get("beside"):
-        found.append(f"Effects are those beside another insertion of as many tokens: {settings['beside']}.")
-    if settings.get("named_on_these"):
-        found.append(
-            "The heads were named on some of these problems: whether they act was asked there, how they act is asked here."
-        )
-    return found
+    words = {
+        "beside": "Effects are those beside another insertion of as many tokens: {}.",
+        "named_on_these": "The heads were named on {} of these problems: whether they act was asked there, how is asked here.",
+    }
+    return [text.format(settings[name]) for name, text in words.items() if settings.get(name)]
 
 
 class Flow(Engine):
@@ -113,19 +100,15 @@ class Flow(Engine):
             return self.stepper.stream(run, 2 * layer + 2 * (part == "output"))
         if part == "attention":
             return self.layers.attention_out(layer, run.z[layer])
-        return self._mlp(layer, self.stepper.stream(run, self.mlp_reads(layer)))
+        return self._mlp(layer, self.stepper.stream(run, mlp_reads(self.layers, layer)))
 
     def _mlp(self, layer: int, resid: Tensor) -> Tensor:
         """What a layer's MLP adds, of a stream that may be finer than what it reads."""
         return self.layers.mlp_out(layer, resid.to(self.receiving.z[layer].dtype))
 
-    def mlp_reads(self, layer: int) -> int:
-        """The stage of the stream that a layer's MLP reads."""
-        return mlp_reads(self.layers, layer)
-
     def mlp_answers(self, layer: int, change: Tensor) -> Tensor:
         """What a layer's MLP adds more where `change` is added to its input alone."""
-        base = self.kept("mlp input", layer, lambda: self.stepper.stream(self.receiving, self.mlp_reads(layer)))
+        base = self.kept("mlp input", layer, lambda: self.stepper.stream(self.receiving, mlp_reads(self.layers, layer)))
         old = self.kept("mlp", layer, lambda: self._mlp(layer, base))
         change = change.to(base)
         return torch.where(_rows_of(change), self._mlp(layer, base + change) - old, 0)
@@ -139,15 +122,12 @@ class Flow(Engine):
         q, k, v = self.kept("projected", (layer, sender), lambda: self._projected(layer, change))
         run, rule = self.receiving, self.layers.rule(layer).of(at)
         group = at // (self.model.info.n_heads // self.model.info.n_key_value_heads)
-        old = (
-            run.q[layer][:, :, at : at + 1],
-            run.k[layer][:, :, group : group + 1],
-            run.v[layer][:, :, group : group + 1],
-        )
-        new = q[:, :, at : at + 1], k[:, :, group : group + 1], v[:, :, group : group + 1]
+        own, shared = slice(at, at + 1), slice(group, group + 1)
+        old = run.q[layer][:, :, own], run.k[layer][:, :, shared], run.v[layer][:, :, shared]
+        new = q[:, :, own], k[:, :, shared], v[:, :, shared]
         mixed = [fresh if name in inputs else was for name, fresh, was in zip(INPUTS, new, old, strict=True)]
         mask = run.masks[layer].to(q.device)
-        mask = mask if mask.shape[1] == 1 else mask[:, at : at + 1]
+        mask = mask if mask.shape[1] == 1 else mask[:, own]
 
         def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return mix_values(pattern_of(q, k, mask, rule), v)
@@ -165,19 +145,14 @@ class Flow(Engine):
         touched = _rows_of(change)[..., None].to(resid.device)
         q, k, v = (torch.where(touched, after - before, 0) for after, before in zip(new, old, strict=True))
         behind = [
-            torch.cat([x[layer][:, :start], x[layer][:, start:] + more], 1) for x, more in ((run.k, k), (run.v, v))
+            torch.cat([x[:, :start], x[:, start:] + more], 1) for x, more in ((run.k[layer], k), (run.v[layer], v))
         ]
         return run.q[layer] + q, behind[0], behind[1]
 
 
-def mlp_reads(layers: Any, layer: int) -> int:
+def mlp_reads(layers: Layers, layer: int) -> int:
     """The stage of the stream that a layer's MLP reads: before its attention where the two are parallel, else after it."""
     return 2 * layer + (0 if layers.parallel(layer) else 1)
-
-
-def writes(layers: Any, layer: int, part: str) -> int:
-    """The stage at which what a part of a layer writes is in the stream."""
-    return stage(layers, layer, part)
 
 
 def _rows_of(change: Tensor) -> Tensor:

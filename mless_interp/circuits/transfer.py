@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,16 @@ from ..patching.parts import WHOLE, Parts, share_words
 from ..patching.prepared import Prepared, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import Given, PromptPair, digest_of, pairs_like
+from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, tidy
 from ..statistics import CONFIDENCE, Prevalence
 from ..statistics.arguments import check_count, derive_generator
+from .head_sets import count_as_large
 from .located import LocatedHeads
 from .measure import kept_file
 from .minimal_sets import halves
+from .specificity import draws_beside, under
 from .stream_changes import heads_of, named_on, named_words
 
 CELLS = ("Transfer", "Random heads", "Other insertion")
@@ -72,12 +74,10 @@ def transfer(
        \text{transfer}_p = Y_p(z \leftarrow \bar\lambda z + \bar\Sigma) - Y_p $$
 
     One number and one vector per head: nothing of it depends on the question. If that brings the effect back, no token was
-    needed, and what the heads read of it is a constant bias (of identical tokens in the first layer it is one vector, methods
-    §3). Later layers compute with what the earlier ones were given.
+    needed, and what the heads read of it is a constant bias. Later layers compute with what the earlier ones were given.
 
     Controls: the same with random sets of heads of the same layers, each with its own means, and with these heads' means
-    under another insertion of the same length and place. A `HeadTransfer` (`Transfer.edit`) is a treatment of
-    `evaluate_accuracy`, beside an insertion and ARM: how much comes back in answers.
+    under another insertion of the same length and place. `Transfer.edit` is a treatment of `evaluate_accuracy`.
 
     Parameters
     ----------
@@ -90,9 +90,8 @@ def transfer(
     smallest_effect : of interest, as a share of the median total effect.
     checkpoint : a folder that receives each finished problem; started again with the same settings the run goes on there.
 
-    Needs no gradients and no weights. Raises `ValueError` before anything runs for too few problems, fresh ones among the
-    others, heads that are not there or given twice, insertions in several blocks; `ModelError` where queries and keys cannot
-    be had as they enter the scores.
+    Needs no gradients and no weights. Raises `ValueError` before anything runs for too few problems and insertions in several
+    blocks, `ModelError` where queries and keys cannot be had as they enter the scores.
 
     Source: methods §3 (the identity, per query), §8.1 | differs in: one mean for all queries and problems.
     """
@@ -107,15 +106,13 @@ def transfer(
     prepared = prepare(model, pairs, outcome, signed_for="a transfer")
     chosen = heads_of(model, heads.heads if isinstance(heads, AttentionDecomposition) else heads, "transfer")
     search, other = halves(prepared, fresh)
-    _check(search, other, model)
+    _check(search, other)
     controls = _controls(search, control, n_control_draws, seed)
     sets = random_sets(chosen, model.info, n_random_sets, seed=seed)
     layers = sorted({head.layer for head in chosen})
     folder = None if checkpoint is None else Path(checkpoint)
 
-    def means(problems: Prepared) -> "_Means":
-        return _means(problems, layers, between, folder=folder, progress=progress)
-
+    means = partial(_means, layers=layers, contrast=between, folder=folder, progress=progress)
     own, others = means(search), [means(each) for each in controls]
     edits = [own.of(chosen), *(own.of(each) for each in sets), *(each.of(chosen) for each in others)]
     settings = {
@@ -153,26 +150,18 @@ def transfer(
         n_possible=count_sets(chosen, model.info),
         other=values[:, first:],
         unit=other.outcome.unit,
-        settings={
-            **settings,
-            **other.settings,
-            **named_on(heads, other.ids),
-            "place": edits[0].place,
-        },
+        settings={**settings, **other.settings, **named_on(heads, other.ids), "place": edits[0].place},
         seed=seed,
         smallest_effect=smallest_effect,
         resolution=model.resolution,
     )
 
 
-def _check(search: Prepared, fresh: Prepared, model: Model) -> None:
+def _check(search: Prepared, fresh: Prepared) -> None:
     """`ValueError` for problems that are too few, or whose span has several blocks."""
-    needed = fewest_for(2 * len(CELLS))
+    needed, got = fewest_for(2 * len(CELLS)), f"got {len(search.ids)} and {len(fresh.ids)}"
     if len(search.ids) < 2 or len(fresh.ids) < needed:
-        raise ValueError(
-            f"a transfer is measured on at least 2 problems and tested on at least {needed} others, got {len(search.ids)} and "
-            f"{len(fresh.ids)} (without fresh=... one half of the problems is kept to test on)"
-        )
+        raise ValueError(f"a transfer is measured on at least 2 problems and tested on {needed} others or more, {got}")
     for pair in (*search.pairs, *fresh.pairs):
         pair.need_span("a transfer of heads")
         pair.one_block("a transfer of heads")
@@ -188,14 +177,13 @@ def _controls(search: Prepared, control: Any, n_draws: int, seed: int) -> list[P
     if isinstance(own, Given):
         return []
     if isinstance(control, str):
-        drawn = own.kind == "random_sentence" and own.seed == seed
-        draws = [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
-        made = [Insertion.random_sentence(search.bare[0].n_inserted, seed=seed, draw=draw) for draw in draws]
+        length, draws = search.bare[0].n_inserted, draws_beside(own, n_draws, seed, ("random_sentence",))
+        made = [Insertion.random_sentence(length, seed=seed, draw=draw) for draw in draws]
     else:
         made = [control.placed_as(own)]
     if own in made:
         raise ValueError(f"control: {own.label} is the insertion under study; give another one, or None")
-    return [prepare(search.model, pairs_like(search.model, search.bare, each), search.outcome) for each in made]
+    return [under(search, each) for each in made]
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +201,7 @@ class _Means:
         return HeadTransfer(tuple(heads), self.lam[at][:, None], self.sigma[at][:, None], self.insertion.label, place)
 
 
-def _means(problems: Prepared, layers: list[int], contrast: Contrast, *, folder: Path | None, progress: bool) -> _Means:
+def _means(problems: Prepared, *, layers: list[int], contrast: Contrast, folder: Path | None, progress: bool) -> _Means:
     found = problems.each(
         single(lambda at: span_reads(problems.model, problems.pairs[at], layers, contrast.corrupted)),
         label=f"measuring lambda and Sigma ({problems.insertion})",
@@ -262,11 +250,11 @@ def _moved(model: Model, inputs: Any, edits: Sequence[HeadTransfer], start: int,
 class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}):
     """How much of an insertion's effect comes back without its tokens: `given` `[problem]`, of `inserted` - `base`.
 
-    `edit_lam` `[head]` and `edit_sigma` `[head, d_head]` are the means that the `heads` were given: over the rows that the edit
-    changes (the prompt's after the span, and the answer's) of `measured_ids`. `lam` of `decompose_attention` leaves the answer
-    out. `random` `[problem, set]`: what `sets` of heads of the same layers bring with their own means (`n_possible` exist);
-    `other` `[problem, draw]`: what these heads bring with means under another insertion. The prevalence test is of the three
-    `CELLS` (Holm over them and both senses); controls count as their means within the problem.
+    `edit_lam` `[head]` and `edit_sigma` `[head, d_head]` are the means that the `heads` were given: over the rows that the
+    edit changes (the prompt's after the span, and the answer's) of `measured_ids`. `random` `[problem, set]`: what `sets` of
+    heads of the same layers bring with their own means (`n_possible` exist); `other` `[problem, draw]`: what these heads
+    bring with means under another insertion. The prevalence test is of the three `CELLS`; controls count as their means
+    within the problem.
     """
 
     problem_ids: tuple[str, ...]
@@ -295,13 +283,8 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
     """)
     what = ("edit", "edits")
     axes = (
-        ("edit_lam", "head"),
-        ("edit_sigma", "head d_head"),
-        ("base", "problem"),
-        ("inserted", "problem"),
-        ("given", "problem"),
-        ("random", "problem set"),
-        ("other", "problem draw"),
+        *(("edit_lam", "head"), ("edit_sigma", "head d_head"), ("random", "problem set"), ("other", "problem draw")),
+        *((name, "problem") for name in ("base", "inserted", "given")),
     )
 
     @property
@@ -344,10 +327,7 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
     @property
     def n_as_large(self) -> int:
         """Random sets whose median is as large as the heads'."""
-        if not self.sets:
-            return 0
-        own, others = (self.whole.cell_medians(self.whole.turned(each)).estimate for each in (self.given, self.random))
-        return int((others >= own - self.rounding).sum())
+        return count_as_large(self.whole, self.given, self.random)
 
     @property
     def p_random(self) -> float:
@@ -355,19 +335,17 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
         return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.established else float("nan")
 
     def table(self) -> pd.DataFrame:
-        """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, corrected p, the median and the
-        share of the total with limits, the mean; `spearman`, the correlation of what comes back with the total over problems (a
-        share that pairs nothing has none); of controls `exceeded` problems in which the heads bring more
-        by more than the smallest effect, and its corrected p."""
-        nothing = [np.nan]
-        n_controls = len(self.cells) - 1
+        """One row per cell: sense, `k` of `n`, p, median, share and mean as of any part of an effect; `spearman`, the rank
+        correlation with the total over problems; of controls `exceeded` problems in which the heads bring more by more than the
+        smallest effect, and its corrected p."""
+        more = len(self.cells) > 1
         return pd.DataFrame(
             {
                 "label": list(self.cells),
                 **self.claim_columns(),
                 "spearman": [self._spearman(column) for column in self.per_cell.T],
-                "exceeded": [*nothing, *(self.exceeds.count[0] if n_controls else [])],
-                "p_exceeded": [*nothing, *(self.exceeds.p_corrected[0] if n_controls else [])],
+                "exceeded": [np.nan, *(self.exceeds.count[0] if more else [])],
+                "p_exceeded": [np.nan, *(self.exceeds.p_corrected[0] if more else [])],
             }
         )
 
@@ -385,76 +363,35 @@ class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}
 
     def headline(self) -> str:
         """Return how much of the effect comes back without the tokens."""
-        s = self.settings
-        what = f"their mean lambda and Sigma under {s.get('insertion')}, without its tokens,"
-        return f"Giving {listed(self.heads)} {what} {self._share_words()}."
+        what = f"their mean lambda and Sigma under {self.settings.get('insertion')}, without its tokens,"
+        if not self.established:
+            told = "brings back nothing: most problems show no effect of one sign"
+        else:
+            row, outcome = self.table().iloc[0], self.settings.get("outcome")
+            told = f"brings back {share_words(row)} of the effect (outcome {outcome}; rank correlation with the problem's own "
+            told += f"effect {row['spearman']:z.2f})"
+        return f"Giving {listed(self.heads)} {what} {told}."
 
     def details(self) -> list[str]:
         """Return the total effect, the test, and how much random heads and another insertion bring back."""
-        found = [
-            f"Means of {count_of(len(self.measured_ids), 'problem')}, given to {len(self.problem_ids)} others.",
-            *self._claim_words(),
-        ]
-        return [*found, *(self._control_words() if self.established else []), *named_words(self.settings)]
-
-    def _share_words(self) -> str:
-        if not self.established:
-            return "brings back nothing: most problems show no effect of one sign"
-        row = self.table().iloc[0]
-        outcome, paired = self.settings.get("outcome"), f"{row['spearman']:z.2f}"
-        return (
-            f"brings back {share_words(row)} of the effect (outcome {outcome}; rank correlation with the problem's own effect "
-            f"{paired})"
-        )
-
-    def _control_words(self) -> list[str]:
-        table = self.table().set_index("label")
-        n, apart = len(self.sets), int(self.apart.sum())
-        which = f"{apart} of {count_of(n, 'random set')}" if apart else count_of(n, "random set")
-        shared = "none of these heads" if apart else "some of these heads each"
-        of = {
-            "Random heads": f"{which} of the same layers, which hold {shared}, bring back",
-            "Other insertion": f"These heads' means under {self.settings.get('control')} bring back",
-        }
-        rank = (
-            f" (of all {count_of(n, 'set')}, {self.n_as_large or 'none'} as much as the heads, p = {self.p_random:.2g})"
-        )
-        return [
-            f"{of[name]} {100 * row['share']:z.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more "
-            f"in {int(row['exceeded'])} of {count_of(len(self.problem_ids), 'problem')} (p = {row['p_exceeded']:.2g})."
-            for name, row in ((name, table.loc[name]) for name in self.cells[1:])
-        ]
+        found = [f"Means of {count_of(len(self.measured_ids), 'problem')}, given to {len(self.problem_ids)} others."]
+        found += self._claim_words()
+        if self.established and self.sets:
+            which = f"of {count_of(len(self.sets), 'random set')} of the same layers"
+            found.append(f"As much as the heads bring {self.n_as_large or 'none'} {which} (p = {self.p_random:.2g}).")
+        return [*found, *named_words(self.settings)]
 
     def printed(self) -> pd.DataFrame:
         """Return the heads and their controls."""
-        columns = [
-            "label",
-            "share",
-            "share_ci_low",
-            "share_ci_high",
-            "k",
-            "n",
-            "p_corrected",
-            "median",
-            "spearman",
-            "exceeded",
-        ]
+        columns = "label share share_ci_low share_ci_high k n p_corrected median spearman exceeded".split()
         return self.table()[columns].astype({"exceeded": "Int64"}).rename(columns={"label": "means of"})
 
     def shown(self) -> Shown:
         """The heads and their controls; the means that were given."""
-        given = pd.DataFrame(
-            {
-                "label": [str(head) for head in self.heads],
-                "edit_lam": self.edit_lam,
-                "norm of edit_sigma": np.linalg.norm(self.edit_sigma, axis=1),
-            }
-        )
+        norm = np.linalg.norm(self.edit_sigma, axis=1)
+        heads, norm = list(map(str, self.heads)), np.linalg.norm(self.edit_sigma, axis=1)
+        given = pd.DataFrame({"label": heads, "edit_lam": self.edit_lam, "norm of edit_sigma": norm})
         caption = f"What is brought back ({WHOLE}), in {self.unit}, beside its controls."
-        names = {"label": "what is given", "effect": "mean effect"}
-        return Shown(
-            (
-                ShownTable(self.table().rename(columns=names), caption),
-                ShownTable(given, "Mean lambda and Sigma of the edited rows (prompt and answer), as they were given."),
-            )
-        )
+        table = self.table().rename(columns={"label": "what is given", "effect": "mean effect"})
+        means = "Mean lambda and Sigma of the edited rows (prompt and answer), as they were given."
+        return Shown((ShownTable(table, caption), ShownTable(given, means)))

@@ -116,7 +116,7 @@ def test_controls_that_are_none_are_refused() -> None:
         ({"control": controls[:1]}, "the same problems in the same order"),
         ({"control": controls[::-1]}, "the same problems in the same order"),
         ({"control": pairs}, "the very same tokens"),
-        ({"control": pairs_for(model, 13, 2)}, "as many tokens at the same places"),
+        ({"control": pairs_for(model, 13, 2)}, "as many other tokens at the same places"),
         ({"control": controls, "contrast": "total"}, "a contrast of its own"),
         ({"control": controls, "edit": "knockout"}, "a contrast of its own"),
         ({"control": controls, "direction": "both"}, "unknown direction"),

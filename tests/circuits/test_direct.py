@@ -1,6 +1,5 @@
 """Direct and indirect effects: against the whole sweep and plain passes, on every build of layers."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,32 +57,3 @@ def test_planted_heads_act_through_the_last_mlp() -> None:
     table = found.table().set_index("label")
     assert set(table.index[table["p_corrected"] < found.level]) == {f"{head} indirect" for head in found.heads}
     assert np.abs(found.direct).max() < 0.01 * np.abs(found.effect).min()
-
-
-@pytest.mark.slow
-def test_half_precision_takes_common_rounding_out() -> None:
-    model = loaded(folder_of("Llama"), "bridge", "bfloat16")
-    exact = loaded(folder_of("Llama"), "bridge")
-    heads = ["L0H1", "L1H2"]
-    half, full = (mi.direct_effects(each, pairs_for(each), heads, progress=False) for each in (model, exact))
-    np.testing.assert_allclose(half.effect, full.effect, atol=0.1)
-    np.testing.assert_allclose(half.direct, full.direct, atol=0.1)
-
-
-def test_heads_come_in_the_order_in_which_they_were_asked_for() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model, count=1)
-    one, other = (mi.direct_effects(model, pairs, heads, progress=False) for heads in (HEADS, HEADS[::-1]))
-    np.testing.assert_allclose(one.direct, other.direct[:, ::-1], atol=1e-6)
-    np.testing.assert_allclose(one.effect, other.effect[:, ::-1], atol=1e-6)
-    assert list(map(str, other.heads)) == HEADS[::-1]
-
-
-def test_located_heads_without_any_are_refused() -> None:
-    from small_results import located
-
-    model = loaded(folder_of("Llama"), "bridge")
-    nothing = replace(located(0.0), total=0 * located().total)
-    assert not nothing.found
-    with pytest.raises(ValueError, match="locating named no head"):
-        mi.direct_effects(model, pairs_for(model, count=1), nothing)

@@ -1,7 +1,6 @@
 """What heads write and where they look: planted truth, and the logits of whole passes."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from architectures_under_test import folder_of
 from circuits_under_test import ByHand
 from conftest import BACKENDS
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
-from small_results import written
 
 import mless_interp as mi
 from mless_interp.circuits.head_writes import INSERTED, KINDS
@@ -96,17 +94,6 @@ def test_logits_are_those_of_whole_passes(name: str, backend: str) -> None:
             np.testing.assert_allclose(found.values[row, at, 1], change[tokens], atol=2e-4)
             largest = max(largest, np.abs(change).max())
     assert largest > 1e-3
-
-
-def test_texts_are_text() -> None:
-    hostile = " \x1b[31m<b>$x_1$</b>\n"
-    found = written()
-    tokens = ((hostile, *found.tokens[0][0][1:]), *found.tokens[0][1:])
-    told = replace(found, tokens=(tokens, *found.tokens[1:]))
-    for text in (repr(told), told._repr_html_(), mi.Report("T", question="Q").result(told).page()):
-        assert "\x1b" not in text and "\\x1b[31m" in text
-    assert "<b>$" not in told._repr_html_() and "<b>$" not in mi.Report("T", question="Q").result(told).page()
-    assert "\n" not in told.table()["token"].iloc[0]
 
 
 def test_few_tokens_rounding_and_wrong_input() -> None:

@@ -376,9 +376,8 @@ def test_controls_are_as_long_as_each_problem_s_own_insertion(
     pairs_of_any = prompt_pairs.pairs_of_any
     monkeypatch.setattr(prompt_pairs, "pairs_of_any", spy)
     prepared = control.prepare(model, pairs)
-    rules = control.Controls(1, 0, 0.05, 0.05, None, False, 0)
     for insertion in (Insertion.random_sentence(1), Insertion.meaningful("he", 1)):
-        under = rules._under(prepared, insertion)
+        under = control.under(prepared, insertion)
         assert under.ids == prepared.ids and [p.span for p in under.bare] == [p.span for p in pairs]
     control.check_controls(pairs)
     own = {pair.id: pair.n_inserted for pair in pairs}
