@@ -3,7 +3,6 @@ TransformerLens' own patching, nnsight's and pyvene's recipes. Each formula meet
 skew, extremes."""
 
 import gc
-import math
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
@@ -15,17 +14,15 @@ import torch
 from architectures_under_test import D_MODEL, N_HEADS, N_LAYERS, folder_of
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from formulas_under_test import visible_keys
-from models_under_test import QUESTIONS, loaded, pairs_for
+from models_under_test import loaded, pairs_for
 from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special, stats
 from statsmodels.stats import contingency_tables, descriptivestats, multitest, proportion, weightstats
 
 from mless_interp import statistics as st
 from mless_interp.core.heads import Head
-from mless_interp.mechanism.decompose import decompose_attention
 from mless_interp.metrics import (
     activations,
     affine,
-    attention,
     distances,
     entropy,
     logits,
@@ -36,8 +33,6 @@ from mless_interp.metrics import (
     spikes,
 )
 from mless_interp.models.load import wrap_model
-from mless_interp.models.sites import site
-from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.sweep import patch_heads
 
 needs_patching_result = pytest.mark.skipif(
@@ -81,9 +76,6 @@ def adjusted(p: np.ndarray, method: str) -> np.ndarray:
 
 def close(actual: Any, expected: Any, *, rtol: float = 1e-9, atol: float = 0.0, case: object = "") -> None:
     np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol, err_msg=str(case))
-
-
-# --------------------------------------------------------------------------------------------------- counts and shares
 
 
 def test_mcnemar_is_that_of_statsmodels() -> None:
@@ -157,9 +149,6 @@ def test_pass_at_k_is_the_hypergeometric_chance_of_one_right_draw() -> None:
                 close(st.pass_at_k(c, n, k=k), stats.hypergeom.sf(0, n, c, k), atol=1e-14, case=(n, k))
 
 
-# ------------------------------------------------------------------------------------- many tests, and most problems
-
-
 def test_corrections_are_those_of_statsmodels() -> None:
     rng = np.random.default_rng(1)
     families = [rng.random(m) ** power for m in (1, 2, 3, 10, 112) for power in (0.2, 1, 4, 30)]
@@ -210,21 +199,6 @@ def test_prevalence_is_a_binomial_test_of_each_cell_and_sense_under_holm(kind: s
         close(st.within_test(x, delta)[1], adjusted(within, "holm"))
 
 
-def test_how_many_problems_a_prevalence_test_takes() -> None:
-    rng = np.random.default_rng(2)
-    for cells in [1, 2, 3, 16, 112, 784, *rng.integers(1, 2000, 44).tolist()]:
-        alpha = float(rng.choice([0.001, 0.01, 0.05, 0.2]))
-        family = cells * int(rng.integers(1, 3))
-        first = st.fewest_problems(family, alpha=alpha)
-        reaches = [stats.binomtest(n, n, alternative="greater").pvalue * family <= alpha for n in (first - 1, first)]
-        assert reaches == [False, True] or (first == 1 and reaches[1]), (family, alpha)
-        n = first + int(rng.integers(0, 60))
-        found = st.detectable_prevalence(n, family, alpha=alpha)
-        least = min(k for k in range(n + 1) if stats.binom.sf(k - 1, n, 0.5) * family <= alpha)
-        peer = optimize.brentq(lambda share, k=least, n=n: stats.binom.sf(k - 1, n, share) - 0.8, 1e-9, 1 - 1e-12)
-        close(found, peer, rtol=1e-6, case=(n, cells))
-
-
 @pytest.mark.parametrize(("kind", "n"), CASES)
 def test_median_intervals_are_those_of_scipy_s_quantile_test(kind: str, n: int) -> None:
     x = made(kind, n, 2)
@@ -234,22 +208,6 @@ def test_median_intervals_are_those_of_scipy_s_quantile_test(kind: str, n: int) 
             peer = stats.quantile_test(x[:, cell], p=0.5).confidence_interval(confidence)
             close((found.low[cell], found.high[cell]), peer)
             close(found.estimate[cell], pd.Series(x[:, cell]).median())
-
-
-@pytest.mark.parametrize(("kind", "n"), CASES)
-def test_concentration_is_the_share_of_the_largest(kind: str, n: int) -> None:
-    x = made(kind, n)
-    size = pd.Series(np.abs(x))
-    for largest in (0.05, 0.3):
-        found = st.concentration(x, largest=largest)
-        top = size.nlargest(math.ceil(round(largest * n, 9)))  # of equal ones the first
-        assert found.problems == tuple(top.index)
-        close(found.share, top.sum() / size.sum())
-        left = [np.delete(x, top.index[:cut]).mean() for cut in range(min(len(top), n - 1) + 1)]
-        close((found.mean, found.low, found.high), (x.mean(), min(left), max(left)), rtol=1e-7, atol=1e-20)
-
-
-# --------------------------------------------------------------------------------------------------------------- means
 
 
 @pytest.mark.parametrize(("kind", "n"), CASES)
@@ -263,20 +221,12 @@ def test_means_are_those_of_scipy_and_statsmodels(kind: str, n: int) -> None:
         close(found.standard_error, stats.sem(x), rtol=1e-7)
 
 
-# ----------------------------------------------------------------------------------------------------------- bootstrap
-
-
 @pytest.mark.parametrize(("kind", "n"), [case for case in CASES if case[1] > 2])
 def test_bootstrap_intervals_are_scipy_s_on_the_same_resamples(kind: str, n: int) -> None:
     x = made(kind, n)
     found = st.bootstrap_interval(x, n_resamples=300, seed=n, confidence=0.8)
     peer = stats.bootstrap(
-        (x,),
-        np.mean,
-        n_resamples=300,
-        confidence_level=0.8,
-        method="BCa",
-        rng=st.derive_generator(n, "bootstrap", n),
+        (x,), np.mean, n_resamples=300, confidence_level=0.8, method="BCa", rng=st.derive_generator(n, "bootstrap", n)
     )
     if n > 9 and kind not in ("ties", "mostly zero", "one outlier"):
         close((found.low, found.high), peer.confidence_interval, rtol=1e-8, atol=1e-12 * np.abs(x).max())
@@ -322,9 +272,6 @@ def test_a_share_s_limits_end_where_the_sign_test_of_part_minus_share_of_total_j
         assert all(map(rejects, outside)) and not rejects(float(found.estimate)), seed
 
 
-# ------------------------------------------------------------------------------------------------------------ rankings
-
-
 def test_areas_of_curves_are_those_of_scipy() -> None:
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -333,9 +280,6 @@ def test_areas_of_curves_are_those_of_scipy() -> None:
         close(rankings.circuit_performance(torch.tensor(sizes), torch.tensor(f)), integrate.trapezoid(f, sizes))
         distance = integrate.trapezoid(np.abs(1 - f), sizes)
         close(rankings.circuit_distance(torch.tensor(sizes), torch.tensor(f)), distance)
-
-
-# ------------------------------------------------------------------------------------------------- attention's metrics
 
 
 def patterns(count: int = 50) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -418,9 +362,6 @@ def test_values_of_a_span_are_compared_as_scipy_compares_vectors() -> None:
         close(outputs.value_spectral_share(v, **options), values[0] ** 2 / (values**2).sum())
         close(outputs.value_effective_rank(v, **options), np.exp(stats.entropy(values)))
         close(outputs.direction_coherence(v, rows=torch.tensor(span)), linalg.norm(units.mean(0)), atol=1e-12)
-
-
-# -------------------------------------------------------------------------------------------- profiles and activations
 
 
 def with_holes(x: np.ndarray, seed: int) -> np.ndarray:
@@ -521,9 +462,6 @@ def test_distributions_of_activations_are_those_of_scipy_and_numpy(kind: str, n:
         close(activations.near_zero_fraction(y, threshold=float(width)), (np.abs(b) < width).mean())
 
 
-# --------------------------------------------------------------------------------------------- outcomes, affine parts
-
-
 def test_outcomes_are_those_of_scipy() -> None:
     for seed in range(50):
         rng = np.random.default_rng(seed)
@@ -583,9 +521,6 @@ def test_residual_shares_and_gains_are_those_of_numpy_and_torch_s_norm() -> None
         close(affine.affine_residual(torch.tensor(rest), torch.tensor(change)), np.linalg.norm(rest) / size)
 
 
-# -------------------------------------------------------------------------------------------------------------- sweeps
-
-
 @needs_hooked_transformer
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_z_sweeps_are_transformer_lens_patching(architecture: str, tiny_model_dir: Any) -> None:
@@ -609,8 +544,6 @@ def test_z_sweeps_are_transformer_lens_patching(architecture: str, tiny_model_di
         ours = patch_heads(model, bare, direction="noising", progress=False)
         close(ours.patched[0], theirs.detach(), rtol=0, atol=1e-5)
 
-
-# ------------------------------------------------------------- sweeps of a user's own HookedTransformer of GPT-2's shape
 
 OWN: dict[str, dict[str, Any]] = {
     "GPT-2": {},
@@ -683,26 +616,6 @@ def read_of(pair: Any) -> Any:
 
 @needs_hooked_transformer
 @pytest.mark.parametrize("shape", OWN)
-def test_z_sweeps_of_an_own_model_are_transformer_lens_patching(shape: str) -> None:
-    from transformer_lens import patching
-
-    model = own_model(shape)
-    (bare,) = pairs_for(model, count=1)
-    pair = bare.answered()
-    hooked, tokens, metric = model.underlying, pair.condition("inserted").tokens, read_of(pair)
-    corrupted, clean = caches_of(hooked, pair)
-    with torch.no_grad():
-        with hooked.hooks(fwd_hooks=hidden(pair)):
-            noising = patching.get_act_patch_attn_head_out_all_pos(hooked, tokens, corrupted, metric)
-        denoising = patching.get_act_patch_attn_head_out_all_pos(hooked, tokens, clean, metric)
-    assert float(denoising.std()) > 1e-3
-    for direction, theirs in (("denoising", denoising), ("noising", noising)):
-        ours = patch_heads(model, [bare], direction=direction, progress=False)
-        close(ours.patched[0], theirs, rtol=1e-6, atol=1e-5, case=direction)
-
-
-@needs_hooked_transformer
-@pytest.mark.parametrize("shape", OWN)
 def test_knockouts_of_an_own_model_are_transformer_lens_hooks(shape: str) -> None:
     model = own_model(shape)
     (bare,) = pairs_for(model, count=1)
@@ -714,72 +627,6 @@ def test_knockouts_of_an_own_model_are_transformer_lens_hooks(shape: str) -> Non
             found = hooked.run_with_hooks(tokens, fwd_hooks=hidden(pair, layers=[layer], head=head))
         close(ours[layer, head], metric(found), rtol=1e-6, atol=1e-5, case=(layer, head))
 
-
-@needs_hooked_transformer
-@pytest.mark.parametrize("shape", OWN)
-def test_shares_of_an_own_model_are_those_of_transformer_lens_head_results(shape: str) -> None:
-    """A head's share of what attention changes in the residual stream, from what TransformerLens says that it wrote."""
-    model = own_model(shape)
-    (bare,) = pairs_for(model, count=1)
-    stop = bare.span[1]
-    wrote = [
-        cache.stack_head_results()[:, 0, stop:].unflatten(0, (N_LAYERS, -1))
-        for cache in caches_of(model.underlying, bare)
-    ]
-    change = (wrote[0] - wrote[1]).double()
-    whole = change.sum(1, keepdim=True)
-    shares = (change * whole).sum((-2, -1)) / whole.square().sum((-2, -1))
-    ours = decompose_attention(model, [bare], contrasts=["content"], progress=False)
-    close(ours.of("share", "content")[0], shares.numpy(), rtol=0, atol=1e-4)
-
-
-@needs_hooked_transformer
-def test_what_a_last_head_carries_is_its_direct_logit_attribution_where_nothing_bends_it() -> None:
-    """Without MLPs and norms a head of the last layer acts on logits by what it writes alone."""
-    model = own_model("linear to the end")
-    (bare,) = pairs_for(model, count=1)
-    pair, last = bare.answered(), N_LAYERS - 1
-    read = len(pair.inserted) - 2
-    words = (torch.tensor(pair.answer_ids), torch.tensor(pair.distractor_ids))
-    direct = [
-        cache.logit_attrs(cache.stack_head_results(pos_slice=read), *words, pos_slice=read)[:, 0].unflatten(
-            0, (-1, N_HEADS)
-        )
-        for cache in caches_of(model.underlying, pair)
-    ]
-    expected = (direct[0] - direct[1])[last]
-    assert float(expected.abs().max()) > 1e-2
-    options: dict[str, Any] = {"outcome": "logit_diff", "progress": False}
-    for direction in ("denoising", "noising"):
-        close(patch_heads(model, [bare], direction=direction, **options).effect[0, last], expected, rtol=0, atol=1e-5)
-    close(attribute_heads(model, [bare], method="atp", **options).scores[0, last], expected, rtol=0, atol=1e-5)
-
-
-@needs_hooked_transformer
-@pytest.mark.parametrize("kind", ["previous_token_head", "duplicate_token_head", "induction_head"])
-def test_masses_of_an_own_model_s_patterns_are_those_of_transformer_lens_head_detector(kind: Any) -> None:
-    """Its score is the mean over rows of the attention on the keys that this kind of head reads."""
-    from transformer_lens import head_detector
-
-    model = own_model("GPT-2")
-    text = " ".join(QUESTIONS[:2])
-    hooked = model.underlying
-    tokens = hooked.to_tokens(text)
-    theirs = head_detector.detect_head(hooked, text, kind)
-    wanted = getattr(head_detector, f"get_{kind}_detection_pattern")(tokens).bool()
-    assert int(wanted.sum()) > 0
-    sites = [site(layer, "attn.hook_pattern") for layer in range(N_LAYERS)]
-    captured = model.run(tokens, capture=dict.fromkeys(sites), logits_at="none").captured
-    pattern = torch.stack([captured[name][0] for name in sites])
-    masses = [
-        attention.span_mass(pattern[..., [row], :], span=wanted[row], dest_positions=torch.tensor([row]))
-        for row in range(len(wanted))
-        if wanted[row].any()
-    ]
-    close(torch.cat(masses, -1).sum(-1) / len(wanted), theirs, rtol=0, atol=1e-6)
-
-
-# ---------------------------------------------------------------------------------------- sweeps of Hugging Face modules
 
 UNWINDOWED = ("qwen2", "llama", "GPT-2")
 """Gemma's own windows count tokens; under the gap condition ours count positions (methods, conditions)."""
@@ -839,40 +686,6 @@ def test_z_sweeps_are_nnsight_s_recipe(architecture: str, direction: str, tiny_m
                 at.input = changed
                 found = traced.lm_head.output.save()
         close(ours[head.layer, head.head], metric(found), rtol=0, atol=1e-5, case=head)
-
-
-@pytest.mark.parametrize("architecture", UNWINDOWED)
-@pytest.mark.parametrize("direction", ["denoising", "noising"])
-def test_z_sweeps_are_pyvene_s_recipe(architecture: str, direction: str, tiny_model_dir: Any) -> None:
-    """Collect a head's part of the output projection's input from one run, intervene with it in another."""
-    import pyvene
-
-    model = traced_model(architecture, tiny_model_dir)
-    pair, base, gap, rows, metric = shifted(model)
-    donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
-    ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
-    hf_model, width = model.underlying._module, model.info.d_head
-    for head in HEADS:
-        part = slice(head.head * width, (head.head + 1) * width)
-        kept: list[torch.Tensor] = []
-
-        def keep(z: torch.Tensor, _: Any, kept: list[torch.Tensor] = kept) -> torch.Tensor:
-            kept.append(z.clone())
-            return z
-
-        def put(z: torch.Tensor, _: Any, kept: list[torch.Tensor] = kept, part: slice = part) -> torch.Tensor:
-            changed = z.clone()
-            changed[:, rows, part] = kept[0][:, rows, part]
-            return changed
-
-        component = f"{output_of(architecture, head.layer)}.input"
-        for inputs, intervention in ((donor, keep), (receiving, put)):
-            intervened = pyvene.IntervenableModel(
-                {"component": component, "intervention": intervention}, model=hf_model
-            )
-            with torch.no_grad():
-                _, found = intervened(dict(inputs))
-        close(ours[head.layer, head.head], metric(found.logits), rtol=0, atol=1e-5, case=head)
 
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])

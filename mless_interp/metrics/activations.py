@@ -1,8 +1,8 @@
 """How MLP activations are distributed: near zero, size, inequality, tails, and the shift between two runs.
 
-Every function reduces the last axis (`element`); flatten tokens and neurons into it, of the *shared* tokens only (span
-tokens exist in one run, so including them changes the distribution by composition), or keep tokens as a leading axis
-for one number per token. Activations are act(gate(x)), before the product with up(x), or act(up(x)) without a gate.
+Every function reduces the last axis (`element`); flatten tokens and neurons into it, of the *shared* tokens only (span tokens
+exist in one run, so including them changes the distribution by composition), or keep tokens as a leading axis for one number
+per token. Activations are act(gate(x)), before the product with up(x), or act(up(x)) without a gate.
 """
 
 import torch
@@ -21,9 +21,9 @@ def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) 
     $$ \epsilon = 1.4826 \cdot \operatorname{MAD} \cdot c, \qquad
        \operatorname{MAD} = \operatorname{med}\bigl|\,|a| - \operatorname{med}|a|\,\bigr| $$
 
-    Both medians are the *lower* middle value for an even number of elements, and MAD is at least 1e-12, as in the
-    released code; the paper's text says MAD of the activations (`absolute=False`), the code takes their absolute values.
-    c runs from 0.05 to 0.45 over the paper's models and benchmarks, without a rule: vary it.
+    Both medians are the *lower* middle value for an even number of elements, and MAD is at least 1e-12, as in the released
+    code; the paper's text says MAD of the activations (`absolute=False`), the code takes their absolute values. c runs from
+    0.05 to 0.45 over the paper's models and benchmarks, without a rule: vary it.
 
     >>> arm_threshold(torch.tensor([0.0, 1.0, -2.0, 3.0]), c=1.0)
     tensor(1.4826)
@@ -42,8 +42,6 @@ def quantile(activations: Activations, *, q: float) -> Summary:
     >>> quantile(torch.tensor([0.0, 4.0, 1.0]), q=0.75)
     tensor(2.5000)
     """
-    if not 0 <= q <= 1:
-        raise ValueError(f"a quantile must lie between 0 and 1, got {q}; 95 per cent is 0.95")
     values = widened(_checked(activations))
     place = q * (values.shape[-1] - 1)
     low = int(place)
@@ -109,9 +107,8 @@ def gini(values: Activations) -> Summary:
 
     $$ G = \frac{\sum_k (2k - n - 1)\, |a|_{(k)}}{n \sum_k |a|_k}, \qquad |a|_{(1)} \le \dots \le |a|_{(n)} $$
 
-    0: all equal; $1 - 1/n$: one element has everything. NaN where all are zero.
-
-    Source: Hurley & Rickard 2009 (arXiv 0811.4706). The paper applies it to the histogram: `histogram_gini`.
+    0: all equal; $1 - 1/n$: one element has everything. NaN where all are zero. Source: Hurley & Rickard 2009 (arXiv
+    0811.4706). The paper applies it to the histogram: `histogram_gini`.
 
     >>> gini(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     tensor(0.2500)
@@ -146,9 +143,7 @@ def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -
     $$ G(n_1, \dots, n_B) $$
 
     0: every bin equally full; $1 - 1/B$: all in one bin. The same `edges` for both runs, or it compares bins instead of
-    activations.
-
-    Source: arXiv 2510.01032, Fig. 4 (bins not given).
+    activations. Source: arXiv 2510.01032, Fig. 4 (bins not given).
 
     >>> histogram_gini(torch.tensor([0.1, 0.2, 0.9]), edges=torch.tensor([0.0, 0.5, 1.0]))
     tensor(0.1667)
@@ -179,8 +174,7 @@ def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserte
 
     $$ D = \sup_x |F_a(x) - F_b(x)| $$
 
-    0: the same distribution; 1: no overlap. A distance only: elements are dependent, so its usual p-value means
-    nothing.
+    0: the same distribution; 1: no overlap. A distance only: elements are dependent, so its usual p-value means nothing.
 
     >>> kolmogorov_smirnov(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     tensor(0.5000)

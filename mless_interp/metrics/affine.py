@@ -1,7 +1,7 @@
 """How a head's output changes when a span is inserted: the affine form, its residual, its parts' shares.
 
-Rows are the queries after the insertion point, one vector each (`[*lead, row, d]`); `before` is the run that the
-inserted one is compared with, row by row.
+Rows are the queries after the insertion point, one vector each (`[*lead, row, d]`); `before` is the run that the inserted one
+is compared with, row by row.
 """
 
 from collections.abc import Callable
@@ -33,22 +33,16 @@ class AffineParts:
 
 
 def affine_parts(
-    after: RowVectors,
-    before: RowVectors,
-    *,
-    lam: PerRow,
-    sigma: RowVectors,
-    matched: RowVectors | None = None,
+    after: RowVectors, before: RowVectors, *, lam: PerRow, sigma: RowVectors, matched: RowVectors | None = None
 ) -> AffineParts:
     r"""The change of head outputs by the retained mass lambda and the span's contribution Sigma, in units of z.
 
     $$ z'_i - z_i = (\lambda_i - 1) z_i + \Sigma_i + \lambda_i (z^{\text{matched}}_i - z_i) + \text{rest} $$
 
-    Without `matched`, `before` itself has the inserted run's positions and there is no third term. With it, `before` is
-    the plain run and `matched` the one without the span at the inserted run's positions: the third term is the shift of
-    rotary positions, which the paper's Eq. 2 leaves out. In the first layer the rest is 0 exactly.
-
-    Source: arXiv 2510.01032, Eq. 2; methods §3, I1, I2, I10.
+    Without `matched`, `before` itself has the inserted run's positions and there is no third term. With it, `before` is the
+    plain run and `matched` the one without the span at the inserted run's positions: the third term is the shift of rotary
+    positions, which the paper's Eq. 2 leaves out. In the first layer the rest is 0 exactly. Source: arXiv 2510.01032, Eq. 2;
+    methods §3, I1, I2, I10.
 
     >>> parts = affine_parts(torch.tensor([[0.92]]), torch.tensor([[1.4]]), lam=torch.tensor([0.8]),
     ...                      sigma=torch.tensor([[-0.2]]))
@@ -69,10 +63,9 @@ def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: Number | 
 
     $$ \epsilon = \frac{\lVert \text{rest} \rVert_F}{\lVert z' - z \rVert_F} $$
 
-    0: the form is exact, as it must be in the first layer; 1: it explains nothing; above 1: it points elsewhere. NaN
-    where the change is less than ten times `rounding` (the norm that rounding alone may have).
-
-    Source: methods §3 (the test of "later layers do not undergo an affine transformation").
+    0: the form is exact, as it must be in the first layer; 1: it explains nothing; above 1: it points elsewhere. NaN where the
+    change is less than ten times `rounding` (the norm that rounding alone may have). Source: methods §3 (the test of "later
+    layers do not undergo an affine transformation").
 
     >>> affine_residual(torch.tensor([[0.0, 3.0]]), torch.tensor([[4.0, 3.0]]))
     tensor(0.6000)
@@ -102,10 +95,9 @@ def affine_fit(before: RowVectors, after: RowVectors) -> AffineFit:
        b = \bar z' - a \bar z, \quad R^2 = 1 - \frac{\sum_i \lVert z'_i - a z_i - b \rVert^2}
                                                     {\sum_i \lVert z'_i - \bar z' \rVert^2} $$
 
-    $R^2 = 1$: one affine map moves every row. That says nothing about the retained mass: rows with lambda 0.8 and 0.5
-    can have $a = -0.94$ with $R^2 = 1$. NaN where the rows before (for $a$) or after (for $R^2$) do not differ.
-
-    Source: methods §3 (lam*, sig*); arXiv 2510.01032 reads Eq. 2 in this way.
+    $R^2 = 1$: one affine map moves every row. That says nothing about the retained mass: rows with lambda 0.8 and 0.5 can have
+    $a = -0.94$ with $R^2 = 1$. NaN where the rows before (for $a$) or after (for $R^2$) do not differ. Source: methods §3
+    (lam*, sig*); arXiv 2510.01032 reads Eq. 2 in this way.
 
     >>> fit = affine_fit(torch.tensor([[0.0], [1.0]]), torch.tensor([[3.0], [1.0]]))
     >>> fit.slope, fit.offset, fit.r2
@@ -139,11 +131,10 @@ def residual_share(
     $$ s_h = \frac{\langle u_h W_O^h, \delta \rangle}{\langle \delta, \delta \rangle}, \qquad
        \delta = \sum_h (z'_h - z_h) W_O^h $$
 
-    The shares of all heads' whole changes sum to 1, those of a head's scale, bias, shift and rest to its own. Below 0:
-    the part works against the change. `gain` multiplies what heads write before it is added (`frozen_gain`; `change` is
-    then the one after the norm, and what is missing to 1 is the norm's own rescaling). NaN where nothing changes.
-
-    Source: methods §3, I9 and I10.
+    The shares of all heads' whole changes sum to 1, those of a head's scale, bias, shift and rest to its own. Below 0: the part
+    works against the change. `gain` multiplies what heads write before it is added (`frozen_gain`; `change` is then the one
+    after the norm, and what is missing to 1 is the norm's own rescaling). NaN where nothing changes. Source: methods §3, I9 and
+    I10.
 
     >>> residual_share(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[4.0]]), output_weights=torch.ones(2, 1, 1))
     tensor([0.2500, 0.7500])
@@ -163,10 +154,8 @@ def frozen_gain(
 
     $$ \operatorname{norm}(x)_i = g_i \odot x_i, \qquad g_i = w / \operatorname{rms}(x_i) $$
 
-    Sums pass through $g$ term by term, as they do not through the norm itself. NaN in rows where the norm is no such
-    product to within `tolerance` (it centres, for example).
-
-    Source: methods §3 (Gemma 3's norm of attention's output).
+    Sums pass through $g$ term by term, as they do not through the norm itself. NaN in rows where the norm is no such product to
+    within `tolerance` (it centres, for example). Source: methods §3 (Gemma 3's norm of attention's output).
 
     >>> frozen_gain(lambda x: 2 * x / x.square().mean(-1, keepdim=True).sqrt(), torch.tensor([[3.0, 3.0]]))
     tensor([[0.6667, 0.6667]])

@@ -1,7 +1,7 @@
 """What each attention row gives to a segment: span mass, lambda, density, and their nulls.
 
-Every function works row by row (`[*lead, dest, src]` in, `[*lead, dest]` out), so blocks of rows of one prompt
-concatenate; average over a question with `segment_mean`. Rows that see no key (padding) are NaN.
+Every function works row by row (`[*lead, dest, src]` in, `[*lead, dest]` out), so blocks of rows of one prompt concatenate;
+average over a question with `segment_mean`. Rows that see no key (padding) are NaN.
 """
 
 import torch
@@ -20,10 +20,9 @@ def span_mass(
 
     $$ m_i = \sum_{k \in I} A_{ik} = 1 - \lambda_i $$
 
-    0: the row ignores the span; 1: it reads nothing else. The masses of segments that partition the prompt sum to 1.
-
-    Source: arXiv 2510.01032, Eq. 1-2, whose text calls lambda "the drop percentage" although it multiplies what is
-    *kept*; here `retained_mass` is lambda and the drop is this function.
+    0: the row ignores the span; 1: it reads nothing else. The masses of segments that partition the prompt sum to 1. Source:
+    arXiv 2510.01032, Eq. 1-2, whose text calls lambda "the drop percentage" although it multiplies what is *kept*; here
+    `retained_mass` is lambda and the drop is this function.
 
     >>> span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.2500])
@@ -40,10 +39,9 @@ def retained_mass(
 
     $$ \lambda_i = \sum_{j \notin I} A_{ij} = 1 - m_i $$
 
-    1: the row ignores the span; 0: it reads nothing else. Summed over the other keys rather than taken from 1, so that
-    a tiny lambda keeps its digits; where the *drop* is tiny use `span_mass`.
-
-    Source: arXiv 2510.01032, Eq. 1-2, per query and per head instead of one number.
+    1: the row ignores the span; 0: it reads nothing else. Summed over the other keys rather than taken from 1, so that a tiny
+    lambda keeps its digits; where the *drop* is tiny use `span_mass`. Source: arXiv 2510.01032, Eq. 1-2, per query and per head
+    instead of one number.
 
     >>> retained_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]))
     tensor([1.0000, 0.7500])
@@ -65,8 +63,8 @@ def span_log_odds(
     $$ \operatorname{logit}(1 - \lambda_i)
        = \operatorname{LSE}_{k \in I} s_{ik} - \operatorname{LSE}_{j \notin I} s_{ij} $$
 
-    0: as much on the span as elsewhere. Exact where the probabilities have underflowed; -inf where the row sees no span
-    key. For N identical tokens at held positions it is $\log N$ plus a constant (methods I12): slope 1 in $\log N$.
+    0: as much on the span as elsewhere. Exact where the probabilities have underflowed; -inf where the row sees no span key.
+    For N identical tokens at held positions it is $\log N$ plus a constant (methods I12): slope 1 in $\log N$.
 
     >>> span_log_odds(torch.zeros(3, 3), span=torch.tensor([True, False, False]))
     tensor([    inf,  0.0000, -0.6931])
@@ -92,8 +90,8 @@ def non_sink_span_mass(
 
     $$ \frac{m_i}{1 - A_{i,K_0}} $$
 
-    0: what is not parked on the sink ignores the span; 1: all of it goes to the span. NaN where less than `min_mass`
-    escapes the sink.
+    0: what is not parked on the sink ignores the span; 1: all of it goes to the span. NaN where less than `min_mass` escapes
+    the sink.
 
     >>> non_sink_span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]),
     ...                    sink=torch.tensor([True, False]))
@@ -111,8 +109,8 @@ def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torc
 
     $$ m_i^{\text{unif}} = |I \cap V_i| / |V_i| $$
 
-    Source: project's own (methods 4.2). With 55 of 115 tokens inserted at 18 it averages 0.59 over the question: a
-    large span mass is no preference for the span. Any other metric's null is that metric of `uniform_pattern(visible)`.
+    Source: project's own (methods 4.2). With 55 of 115 tokens inserted at 18 it averages 0.59 over the question: a large span
+    mass is no preference for the span. Any other metric's null is that metric of `uniform_pattern(visible)`.
 
     >>> span_mass_null(torch.tensor([[True, False], [True, True]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.5000])
@@ -132,13 +130,11 @@ def log_density_ratio(
 
     $$ \mathrm{LD}_i = \ln \frac{m_i / n_i}{(1 - m_i - s_i) / (c_i - n_i - k_i)} $$
 
-    with $c_i$ visible keys, $n_i$ of them in the span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None` keeps the
-    sink among the others). Below 0 the span is avoided token by token, 0 is uniform, above 0 preferred. NaN where the row
-    sees no span key or no other key. Infinite where the probabilities of either have underflowed: take
-    `log_density_ratio_from_scores`.
-
-    Source: project's own (methods 4.3), with the row's visible span instead of the whole: the same for question rows
-    without a sliding window.
+    with $c_i$ visible keys, $n_i$ of them in the span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None` keeps the sink among
+    the others). Below 0 the span is avoided token by token, 0 is uniform, above 0 preferred. NaN where the row sees no span key
+    or no other key. Infinite where the probabilities of either have underflowed: take `log_density_ratio_from_scores`. Source:
+    project's own (methods 4.3), with the row's visible span instead of the whole: the same for question rows without a sliding
+    window.
 
     >>> log_density_ratio(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.4, 0.4, 0.2]]),
     ...                   span=torch.tensor([False, False, True])).exp()

@@ -1,7 +1,7 @@
 """Distances between attention rows of two runs, aligned first.
 
-Rows are probability vectors on the last axis. Bring the inserted run's rows to the base run's tokens with
-`renormalised_rows`, then compare. NaN rows (padding, or nothing left outside the span) give NaN.
+Rows are probability vectors on the last axis. Bring the inserted run's rows to the base run's tokens with `renormalised_rows`,
+then compare. NaN rows (padding, or nothing left outside the span) give NaN.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Entropy of attention rows: how many tokens a head reads, and how that splits between the span and the rest.
 
-Row by row (`[*lead, dest, src]` in, `[*lead, dest]` out); rows that see no key are NaN. Entropies of prompts of
-different lengths are not comparable as they stand: use `normalised_entropy` or the chain rule.
+Row by row (`[*lead, dest, src]` in, `[*lead, dest]` out); rows that see no key are NaN. Entropies of prompts of different
+lengths are not comparable as they stand: use `normalised_entropy` or the chain rule.
 """
 
 from dataclasses import dataclass
@@ -101,10 +101,8 @@ def entropy_chain(
 
     $$ H(A_i) = h_2(\lambda_i) + \lambda_i H(A_{i,\bar I} / \lambda_i) + (1 - \lambda_i) H(A_{i,I} / (1 - \lambda_i)) $$
 
-    `between` is the first term (0 when all mass is on one side), `outside` the second: the only one that a prompt
-    without the span has too, after division by lambda. A side without mass contributes 0.
-
-    Source: Shannon's grouping axiom (methods I11).
+    `between` is the first term (0 when all mass is on one side), `outside` the second: the only one that a prompt without the
+    span has too, after division by lambda. A side without mass contributes 0. Source: Shannon's grouping axiom (methods I11).
 
     >>> chain = entropy_chain(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), span=torch.tensor([False, True]))
     >>> chain.between, chain.outside
@@ -134,8 +132,8 @@ def within_span_entropy(
 
     $$ H(A_{i,I} / m_i) / \ln |I \cap V_i| $$
 
-    1: all alike (the paper's claim for meaningless tokens); 0: a single span token. NaN where the row sees fewer than
-    two span tokens or gives them less than `min_mass`.
+    1: all alike (the paper's claim for meaningless tokens); 0: a single span token. NaN where the row sees fewer than two span
+    tokens or gives them less than `min_mass`.
 
     >>> within_span_entropy(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]),
     ...                     span=torch.tensor([False, True, True]))
@@ -161,8 +159,8 @@ def entropy_without_sink(
 
     $$ H(A_{i,\bar K_0} / (1 - A_{i,K_0})) $$
 
-    Tells a head that reads one token from a head that parks its mass on the sink and spreads the rest. NaN where less
-    than `min_mass` escapes the sink.
+    Tells a head that reads one token from a head that parks its mass on the sink and spreads the rest. NaN where less than
+    `min_mass` escapes the sink.
 
     >>> entropy_without_sink(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.8, 0.1, 0.1]]),
     ...                      sink=torch.tensor([True, False, False]))

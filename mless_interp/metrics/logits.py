@@ -18,10 +18,8 @@ def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 
     $$ Y = \sum_k \ln p(a_k \mid \text{prompt}, a_{<k}) $$
 
-    0 means that the model is certain of the answer; more negative is less likely. `logits[:, k]` are those of the
-    position that predicts answer token `k`.
-
-    Source: methods §7 (`Y_lp`).
+    0 means that the model is certain of the answer; more negative is less likely. `logits[:, k]` are those of the position that
+    predicts answer token `k`. Source: methods §7 (`Y_lp`).
 
     >>> answer_logprob(torch.tensor([[[0.0, 0.0]]]), torch.tensor([1])).exp()
     tensor([0.5000])
@@ -32,9 +30,8 @@ def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 
 
 def mean_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
-    r"""Mean over tokens of the teacher-forced log-probability, in nats per token; for solutions of unequal length.
-
-    Source: methods §7 (`solution_logprob`).
+    r"""Mean over tokens of the teacher-forced log-probability, in nats per token; for solutions of unequal length. Source:
+    methods §7 (`solution_logprob`).
 
     >>> mean_logprob(torch.zeros(1, 3, 4), torch.tensor([0, 1, 2])).exp()
     tensor([0.2500])
@@ -47,10 +44,8 @@ def answer_probability(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 
     $$ Y = \exp\Big(\frac{1}{K} \sum_k \ln p(a_k \mid \text{prompt}, a_{<k})\Big) $$
 
-    1 means that the model is certain of the answer, 0 that it excludes it. A single problem can move it by 1 at most, where
-    a log-probability can fall without end.
-
-    Source: methods §9 (`answer_prob`).
+    1 means that the model is certain of the answer, 0 that it excludes it. A single problem can move it by 1 at most, where a
+    log-probability can fall without end. Source: methods §9 (`answer_prob`).
 
     >>> answer_probability(torch.zeros(1, 2, 4), torch.tensor([0, 1]))
     tensor([0.2500])
@@ -63,9 +58,8 @@ def logit_difference(logits: Logits, right: int, wrong: int) -> PerRun:
 
     $$ Y = \ell_{\text{right}} - \ell_{\text{wrong}} $$
 
-    0 means that both are as likely; positive favours the right one.
-
-    Source: Heimersheim & Nanda (2404.15255); methods §7 (`Y_ld`).
+    0 means that both are as likely; positive favours the right one. Source: Heimersheim & Nanda (2404.15255); methods §7
+    (`Y_ld`).
 
     >>> logit_difference(torch.tensor([[[1.0, 3.0]]]), 1, 0)
     tensor([2.])
@@ -79,10 +73,8 @@ def kl_divergence(logits: Logits, reference: Logits) -> PerRun:
 
     $$ Y = \frac{1}{|R|} \sum_{t \in R} \sum_w p_{\text{ref}}(w) \ln \frac{p_{\text{ref}}(w)}{p_{\text{run}}(w)} $$
 
-    0 means the same predictions. With the clean run as reference, a patch that brings the value down brings the run
-    towards the clean one.
-
-    Source: methods §7 (`Y_kl`).
+    0 means the same predictions. With the clean run as reference, a patch that brings the value down brings the run towards the
+    clean one. Source: methods §7 (`Y_kl`).
 
     >>> kl_divergence(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
     tensor([0.])

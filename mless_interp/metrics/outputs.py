@@ -1,7 +1,7 @@
 """What attention to the span carries: its values, and the share of a head's output that comes from it.
 
-Values are per *query* head (`[*lead, src, d_head]`, the leading axes of the pattern): with grouped-query attention
-repeat the key-value heads with `repeat_interleave`, never `repeat`.
+Values are per *query* head (`[*lead, src, d_head]`, the leading axes of the pattern): with grouped-query attention repeat the
+key-value heads with `repeat_interleave`, never `repeat`.
 """
 
 import torch
@@ -27,10 +27,8 @@ def span_output(
 
     $$ \Sigma_i = \sum_{k \in I} A_{ik} v_k $$
 
-    Zero where the span is ignored or its values are zero. With `retained_mass`, in the first layer and at held
-    positions, $z'_i = \lambda_i z_i + \Sigma_i$ exactly.
-
-    Source: arXiv 2510.01032, Eq. 1-2.
+    Zero where the span is ignored or its values are zero. With `retained_mass`, in the first layer and at held positions, $z'_i
+    = \lambda_i z_i + \Sigma_i$ exactly. Source: arXiv 2510.01032, Eq. 1-2.
 
     >>> span_output(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), torch.tensor([[5.0], [4.0]]),
     ...             span=torch.tensor([False, True]))
@@ -57,10 +55,9 @@ def span_output_weight(
     $$ n_i = \frac{\lVert \sum_{k \in I} A_{ik} v_k W_O \rVert}
                   {\lVert \sum_{k \in I} A_{ik} v_k W_O \rVert + \lVert \sum_{j \notin I} A_{ij} v_j W_O \rVert} $$
 
-    0: the span writes nothing (however much attention it gets); 1: nothing else does. NaN where the output is zero.
-    Without `output_weights` norms are taken before $W_O$.
-
-    Source: norms of weighted vectors after Kobayashi et al. 2020 (arXiv 2004.10102), summed over each side first.
+    0: the span writes nothing (however much attention it gets); 1: nothing else does. NaN where the output is zero. Without
+    `output_weights` norms are taken before $W_O$. Source: norms of weighted vectors after Kobayashi et al. 2020 (arXiv
+    2004.10102), summed over each side first.
 
     >>> span_output_weight(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), torch.tensor([[1.0], [9.0]]),
     ...                    span=torch.tensor([False, True]))
@@ -81,9 +78,9 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
 
     $$ \frac{1}{N(N-1)} \sum_{k \ne l \in I} \cos(v_k, v_l) $$
 
-    1: all point the same way, so attention to the span adds one direction whatever its spread; about 0: unrelated.
-    Exactly 1 for identical tokens in the first layer of a model with rotary positions. Zero vectors leave the mean; NaN
-    with fewer than two others.
+    1: all point the same way, so attention to the span adds one direction whatever its spread; about 0: unrelated. Exactly 1
+    for identical tokens in the first layer of a model with rotary positions. Zero vectors leave the mean; NaN with fewer than
+    two others.
 
     >>> value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=torch.tensor([True, False, True]))
     tensor(0.)
@@ -114,9 +111,8 @@ def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
 
     $$ \exp H\bigl(\sigma / \textstyle\sum_r \sigma_r\bigr) $$
 
-    1: a single direction; N: all orthogonal and equally long. NaN where all values are zero.
-
-    Source: effective rank of Roy & Vetterli 2007, uncentred.
+    1: a single direction; N: all orthogonal and equally long. NaN where all values are zero. Source: effective rank of Roy &
+    Vetterli 2007, uncentred.
 
     >>> value_effective_rank(torch.tensor([[3.0, 0.0], [0.0, 3.0], [5.0, 5.0]]), span=torch.tensor([True, True, False]))
     tensor(2.)
@@ -132,8 +128,8 @@ def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> Per
 
     $$ R = \left\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \right\rVert $$
 
-    1: the span pushes every question token in one direction; 0: the pushes cancel. `vectors` are usually `span_output`
-    rows. Zero and undefined vectors leave the mean; NaN where none is left.
+    1: the span pushes every question token in one direction; 0: the pushes cancel. `vectors` are usually `span_output` rows.
+    Zero and undefined vectors leave the mean; NaN where none is left.
 
     >>> direction_coherence(torch.tensor([[2.0, 0.0], [5.0, 0.0]])), direction_coherence(torch.tensor([[1.0], [-3.0]]))
     (tensor(1.), tensor(0.))

@@ -18,10 +18,9 @@ def prepared(
 ) -> tuple[Pattern, Visible]:
     """The pattern in at least float32 with zeros outside the visible keys, and these keys (causal where none are given).
 
-    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype; ValueError names one that does not sum to 1 or has a negative
-    entry (a tiny one is rounding, and 0). Half-precision rows are renormalised in float32 (bfloat16 rows are off by up to
-    2e-3, which an entropy would show); others stay as they are. Rows that see no key (padding) may hold anything and come
-    back as zeros.
+    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype; ValueError names one that does not sum to 1 or has a negative entry
+    (a tiny one is rounding, and 0). Half-precision rows are renormalised in float32 (bfloat16 rows are off by up to 2e-3, which
+    an entropy would show); others stay as they are. Rows that see no key (padding) may hold anything and come back as zeros.
     """
     visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
     cleaned = torch.where(visible, widened(pattern), 0)
@@ -56,11 +55,9 @@ def with_sink_key(
 
     $$ A_{i,T} = 1 - \textstyle\sum_{j < T} A_{ij}, \qquad V_{i,T} = \text{true} $$
 
-    So a learned sink is a key outside every span, seen by every row, with value 0 and no token, and what is defined for
-    rows that sum to 1 is defined here. Masks over the tokens get one more entry (False for a span, True for a sink), and
-    a block its `dest_positions`.
-
-    Source: GPT-OSS (arXiv 2508.10925), whose heads each learn a logit that joins the softmax and is dropped.
+    So a learned sink is a key outside every span, seen by every row, with value 0 and no token, and what is defined for rows
+    that sum to 1 is defined here. Masks over the tokens get one more entry (False for a span, True for a sink), and a block its
+    `dest_positions`. Source: GPT-OSS (arXiv 2508.10925), whose heads each learn a logit that joins the softmax and is dropped.
 
     >>> with_sink_key(torch.tensor([[0.5, 0.0], [0.25, 0.25]]))[0]
     tensor([[0.5000, 0.0000, 0.5000],

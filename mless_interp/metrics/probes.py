@@ -21,9 +21,8 @@ def ridge_scores(
     so that scores of one row sum to 1, and that of a label is about its probability. $\alpha$ is the one of `PENALTIES` (times
     the mean eigenvalue of $K$) with the smallest leave-one-out error of the training rows (PRESS). NaN for labels that no
     training row has. The penalty is that of a reader which cannot tell rows that differ by less than `least` of their length,
-    $\alpha \ge n\, \ell^2\, \overline{|x|^2}$: of what is smaller little comes through, however regular.
-
-    Source: Hoerl & Kennard 1970; Allen 1974 (PRESS); linear probes Alain & Bengio (1610.01644).
+    $\alpha \ge n\, \ell^2\, \overline{|x|^2}$: of what is smaller little comes through, however regular. Source: Hoerl &
+    Kennard 1970; Allen 1974 (PRESS); linear probes Alain & Bengio (1610.01644).
 
     >>> x = np.array([[0.0], [1], [0], [1], [0.9]])
     >>> int(ridge_scores(x @ x.T, np.array([0, 1, 0, 1, 0]), np.arange(4), np.array([4])).argmax())

@@ -14,10 +14,8 @@ def circuit_performance(fractions: Float[Tensor, " size"], faithfulness: Float[T
 
     $$ \mathrm{CPR} = \int_0^1 f(k)\, dk $$
 
-    1: the first heads restore everything; above 1: they overshoot. It rewards heads that push the effect up. By the
-    trapezoid rule over the given fractions of heads, linear in the fraction.
-
-    Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
+    1: the first heads restore everything; above 1: they overshoot. It rewards heads that push the effect up. By the trapezoid
+    rule over the given fractions of heads, linear in the fraction. Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
 
     >>> circuit_performance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
     tensor(0.5000)
@@ -31,9 +29,8 @@ def circuit_distance(fractions: Float[Tensor, " size"], faithfulness: Float[Tens
 
     $$ \mathrm{CMD} = \int_0^1 |1 - f(k)|\, dk $$
 
-    0: every circuit behaves like the whole model. It counts heads of both signs.
-
-    Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
+    0: every circuit behaves like the whole model. It counts heads of both signs. Source: MIB, Mueller et al. 2025 (arXiv
+    2504.13151).
 
     >>> circuit_distance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
     tensor(0.5000)

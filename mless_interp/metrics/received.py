@@ -26,9 +26,9 @@ def received_sums(
 
     $$ S_j = \sum_{i \in R_j} A_{ij}, \quad n_j = |R_j|, \quad R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\} $$
 
-    `rows` is a mask over all tokens (see `row_mask`); `diag` admits $i = j$. Tokens in `sink` get a count of 0;
-    `renorm` also divides each row by its mass outside the sink, and drops rows with less than `min_mass` there. Sums
-    and counts of disjoint blocks of rows add.
+    `rows` is a mask over all tokens (see `row_mask`); `diag` admits $i = j$. Tokens in `sink` get a count of 0; `renorm` also
+    divides each row by its mass outside the sink, and drops rows with less than `min_mass` there. Sums and counts of disjoint
+    blocks of rows add.
 
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
     (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
@@ -44,8 +44,7 @@ def received_sums(
         check_segment(sink, name="sink", n_tokens=n_tokens)
         counted = counted & ~sink[..., None, :]
     if renorm:
-        if sink is None:
-            raise ValueError("renorm=True divides by the mass outside the sink: say which tokens are the `sink`")
+        assert sink is not None  # what `renorm` divides by is the mass outside it
         outside = row_sums(pattern, ~sink)[..., None]
         counted = counted & (outside >= min_mass)
         pattern = pattern / outside
@@ -61,8 +60,6 @@ def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) ->
     >>> received_from_sums(torch.tensor([1.1, 0.3, 0.0]), torch.tensor([2, 1, 0]), min_rows=1)
     tensor([0.5500, 0.3000,    nan])
     """
-    if min_rows < 1:
-        raise ValueError(f"min_rows must be 1 or more, got {min_rows}")
     return torch.where(counts >= min_rows, sums / counts.clamp(min=1), torch.nan)
 
 
@@ -81,14 +78,11 @@ def received_attention(
 
     $$ r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij} $$
 
-    The mean of a column strictly below the diagonal; $R_j$ and the options are those of `received_sums`. 0: nobody
-    reads it; 1: everybody reads nothing else. It falls with position by itself (later rows have more keys to share
-    between): compare with that of `uniform_pattern` on the same options. NaN for tokens read by fewer than `min_rows`
-    rows, the last one always.
-
-    Source: arXiv 2510.01032 p. 3, after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the
-    first token for Llama and Gemma, and says nothing about sliding windows: rows that cannot see a token do not count
-    here.
+    The mean of a column strictly below the diagonal; $R_j$ and the options are those of `received_sums`. 0: nobody reads it; 1:
+    everybody reads nothing else. It falls with position by itself (later rows have more keys to share between): compare with
+    that of `uniform_pattern` on the same options. NaN for tokens read by fewer than `min_rows` rows, the last one always.
+    Source: arXiv 2510.01032 p. 3, after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the first
+    token for Llama and Gemma, and says nothing about sliding windows: rows that cannot see a token do not count here.
 
     >>> received_attention(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]), min_rows=1)
     tensor([0.5500, 0.3000,    nan])
@@ -117,10 +111,9 @@ def kurtosis(values: PerColumn) -> PerHead:
 
     $$ \frac{\tfrac1n \sum_j (x_j - \bar x)^4}{\bigl(\tfrac1n \sum_j (x_j - \bar x)^2\bigr)^2} - 3 $$
 
-    Of a received-attention profile it is the head's "receiver-headness": large when a few tokens get the attention,
-    about -1.2 when all levels occur alike. NaN for constant values. Fisher's definition, biased.
-
-    Source: the head score of Bogdan et al. 2025 (arXiv 2506.19143), there of sentences, here of tokens.
+    Of a received-attention profile it is the head's "receiver-headness": large when a few tokens get the attention, about -1.2
+    when all levels occur alike. NaN for constant values. Fisher's definition, biased. Source: the head score of Bogdan et al.
+    2025 (arXiv 2506.19143), there of sentences, here of tokens.
 
     >>> kurtosis(torch.tensor([0.0, 0.0, 1.0, 1.0, float("nan")]))
     tensor(-2.)
@@ -141,11 +134,10 @@ def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> P
 
     $$ \frac{1}{|S|} \sum_{k \in S} [\alpha_k > \epsilon] $$
 
-    With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate.
-    Over a span it finds secondary sinks.
+    With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate. Over a span
+    it finds secondary sinks.
 
     `alpha` is received attention with `diag=True` and `min_rows=1`: from the token itself and all later ones that see it.
-
     Source: Gu et al. 2024 (arXiv 2410.10781), epsilon = 0.3; they take prompts of 64 tokens, and alpha depends on that.
 
     >>> sink_rate(torch.tensor([0.7, 0.35, 0.2]), torch.tensor([False, True, True]))

@@ -20,12 +20,10 @@ def span_collapse(
 
     $$ C = 1 - \bar r_I / \bar r_{\text{ref}} \in (-\infty, 1] $$
 
-    1: the span receives nothing; 0: as much as the reference; below 0: more. `reference` is a mask (the prefix without
-    its sink, or `flanks`) or a level per head (such as the other run's). NaN without a reference token or where its
-    level is under `min_reference`.
-
-    Source: project's own (methods 4.4). On relative received attention it is the headline $C_\rho$; on the raw profile
-    it also falls with position.
+    1: the span receives nothing; 0: as much as the reference; below 0: more. `reference` is a mask (the prefix without its
+    sink, or `flanks`) or a level per head (such as the other run's). NaN without a reference token or where its level is under
+    `min_reference`. Source: project's own (methods 4.4). On relative received attention it is the headline $C_\rho$; on the raw
+    profile it also falls with position.
 
     >>> span_collapse(torch.tensor([0.4, 0.1, 0.1]), span=torch.tensor([False, True, True]),
     ...               reference=torch.tensor([True, False, False]))
@@ -56,14 +54,12 @@ def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead
 
     $$ \operatorname{mean}(\rho_{a}, \dots, \rho_{a+w-1}) - \operatorname{mean}(\rho_{a-w}, \dots, \rho_{a-1}) $$
 
-    Negative: attention drops as the span begins; 0: no step. Windows stop at the span's end and the prompt's start; NaN
-    where nothing defined precedes the span. Make the sink NaN first (`sink=` of the profile), or it counts.
+    Negative: attention drops as the span begins; 0: no step. Windows stop at the span's end and the prompt's start; NaN where
+    nothing defined precedes the span. Make the sink NaN first (`sink=` of the profile), or it counts.
 
     >>> onset_step(torch.tensor([1.0, 1.0, 0.25, 0.25, 1.0]), span=torch.tensor([False, False, True, True, False]))
     tensor(-0.7500)
     """
-    if width < 1:
-        raise ValueError(f"width must be 1 token or more, got {width}")
     check_span(span, n_tokens=relative.shape[-1])
     start = span_bounds(span)[0][..., None]
     offset = torch.arange(relative.shape[-1], device=relative.device) - start
@@ -77,8 +73,8 @@ def span_variation(received: PerColumn, *, span: Segment, min_mean: float = 1e-1
 
     $$ \mathrm{CV} = \operatorname{sd}_{j \in I}(r_j) \,/\, \bar r_I $$
 
-    0: every span token receives the same (the paper's claim for meaningless tokens); 1: spread as large as the level.
-    NaN with fewer than two defined tokens or a mean under `min_mean`.
+    0: every span token receives the same (the paper's claim for meaningless tokens); 1: spread as large as the level. NaN with
+    fewer than two defined tokens or a mean under `min_mean`.
 
     >>> span_variation(torch.tensor([9.0, 1.0, 3.0]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
@@ -96,8 +92,8 @@ def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment, min_
 
     $$ R_{\text{ratio}} = \bar r_{\text{post}} / \bar r_{\text{pre}} $$
 
-    1: the level is back; 0: nothing is received any more. NaN where the level before is under `min_level`. `before` is
-    the prefix without its sink, `after` the question. On the raw profile largely positional: prefer relative attention.
+    1: the level is back; 0: nothing is received any more. NaN where the level before is under `min_level`. `before` is the
+    prefix without its sink, `after` the question. On the raw profile largely positional: prefer relative attention.
 
     >>> recovery_ratio(torch.tensor([0.4, 0.1, 0.2]), before=torch.tensor([True, False, False]),
     ...                after=torch.tensor([False, False, True]))
@@ -114,9 +110,9 @@ def recovery_fraction(
 
     $$ R_{\text{frac}} = (\bar r_{\text{post}} - \bar r_{\text{span}}) / (\bar r_{\text{pre}} - \bar r_{\text{span}}) $$
 
-    0: none; 1: full; above 1: overshoot. NaN where there is no step to recover from:
-    $|\text{pre} - \text{span}| < \text{tolerance} \cdot \max(\text{pre}, \text{span})$. A span *above* its prefix (a
-    rise) also has a fraction: read it with `span_collapse`.
+    0: none; 1: full; above 1: overshoot. NaN where there is no step to recover from: $|\text{pre} - \text{span}| <
+    \text{tolerance} \cdot \max(\text{pre}, \text{span})$. A span *above* its prefix (a rise) also has a fraction: read it with
+    `span_collapse`.
 
     >>> recovery_fraction(torch.tensor([0.5, 0.1, 0.2]), before=torch.tensor([True, False, False]),
     ...                   span=torch.tensor([False, True, False]), after=torch.tensor([False, False, True]))
@@ -134,9 +130,9 @@ def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -
 
     $$ R_{\text{aligned}} = \frac{\sum_{j \in S} r'_{\pi(j)}}{\sum_{j \in S} r_j} $$
 
-    1: all of it; 0: none. `inserted` is the other run's profile at the aligned positions (`profile[..., pi]`), both
-    over shared rows; `tokens` is usually the question. Tokens undefined in either run leave both sums; NaN where the
-    base sum is 0. Against the gap or masked condition instead of the plain prompt it is content only.
+    1: all of it; 0: none. `inserted` is the other run's profile at the aligned positions (`profile[..., pi]`), both over shared
+    rows; `tokens` is usually the question. Tokens undefined in either run leave both sums; NaN where the base sum is 0. Against
+    the gap or masked condition instead of the plain prompt it is content only.
 
     >>> aligned_recovery(torch.tensor([0.5, 0.3]), torch.tensor([0.4, 0.15]), tokens=torch.tensor([False, True]))
     tensor(0.5000)
@@ -169,10 +165,10 @@ def recovery_latency(
 
     $$ t^* = \min\{t \ge 0 : \operatorname{mean}(\rho'_{b+t}, \dots, \rho'_{b+t+w-1}) \ge \theta \cdot \text{ref}_t\} $$
 
-    0: at once; inf: never within the question (censored: summarise by the median and the share recovered, not the
-    mean). `after` is the profile from the span's end on; `reference` that of the same tokens without the span, averaged
-    over the same window (preferred), or one level per head, as `[..., None]`. A window counts where all its values are
-    defined and the reference is above 0; NaN if there is none.
+    0: at once; inf: never within the question (censored: summarise by the median and the share recovered, not the mean).
+    `after` is the profile from the span's end on; `reference` that of the same tokens without the span, averaged over the same
+    window (preferred), or one level per head, as `[..., None]`. A window counts where all its values are defined and the
+    reference is above 0; NaN if there is none.
 
     >>> recovery_latency(torch.tensor([0.1, 0.2, 0.6, 0.8]), torch.tensor([1.0]), width=2)
     tensor(2.)
@@ -215,9 +211,9 @@ def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squar
     $$ y(t) = y_\infty - (y_\infty - y_0)\, e^{-t/\tau}, \qquad \tau \in [0.2, n] $$
 
     Small: back within a few tokens; at an end of the range: shorter or longer than the series can tell. `ratio` is
-    `running_median(aligned_ratio(...))` from the span's end on. For each tau on a logarithmic grid, refined twice
-    around its best point, the other two are linear. NaN with fewer than `min_points` defined values or an R squared below
-    `min_r_squared`. Spiky curves rarely support a tau: report `recovery_latency` first.
+    `running_median(aligned_ratio(...))` from the span's end on. For each tau on a logarithmic grid, refined twice around its
+    best point, the other two are linear. NaN with fewer than `min_points` defined values or an R squared below `min_r_squared`.
+    Spiky curves rarely support a tau: report `recovery_latency` first.
 
     >>> recovery_time_constant(0.3 - 0.2 * torch.exp(-torch.arange(8.0) / 2))
     tensor(2.0000)

@@ -39,15 +39,10 @@ def check_span(span: Tensor, *, n_tokens: int, may_cover_all: bool = False) -> N
     With `may_cover_all` it need not leave any out.
     """
     check_segment(span, name="span", n_tokens=n_tokens)
-    faults = [(~span.any(-1), "is empty", "a prompt without an insertion has no span metrics")]
-    if not may_cover_all:
-        faults.append((span.all(-1), "covers all tokens", "there is nothing left to compare it with"))
-    if not torch.stack([bad for bad, _, _ in faults]).any():
-        return
-    for bad, what, remedy in faults:
-        if bad.any():
-            where = f" (prompt {bad.nonzero()[0].tolist()})" if bad.ndim else ""
-            raise ValueError(f"the span{where} {what}: {remedy}; mark only the inserted tokens")
+    empty, full = ~span.any(-1), span.all(-1) & (not may_cover_all)
+    if (empty | full).any():
+        what = "is empty" if empty.any() else "covers all tokens: there is nothing left to compare it with"
+        raise ValueError(f"the span {what}; mark only the inserted tokens")
 
 
 def span_bounds(span: Segment) -> tuple[Int[Tensor, "*lead"], Int[Tensor, "*lead"]]:
@@ -70,9 +65,9 @@ def span_bounds(span: Segment) -> tuple[Int[Tensor, "*lead"], Int[Tensor, "*lead
 def row_mask(rows: RowChoice, *, question: Segment, span: Segment | None = None) -> Segment:
     """The destination tokens that take part in a mean over rows.
 
-    `"all"` is every token; `"shared"` leaves out the span (the choice for comparing a prompt with and without it, since
-    span rows exist in one of them only); `"question"` is the question; `"last"` its last token. Padding needs no entry:
-    padded rows see no key and drop out wherever `visible` is given.
+    `"all"` is every token; `"shared"` leaves out the span (the choice for comparing a prompt with and without it, since span
+    rows exist in one of them only); `"question"` is the question; `"last"` its last token. Padding needs no entry: padded rows
+    see no key and drop out wherever `visible` is given.
 
     >>> row_mask("shared", question=torch.tensor([False, False, True]), span=torch.tensor([False, True, False]))
     tensor([ True, False,  True])
@@ -101,8 +96,6 @@ def flanks(span: Segment, *, width: int = 5, exclude: Segment | None = None) -> 
     tensor([False,  True, False,  True, False])
     """
     check_span(span, n_tokens=span.shape[-1])
-    if width < 1:
-        raise ValueError(f"width must be 1 token or more, got {width}")
     pieces = span.reshape(-1, 1, span.shape[-1]).float()
     near = torch.nn.functional.max_pool1d(pieces, 2 * width + 1, stride=1, padding=width).reshape(span.shape) > 0
     near = near & ~span

@@ -16,11 +16,10 @@ def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:
 
     $$ \frac{\lVert x_j \rVert}{\operatorname{med}_{k \in S} \lVert x_k \rVert} $$
 
-    1: as long as usual; tens and more: a massive activation; near 0, of values: attention there moves nothing. `others` are
-    the tokens that make up "usual": without the span, which may be most of the prompt, and without the first token. Of an even
-    number the median is the mean of the middle two; NaN where there are no others, or their median is 0.
-
-    Source: Sun et al. 2024 (arXiv 2402.17762), who compare entries, not norms, with the median.
+    1: as long as usual; tens and more: a massive activation; near 0, of values: attention there moves nothing. `others` are the
+    tokens that make up "usual": without the span, which may be most of the prompt, and without the first token. Of an even
+    number the median is the mean of the middle two; NaN where there are no others, or their median is 0. Source: Sun et al.
+    2024 (arXiv 2402.17762), who compare entries, not norms, with the median.
 
     >>> x = torch.tensor([[30.0, 40.0], [3.0, 4.0], [0.0, 5.0], [0.0, 0.0]])
     >>> relative_norms(x, others=torch.tensor([False, True, True, False]))
@@ -38,7 +37,6 @@ def cosines_to_sink(vectors: Vectors, *, sink: Segment) -> PerColumn:
     $$ \frac{x_j \cdot x_0}{\lVert x_j \rVert \lVert x_0 \rVert} $$
 
     1: it points where the first token's does, as secondary sinks and long runs of one token do. NaN for a vector of zeros.
-
     Source: secondary attention sinks, arXiv 2512.22213; repeated tokens, arXiv 2503.08908.
 
     >>> cosines_to_sink(torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0]]), sink=torch.tensor([True, False, False]))

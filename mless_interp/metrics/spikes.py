@@ -1,7 +1,7 @@
 """Do the same tokens spike with and without the span, and how high: timing and magnitude of attention spikes.
 
-Inputs are two profiles over the same (shared) tokens, `inserted` already taken at the aligned positions (`profile[...,
-pi]`) and NaN where undefined (sink, tail): tokens undefined in either run leave the comparison.
+Inputs are two profiles over the same (shared) tokens, `inserted` already taken at the aligned positions (`profile[..., pi]`)
+and NaN where undefined (sink, tail): tokens undefined in either run leave the comparison.
 """
 
 import numpy as np
@@ -33,9 +33,9 @@ def timing_pearson(base: PerColumn, inserted: PerColumn) -> PerHead:
 def timing_spearman(base: PerColumn, inserted: PerColumn) -> PerHead:
     r"""Spearman rank correlation of two aligned profiles, in [-1, 1]: do the same tokens rank high?
 
-    Pearson's formula on ranks, ties sharing their mean rank. 1: the same order, whatever the heights; NaN where either
-    is constant. High together with an `attenuation_slope` below 1 is "same timing, modulated magnitude". In the first
-    layer against the gap condition that is nearly automatic.
+    Pearson's formula on ranks, ties sharing their mean rank. 1: the same order, whatever the heights; NaN where either is
+    constant. High together with an `attenuation_slope` below 1 is "same timing, modulated magnitude". In the first layer
+    against the gap condition that is nearly automatic.
 
     >>> round(timing_spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.4])).item(), 4)
     1.0
@@ -63,8 +63,8 @@ def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
 
     $$ R_0^2 = 1 - \frac{\sum_j (y_j - \beta x_j)^2}{\sum_j y_j^2} $$
 
-    1: the same profile at another height; 0: a scaling explains nothing. About zero, not about the mean, as the line
-    runs through the origin. NaN where either profile is all zero.
+    1: the same profile at another height; 0: a scaling explains nothing. About zero, not about the mean, as the line runs
+    through the origin. NaN where either profile is all zero.
 
     >>> attenuation_r_squared(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]))
     tensor(1.)
@@ -79,10 +79,8 @@ def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
 def spike_peaks(received: PerColumn, *, min_prominence: float | None = None) -> Peaks:
     r"""The tokens at which a profile peaks: local maxima that stand out.
 
-    A strict local maximum (of a plateau its leftmost token) with a prominence of at least `min_prominence`, by default
-    $1.4826 \cdot \operatorname{MAD}$ of the profile. Undefined tokens are passed over as if absent; the first and last
-    are never peaks.
-
+    A strict local maximum (of a plateau its leftmost token) with a prominence of at least `min_prominence`, by default $1.4826
+    \cdot \operatorname{MAD}$ of the profile. Undefined tokens are passed over as if absent; the first and last are never peaks.
     Source: project's own (methods 4.6), on `scipy.signal.find_peaks`.
 
     >>> spike_peaks(torch.tensor([0.1, 0.5, 0.1, 0.11, 0.1, 0.3, 0.2])).int().tolist()
@@ -114,8 +112,6 @@ def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks, *, tolerance: int
     >>> matched_peaks_f1(torch.tensor([True, False, True]), torch.tensor([True, False, False]))
     tensor(0.6667)
     """
-    if tolerance < 0:
-        raise ValueError(f"tolerance must be 0 tokens or more, got {tolerance}")
     left, right = base_peaks.cpu().numpy(), inserted_peaks.cpu().numpy()
     matched = np.zeros(left.shape[:-1])
     for index in np.ndindex(matched.shape):

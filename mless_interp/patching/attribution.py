@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
 from ..models.base import INSTEAD, Model, refuse_without_gradients
 from ..models.info import ModelError
@@ -21,11 +22,12 @@ from ..runtime.engines import Tick, Unit
 from ..runtime.results import Quantity, Result, head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
-from .prepared import Prepared, Runs, prepare
+from .prepared import Prepared, Runs, Settings, prepare
 from .sweep import Sweep, sweep_heads
 
-METHODS = ("gate_ig", "atp")
-N_VERIFIED = 64
+METHODS = {"gate_ig": ("knockout", 64), "atp": ("z", 0)}
+"""What edit a method estimates, and how many of its best heads are swept with it unless told otherwise."""
+Part = TypeVar("Part")
 
 
 @checked
@@ -43,70 +45,51 @@ def attribute_heads(
 ) -> "HeadAttribution":
     r"""Estimate what each head's response to the insertion's content (or another `contrast`) adds to the outcome.
 
-    "gate_ig": gates on the attention from the question to the span, integrated from closed to open,
+    "gate_ig" (the default where something can be cut off): gates on the attention from the question to the span, integrated
+    from closed to open by Gauss-Legendre with `steps` nodes,
 
     $$ \mathrm{IG}_{l,h} = \int_0^1 \frac{\partial Y}{\partial g_{l,h}}\Big|_{g = s} ds, \qquad
        \sum_{l,h} \mathrm{IG}_{l,h} = Y(C_1) - Y(C_3), $$
 
-    by Gauss-Legendre with `steps` nodes, in one batch where memory allows. It sees direct reads (readers);
-    `completeness` is the error of the sum (where it is not small beside the effect, raise `steps`). The integral shares
-    the whole effect out over a path on which all gates move together; a knockout moves one gate while the others stay
-    open, so where heads interact the two rank heads differently. From the gradients at both ends of the path come
-    therefore estimates of the exact sweeps themselves: `knockout` and `edge_noise`, the exact change of the head's output
-    times the outcome's gradient,
+    which sees direct reads; `completeness` is the error of the sum (where it is not small, raise `steps`). All gates move
+    together, so where heads interact it ranks them differently from single knockouts. These are estimated from the gradients at
+    both ends, exactly where the rest of the model responds linearly, and `knockout` ranks the heads:
 
     $$ \hat\Delta_{l,h} = (z_{l,h} - z_{l,h}^{\text{cannot see the span}}) \cdot \frac{\partial Y}{\partial z_{l,h}}\Big|_{C_1},
-       \qquad \text{and at } C_3 \text{ with } z^{\text{sees it}} - z, $$
-
-    exact where the rest of the model responds linearly. Heads are ranked by `knockout`.
+       \qquad \text{and at } C_3 \text{ with } z^{\text{sees it}} - z. $$
 
     "atp": (z_inserted - z_masked) . dY/dz at the inserted run, one backward pass for all problems of a length; it sees
     mediators too.
 
-    `method`: by default "gate_ig" where something can be cut off, else "atp".
+    contrast: "content", "computed", "inside" or, for "atp", any whose runs have equal length; C3 and C1 are then its clean and
+        its corrupted run.
+    verify: so many of the best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly, by the edit that the
+        method estimates; they come first, by `exact`.
+    checkpoint: a file that keeps each finished problem's estimates; started again with the same settings the run goes on there.
 
-    `contrast`: "content"; "computed" (gates on the attention from the span's rows to the question, from blind to inserted); for
-    "atp" any whose runs have equal length. What is said of masked and inserted then holds for its clean and corrupted run.
-
-    The `verify` best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly, by the knockout or z patch
-    that the method estimates; `exact` holds what came, and those heads come first, by it. Where the model is far from
-    linear the order of the first heads would otherwise be the estimate's error.
-
-    Positive: the head's response raises the outcome. Per problem, never averaged before. `checkpoint`: a file that receives
-    the estimates of each finished problem; a run started again with the same settings goes on from there.
-
-    Source: gates of Michel et al. (1905.10650), integrated gradients of Sundararajan et al. (1703.01365), attribution
-    patching as in AtP* (2403.00745; its exact re-softmax is what the knockout estimate does for the gates); methods §7.
-    Raises `ModelError` where no gradients can be had (quantised weights, inference mode, a remote model, one that cannot
-    be continued layer by layer) and `ValueError` for an outcome whose gradient vanishes at the run ("kl" with "atp").
+    Positive: the head's response raises the outcome. Raises `ModelError` where no gradients can be had (quantised weights,
+    inference mode, a remote model) and `ValueError` for an outcome whose gradient vanishes at the run ("kl" with "atp").
+    Source: gates of Michel et al. (1905.10650), integrated gradients of Sundararajan et al. (1703.01365), attribution patching
+    as in AtP* (2403.00745); methods §7.
     """
     between = one_of(contrast, CONTRASTS, "contrast")
-    method = method or ("gate_ig" if between.cuts or not between.equal_length else "atp")
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
+    method = method or ("gate_ig" if between.cuts else "atp")
+    edit, usual = one_of(method, METHODS, "method")
     if outcome_named(outcome).needs_clean and method == "atp":
         raise ValueError(
             "atp from a divergence is 0 by construction at its own reference; use outcome='answer_logprob'"
         )
-    if steps < 1:
-        raise ValueError(f"steps must be 1 or more, got {steps}")
-    if method == "gate_ig" and not between.cuts:
+    check_count(steps, name="steps")
+    n_verified = usual if verify is None else check_count(verify, name="verify", at_least=0)
+    if not between.equal_length or (method == "gate_ig" and not between.cuts):
         raise ValueError(
-            f"gate_ig moves gates on what may be seen, and contrast {contrast!r} is none of that: use method='atp', or "
-            "contrast 'content' or 'computed'"
+            f"{method} does not know contrast {contrast!r}: gate_ig moves gates on what may be seen ('content', 'computed'), "
+            "atp compares runs of equal length ('shift' too); patch_heads knows them all"
         )
-    if not between.equal_length:
-        raise ValueError(
-            f"contrast {contrast!r} joins runs of two lengths, whose activations have no difference: use 'content', 'computed' "
-            "or 'shift', or patch_heads"
-        )
-    n_verified = {"gate_ig": N_VERIFIED, "atp": 0}[method] if verify is None else verify
-    if n_verified < 0:
-        raise ValueError(f"verify must be 0 or more, got {verify}")
     prepared = prepare(model, pairs, outcome).under(between)
     refuse_without_gradients(model, f"attribute_heads(method={method!r})")
 
-    def of_unit(unit: Unit, tick: Tick) -> list[dict[str, Any]]:
+    def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
         if method == "atp":
             return _atp(_Gradients(prepared.runs(unit), between))
         found = []
@@ -115,32 +98,23 @@ def attribute_heads(
             tick(1)
         return found
 
-    settings: dict[str, Any] = {"method": method, "contrast": contrast, "steps": steps, "verify": n_verified}
-    found = prepared.each(
-        of_unit, label=f"attributing ({method})", settings=settings, checkpoint=checkpoint, progress=progress
-    )
-
-    def stacked(name: str) -> np.ndarray:
-        return np.array([each[name] for each in found], dtype=float)
-
-    gated = method == "gate_ig"
+    settings: Settings = {"method": method, "contrast": contrast, "steps": steps, "verify": n_verified}
+    label = f"attributing ({method})"
+    found = prepared.each(of_unit, label=label, settings=settings, checkpoint=checkpoint, progress=progress)
     made = HeadAttribution(
         problem_ids=prepared.ids,
         groups=prepared.groups,
-        scores=stacked("scores"),
-        masked=stacked("masked"),
-        inserted=stacked("inserted"),
+        **{name: np.array([each[name] for each in found], dtype=float) for name in found[0]},
         unit=prepared.outcome.unit,
         settings={**settings, **prepared.settings},
         resolution=model.resolution,
-        knockout=stacked("knockout") if gated else None,
-        edge_noise=stacked("edge_noise") if gated else None,
     )
     if not n_verified:
         return made
-    best = made.ranking()[:n_verified]
-    sweeps = {"exact": Sweep.named(contrast, edit="knockout" if gated else "z")}
-    return replace(made, exact=sweep_heads(prepared, sweeps, best, progress=progress)["exact"].effect)
+    swept = sweep_heads(
+        prepared, {"exact": Sweep.named(contrast, edit=edit)}, made.ranking()[:n_verified], progress=progress
+    )
+    return replace(made, exact=swept["exact"].effect)
 
 
 class _Gradients:
@@ -148,28 +122,22 @@ class _Gradients:
 
     def __init__(self, runs: Runs, contrast: Contrast) -> None:
         self.runs, self.model, self.contrast = runs, runs.model, contrast
-        length = runs.length(contrast.corrupted)
-        start = runs.start(contrast, contrast.corrupted)
-        changed = length - start
+        length, start = runs.length(contrast.corrupted), runs.start(contrast, contrast.corrupted)
         self.recording = self.model.record(runs.inputs(contrast.corrupted), start=start)
         self.masked = runs.recording(contrast.clean, runs.start(contrast, contrast.clean))
-        self.device = self.recording.z[0].device
-        read = runs.read(contrast.corrupted)
-        self.read = torch.tensor(read, device=self.device) - self.recording.start
-        self.rows, self.span = (each.to(self.device) for each in runs.cut(contrast))
+        z, read = self.recording.z[0], runs.read(contrast.corrupted)
+        self.device = z.device
+        self.rows, self.span = (each.to(z.device) for each in runs.cut(contrast))
         self.most = rows_per_graph(
             self.model.info,
-            changed=changed,
+            changed=length - start,
             length=length,
             read=len(read),
-            bytes_each=self.recording.z[0].element_size(),
+            bytes_each=z.element_size(),
             devices=self.model.devices,
         )
-
-    def tail(self, **options: Any) -> Tensor:
-        """Logits of the changed rows, through every layer, with their graph."""
         assert self.model.stepper is not None  # refused before anything ran
-        return self.model.stepper.tail(self.recording, self.read, **options)
+        self.tail = partial(self.model.stepper.tail, self.recording, torch.tensor(read, device=z.device) - start)
 
     def values(self, logits: Tensor) -> Tensor:
         """Outcomes `[problem x row]`, with their graph."""
@@ -179,13 +147,14 @@ class _Gradients:
         clean = clean.to(logits.device)
         return torch.cat([runs.outcome.value(rows[i], p, clean[i : i + 1]) for i, p in enumerate(runs.pairs)])
 
-    def in_parts(self, compute: Callable[[slice], Any], n_rows: int, most: int) -> list[Any]:
+    def in_parts(self, compute: Callable[[slice], Part], n_rows: int, most: int) -> list[Part]:
         """`compute` over all rows, at most `most` at a time; memory that runs out halves the parts."""
         found, at, most = [], 0, min(most, n_rows)
         while at < n_rows:
             try:
                 with torch.enable_grad():
                     found.append(compute(slice(at, min(at + most, n_rows))))
+                at += most
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     name = self.model.info.name
@@ -193,8 +162,6 @@ class _Gradients:
                         f"{name}: the outcome has no gradient with respect to its heads ({error}); {INSTEAD}"
                     ) from error
                 most = halved(most, error)
-                continue
-            at += most
         return found
 
 
@@ -202,9 +169,8 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
     """Integrated gradients, both estimates and both ends of one problem."""
     info, recording = passes.model.info, passes.recording
     nodes, weights = np.polynomial.legendre.leggauss(steps)
-    like: dict[str, Any] = {"device": passes.device, "dtype": recording.z[0].dtype}
-    weight = torch.tensor(weights / 2, **like)
-    gates = torch.tensor((nodes + 1) / 2, **like)[:, None, None].expand(steps, info.n_layers, info.n_heads)
+    places, weight = (recording.z[0].new_tensor(each) for each in ((nodes + 1) / 2, weights / 2))
+    gates = places[:, None, None].expand(steps, info.n_layers, info.n_heads)
 
     def gradient_of_gates(rows: slice) -> Tensor:
         part = gates[rows].clone().requires_grad_()
@@ -218,10 +184,9 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
         values = passes.values(passes.tail(gates=both, span=passes.span, rows=passes.rows, offsets=offsets))
         return values.detach(), list(torch.autograd.grad(values.sum(), offsets))
 
-    scores = torch.stack(passes.in_parts(gradient_of_gates, steps, passes.most)).sum(0)
+    found = {"scores": torch.stack(passes.in_parts(gradient_of_gates, steps, passes.most)).sum(0)}
     parts = passes.in_parts(gradients_at_the_ends, 2, passes.most)
-    closed, opened = torch.cat([values for values, _ in parts]).tolist()
-    found = {"scores": scores}
+    found["masked"], found["inserted"] = torch.cat([values for values, _ in parts])
     slopes = [torch.cat([gradients[layer] for _, gradients in parts]) for layer in range(info.n_layers)]
     for name, run, intervention, end, sign in (
         ("edge_noise", passes.masked, EdgeNoise(), 0, 1.0),
@@ -234,19 +199,16 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
                 changed = intervention.edited(state) - run.z[layer]
             per_layer.append(sign * (changed[0] * slope[end].to(changed)).sum((0, -1)).to(passes.device))
         found[name] = torch.stack(per_layer)
-    arrays = {name: values.double().cpu().numpy() for name, values in found.items()}
-    return arrays | {"masked": np.array(closed), "inserted": np.array(opened)}
+    return {name: values.double().cpu().numpy() for name, values in found.items()}
 
 
-def _atp(passes: _Gradients) -> list[dict[str, Any]]:
+def _atp(passes: _Gradients) -> list[dict[str, np.ndarray]]:
     """Scores `[layer, head]` and both ends of each problem of one geometry."""
-    recording, masked, pairs = passes.recording, passes.masked, passes.runs.pairs
-    if len(pairs) > passes.most:
-        parts = [pairs[at : at + passes.most] for at in range(0, len(pairs), passes.most)]
-        runs = passes.runs
-        return [
-            one for part in parts for one in _atp(_Gradients(Runs(runs.model, runs.outcome, part), passes.contrast))
-        ]
+    recording, masked, runs = passes.recording, passes.masked, passes.runs
+    if len(runs.pairs) > passes.most:
+        parts = [runs.pairs[at : at + passes.most] for at in range(0, len(runs.pairs), passes.most)]
+        fewer = (_Gradients(Runs(runs.model, runs.outcome, part), passes.contrast) for part in parts)
+        return [one for each in fewer for one in _atp(each)]
 
     def gradients(rows: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
         offsets = [torch.zeros_like(z).requires_grad_() for z in recording.z]
@@ -256,21 +218,18 @@ def _atp(passes: _Gradients) -> list[dict[str, Any]]:
     ((inserted, slopes),) = passes.in_parts(gradients, 1, 1)
     per_layer = [((z - m) * g).sum((1, -1)).cpu() for z, m, g in zip(recording.z, masked.z, slopes, strict=True)]
     assert masked.logits is not None
-    ends = {"masked": passes.values(masked.logits), "inserted": inserted}
-    arrays = {name: values.double().cpu().numpy() for name, values in ends.items()}
-    arrays["scores"] = torch.stack(per_layer, 1).double().numpy()
-    return [{name: array[at] for name, array in arrays.items()} for at in range(len(pairs))]
+    made = {"scores": torch.stack(per_layer, 1), "masked": passes.values(masked.logits), "inserted": inserted}
+    arrays = {name: values.double().cpu().numpy() for name, values in made.items()}
+    return [{name: array[at] for name, array in arrays.items()} for at in range(len(runs.pairs))]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadAttribution(Result):
     """Estimated contribution of every head, `[problem, layer, head]`, in the outcome's unit.
 
-    `masked` and `inserted` are the outcome in C3 and C1 per problem (in the clean and the corrupted run of another contrast).
-    `completeness` is (sum of scores) - (inserted -
-    masked) per problem: about 0 for "gate_ig", without meaning for "atp". `knockout` and `edge_noise` estimate the
-    `PatchScores.effect` of the exact sweeps of these edits ("gate_ig" only). `exact` is that of the best heads (knockout for
-    "gate_ig", z patch for "atp"), NaN for all others; None if none was.
+    `masked` and `inserted` `[problem]` are the outcome in C3 and C1 (the clean and the corrupted run of another contrast).
+    `knockout` and `edge_noise` estimate the `PatchScores.effect` of the exact sweeps of these edits ("gate_ig" only); `exact`
+    is that of the best heads, NaN for all others; None if none was swept.
     """
 
     problem_ids: tuple[str, ...]
@@ -278,7 +237,7 @@ class HeadAttribution(Result):
     masked: np.ndarray
     inserted: np.ndarray
     unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     knockout: np.ndarray | None = None
     edge_noise: np.ndarray | None = None
     exact: np.ndarray | None = None
@@ -287,17 +246,14 @@ class HeadAttribution(Result):
     picture = "head_map"
     signed = True
     axes = (
-        ("scores", "problem layer head_of_layer"),
+        *((name, "problem layer head_of_layer") for name in ("scores", "knockout", "edge_noise", "exact")),
         ("masked", "problem"),
         ("inserted", "problem"),
-        ("knockout", "problem layer head_of_layer"),
-        ("edge_noise", "problem layer head_of_layer"),
-        ("exact", "problem layer head_of_layer"),
     )
 
     @property
     def completeness(self) -> np.ndarray:
-        """Sum over heads minus the total effect, `[problem]`."""
+        """Sum over heads minus the total effect, `[problem]`: about 0 for "gate_ig", without meaning for "atp"."""
         return self.scores.sum((1, 2)) - (self.inserted - self.masked)
 
     def mean(self) -> np.ndarray:
@@ -319,13 +275,12 @@ class HeadAttribution(Result):
     def ranking(self, by: str = "best") -> tuple[Head, ...]:
         """Heads by |mean|, largest first, of "scores", "knockout" or "edge_noise"; "best": first the verified heads by their
         exact value, then the others by the estimate. The two are never mixed: an estimate can be far off."""
-        known = [name for name in ("best", "scores", "knockout", "edge_noise") if getattr(self, name) is not None]
-        if by not in known:
-            raise ValueError(f"cannot rank by {by!r}; this result has {', '.join(known)}")
-        mean = np.abs(self.by_group(getattr(self, by)).mean(0))
+        known = {name: getattr(self, name) for name in ("best", "scores", "knockout", "edge_noise")}
+        values = one_of(by, {name: each for name, each in known.items() if each is not None}, "ranking")
+        mean = np.abs(self.by_group(values).mean(0))
         later = ~self.verified if by == "best" else np.zeros_like(self.verified)
         order = np.lexsort((-mean.ravel(), later.ravel()))  # stable: the last key decides first
-        return tuple(Head(int(i // mean.shape[1]), int(i % mean.shape[1])) for i in order)
+        return tuple(Head(*divmod(int(place), mean.shape[1])) for place in order)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per measure (those of `table`), problem and head."""
@@ -340,8 +295,8 @@ class HeadAttribution(Result):
         return {name: values for name, values in every.items() if values is not None}
 
     def table(self) -> pd.DataFrame:
-        """One row per head, best first: whether it was `verified` or stands by an estimate (`ranked_by`), and the means over
-        problems of the `score`, the estimates of `knockout` and `edge_noise`, and the `exact` sweep."""
+        """One row per head, best first: whether it was verified (`ranked_by` exact or estimate), and the means over problems of
+        the `score`, the estimates of `knockout` and `edge_noise`, and the `exact` sweep."""
         ranked = self.ranking()
         means = {name: of_heads(self.by_group(values).mean(0), ranked) for name, values in self._given.items()}
         ranked_by = ["exact" if self.verified[head.layer, head.head] else "estimate" for head in ranked]
@@ -353,36 +308,28 @@ class HeadAttribution(Result):
 
     def headline(self) -> str:
         """Return which heads the method ranks first, and of which total effect."""
-        effects, s = self.by_group(self.inserted - self.masked), self.settings
-        first = self.table()["label"].head(3)
-        mean = float(effects.mean())
+        mean = float(self.by_group(self.inserted - self.masked).mean())
+        contrast = CONTRASTS[self.settings.get("contrast", "content")]
         return (
-            f"{s.get('method')} ranks {', '.join(first)} first of {count_of(self.scores[0].size, 'head')}; the insertion "
-            f"{'raises' if mean > 0 else 'lowers'} the outcome by {abs(mean):.4f} {self.unit} (mean of {self._ends} over "
+            f"{self.settings.get('method')} ranks {', '.join(self.table()['label'].head(3))} first of "
+            f"{count_of(self.scores[0].size, 'head')}; the insertion {'raises' if mean > 0 else 'lowers'} the outcome by "
+            f"{abs(mean):.4f} {self.unit} (mean of {contrast.corrupted} - {contrast.clean} over "
             f"{count_of(len(self.problem_ids), 'problem')})."
         )
 
     def details(self) -> list[str]:
-        """Return how well the integral adds up, what was verified, and what an estimate is for."""
-        effects, found = self.inserted - self.masked, []
-        if np.abs(effects).max() <= self.resolution:
+        """Return how well the integral adds up, and what was verified."""
+        size, found = np.abs(self.inserted - self.masked).max(), []
+        if size <= self.resolution:
             found.append("The outcome does not change at all in any problem: there is nothing to attribute.")
         if self.settings.get("method") == "gate_ig":
-            worst, size = np.abs(self.completeness).max(), np.abs(effects).max()
-            too_much = worst > 0.05 * size > 0
+            worst = np.abs(self.completeness).max()
             advice = f", {worst / size:.0%} of the largest effect: raise steps ({self.settings.get('steps')})"
-            found.append(f"Largest completeness error {worst:.2e} {self.unit}{advice if too_much else ''}.")
-        n_exact = int(self.verified.sum())
-        if n_exact:
-            rest = self.verified.size - n_exact
             found.append(
-                f"The first {count_of(n_exact, 'head')} {'was' if n_exact == 1 else 'were'} verified by an exact sweep and "
-                f"{'is' if n_exact == 1 else 'are'} ranked by it"
-                f"{f'; the other {rest} follow, ranked by their estimates' if rest else ''}."
+                f"Largest completeness error {worst:.2e} {self.unit}{advice if worst > 0.05 * size > 0 else ''}."
+            )
+        if n_exact := int(self.verified.sum()):
+            found.append(
+                f"The first {count_of(n_exact, 'head')} of {self.verified.size} stand by an exact sweep, others by estimates."
             )
         return [*found, "Estimates are for screening: name heads with exact sweeps of both directions (locate_heads)."]
-
-    @property
-    def _ends(self) -> str:
-        contrast = CONTRASTS[self.settings.get("contrast", "content")]
-        return f"{contrast.corrupted} - {contrast.clean}"

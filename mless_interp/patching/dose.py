@@ -23,9 +23,9 @@ from ..prompts.prompt import Template
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, tidy
-from ..statistics import CONFIDENCE, Interval, mean_interval, median_interval
+from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval
 from .outcomes import Outcome, outcome_named
-from .prepared import Runs, prepare
+from .prepared import Runs, Settings, prepare
 
 DOSES = (1, 2, 4, 8, 16, 32, 55, 70, 110)
 READ = ("inserted", "held")
@@ -39,22 +39,18 @@ def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> 
 
     $$ b = \frac{\sum_N (\ln N - \overline{\ln N})\, y_N}{\sum_N (\ln N - \overline{\ln N})^2} $$
 
-    1 for the log odds of reading N identical tokens whose positions change nothing; 0: the number does not matter. NaN
-    where a value is.
-
-    Source: methods I12.
+    1 for the log odds of reading N identical tokens whose positions change nothing; 0: the number does not matter. NaN where a
+    value is. Source: methods I12.
 
     >>> float(slope_in_log_dose(np.log([1.0, 10.0, 100.0]) + 3, [1, 10, 100]).round(6))
     1.0
     """
-    x = np.log(np.asarray(doses, dtype=float))
-    if len(x) < 2 or len(set(x.tolist())) != len(x):
-        raise ValueError(f"a slope needs at least two different doses, got {list(doses)}")
+    x = np.log(checked_doses(doses))
     centred = x - x.mean()
     return np.asarray((values * centred).sum(-1) / (centred**2).sum())
 
 
-def checked_doses(doses: Sequence[int]) -> tuple[int, ...]:
+def checked_doses(doses: Sequence[int] | np.ndarray) -> tuple[int, ...]:
     """The numbers of tokens; `ValueError` unless they are two or more, increasing, from 1 up."""
     found = tuple(int(dose) for dose in doses)
     if len(found) < 2 or min(found) < 1 or list(found) != sorted(set(found)):
@@ -84,21 +80,18 @@ def dose_response(
 ) -> "DoseResponse":
     r"""Insert 1, 2, 4 ... tokens; measure each head's log odds of reading them, and the outcome.
 
-    For N identical tokens whose question keeps its positions (condition "held"), in layer 0 of a model with rotary
-    positions,
+    For N identical tokens whose question keeps its positions (condition "held"), in layer 0 of a model with rotary positions,
+    the slope is exactly 1 for every head and query, which checks the whole measurement:
 
     $$ \operatorname{logit}(1 - \lambda_i) = \ln N + \text{const} $$
 
-    for every head and query: a slope of exactly 1 with no free parameter, which is a check of the whole measurement.
-    In the condition "inserted" positions move as well, so the slope says how far that matters.
+    In the condition "inserted" positions move as well, so the slope says how far that matters. Log odds are means over the rows
+    after the insertion that see the span at every dose.
 
-    Parameters
-    ----------
     insertion : what to insert; its `n_tokens` is replaced by each of `doses`.
     layer : whose heads are read (zero-based).
-    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
-
-    The log odds are means over the rows after the insertion that see the span at every dose. Source: methods I12, E8.
+    checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
+    Source: methods I12, E8.
     """
     read_outcome = outcome_named(outcome, signed_for="dose-response")
     doses = checked_doses(doses)
@@ -112,17 +105,19 @@ def dose_response(
     ]
 
     def measured(unit: Unit, tick: Tick) -> list[dict[str, Any]]:
-        found: dict[str, list[Any]] = {condition: [] for condition in ANSWERED}
+        found: dict[str, list[tuple[np.ndarray, float]]] = {condition: [] for condition in ANSWERED}
         for prepared in by_dose:
             runs = prepared.runs(unit)
             for condition in ANSWERED:
                 found[condition].append(_one(runs, condition, layer))
             tick(1)
+        odds = {condition: np.stack([read for read, _ in found[condition]]) for condition in READ}
+        seen = {condition: np.isfinite(read).all(0) for condition, read in odds.items()}
         return [
             {
                 "base": _one(by_dose[0].runs(unit), "base", layer)[1],
                 "outcomes": {condition: [value for _, value in found[condition]] for condition in ANSWERED},
-                "log_odds": {c: _mean_of_common_rows(np.stack([read for read, _ in found[c]])) for c in READ},
+                "log_odds": {name: defined_mean(np.where(seen[name], odds[name], np.nan), -1) for name in READ},
             }
         ]
 
@@ -134,9 +129,7 @@ def dose_response(
         measured,
         label="doses",
         settings=settings,
-        prompts=[
-            [pair.fingerprint() for pair in doses] for doses in zip(*(each.pairs for each in by_dose), strict=True)
-        ],
+        prompts=[[pair.fingerprint() for pair in each] for each in zip(*(each.pairs for each in by_dose), strict=True)],
         checkpoint=checkpoint,
         steps=len(doses),
         progress=progress,
@@ -155,40 +148,31 @@ def dose_response(
     )
 
 
-def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray | None, float]:
-    """Log odds of reading the span `[head, row after the span]` (None where not asked), and the outcome."""
+def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray, float]:
+    """Log odds of reading the span `[head, row after the span]` (none where not asked), and the outcome."""
     model, inputs, pair = runs.model, runs.inputs(condition), runs.first
     names = [site(layer, f"attn.hook_rot_{part}") for part in "qk"] if condition in READ else []
     result = model.run(inputs, capture=dict.fromkeys(names), logits_at=runs.read(condition))
     value = float(runs.outcomes(result.logits)[0, 0])
     if not names:
-        return None, value
+        return np.empty(0), value
     q, k = (result.captured[name].double() for name in names)
-    visible = model.visible(inputs)[layer].to(q.device)
-    after = slice(pair.span[1], inputs.n_tokens)
-    rule = model.attention_rule(layer)
-    scores = masked_scores(q[:, after], k, visible[:, :, after], rule)
+    rule, after = model.attention_rule(layer), slice(pair.span[1], inputs.n_tokens)
+    visible = model.visible(inputs)[layer].to(q.device)[:, :, after]
+    scores = masked_scores(q[:, after], k, visible, rule)
     rows = torch.arange(inputs.n_tokens)[after].to(scores.device)
     span = with_extra(pair.span_mask.to(scores.device), rule)
-    shown = with_extra(visible[:, :, after].expand(scores.shape), rule, value=True)
-    scores = with_sinks(scores, rule.column)
-    return span_log_odds(scores, span=span, visible=shown, dest_positions=rows)[0].cpu().numpy(), value
-
-
-def _mean_of_common_rows(log_odds: np.ndarray) -> np.ndarray:
-    """Mean over rows `[dose, head, row]` that are finite at every dose; NaN where there is none."""
-    common = np.isfinite(log_odds).all(0)
-    count = common.sum(-1)
-    total = np.where(common, log_odds, 0.0).sum(-1)
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    shown = with_extra(visible.expand(scores.shape), rule, value=True)
+    odds = span_log_odds(with_sinks(scores, rule.column), span=span, visible=shown, dest_positions=rows)
+    return odds[0].cpu().numpy(), value
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DoseResponse(Result):
     """Log odds of reading the span per problem, dose and head of one layer, and the outcome per problem and dose.
 
-    `log_odds[condition]` `[problem, dose, head]` for "inserted" and "held"; `outcomes[condition]` `[problem, dose]` for
-    these and "masked"; `base` `[problem]` is the outcome without any insertion.
+    `log_odds[condition]` `[problem, dose, head]` for "inserted" and "held"; `outcomes[condition]` `[problem, dose]` for these
+    and "masked"; `base` `[problem]` is the outcome without any insertion.
     """
 
     problem_ids: tuple[str, ...]
@@ -198,10 +182,11 @@ class DoseResponse(Result):
     outcomes: dict[str, np.ndarray]
     base: np.ndarray
     unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     seed: int = 0
 
     picture = "dose_response"
+    signed = True
     columns = columns_of("""
         content | content effect | | with the insertion - the same positions, insertion hidden; median over problems
         shift | effect of the shift | | shifted positions, nothing inserted - unshifted; median over problems
@@ -218,13 +203,7 @@ class DoseResponse(Result):
 
     def slopes(self, condition: str = "held") -> np.ndarray:
         """Slope of logit(1 - lambda) in log N, `[problem, head]`: 1 for N identical tokens at held positions in layer 0."""
-        return slope_in_log_dose(np.moveaxis(self._read(condition), 1, -1), self.doses)
-
-    def _read(self, condition: str) -> np.ndarray:
-        """Log odds of reading the span in a condition, `[problem, dose, head]`."""
-        if condition not in self.log_odds:
-            raise ValueError(f"unknown condition {condition!r}; choose one of {', '.join(self.log_odds)}")
-        return self.log_odds[condition]
+        return slope_in_log_dose(np.moveaxis(one_of(condition, self.log_odds, "condition"), 1, -1), self.doses)
 
     def mean_slope(self, condition: str = "held") -> Interval:
         """Slope of the heads' mean log odds in log N with its interval over problems."""
@@ -261,7 +240,7 @@ class DoseResponse(Result):
         """One row per dose: the mean outcome, and each contrast's median effect with its interval over problems (each dose by
         itself; `total_together_ci_low`, `total_together_ci_high` hold for all doses at once)."""
         inserted = self.by_group(self.outcomes["inserted"])
-        table: dict[str, Any] = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
+        table = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
         for contrast in ("total", "content", "shift", "held"):
             table |= interval_columns(contrast, self.effects(contrast))
         both = self.effects("total", together=True)
@@ -269,14 +248,13 @@ class DoseResponse(Result):
         return pd.DataFrame(table | {"n": np.isfinite(inserted).sum(0)})
 
     def reading_table(self, condition: str = "held") -> pd.DataFrame:
-        """One row per dose: the log odds of reading the span of each head (a column by its label), their mean with its
-        interval over problems, and `slope_1`, the line of slope 1 through the middle of the heads."""
-        log_odds = self._read(condition)
+        """One row per dose: the log odds of reading the span of each head (a column by its label), their mean with its interval
+        over problems, and `slope_1`, the line of slope 1 through the middle of the heads."""
+        log_odds = one_of(condition, self.log_odds, "condition")
         heads = self.by_group(log_odds).mean(0)
         above = heads - np.log(self.doses)[:, None]
         middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else np.nan
-        table: dict[str, Any] = {"n_tokens": self.doses}
-        table |= {str(head): heads[:, at] for at, head in enumerate(self.heads)}
+        table = {"n_tokens": self.doses} | {str(head): heads[:, at] for at, head in enumerate(self.heads)}
         table |= interval_columns("mean", mean_interval(self.by_group(log_odds.mean(2)), seed=self.seed))
         return pd.DataFrame(table | {"slope_1": np.log(self.doses) + middle})
 
@@ -303,17 +281,10 @@ class DoseResponse(Result):
         )
 
     def details(self) -> list[str]:
-        """Return what was measured, and the range of slopes over heads."""
-        return [
-            f"{self.settings.get('insertion')} and fewer, {count_of(len(self.problem_ids), 'problem')}, layer {self.layer} "
-            f"(zero-based), {count_of(len(self.heads), 'head')}.",
-            f"Slope of logit(1 - lambda) in log N over heads: held positions {_range(self.slopes('held'))}; inserted "
-            f"{_range(self.slopes('inserted'))}.",
-            *["In layer 0 the slope at held positions is 1 for identical tokens: arithmetic, no finding."]
-            * (self.layer == 0),
-        ]
-
-    signed = True
+        """Return the range of slopes over heads."""
+        ranges = [f"{condition} {_range(self.slopes(condition))}" for condition in READ[::-1]]
+        exact = " (held: 1 for identical tokens: arithmetic, no finding)" * (self.layer == 0)
+        return [f"Slope of logit(1 - lambda) in log N over heads of layer {self.layer}: {'; '.join(ranges)}{exact}."]
 
     def printed(self) -> pd.DataFrame:
         """Return the outcome's table."""
@@ -324,12 +295,8 @@ class DoseResponse(Result):
         doses, table = self.outcome_table(), self.table()
         named = dict.fromkeys(doses.columns, "") | {"n_tokens": "inserted tokens"}
         columns = [name for name in table.columns if name not in ("layer", "head")]
-        return Shown(
-            (
-                ShownTable(doses, f"Outcome by number of inserted tokens, in {self.unit}.", named),
-                ShownTable(table, "Slope of the log odds of reading the span in log N, per head.", columns),
-            )
-        )
+        slopes = ShownTable(table, "Slope of the log odds of reading the span in log N, per head.", columns)
+        return Shown((ShownTable(doses, f"Outcome by number of inserted tokens, in {self.unit}.", named), slopes))
 
 
 def _range(slopes: np.ndarray) -> str:

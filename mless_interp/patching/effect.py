@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -53,14 +52,10 @@ def fewest_for(n_tests: int, confidence: float = CONFIDENCE) -> int:
 class Effect:
     r"""A total effect, `total` `[problem]`, and the rules by which its parts ("cells") are judged (methods §9).
 
-    `smallest_effect` is a share of the median total, `rounding` what may be rounding, in the effect's unit; `claimed` is the
-    sign that the effect was found to have on other problems (0: the sign of the median).
+    `smallest_effect` is a share of the median total, `rounding` in the effect's unit; `claimed` is the sign that the effect was
+    found to have on other problems (0: the sign of the median); `groups` name variants of one problem, which count once.
 
-    `groups` name the problems that are variants of one another: then a group is what replicates, with the median of its
-    problems, and n is the number of groups.
-
-    Of alpha = 1 - `confidence`, a fifth goes to estimating the smallest effect: `delta` is `smallest_effect` times the upper
-    limit of |median total|, and more than rounding. The rest, `level`, is left for the tests of cells.
+    Of alpha = 1 - `confidence`, a fifth goes to estimating the smallest effect (`delta`), the rest (`level`) to tests of cells.
     """
 
     total: np.ndarray
@@ -76,7 +71,7 @@ class Effect:
         return replace(self, total=self.total[inside], groups=groups)
 
     def units(self, values: np.ndarray) -> np.ndarray:
-        """Return the units of replication, `[problem or group, *cells]`, of values `[problem, *cells]`."""
+        """Return what replicates, `[problem or group, *cells]`, of values `[problem, *cells]`."""
         return by_group(values, self.groups)
 
     @property
@@ -90,7 +85,7 @@ class Effect:
 
     @property
     def alpha(self) -> float:
-        """The level of all that is claimed together: 1 - `confidence`."""
+        """The level of all that is claimed together."""
         return 1 - self.confidence
 
     @property
@@ -121,14 +116,12 @@ class Effect:
     @cached_property
     def _limits(self) -> tuple[float, float]:
         """The lower and the upper limit of |median total|, each one-sided at its part of alpha; NaN with too few problems."""
-        one_sided = median_interval(
-            self.direction * self.units(self.total), confidence=1 - 2 * OF_THE_LIMIT * self.alpha
-        )
-        return float(one_sided.low), float(one_sided.high)
+        made = median_interval(self.units(self.turned(self.total)), confidence=1 - 2 * OF_THE_LIMIT * self.alpha)
+        return float(made.low), float(made.high)
 
     @property
     def delta(self) -> float:
-        """The smallest effect of interest, in the effect's unit, above which parts count.
+        """The smallest effect of interest: `smallest_effect` of the upper limit of |median total|, and more than rounding.
 
         NaN, and nothing is tested, where no total effect is established or too few problems limit its median.
         """
@@ -146,8 +139,7 @@ class Effect:
     ) -> Prevalence:
         """In how many problems each cell does more than `delta`, with the total effect and against it, `[sense, *cells]`.
 
-        p is exact for any distribution and corrected (Holm) over cells and senses, to be held against `level`; NaN where
-        nothing can be tested, and for a cell that is undefined on every problem.
+        p is corrected (Holm) over cells and senses, to be held against `level`; NaN where nothing can be tested.
         """
         made = self.units(self.turned(cells))
         return prevalence_test(made, self.delta, senses=senses, tested=tested, confidence=self.confidence)
@@ -155,13 +147,10 @@ class Effect:
     def within(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(p, p after Holm) that most problems show less than the smallest effect, of either sense, `[*cells]`.
 
-        Here it is taken from the lower limit of |median total|: what is to be small must be small beside the least that the
-        total may be. NaN where that limit is none, or 0.
+        The smallest effect is here of the lower limit of |median total|, the least that the total may be. NaN without one.
         """
         delta = self._least(max(self._limits[0], 0.0))
-        if not delta > 0:
-            return np.full(cells.shape[1:], np.nan), np.full(cells.shape[1:], np.nan)
-        return within_test(self.units(cells), delta)
+        return within_test(self.units(cells), delta if delta > 0 else float("nan"))
 
     def cell_medians(self, cells: np.ndarray) -> Interval:
         """The median of each cell with the interval of its order statistics, as they come."""
@@ -174,17 +163,13 @@ class Effect:
 
     @cached_property
     def mean(self) -> float:
-        """The mean total effect as what a mean can be a share of.
-
-        NaN unless its interval leaves out 0 (and rounding), with the sign of the median: 28 problems at +0.1 and 4 at -0.7 have
-        a mean of 0 and no shares of it.
-        """
+        """The mean total effect; NaN, as no mean is a share of it, unless its interval leaves out 0 with the median's sign."""
         made = mean_interval(self.units(self.total), confidence=self.confidence)
         nearest = min(self.direction * float(end) for end in (made.low, made.high))
         return float(defined_mean(self.total)) if nearest > self.rounding else float("nan")
 
     def fewest(self, n_tests: int) -> int:
-        """Return the fewest problems with which any of `n_tests` tests can pass (`fewest_for`)."""
+        """Return the fewest problems with which any of `n_tests` tests can pass."""
         return fewest_for(n_tests, self.confidence)
 
     def detectable(self, n_tests: int) -> float:
@@ -192,10 +177,9 @@ class Effect:
         enough = self.n >= self.fewest(n_tests)
         return detectable_prevalence(self.n, n_tests, alpha=self.level) if enough else float("nan")
 
-    def headline(self, what: Any, outcome: Any, unit: str) -> str:
+    def headline(self, what: object, outcome: object, unit: str) -> str:
         """Return what the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
-        ends = [float(end) for end in (self.median.low, self.median.high)]
-        low, high = sorted(self.direction * end for end in ends)
+        low, high = sorted(self.direction * float(end) for end in (self.median.low, self.median.high))
         size = f"{abs(float(self.median.estimate)):#.3g} {unit}{limits_of(low, high, '#.3g')}"
         what, outcome = str(what or "the insertion"), outcome or "the outcome"
         what, several = what[0].upper() + what[1:], what.endswith(" tokens")

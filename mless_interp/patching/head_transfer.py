@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.arguments import listed
 from ..core.heads import Head
 from ..metrics.segments import widened
 from ..models.base import Model
@@ -25,9 +26,8 @@ class HeadTransfer:
 
     $$ z_i \leftarrow \lambda z_i + \Sigma $$
 
-    for every token from the place of the insertion on. `lam` `[head, row]` and `sigma` `[head, row, d_head]`: one row that is
-    taken for every token (means), or one for each of the tokens that are moved. `place` says where the insertion stood
-    (`before`, `after`, `at`), `insertion` what it was.
+    for every token from the place of the insertion (`place`: its `before`, `after`, `at`) on. `lam` `[head, row]` and `sigma`
+    `[head, row, d_head]`: one row for every token (means), or one for each of the tokens that are moved.
     """
 
     heads: tuple[Head, ...]
@@ -37,14 +37,12 @@ class HeadTransfer:
     place: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        n = len(self.heads)
+        n = len(set(self.heads))
         if self.lam.shape[:1] != (n,) or self.sigma.shape[:2] != self.lam.shape or self.sigma.ndim != 3:
             raise ValueError(
                 f"lam must be [head, row] and sigma [head, row, d_head] of {n} heads, got {list(self.lam.shape)} and "
                 f"{list(self.sigma.shape)}"
             )
-        if len(set(self.heads)) < n:
-            raise ValueError(f"a head is given twice in {', '.join(map(str, self.heads))}")
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -54,10 +52,7 @@ class HeadTransfer:
     @property
     def label(self) -> str:
         """A short name: `L0H2, L0H5 moved as by Mless ' /' x20`."""
-        shown = ", ".join(map(str, self.heads[:4])) + (
-            f" and {len(self.heads) - 4} more" if len(self.heads) > 4 else ""
-        )
-        return f"{shown or 'no head'} moved as by {self.insertion or 'an insertion'}"
+        return f"{listed(self.heads, 4) or 'no head'} moved as by {self.insertion or 'an insertion'}"
 
     def moved(self, z: Tensor, layer: int) -> Tensor:
         """Head outputs `[..., token, head, d_head]` of a layer, those of these heads moved; not computed in half precision."""

@@ -1,20 +1,18 @@
-"""Interventions on attention heads: one object, one formula each (methods §6).
+"""Interventions on attention heads: of one layer of the receiving run, the outputs of each head as if it alone were edited.
 
-Every intervention is a function of one layer of the receiving run (`LayerState`) and gives the head outputs that each
-head would have if it alone were edited. The heads of a layer are independent given its input, so one call serves them
-all; the sweep then puts each head's edited output into its own row.
+One object, one formula each (methods §6).
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.heads import Head, check_heads
+from ..core.heads import Head
 from ..core.shapes import Z
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
@@ -30,11 +28,10 @@ from ..statistics import derive_generator
 class LayerState:
     """One layer of a recorded run, at the positions from the recording's `start` on (dest) and at all positions (src).
 
-    `q`, `z` `[b, dest, H, d]`; `k`, `v` `[b, src, KV, d]`; `visible` `[b, 1|H, dest, src]` under the run's own mask;
-    `unmasked` the same without the input's mask; `span` `[b, src]` the keys that a knockout cuts off (the inserted ones,
-    unless the contrast says others: `Contrast.cut`), `rows` `[b, dest]` from which rows (None: from all);
-    `donor` the same layer of the donor run (None if there is none). `layer` and `names` (of the problems in the batch) key
-    what is drawn at random, so that a problem's draws do not depend on what it is computed beside.
+    `q`, `z` `[b, dest, H, d]`; `k`, `v` `[b, src, KV, d]`; `visible` `[b, 1|H, dest, src]` under the run's own mask, `unmasked`
+    without the input's; `span` `[b, src]` the keys that a knockout cuts off (`Contrast.cut`), `rows` `[b, dest]` from which
+    rows (None: all); `donor` the same layer of the donor run. `layer` and `names` (of the problems) key what is drawn at
+    random.
     """
 
     q: Tensor
@@ -62,26 +59,23 @@ class LayerState:
         donor: "LayerState | None" = None,
         names: Sequence[str] = (),
     ) -> "LayerState":
-        """The state of `layer` of a recording; `span` and `rows`, boolean `[b, token]` in the recording's own coordinates, are
-        the keys that are cut off and the rows that they are cut off from (None: all)."""
+        """The state of `layer` of a recording; `span` and `rows` are boolean `[b, token]`."""
         if not recording.q:
             model.need_rotated("edits of attention (other than edit='z')")
-        place = recording.k[layer].device
-        plain = model.visible(recording.inputs.unmasked)[layer].to(place)
-        span = span.to(place)
+        place, start = recording.k[layer].device, recording.start
         return cls(
             q=recording.q[layer],
             k=recording.k[layer],
             v=recording.v[layer],
             z=recording.z[layer],
             visible=recording.masks[layer],
-            unmasked=plain[:, :, recording.start :],
+            unmasked=model.visible(recording.inputs.unmasked)[layer].to(place)[:, :, start:],
             rule=model.attention_rule(layer),
-            span=span,
+            span=span.to(place),
             donor=donor,
             layer=layer,
             names=tuple(names),
-            rows=None if rows is None else rows[:, recording.start :].to(recording.k[layer].device),
+            rows=None if rows is None else rows[:, start:].to(place),
         )
 
     @property
@@ -91,14 +85,13 @@ class LayerState:
 
     @property
     def span_keys(self) -> Tensor:
-        """Return the mask of the span's keys, which the edit hides, in the shape of a pattern: `[b, 1, 1 or dest, src]`."""
+        """What the edit hides, in the shape of a pattern: `[b, 1, 1 or dest, src]`."""
         keys = self.span[:, None, None, :]
         return keys if self.rows is None else keys & self.rows[:, None, :, None]
 
     def pattern(self, visible: Tensor | None = None) -> Tensor:
         """Attention probabilities `[b, H, dest, src]`, under the run's own visibility or another."""
-        shown = self.visible if visible is None else visible
-        return pattern_of(self.q, self.k, shown, self.rule)
+        return pattern_of(self.q, self.k, self.visible if visible is None else visible, self.rule)
 
     def renormalised(self, edited: Tensor, pattern: Tensor) -> Tensor:
         """`edited` with rows that sum to 1, together with what learned sinks had in `pattern`, where there are any."""
@@ -117,7 +110,7 @@ class LayerState:
 
 
 class Intervention(ABC):
-    """A named edit of head outputs; what must be there for it is declared.
+    """A named edit of head outputs.
 
     `needs_donor`: another run to take from. `needs_span`: a span that can be read. `needs_attention`: the receiving run's
     queries and keys (without it, the donor's z is all that it takes).
@@ -162,24 +155,23 @@ class PatchZ(Intervention):
 
 @dataclass(frozen=True)
 class Knockout(Intervention):
-    """Span keys cannot be seen; the rest (a learned sink with it) is renormalised: removes the head's direct read, scale and
-    bias.
+    """Span keys cannot be seen, the rest (a learned sink with it) is renormalised: removes the direct read, scale and bias.
 
-    Source: Geva et al. (2304.14767), there over windows of layers; here one head.
+    A row that would lose its last key keeps what it had. Source: Geva et al. (2304.14767), there over windows of layers.
     """
 
     name: ClassVar[str] = "knockout"
 
     def __call__(self, state: LayerState) -> Z:
-        return state.mixed(state.pattern(_not_empty(state.visible & ~state.span_keys, state)))
+        left = state.visible & ~state.span_keys
+        return state.mixed(state.pattern(torch.where(left.any(-1, keepdim=True), left, state.visible)))
 
 
 @dataclass(frozen=True)
 class KnockoutZero(Intervention):
     """Attention on the span is set to 0 without renormalising: removes the bias, keeps lambda (I8).
 
-    Differs between models with folded and unfolded value biases, because rows no longer sum to 1; the unfolded bias of
-    the loaded model is what is used here.
+    With folded value biases it would be another number, as rows no longer sum to 1; nothing is folded here.
     """
 
     name: ClassVar[str] = "knockout_zero"
@@ -264,9 +256,9 @@ class RerouteUniform(Intervention):
 class MatchedMassKnockout(Intervention):
     """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself).
 
-    The control for generic mask damage. Keys are gated down in a random order, the last one in part, until the removed
-    share equals the span's, and the row is renormalised. Rows where the others hold too little are NaN. The order is drawn
-    for each problem, layer and head from their names, `seed` and `draw`, never from the batch; average over draws.
+    The control for generic mask damage: keys are gated down in a random order, the last one in part, until the removed share
+    equals the span's, and the row is renormalised. NaN where the others hold too little. The order is drawn for each problem,
+    layer and head from their names, `seed` and `draw`; average over draws.
     """
 
     seed: int = 0
@@ -279,8 +271,12 @@ class MatchedMassKnockout(Intervention):
         at = torch.arange(n_src, device=pattern.device)
         own = at == at[n_src - n_dest :, None]
         candidates = state.visible & ~state.span_keys & ~state.sink[:, None, None, :] & ~own
-        order = self._drawn(state, tuple(pattern.shape)).to(pattern.device)
-        order = order.masked_fill(~candidates, 2.0).argsort(-1)
+        drawn = np.empty(pattern.shape)
+        for problem, name in enumerate(state.names or map(str, range(len(pattern)))):
+            for head in range(pattern.shape[1]):
+                draw = derive_generator(self.seed, "matched mass", self.draw, name, Head(state.layer, head))
+                drawn[problem, head] = draw.random((n_dest, n_src))
+        order = torch.from_numpy(drawn).to(pattern.device).masked_fill(~candidates, 2.0).argsort(-1)
         available = (pattern * candidates).gather(-1, order)
         mass = (pattern * state.span_keys).sum(-1, keepdim=True)
         taken_before = available.cumsum(-1) - available
@@ -288,17 +284,6 @@ class MatchedMassKnockout(Intervention):
         reachable = available.sum(-1, keepdim=True) >= mass
         kept = pattern - torch.zeros_like(pattern).scatter(-1, order, removed)
         return state.mixed(torch.where(reachable, state.renormalised(kept, pattern), torch.nan))
-
-    def _drawn(self, state: LayerState, shape: tuple[int, ...]) -> Tensor:
-        """A number in [0, 1) for every key of every row, `[b, H, dest, src]`."""
-        batch, n_heads, *rows = shape
-        names = state.names or tuple(map(str, range(batch)))
-        drawn = np.empty(shape)
-        for problem, name in enumerate(names):
-            for head in range(n_heads):
-                draw = derive_generator(self.seed, "matched mass", self.draw, name, Head(state.layer, head))
-                drawn[problem, head] = draw.random(rows)
-        return torch.from_numpy(drawn)
 
 
 @dataclass(frozen=True)
@@ -308,14 +293,10 @@ class PatchInput(Intervention):
     Needs runs of equal length and positions: rotated queries and keys hold their position.
     """
 
-    part: str
+    part: Literal["q", "k", "v"]
     name: ClassVar[str] = "input"
     needs_donor: ClassVar[bool] = True
     needs_span: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if self.part not in ("q", "k", "v"):
-            raise ValueError(f'part must be "q", "k" or "v", got {self.part!r}')
 
     def __call__(self, state: LayerState) -> Z:
         assert state.donor is not None
@@ -336,15 +317,12 @@ def run_edits(
     rows: Tensor | None = None,
     donor: Recording | None = None,
 ) -> dict[str, Edit]:
-    """Edits for `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on.
+    """Edits for one `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on.
 
-    Heads may lie in several layers: each layer's intervention is computed from the run as the earlier ones left it.
-    `span` is boolean `[batch, token]`, the keys that are cut off, `rows` the rows that they are cut off from (None: all);
-    `donor` is the recording that a patch takes from. For one input and one run only.
+    Each layer's intervention is computed from the run as the earlier ones left it. `span` is boolean `[batch, token]`, the keys
+    that are cut off, `rows` the rows that they are cut off from (None: all); `donor` is the recording that a patch takes from.
     """
-    chosen = check_heads(heads, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
-    if not chosen:
-        raise ValueError("no heads to edit")
+    chosen = model.info.chosen(heads, what="edit")
     if intervention.needs_donor and donor is None:
         raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
     masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
@@ -387,24 +365,13 @@ def run_edits(
     return edits
 
 
-def _not_empty(visible: Tensor, state: LayerState) -> Tensor:
-    """Rows that would lose their last key keep what they had."""
-    return torch.where(visible.any(-1, keepdim=True), visible, state.visible)
-
-
 INTERVENTIONS: dict[str, Intervention] = {
     made.name: made
     for made in (
-        PatchZ(),
-        Knockout(),
-        KnockoutZero(),
-        EdgeNoise(),
-        RestoreScale(),
-        RerouteToSink(),
-        RerouteUniform(),
-        MatchedMassKnockout(),
+        *(PatchZ(), Knockout(), KnockoutZero(), EdgeNoise(), RestoreScale()),
+        *(RerouteToSink(), RerouteUniform(), MatchedMassKnockout()),
     )
-} | {part: PatchInput(part) for part in "qkv"}
+} | {"q": PatchInput("q"), "k": PatchInput("k"), "v": PatchInput("v")}
 """The interventions that need no number, by name."""
 
 

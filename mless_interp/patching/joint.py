@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import checked, count_of, listed
+from ..core.arguments import check_count, checked, count_of, listed
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
@@ -23,7 +22,7 @@ from ..runtime.results import Result, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .interventions import Knockout, PatchZ, run_edits
 from .outcomes import Outcome
-from .prepared import Prepared, Runs, prepare, single
+from .prepared import Prepared, Runs, Settings, prepare, single
 from .sweep import Sweep, sweep_heads
 
 CHOSEN_HERE = "chosen on these problems, so no p-value"
@@ -52,44 +51,31 @@ def joint_knockout(
 
     with the median over problems.
 
-    Each random set holds as many heads of each layer as the given one, some perhaps of the given ones: only if any set
-    could have been any other is its rank a p-value. Where only `n_random_sets` or fewer such sets exist, all of them are
-    taken and p is exact; where there is no other, p is NaN. 1 / (1 + number of sets) is the smallest p that can come out.
-    Heads that were chosen *because* of their effects on these problems beat random ones by the choice alone: then there is
-    no p.
+    Each random set holds as many heads of each layer as the given one, some perhaps of the given ones: only if any set could
+    have been any other is its rank a p-value. Where only `n_random_sets` or fewer such sets exist, all of them are taken and p
+    is exact; where there is no other, p is NaN.
 
-    Parameters
-    ----------
     contrast : "content", or "computed": what is taken is then the span's sight of the question, `Contrast.cut`.
-    singles : effects of the single knockouts `[problem, head]` in the order of `heads`, where a sweep has given them
-        already; swept here otherwise.
+    singles : effects of the single knockouts `[problem, head]` in the order of `heads`; swept here otherwise.
     chosen_elsewhere : True says that the heads were chosen without these problems (on others, from the literature, by
         their planting); only then is there a p.
-    checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
-
+    checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
     Source: the necessity test of Shi et al. (2410.13032), methods §8 | differs in: attention to the span is knocked out,
     not the head; whole sets keep their layers; the effect itself comes with an interval over problems.
     """
     between = cutting(contrast)
     prepared = prepare(model, pairs, outcome, signed_for="a joint knockout").under(between)
-    if n_random_sets < 0:
-        raise ValueError(f"n_random_sets must be 0 or more, got {n_random_sets}")
+    check_count(n_random_sets, name="n_random_sets", at_least=0)
     info = model.info
     chosen = info.chosen(heads, what="knock out")
-    n = len(prepared.ids)
-    if singles is not None and singles.shape != (n, len(chosen)):
+    if singles is not None and singles.shape != (len(prepared.ids), len(chosen)):
         raise ValueError(
-            f"singles must be [problem, head] = [{n}, {len(chosen)}], got {list(singles.shape)}; leave it out to have the "
-            "single knockouts swept"
+            f"singles must be [problem, head] of {len(prepared.ids)} and {len(chosen)}, got {singles.shape}"
         )
     sets = random_sets(chosen, info, n_random_sets, seed=seed)
-    gates = torch.stack([gate_row((), info), *(gate_row(members, info) for members in (chosen, *sets))])
-    settings = {
-        "heads": [str(head) for head in chosen],
-        "contrast": contrast,
-        "n_random_sets": n_random_sets,
-        "seed": seed,
-    }
+    gates = torch.stack([gate_row(members, info) for members in ((), chosen, *sets)])
+    names = [str(head) for head in chosen]
+    settings: Settings = {"heads": names, "contrast": contrast, "n_random_sets": n_random_sets, "seed": seed}
     values = gated_outcomes(
         prepared,
         gates,
@@ -119,8 +105,7 @@ def joint_knockout(
 
 
 def cutting(contrast: str) -> Contrast:
-    """The contrast of that name; `ValueError` where heads can neither be cut off in it nor given what they wrote in a clean
-    run of the same length and positions."""
+    """The contrast of that name; `ValueError` where heads can neither be cut off in it nor given what they wrote clean."""
     found = one_of(contrast, CONTRASTS, "contrast")
     if not found.cuts and found.changes_from != "tokens":
         known = ", ".join(repr(name) for name, made in CONTRASTS.items() if made.cuts or made.changes_from == "tokens")
@@ -145,10 +130,7 @@ def count_sets(heads: Sequence[Head], info: ModelInfo) -> int:
 
 
 def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: int) -> tuple[tuple[Head, ...], ...]:
-    """Other sets with the same number of heads in each layer: all of them, or `n_sets` at random, each once.
-
-    They may hold some of the given heads: only if any set could have been any other is the rank of the given one a p-value.
-    """
+    """Other sets with the same number of heads in each layer: all of them, or `n_sets` at random, each once."""
     n_possible = count_sets(heads, info)
     if not n_possible or not n_sets:
         return ()
@@ -180,18 +162,15 @@ def gated_outcomes(
     gates: torch.Tensor,
     *,
     label: str,
-    settings: dict[str, Any],
+    settings: Settings,
     contrast: Contrast = CONTRASTS["content"],
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> np.ndarray:
     """The outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1.
 
-    `contrast`: in whose corrupted run, and what a closed gate cuts off there. Where nothing can be cut off ("replaced"), a
-    closed gate gives the head its output in the clean run.
-
-    One pass over the changed positions where the model can be continued layer by layer, else one whole forward pass per
-    row: the same numbers.
+    `contrast`: in whose corrupted run, and what a closed gate cuts off there; where nothing can be cut off ("replaced"), it
+    gives the head its output in the clean run. Models that cannot be continued layer by layer run one forward pass per row.
     """
     way = _by_replay if contrast.cuts and prepared.model.stepper is not None else _by_forward
     found = prepared.each(
@@ -238,9 +217,9 @@ def _by_forward(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarr
 class JointKnockout(Result):
     """A set of heads knocked out together: `effect` `[problem]`, what that removes of the insertion's effect.
 
-    `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` (random sets of
-    the same size and layers, not the given one) removes together; `n_possible` such sets exist in all.
-    `chosen_elsewhere`: the heads were not chosen on these problems, so that `p` means something.
+    `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` (random sets of the
+    same size and layers) removes together; `n_possible` such sets exist in all. Heads that were not `chosen_elsewhere` have no
+    `p`: the choice alone makes them beat random ones.
     """
 
     problem_ids: tuple[str, ...]
@@ -251,7 +230,7 @@ class JointKnockout(Result):
     sets: tuple[tuple[Head, ...], ...]
     n_possible: int
     unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     seed: int = 0
     chosen_elsewhere: bool = False
     confidence: float = CONFIDENCE
@@ -267,11 +246,6 @@ class JointKnockout(Result):
     def interaction(self) -> np.ndarray:
         """Joint knockout minus the sum of the single ones, `[problem]`; of the effect's own sign: they back each other up."""
         return self.effect - self.singles.sum(1)
-
-    @property
-    def interaction_interval(self) -> Interval:
-        """Median interaction with its interval over problems."""
-        return median_interval(self.by_group(self.interaction), confidence=self.confidence)
 
     @property
     def exact(self) -> bool:
@@ -294,13 +268,10 @@ class JointKnockout(Result):
         """One row per set, the given one first: median effect with its interval over problems, and the mean."""
         values = np.column_stack([self.effect, self.random])
         made = median_interval(self.by_group(values), confidence=self.confidence)
+        names = ["given"] + [f"random {i}" for i in range(len(self.sets))]
+        heads = [" ".join(map(str, members)) for members in (self.heads, *self.sets)]
         return pd.DataFrame(
-            {
-                "set": ["given"] + [f"random {i}" for i in range(len(self.sets))],
-                "heads": [" ".join(map(str, members)) for members in (self.heads, *self.sets)],
-                **interval_columns("median", made),
-                "effect": values.mean(0),
-            }
+            {"set": names, "heads": heads, **interval_columns("median", made), "effect": values.mean(0)}
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -322,27 +293,29 @@ class JointKnockout(Result):
         """Return whether other sets of these layers do as much, and whether the heads add up."""
         found = [self._random_words()]
         if len(self.heads) > 1:
-            made, single = self.interaction_interval, float(np.median(self.by_group(self.singles.sum(1))))
+            apart, single = self.by_group(self.interaction), float(np.median(self.by_group(self.singles.sum(1))))
+            words = ": they add up, as far as can be told"
+            if float(sign_test(apart)) < 1 - self.confidence:
+                helps = np.sign(np.median(apart)) == np.sign(np.median(self.by_group(self.effect)))
+                words = ": they back each other up" if helps else ": they overlap"
+            made = median_interval(apart, confidence=self.confidence)
             found.append(
                 f"The single-head effects add up to {single:+.4f}; interaction (joint minus sum) "
-                f"{with_limits(made)}{self._interaction_word(made)}."
+                f"{with_limits(made)}{words if np.isfinite(made.low) else ''}."
             )
         return [words for words in found if words]
 
     def _random_words(self) -> str:
         if not self.sets:
-            if self.settings.get("n_random_sets") == 0:
-                return ""
-            return (
+            none = (
                 "There is no other set of the same size in the same layers, so whether any heads would do is not known."
             )
+            return none if self.settings.get("n_random_sets") else ""
         medians = np.median(self.by_group(self.random), axis=0)
         low, middle, high = np.quantile(medians, (0.025, 0.5, 0.975))
-        which = f"all {len(self.sets)} other" if self.exact else f"{len(self.sets)} random"
-        shared = sum(not set(self.heads).isdisjoint(members) for members in self.sets)
-        some = f" ({shared} of them share a head with these)" if shared else ""
+        which = f"All {len(self.sets)} other" if self.exact else f"{len(self.sets)} random"
         words = (
-            f"{which} sets of the same layers and size{some} remove {middle:+.4f} (median of their medians; 95 % of them "
+            f"{which} sets of the same layers and size remove {middle:+.4f} (median of their medians; 95 % of them "
             f"{low:+.4f} to {high:+.4f}). Of these sets {self.n_as_large or 'none'} "
             f"{'remove' if self.n_as_large > 1 else 'removes'} as much; "
         )
@@ -350,17 +323,7 @@ class JointKnockout(Result):
         smallest = 1 / (1 + len(self.sets))
         if self.chosen_elsewhere and self.exact and smallest >= 1 - self.confidence:
             words += f" (too few other sets: no p below {smallest:.3g} can come out)"
-        return words[0].upper() + words[1:] + "."
-
-    def _interaction_word(self, made: Interval) -> str:
-        """By the sign test over problems."""
-        if not np.isfinite(made.low):
-            return ""
-        apart, effect = self.by_group(self.interaction), self.by_group(self.effect)
-        if not float(sign_test(apart)) < 1 - self.confidence:
-            return ": they add up, as far as can be told"
-        helps = np.sign(np.median(apart)) == np.sign(np.median(effect))
-        return ": they back each other up" if helps else ": they overlap"
+        return f"{words}."
 
     def printed(self) -> pd.DataFrame:
         """Return the given set."""

@@ -48,82 +48,68 @@ class Outcome:
 
     def check(self, pairs: Sequence[PromptPair]) -> None:
         """`ValueError` if a problem lacks what this outcome reads."""
-        lacking = [pair.id for pair in pairs if self.needs_distractor and not pair.distractor_ids]
-        if lacking:
+        wrong = [pair for pair in pairs if self.needs_distractor and _apart(pair) < 0]
+        if wrong:
+            none, same = "no distractor", "a distractor with which its answer begins, or that begins with it"
             raise ValueError(
-                f"problem {lacking[0]!r} has no distractor, which outcome {self.name!r} needs ({len(lacking)} have none): "
-                "give the problems one, or use 'answer_logprob'"
-            )
-        same = [pair.id for pair in pairs if self.needs_distractor and _first_difference(pair) is None]
-        if same:
-            raise ValueError(
-                f"problem {same[0]!r}: its answer and its distractor are the same tokens, or one begins with the other, so "
-                f"outcome {self.name!r} has no token that tells them apart ({len(same)} such problems): give another "
-                "distractor, or use 'answer_logprob'"
+                f"problem {wrong[0].id!r} has {same if wrong[0].distractor_ids else none}, so outcome {self.name!r} has no "
+                f"token to compare ({len(wrong)} such problems): give another distractor, or use 'answer_logprob'"
             )
 
 
-def _answer_reads(pair: PromptPair) -> list[int]:
-    return [pair.n_answer + 1 - k for k in range(len(pair.answer_ids))]
+def _reads(n: int, pair: PromptPair) -> list[int]:
+    """Where `n` tokens right after the prompt are predicted."""
+    return [pair.n_answer + 1 - at for at in range(n)]
 
 
-def _solution_reads(pair: PromptPair) -> list[int]:
-    return [pair.n_answer + 1 - k for k in range(len(pair.solution_ids))]
-
-
-def _first_difference(pair: PromptPair) -> int | None:
-    """The first token at which the answer and the distractor differ; None where there is none."""
+def _apart(pair: PromptPair) -> int:
+    """The first token at which the answer and the distractor differ; -1: none."""
     both = zip(pair.answer_ids, pair.distractor_ids, strict=False)
-    return next((at for at, (right, wrong) in enumerate(both) if right != wrong), None)
+    return next((at for at, (right, wrong) in enumerate(both) if right != wrong), -1)
 
 
-def _difference_read(pair: PromptPair) -> list[int]:
-    """Where the first token is predicted at which the answer and the distractor differ."""
-    at = _first_difference(pair)
-    assert at is not None  # checked before anything runs
-    return [pair.n_answer + 1 - at]
+def _of_answer(formula: Callable[[Tensor, Tensor], Tensor], name: str, unit: str) -> Outcome:
+    return Outcome(
+        name,
+        "answer",
+        unit,
+        reads=lambda pair: _reads(len(pair.answer_ids), pair),
+        value=lambda logits, pair, clean: formula(logits, torch.tensor(pair.answer_ids)),
+    )
 
 
-def _first_answer_read(pair: PromptPair) -> list[int]:
-    return [pair.n_answer + 1]
+def _divergence(name: str, unit: str, reads: Callable[[PromptPair], list[int]]) -> Outcome:
+    def value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+        assert clean is not None
+        return kl_divergence(logits, clean.expand_as(logits))
 
-
-def _question_reads(pair: PromptPair) -> list[int]:
-    return list(range(pair.n_after, 0, -1))
-
-
-def _answer_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
-    return answer_logprob(logits, torch.tensor(pair.answer_ids))
-
-
-def _probability_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
-    return answer_probability(logits, torch.tensor(pair.answer_ids))
-
-
-def _solution_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
-    return mean_logprob(logits, torch.tensor(pair.solution_ids))
-
-
-def _difference_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
-    at = _first_difference(pair)
-    assert at is not None
-    return logit_difference(logits, pair.answer_ids[at], pair.distractor_ids[at])
-
-
-def _kl_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
-    assert clean is not None
-    return kl_divergence(logits, clean.expand_as(logits))
+    return Outcome(name, "answer", unit, reads, value, needs_clean=True)
 
 
 OUTCOMES = {
     made.name: made
     for made in (
-        Outcome("answer_logprob", "answer", "nats", _answer_reads, _answer_value),
-        Outcome("answer_prob", "answer", "probability", _answer_reads, _probability_value),
-        Outcome("solution_logprob", "solution", "nats per token", _solution_reads, _solution_value),
-        Outcome("logit_diff", "answer", "logits", _difference_read, _difference_value, needs_distractor=True),
-        Outcome("kl", "answer", "nats per position", _question_reads, _kl_value, needs_clean=True),
-        Outcome("kl_last", "answer", "nats", _first_answer_read, _kl_value, needs_clean=True),
+        _of_answer(answer_logprob, "answer_logprob", "nats"),
+        _of_answer(answer_probability, "answer_prob", "probability"),
+        Outcome(
+            "solution_logprob",
+            "solution",
+            "nats per token",
+            reads=lambda pair: _reads(len(pair.solution_ids), pair),
+            value=lambda logits, pair, clean: mean_logprob(logits, torch.tensor(pair.solution_ids)),
+        ),
+        Outcome(
+            "logit_diff",
+            "answer",
+            "logits",
+            reads=lambda pair: [pair.n_answer + 1 - _apart(pair)],
+            value=lambda logits, pair, clean: logit_difference(
+                logits, pair.answer_ids[_apart(pair)], pair.distractor_ids[_apart(pair)]
+            ),
+            needs_distractor=True,
+        ),
+        _divergence("kl", "nats per position", lambda pair: list(range(pair.n_after, 0, -1))),
+        _divergence("kl_last", "nats", lambda pair: _reads(1, pair)),
     )
 }
 
@@ -131,8 +117,6 @@ OUTCOMES = {
 def outcome_named(given: "str | Outcome", *, signed_for: str = "") -> Outcome:
     """The outcome of that name, or the given one; `signed_for` names what needs one with a sign."""
     found = one_of(given, OUTCOMES, "outcome") if isinstance(given, str) else given
-    if not isinstance(found, Outcome):
-        raise TypeError(f"outcome must be a name or an Outcome, got {given!r}")
     if signed_for and found.needs_clean:
         allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)
         raise ValueError(

@@ -55,12 +55,12 @@ class Parts:
 
     @property
     def established(self) -> bool:
-        """Return True where most problems show a total effect; without one no cell is tested."""
+        """Most problems show a total effect; without one no cell is tested."""
         return self.whole.established
 
     @property
     def level(self) -> float:
-        """Return the level that corrected p-values of cells are compared with."""
+        """The level that corrected p-values of cells are compared with."""
         return self.whole.level
 
     @property
@@ -109,16 +109,14 @@ class Parts:
         return self.mean_effect / self.whole.mean + 0.0
 
     def claim_columns(self) -> dict[str, Any]:
-        """The columns of a summary that say what is claimed (sense, k of n problems with limits, p, median and share with
-        limits), and the means that describe."""
+        """The columns of a summary that say what is claimed, and the means that describe."""
         told = self.prevalence
+        counted = {"prevalence": told.share, "prevalence_ci_low": told.low, "prevalence_ci_high": told.high}
         return {
             "sense": self.sense,
             "k": self._in_its_sense(told.count),
             "n": told.n,
-            "prevalence": self._in_its_sense(told.share),
-            "prevalence_ci_low": self._in_its_sense(told.low),
-            "prevalence_ci_high": self._in_its_sense(told.high),
+            **{name: self._in_its_sense(values) for name, values in counted.items()},
             "p_corrected": self.p_corrected,
             **interval_columns("median", self.median),
             **interval_columns("share", self.share),
@@ -167,10 +165,7 @@ class Parts:
 
     def _claim_words(self) -> list[str]:
         """Return the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
-        found = [self.whole.details(self.unit)]
-        if np.isnan(self.whole.mean):
-            found.append("The mean is not told from 0 with the median's sign, so effect_fraction is NaN.")
-        return [*found, self.why_none() or f"Shown in most problems: {self._test_words()}."]
+        return [self.whole.details(self.unit), self.why_none() or f"Shown in most problems: {self._test_words()}."]
 
     @property
     def _n_tested(self) -> int:
@@ -191,19 +186,15 @@ class Parts:
             return f"That most problems show an effect of one sign is not established, so no {one} is tested."
         if bool((self.p_corrected < self.level).any()):
             return ""
-        least = self.whole.fewest(len(SENSES) * m) if m else 0
-        if n < least:
-            takes = "takes" if m == 1 else "take"
-            return (
-                f"No {one} can pass with {self.whole.counted(n)}: {count_of(m, *self.what)} {takes} at least {least} "
-                f"(prevalence test, p < {self.level:.3g} after Holm over both senses)."
-            )
         said = f"No {one} is shown to do more than {100 * self.smallest_effect:.3g} % of the effect in most problems"
         if not m:
             return f"{said}: none is defined on any problem."
-        power = self.whole.detectable(len(SENSES) * m)
-        found = f"one that does in {100 * power:.0f} % of all problems would be found with 80 % power"
-        return f"{said} ({self._test_words()}); {found}."
+        if n < (least := self.whole.fewest(len(SENSES) * m)):
+            return (
+                f"No {one} can pass with {self.whole.counted(n)}: {count_of(m, *self.what)}, at least {least} problems."
+            )
+        found = f"one that does in {100 * self.whole.detectable(len(SENSES) * m):.0f} % of all problems"
+        return f"{said} ({self._test_words()}); {found} would be found with 80 % power."
 
 
 def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> list[str]:

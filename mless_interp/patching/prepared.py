@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,8 @@ from ..prompts.prompt import MAX_UNKNOWN
 from ..runtime.engines import Compute, Unit
 from .outcomes import Outcome, outcome_named
 
+Settings = dict[str, Any]
+"""What a result or a checkpoint was made with, by name."""
 PER_UNIT = 8
 """Problems of equal geometry that share a batch, at most."""
 
@@ -27,8 +28,8 @@ PER_UNIT = 8
 class Prepared:
     """Problems ready for a model and an outcome: `bare` pairs, and `pairs` with what the outcome appends.
 
-    `units`: problems of equal geometry, which can share a batch; planned from the whole list, so that what a problem is
-    computed beside depends on nothing but the list. `beside`: the insertion whose tokens are the clean ones, in words.
+    `units`: problems of equal geometry, which share a batch; planned from the whole list, so that numbers depend on nothing
+    else. `beside`: the insertion whose tokens are the clean ones, in words.
     """
 
     model: Model
@@ -53,13 +54,17 @@ class Prepared:
         return self.bare[0].insertion.label
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Settings:
         """Return the settings that every result of these problems records."""
         spelt = sum(bool(pair.special_as_text) for pair in self.bare)
-        said: dict[str, Any] = {"special_tokens_as_text": spelt} if spelt else {}
-        said |= {"beside": self.beside} if self.beside else {}
-        made = {"outcome": self.outcome.name, "insertion": self.insertion, **said, **self.model.identity}
-        return made | {"prompts": digest_of(self.pairs)}
+        said = {"special_tokens_as_text": spelt, "beside": self.beside}
+        return {
+            "outcome": self.outcome.name,
+            "insertion": self.insertion,
+            **{name: value for name, value in said.items() if value},
+            **self.model.identity,
+            "prompts": digest_of(self.pairs),
+        }
 
     @property
     def n_groups(self) -> int:
@@ -67,19 +72,17 @@ class Prepared:
         return len(set(self.groups)) or len(self.ids)
 
     def under(self, contrast: Contrast) -> "Prepared":
-        """The problems as a contrast compares them: where it uses their clean prompts, what they are of is what was replaced.
-
-        `ValueError` where two of them differ in a clean prompt alone that the contrast does not use: they would count twice.
-        """
+        """The problems as a contrast compares them; `ValueError` where it would count two of them twice, as they differ in a
+        clean prompt alone that it does not use."""
         if contrast.changes_from == "tokens":
             given = not self.beside and all(pair.given for pair in self.bare)
             return replace(self, bare=tuple(replace(pair, insertion=REPLACED) for pair in self.bare)) if given else self
-        seen: dict[tuple[Any, ...], str] = {}
+        seen: dict[tuple[object, ...], str] = {}
         for pair in self.bare:
             first = seen.setdefault((pair.inserted.ids, pair.spans, pair.answer_ids), pair.id)
             if first != pair.id and pair.clean is not None:
                 raise ValueError(
-                    f"problem {pair.id!r} asks the same as {first!r}: they differ in their clean prompts alone, which contrast "
+                    f"problem {pair.id!r} asks the same as {first!r} but for its clean prompt, which contrast "
                     f"{contrast.name!r} does not use (contrast='replaced' does); leave the others out"
                 )
         return self
@@ -102,21 +105,9 @@ class Prepared:
         """The runs of one unit, recorded when they are first asked for."""
         return Runs(self.model, self.outcome, [self.pairs[at] for at in unit])
 
-    def each(
-        self,
-        compute: Compute,
-        *,
-        label: str,
-        settings: dict[str, Any],
-        checkpoint: str | Path | None,
-        progress: bool,
-        alone: bool = False,
-        steps: int = 1,
-    ) -> list[Any]:
+    def each(self, compute: Compute, *, settings: Settings, alone: bool = False, **options: Any) -> list[Any]:
         """`over_problems` for these: in their units, or every problem `alone`."""
-        fixed = {**settings, **self.settings}
-        units = None if alone else self.units
-        options: dict[str, Any] = {"label": label, "checkpoint": checkpoint, "progress": progress, "steps": steps}
+        units, fixed = None if alone else self.units, {**settings, **self.settings}
         return over_pairs(self.model, self.pairs, compute, settings=fixed, units=units, **options)
 
 
@@ -127,11 +118,10 @@ def prepare(
     *,
     signed_for: str = "",
 ) -> Prepared:
-    """The pairs, fit for patching, with their answers, the outcome checked; what is prepared already is taken as it is.
+    """The pairs with their answers, checked; what is prepared already is taken as it is.
 
-    `signed_for` names what needs an outcome with a sign. Raises `ValueError` with the reason and the count, before
-    anything runs, for no pairs, merged borders, nothing after the insertion, repeated problems, pairs of another tokenizer,
-    and problems that lack what the outcome reads.
+    `signed_for` names what needs an outcome with a sign. `ValueError` for no pairs, merged borders, nothing after the
+    insertion, repeated problems, pairs of another tokenizer, and problems that lack what the outcome reads.
     """
     read = outcome_named(outcome, signed_for=signed_for)
     if isinstance(pairs, Prepared):
@@ -143,22 +133,17 @@ def prepare(
         return pairs
     bare = own_pairs(model, fit_pairs(pairs))
     if read.appended == "solution":
-        _refuse_unknown_solutions(model, bare)
+        unknown = getattr(model.tokenizer, "unk_token_id", None)
+        for pair in bare:
+            share = pair.solution_ids.count(unknown) / max(len(pair.solution_ids), 1)
+            if share > MAX_UNKNOWN:
+                raise ValueError(
+                    f"problem {pair.id!r}: {100 * share:.3g} % of its solution's tokens are the unknown token of this "
+                    "tokenizer: leave it out, or use outcome='answer_logprob'"
+                )
     read.check(bare)
     answered = fit_pairs(read.asked(pair, model.info) for pair in bare)
     return Prepared(model, read, bare, answered, units_of(answered, read))
-
-
-def _refuse_unknown_solutions(model: Model, pairs: Sequence[PromptPair]) -> None:
-    """`ValueError` where more than `MAX_UNKNOWN` of a solution's tokens are the tokenizer's unknown token."""
-    unknown = getattr(model.tokenizer, "unk_token_id", None)
-    shares = {pair.id: pair.solution_ids.count(unknown) / max(len(pair.solution_ids), 1) for pair in pairs}
-    wrong = [name for name, share in shares.items() if share > MAX_UNKNOWN]
-    if wrong:
-        raise ValueError(
-            f"problem {wrong[0]!r}: {100 * shares[wrong[0]]:.3g} % of its solution's tokens are the unknown token of this "
-            f"tokenizer ({len(wrong)} such problems): leave them out, or use outcome='answer_logprob'"
-        )
 
 
 def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[PromptPair, ...]:
@@ -189,7 +174,7 @@ def followed_by(pair: PromptPair) -> int:
 
 def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
     """Problems of the same geometry that are read at the same places, at most `PER_UNIT` together, in order of appearance."""
-    alike: dict[tuple[Any, ...], list[int]] = {}
+    alike: dict[tuple[object, ...], list[int]] = {}
     for at, pair in enumerate(pairs):
         read = tuple(outcome.reads(pair))
         change = None if pair.clean is None else pair.first_change
@@ -223,10 +208,7 @@ class Runs:
         return [self.length(condition) - back for back in self.outcome.reads(self.first)]
 
     def cut(self, contrast: Contrast) -> Hidden:
-        """Which keys a knockout cuts off, and from which rows, `[b, token]` each of the inserted prompts.
-
-        Nothing where the contrast is none of what may be seen.
-        """
+        """Which keys a knockout cuts off, and from which rows, `[b, token]` each; nothing where the contrast cuts nothing."""
         if not contrast.cuts:
             nothing = torch.zeros(len(self.pairs), self.length(contrast.corrupted), dtype=torch.bool)
             return Hidden(nothing, nothing)
@@ -251,10 +233,7 @@ class Runs:
         by_problem = logits.unflatten(0, (len(self.pairs), -1))
         found = []
         for at, pair in enumerate(self.pairs):
-            reference = None
-            if self.outcome.needs_clean:
-                assert clean is not None
-                reference = clean[at : at + 1].to(logits.device)
+            reference = clean[at : at + 1].to(logits.device) if self.outcome.needs_clean and clean is not None else None
             found.append(self.outcome.value(by_problem[at], pair, reference))
         return torch.stack(found).double().cpu().numpy()
 

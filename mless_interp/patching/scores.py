@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +24,7 @@ from ..runtime.results import (
 from ..statistics import CONFIDENCE
 from .effect import SMALLEST_EFFECT, check_smallest_effect
 from .parts import WHOLE, Parts
+from .prepared import Settings
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,20 +32,15 @@ class PatchScores(Parts, Result):
     """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
 
     `total_effect` is the insertion's own (corrupted - clean) and `effect` the part of it that a head carries: what denoising
-    the head takes out, what noising it brings in. What patching does to the outcome, patched - receiving, is
-    `patching_changes`: `effect` when noising, the same with its sign turned when denoising.
+    the head takes out, what noising it brings in. `patching_changes` is patched - receiving: `effect` when noising, the same
+    with its sign turned when denoising.
 
-    What is *claimed* of a head is how many problems show it: more than the smallest effect (`whole.delta`, more than
-    `rounding`), with the total effect or against it, in more than half of all problems (`prevalence`). `share` is its share
-    of the total effect, with limits: 0 nothing, 1 everything, below 0 against it.
-
-    Means describe, and have no limits: on log-probabilities a few problems often carry them (`concentration`).
-    `effect_fraction` = mean effect / mean total effect, NaN where the mean total is not told from 0; `recovered` = (patched -
-    corrupted) / (clean - corrupted): 1 minus it when noising.
+    What is *claimed* of a head is how many problems show more than the smallest effect, with the total effect or against it,
+    and its `share` of the total effect. Means describe, and have no limits: a few problems often carry them. `effect_fraction`
+    = mean effect / mean total effect; `recovered` = (patched - corrupted) / (clean - corrupted): 1 minus it when noising.
 
     `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
-    unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
-    A head whose mean effect does not exceed `noise_floor` has no rank.
+    unedited: rounding (NaN: not swept; None: not measured). A head whose mean effect does not exceed `noise_floor` has no rank.
     """
 
     problem_ids: tuple[str, ...]
@@ -54,7 +49,7 @@ class PatchScores(Parts, Result):
     donor: np.ndarray
     heads: tuple[Head, ...]
     unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
@@ -83,7 +78,7 @@ class PatchScores(Parts, Result):
 
     @property
     def sign(self) -> int:
-        """Return the sign that turns changes of the receiving run into parts of the insertion's effect (`DIRECTIONS`)."""
+        """What turns changes of the receiving run into parts of the insertion's effect."""
         return DIRECTIONS[self.direction]
 
     @property
@@ -113,11 +108,9 @@ class PatchScores(Parts, Result):
 
     @cached_property
     def noise_floor(self) -> float:
-        """Return the change of a mean effect that rounding by itself can make, in `unit`; NaN where not measured.
+        """The mean over problems of the largest |noise| of any layer, in `unit`: what rounding does to a mean effect.
 
-        The mean over problems of the largest |noise| of any layer. Not layer by layer: a row that joins late has hardly
-        rounded anew, but the run that it continues has; and not a high quantile: the problems that round most are those
-        that carry the mean.
+        Over all layers, as a row that joins late has hardly rounded anew, but the run that it continues has.
         """
         return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
 
@@ -145,9 +138,8 @@ class PatchScores(Parts, Result):
         """One row per head, in order of layer and head.
 
         What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
-        effect in it, `prevalence` = k / n with its exact limits, `p_corrected` (prevalence test, Holm over heads and
-        senses), `median` and `share` with their limits. What describes: the means of `effect` and `patching_changes`,
-        `effect_fraction`, `recovered`. `noise` is `noise_floor`, `rank` NaN where the mean effect does not exceed it.
+        effect in it, `prevalence` = k / n, `p_corrected` (Holm over heads and senses), `median` and `share`. What describes:
+        the means of `effect` and `patching_changes`, `effect_fraction`, `recovered`, `noise` (`noise_floor`), `rank`.
         """
         fraction = self.effect_fraction
         return pd.DataFrame(
@@ -162,7 +154,7 @@ class PatchScores(Parts, Result):
         )
 
     def quantity(self, column: str) -> Quantity:
-        """An effect in the outcome's unit, or a share of the whole one or of the problems; all rest on the same test."""
+        """An effect in the outcome's unit, or a share of the whole one or of the problems."""
         if column in ("noise", "rank"):
             return Quantity(self.unit if column == "noise" else "")
         made = super().quantity(column)
@@ -181,8 +173,7 @@ class PatchScores(Parts, Result):
     def top(self, k: int = 10) -> pd.DataFrame:
         """The `k` heads of largest |share| (largest |median| where shares are undefined); those without a rank come last."""
         table = self.table()
-        key = self.default_column(table)
-        ranked = largest_first(table, key).sort_values("rank", key=np.isnan, kind="stable")
+        ranked = largest_first(table, self.default_column(table)).sort_values("rank", key=np.isnan, kind="stable")
         return ranked.head(k).reset_index(drop=True)
 
     def details(self) -> list[str]:
@@ -193,18 +184,11 @@ class PatchScores(Parts, Result):
             f"{self.direction}, outcome {s.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
             *self._claim_words(),
         ]
-        undefined = int(np.isnan(self.per_head).any(0).sum())
-        if undefined:
-            found.append(
-                f"{count_of(undefined, 'head')} {'is' if undefined == 1 else 'are'} undefined on some problem (NaN)."
-            )
-        within = int(self.within_noise.sum())
-        if within:
-            found.append(
-                f"{within} {'head is' if within == 1 else 'heads are'} not ranked: the mean effect is within "
-                f"{self.noise_floor:.1e} {self.unit}, what rounding in {s.get('dtype', 'the model')} does to rows that are "
-                "not edited."
-            )
+        if undefined := int(np.isnan(self.per_head).any(0).sum()):
+            found.append(f"Undefined on some problem (NaN): {count_of(undefined, 'head')}.")
+        if within := int(self.within_noise.sum()):
+            floor = f"{self.noise_floor:.1e} {self.unit}, what rounding does to rows that are not edited"
+            found.append(f"Not ranked: {count_of(within, 'head')} with a mean effect within {floor}.")
         return found
 
     def in_order(self) -> pd.DataFrame:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ from ..runtime.engines import Tick, Unit
 from .effect import SMALLEST_EFFECT, check_smallest_effect
 from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
 from .outcomes import Outcome
-from .prepared import Prepared, Runs, prepare
+from .prepared import Prepared, Runs, Settings, prepare
 from .scores import PatchScores
 
+Kept = TypeVar("Kept")
 POSITIONS = ("question", "last", "prefix", "span", "all")
 """Where heads are edited; see `patch_heads`."""
 Row = tuple[int, Tensor | None]
@@ -54,28 +55,22 @@ def patch_heads(
 
     Parameters
     ----------
-    contrast : "content" (masked C3 -> inserted C1), "shift" (base C0 -> gap C2), "total" (base C0 -> inserted C1,
-        through the alignment), "held" (base C0 -> held C4, likewise), "presence" (masked C3 -> blind C5) and "computed" (blind
-        C5 -> inserted C1: what the span has read of the question; rows change from the span's first on). The first is the clean
-        run, the second the corrupted one.
+    contrast : a clean and a corrupted run (`CONTRASTS`): "content" (masked C3 -> inserted C1), "shift" (base C0 -> gap C2),
+        "total" (base C0 -> inserted C1, through the alignment), "held" (base C0 -> held C4, likewise), "presence" (masked C3 ->
+        blind C5), "computed" (blind C5 -> inserted C1: what the span has read of the question), ...
     direction : "denoising" patches the clean run's activation into the corrupted run, "noising" the reverse.
     edit : "z" (the donor's head output), "knockout" (denoising: the head cannot see the span, renormalised; noising: in
         the run that cannot see the span this head alone sees it), another name of `INTERVENTIONS`, or an object. Under
-        "computed" what is cut is the question from the span's rows: this head's reading of the question there.
+        "computed" what is cut is the question from the span's rows.
     outcome : "answer_logprob", "answer_prob" (bounded: no tails), "solution_logprob", "logit_diff", "kl" (from the clean run,
         over the question), "kl_last".
     heads : zero-based `Head`s; default all.
-    positions : where z is edited: "question" (everything after the insertion point but inserted tokens; under "computed" the
-        span's own rows too: all that can change), "last" (from the position that predicts the answer on), or "prefix", "span",
-        "all" (equal-length contrasts; prefix is a no-op, and so is the span of one block, for checking).
-    checkpoint : a file that receives each finished problem at once; a run started again with the same settings goes on
-        from there. `max_rows` limits the rows of one batch (default: sized to memory, halved when memory runs out).
-    smallest_effect : the smallest effect of interest as a share of the median total effect; heads are told by the number of
-        problems in which they do more.
-
-    Returns `PatchScores` with per-problem values `[problem, layer, head]`, and the sweep's own noise: one row of each layer
-    goes through the same passes unedited. Heads whose mean effect is within it are not ranked.
-
+    positions : where z is edited: "question" (all that can change: everything after the insertion point but inserted tokens,
+        under "computed" these too), "last" (from the position that predicts the answer on), or "prefix", "span", "all" (of
+        contrasts of equal length).
+    checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
+    max_rows : rows of one batch at most (default: sized to memory).
+    smallest_effect : of interest, as a share of the median total effect.
     Source: activation patching as in Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward
     pass with that edit, at a fraction of the cost (`Model.replay`).
     """
@@ -83,8 +78,10 @@ def patch_heads(
     sweep = Sweep.named(contrast, direction, edit, positions)
     prepared = prepare(model, pairs, outcome)
     chosen = model.info.chosen(heads, what="patch")
-    options: dict[str, Any] = {"checkpoint": checkpoint, "max_rows": max_rows, "progress": progress, "seed": seed}
-    return replace(sweep_heads(prepared, {"patch": sweep}, chosen, **options)["patch"], smallest_effect=smallest_effect)
+    found = sweep_heads(
+        prepared, {"patch": sweep}, chosen, checkpoint=checkpoint, max_rows=max_rows, progress=progress, seed=seed
+    )
+    return replace(found["patch"], smallest_effect=smallest_effect)
 
 
 class Places:
@@ -112,7 +109,11 @@ class Sweep:
 
     @classmethod
     def named(
-        cls, contrast: str = "content", direction: str = "denoising", edit: Any = "z", positions: str = "question"
+        cls,
+        contrast: str = "content",
+        direction: str = "denoising",
+        edit: str | Intervention = "z",
+        positions: str = "question",
     ) -> "Sweep":
         """The sweep of these names; `ValueError` for what is unknown or does not go together."""
         found = one_of(contrast, CONTRASTS, "contrast")
@@ -121,8 +122,8 @@ class Sweep:
         intervention = edit_named(edit, direction)
         if intervention.needs_span and not found.cuts:
             raise ValueError(
-                f"edit {intervention.name!r} acts on attention to the inserted span, or from it to the question, so it needs "
-                f"contrast='content', 'computed' or 'inside', got {contrast!r}"
+                f"edit {intervention.name!r} acts on what may be seen, so it needs contrast='content', 'computed' or 'inside', "
+                f"got {contrast!r}"
             )
         if not found.equal_length and positions not in ("question", "last"):
             raise ValueError(
@@ -151,9 +152,9 @@ class Sweep:
         donor, receiving = (runs.recording(run, self.start(runs, run)) for run in (self.donor, self.receiving))
         return donor, receiving
 
-    def edited(self, runs: Runs) -> "tuple[Places, Places]":
+    def edited(self, runs: Runs) -> tuple[Places, Places]:
         """Where activations are replaced, and by which of the donor's: places among the rows that were recorded of each run."""
-        pair, (donor, receiving) = runs.first, self.recordings(runs)
+        pair, (donor, receiving), has_span = runs.first, self.recordings(runs), self.contrast.conditions[0].has_span
         if not self.contrast.equal_length:  # only what both prompts have crosses
             base = torch.arange(len(pair.base))
             inserted = self.receiving == self.contrast.corrupted
@@ -163,22 +164,18 @@ class Sweep:
             return Places(here[both]), Places(there[both])
         every = torch.arange(receiving.start, receiving.n_tokens)
         chosen = torch.ones(len(every), dtype=torch.bool)
-        if (
-            self.positions == "question"
-            and self.contrast.changes_from == "after"
-            and self.contrast.conditions[0].has_span
-        ):
+        if self.positions == "question" and self.contrast.changes_from == "after" and has_span:
             # later blocks keep what they hold: the donor's may have read what it should not
             chosen = ~pair.span_mask[every]
         if self.positions == "prefix":
             chosen = every < pair.span[0]
         if self.positions == "span":
-            chosen = pair.span_mask if self.contrast.conditions[0].has_span else torch.zeros_like(chosen)
+            chosen = pair.span_mask if has_span else torch.zeros_like(chosen)
         at = Places(every[chosen] - receiving.start)
         return at, at
 
-    def new_z(self, runs: Runs, layer: int, here: "Places", there: "Places") -> Tensor:
-        """Return a layer's new z at `edited`, `[problem, edited, head, d_head]`, each head as if the only one edited."""
+    def new_z(self, runs: Runs, layer: int, here: Places, there: Places) -> Tensor:
+        """A layer's new z at `edited`, `[problem, edited, head, d_head]`, each head as if the only one edited."""
         donor, receiving = self.recordings(runs)
         if not self.intervention.needs_attention:
             return donor.z[layer][:, there.on(donor.z[layer])]
@@ -192,20 +189,16 @@ class Sweep:
             return new[:, here.on(new)]
 
     def enters_as(self, other: "Sweep") -> bool:
-        """Return True where this sweep's edits in layer 0 are those of the other, of knockouts: nothing precedes that layer,
-        so all that a head answers to the contrast there is its own read (methods §3, I7 and I14)."""
+        """This sweep's edits in layer 0 are those of the other, of knockouts: nothing precedes that layer, so all that a head
+        answers to the contrast there is its own read (methods §3, I7 and I14)."""
         knockouts = replace(self, intervention=KNOCKOUTS[self.direction])
         return bool(self.contrast.cuts) and self.intervention == PatchZ() and other == knockouts
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that distinguish this sweep from others."""
-        return {
-            "contrast": self.contrast.name,
-            "direction": self.direction,
-            "edit": self.intervention.label,
-            "positions": self.positions,
-        }
+    def settings(self) -> Settings:
+        """What distinguishes this sweep from others."""
+        named = {"contrast": self.contrast.name, "direction": self.direction, "edit": self.intervention.label}
+        return {**named, "positions": self.positions}
 
 
 def sweep_heads(
@@ -218,16 +211,16 @@ def sweep_heads(
     progress: bool = True,
     seed: int = 0,
 ) -> dict[str, PatchScores]:
-    """Several sweeps of the same heads and problems, by name: every run that they share is made once, and what is one edit
-    in two of them (`Sweep.enters_as`)."""
-    chosen = tuple(heads)
+    """Several sweeps of the same heads and problems, by name: every run that they share is made once, and what is one edit in
+    two of them (`Sweep.enters_as`)."""
+    chosen, labels = tuple(heads), list(map(str, heads))
     for sweep in sweeps.values():
         prepared = prepared.under(sweep.contrast)
     knockouts = {name: other for name in sweeps for other in sweeps if sweeps[name].enters_as(sweeps[other])}
     if max_rows is not None:
         check_count(max_rows, name="max_rows")
 
-    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
+    def of_unit(unit: Unit, tick: Tick) -> list[dict[str, dict[str, np.ndarray]]]:
         runs, done = prepared.runs(unit), {}  # type: tuple[Runs, dict[str, dict[str, np.ndarray]]]
         for name in sorted(sweeps, key=knockouts.__contains__):  # what others enter as comes first
             first = done[knockouts[name]] if name in knockouts else None
@@ -242,7 +235,7 @@ def sweep_heads(
         label=f"patching {count_of(len(chosen), 'head')} ({prepared.insertion})",
         settings={
             "sweeps": {name: sweep.settings for name, sweep in sweeps.items()},
-            "heads": list(map(str, chosen)),
+            "heads": labels,
             "noise": "one unedited row per layer",
             **({"layer 0 by": knockouts} if knockouts else {}),
         },
@@ -252,19 +245,18 @@ def sweep_heads(
     )
 
     def scores(name: str, sweep: Sweep) -> PatchScores:
-        ends = np.array([each[name]["ends"] for each in found], dtype=float)
-        noise = np.array([each[name]["noise"] for each in found], dtype=float)
+        made = {key: np.array([each[name][key] for each in found], dtype=float) for key in ("patched", "ends", "noise")}
         return PatchScores(
             problem_ids=prepared.ids,
             groups=prepared.groups,
-            patched=np.array([each[name]["patched"] for each in found], dtype=float),
-            receiving=ends[:, 0],
-            donor=ends[:, 1],
+            patched=made["patched"],
+            receiving=made["ends"][:, 0],
+            donor=made["ends"][:, 1],
             heads=chosen,
             unit=prepared.outcome.unit,
-            settings={**sweep.settings, "heads": list(map(str, chosen)), **prepared.settings},
+            settings={**sweep.settings, "heads": labels, **prepared.settings},
             seed=seed,
-            noise=noise,
+            noise=made["noise"],
             direction=sweep.direction,
             resolution=prepared.model.resolution,
         )
@@ -288,31 +280,27 @@ class Engine:
         else:
             devices = self.model.devices
             self.rows = max_rows or rows_per_pass(self.model.info, **sizes, read=len(self.read), devices=devices)
-        self._kept: dict[str, tuple[Any, Any]] = {}
+        self._kept: dict[str, tuple[object, Any]] = {}
 
     @cached_property
     def ends(self) -> np.ndarray:
         """Outcomes `[problem, (receiving, donor)]`."""
-        return np.stack([self._outcomes(run.logits)[:, 0] for run in (self.receiving, self.donor)], -1)
+        both = (self.receiving, self.donor)
+        return np.stack([self.runs.outcomes(run.logits, clean=self._clean)[:, 0] for run in both], -1)
 
-    def _outcomes(self, logits: Tensor | None) -> np.ndarray:
-        """Outcomes `[problem, row]`."""
-        return self.runs.outcomes(logits, clean=self._clean)
-
-    def kept(self, what: str, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what is asked for again and again with one key, made once."""
+    def kept(self, what: str, key: object, make: Callable[[], Kept]) -> Kept:
+        """What is asked for again and again with one key, made once."""
         if what not in self._kept or self._kept[what][0] != key:
             self._kept[what] = (key, make())
         return self._kept[what][1]
 
     def new_z(self, layer: int) -> Tensor:
-        """Return a layer's new z at the edited rows, each head as if the only one edited."""
+        """A layer's new z at the edited rows, each head as if the only one edited."""
         return self.kept("z", layer, lambda: self.sweep.new_z(self.runs, layer, self.here, self.there))
 
     def head_edit(self, head: Head) -> Row:
         """The edit of one head: its layer, and the receiving run's z there with the head's own replaced."""
-        old = self.receiving.z[head.layer]
-        z = old.clone()
+        z = self.receiving.z[head.layer].clone()
         z[:, self.here.on(z), head.head] = self.new_z(head.layer)[:, :, head.head].to(z.dtype)
         return head.layer, z
 
@@ -321,28 +309,24 @@ class Engine:
     ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """Outcomes `[problem, edit]`, and how far that of a row is off which joins at the same place unedited, `[problem]`.
 
-        Edits come by where they join, none falling. An edit that changes nothing has the receiving run's outcome exactly. Rows
-        are left unedited for edits of heads, and in half precision, where much of the rounding is common to the rows that join
-        at one place and is taken off. Where memory runs out, passes are halved.
+        Edits come by where they join, none falling; one that changes nothing has the receiving run's outcome exactly. Rows are
+        left unedited for edits of heads, and in half precision, where rounding that is common to the rows that join at one
+        place is taken off. Where memory runs out, passes are halved.
         """
-        base, half = self.ends[:, :1], is_half(self.receiving.z[0])
-        values, acts, joins, noise = [], [], [], {}  # type: tuple[list[Any], list[Any], list[int], dict[int, np.ndarray]]
+        base, half = self.ends[:, 0], is_half(self.receiving.z[0])
+        made, noise = [np.empty((len(base), 0))], {}  # type: tuple[list[np.ndarray], dict[int, np.ndarray]]
         rows = _with_unedited(edits) if of_heads or half else iter(edits)
         with torch.no_grad():  # the edits are made here too
             while part := list(islice(rows, self.rows)):
-                found, acting = self._passed(part, of_heads)
-                for (at, edited), value, acted in zip(part, found.T, acting.T, strict=True):
+                for (at, edited), value, acts in zip(
+                    part, *(both.T for both in self._passed(part, of_heads)), strict=True
+                ):
                     if edited is None:
-                        noise[at] = value - base[:, 0]
+                        noise[at] = value - base
                     else:
-                        values.append(value)
-                        acts.append(acted)
-                        joins.append(at)
+                        made.append(np.where(acts, value - noise[at] if half else value, base)[:, None])
                 tick(len(base) * sum(edited is not None for _, edited in part))
-        if not joins:
-            return np.empty((len(base), 0)), noise
-        made = np.stack(values, 1) - (np.stack([noise[at] for at in joins], 1) if half else 0)
-        return np.where(np.stack(acts, 1), made, base), noise
+        return np.concatenate(made, 1), noise
 
     def _passed(self, edits: list[Row], of_heads: bool) -> tuple[np.ndarray, np.ndarray]:
         """Of one pass, or of several where memory runs out, `[problem, edit]`: outcomes, and where an edit acts."""
@@ -355,9 +339,8 @@ class Engine:
             return values, acts
         except (MemoryError, RuntimeError) as error:
             self.rows = halved(len(edits), error)
-            parts = [self._passed(part, of_heads) for part in (edits[: self.rows], edits[self.rows :])]
-            values, acts = (np.concatenate(both, 1) for both in zip(*parts, strict=True))
-            return values, acts
+            first, second = (self._passed(part, of_heads) for part in (edits[: self.rows], edits[self.rows :]))
+            return np.concatenate([first[0], second[0]], 1), np.concatenate([first[1], second[1]], 1)
 
     def _acting(self, edits: list[Row], of_heads: bool) -> np.ndarray:
         """Where an edit changes anything that is read, `[problem, edit]`; all are looked at together: nobody waits for each."""
@@ -377,17 +360,15 @@ class Engine:
     def _continued(self, edits: list[Row], of_heads: bool) -> np.ndarray:
         """Outcomes `[problem, row]` of one pass."""
         run, joins = self.receiving, [at for at, _ in edits]
-        some = next(
-            (edited for _, edited in edits if edited is not None), run.resid_pre[0] if run.resid_pre else run.z[0]
-        )
-        values = [
-            edited if edited is not None else run.z[at] if of_heads else torch.zeros_like(some) for at, edited in edits
-        ]
+        unedited = (lambda at: run.z[at]) if of_heads else (lambda at: torch.zeros_like(run.resid_pre[0]))
+        values = [unedited(at) if edited is None else edited for at, edited in edits]
         rows = torch.stack([value.to(values[0].device) for value in values], 1).flatten(0, 1)
         if of_heads:
-            return self._outcomes(self.model.replay(run, joins, rows, logits_at=self.read))
-        assert self.model.stepper is not None  # asked for before anything ran
-        return self._outcomes(self.model.stepper.replay(run, joins, rows, torch.tensor(self.read) - run.start))
+            logits = self.model.replay(run, joins, rows, logits_at=self.read)
+        else:
+            assert self.model.stepper is not None  # asked for before anything ran
+            logits = self.model.stepper.replay(run, joins, rows, torch.tensor(self.read) - run.start)
+        return self.runs.outcomes(logits, clean=self._clean)
 
 
 def _with_unedited(edits: Iterable[Row]) -> Iterator[Row]:
@@ -401,12 +382,10 @@ def _with_unedited(edits: Iterable[Row]) -> Iterator[Row]:
 
 
 def _swept(
-    engine: Engine, heads: Sequence[Head], tick: Tick, *, first: "dict[str, np.ndarray] | None" = None
+    engine: Engine, heads: Sequence[Head], tick: Tick, *, first: dict[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise`
-    `[problem, layer]`: how far the outcome of a row is off that joins the same passes there unedited.
-
-    `first`: what a sweep gave whose edits in layer 0 are the same ones; they are not made again.
+    """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise` `[problem,
+    layer]`. `first`: what a sweep gave whose edits in layer 0 are the same ones; they are not made again.
     """
     info, n = engine.model.info, len(engine.runs.pairs)
     patched, noise = np.full((n, info.n_layers, info.n_heads), np.nan), np.full((n, info.n_layers), np.nan)

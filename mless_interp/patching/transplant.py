@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,11 +16,9 @@ from ..models.sites import attention_sites
 from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
-from .outcomes import OUTCOMES, Outcome
-from .prepared import Prepared, prepare, single
+from .outcomes import Outcome
+from .prepared import Prepared, Settings, prepare, single
 
-FEWEST_PARTNERS = 2
-"""A partner's answer is held against the other partners' spans, so there must be another one."""
 READINGS = {
     "carried": "The transplanted span raises its own problem's answer",
     "lost": "the problem's own answer loses with a foreign span",
@@ -43,52 +40,42 @@ def transplant_span(
 ) -> "Transplant":
     r"""Give each problem's run the span of other problems: does the answer of where it came from become more likely?
 
-    Every layer's keys and values of the span's rows are those of partner $b$'s own run with the same insertion, put in before
-    keys are rotated, so that they stand at the receiver's positions; all else is computed as it comes. With $Y_p(a, b)$ the
-    outcome of $a$'s answer in problem $p$'s run with $b$'s span, over $p$'s partners $B$:
+    Every layer's keys (before they are rotated) and values of the span's rows are those of partner $b$'s own run with the same
+    insertion. With $Y_p(a, b)$ the outcome of $a$'s answer in problem $p$'s run with $b$'s span, over $p$'s partners $B$:
 
     $$ \text{carried}_p = \frac{1}{|B|} \sum_{b \in B} \Big( Y_p(b, b)
        - \frac{1}{|B| - 1} \sum_{c \in B \setminus b} Y_p(b, c) \Big), \qquad
        \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
 
-    `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. What a span
-    holds is what stands before it: before the question, behind the same system prompt, both are exactly 0; where problems have
-    several, a sentence says so. Partners insert the very same tokens, or the text of the span itself would be what is carried.
+    `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. A span holds what
+    stands before it: before the question, behind the same system prompt, both are exactly 0.
 
-    Parameters
-    ----------
     n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
         those with the same inserted tokens, such that their answers differ from each other and from the problem's own.
     outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
     confidence : of intervals; 1 - confidence is the level of the sign test that says whether most problems show it.
-    checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
-
-    Returns `Transplant` with `values` `[problem, answer, span]`, in the outcome's unit. With learned position embeddings keys
-    and values hold the donor's positions. Raises `ValueError` before anything runs where a problem has too few partners.
-
+    checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
     Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
     """
-    check_count(n_partners, name="n_partners", at_least=FEWEST_PARTNERS)
+    check_count(n_partners, name="n_partners", at_least=2)  # an answer is held against the other partners' spans
     check_share(confidence, name="confidence")
     prepared = prepare(model, pairs, outcome, signed_for="a transplant")
     read = prepared.outcome
     if read.appended != "answer" or read.needs_distractor:
-        known = [name for name, made in OUTCOMES.items() if made.appended == "answer" and not made.needs_distractor]
-        known = [name for name in known if not OUTCOMES[name].needs_clean]
         raise ValueError(
-            f"a transplant reads the answers of other problems: outcome {read.name!r} has none; use {known}"
+            f"a transplant reads the answers of other problems: outcome {read.name!r} has none; use 'answer_logprob'"
         )
     partners = partners_of(prepared.bare, n_partners, seed=seed)
     before = {pair.base.ids[: pair.base.indices("question")[0]] for pair in prepared.bare}
     settings = {"n_partners": n_partners, "seed": seed, "n_prompts": len(before), **prepared.settings}
-    prompts = [[prepared.bare[k].fingerprint() for k in (at, *partners[at])] for at in range(len(prepared.ids))]
+    given = [[prepared.bare[k] for k in (at, *others)] for at, others in enumerate(partners)]
     found = over_pairs(
         model,
         prepared.pairs,
-        single(lambda at: _one(model, read, [prepared.bare[k] for k in (at, *partners[at])])),
+        single(lambda at: _one(model, read, given[at])),
         label="transplanting spans",
         settings=settings,
-        prompts=prompts,
+        prompts=[[pair.fingerprint() for pair in pairs] for pairs in given],
         checkpoint=checkpoint,
         progress=progress,
     )
@@ -118,8 +105,7 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
         if len(chosen) < n:
             raise ValueError(
                 f"problem {pair.id!r} has {len(chosen)} partners among {len(pairs)} problems: a transplant needs {n} others "
-                "with the very same inserted tokens (what is carried would else be their text) and answers that differ; "
-                "give more problems, or fewer n_partners"
+                "with the very same inserted tokens and answers that differ; give more problems, or fewer n_partners"
             )
         found.append(tuple(chosen))
     return tuple(found)
@@ -174,7 +160,7 @@ class Transplant(Result):
     partners: tuple[tuple[str, ...], ...]
     values: np.ndarray
     unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     confidence: float = CONFIDENCE
     resolution: float = 0.0
 
@@ -183,7 +169,7 @@ class Transplant(Result):
 
     @cached_property
     def carried(self) -> np.ndarray:
-        """Return how much more likely its own span makes a partner's answer than the other partners' spans do, `[problem]`."""
+        """How much more likely its own span makes a partner's answer than the other partners' spans do, `[problem]`."""
         theirs = self.values[:, 1:, 1:]
         n = theirs.shape[1]
         own = np.einsum("pkk->pk", theirs)
@@ -191,7 +177,7 @@ class Transplant(Result):
 
     @cached_property
     def lost(self) -> np.ndarray:
-        """Return how much more likely the problem's own span makes its answer than the partners' spans do, `[problem]`."""
+        """How much more likely the problem's own span makes its answer than the partners' spans do, `[problem]`."""
         return self.values[:, 0, 0] - self.values[:, 0, 1:].mean(1)
 
     def interval(self, reading: str) -> Interval:
@@ -204,22 +190,19 @@ class Transplant(Result):
 
     def table(self) -> pd.DataFrame:
         """One row for `carried` and one for `lost`: median with its interval, in how many problems it is above 0, and p."""
-        parts = []
+        rows = []
         for name in READINGS:
-            values, made = self.by_group(getattr(self, name)), self.interval(name)
-            columns = {key: [float(value)] for key, value in interval_columns("median", made).items()}
+            values, made = self.by_group(getattr(self, name)), interval_columns("median", self.interval(name))
             above = int((values > self.resolution).sum())
-            parts.append(
-                pd.DataFrame({"reading": [name], **columns, "above": above, "n": len(values), "p": self.p(name)})
-            )
-        return pd.concat(parts, ignore_index=True)
+            numbers = {key: float(value) for key, value in made.items()}
+            rows.append({"reading": name, **numbers, "above": above, "n": len(values), "p": self.p(name)})
+        return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, whose answer is read and whose span is there; the problem's own first."""
-        ids = [(problem, *others) for problem, others in zip(self.problem_ids, self.partners, strict=True)]
         places = range(self.values.shape[1])
         table = tidy({"problem": self.problem_ids, "answer_of": places, "span_of": places}, value=self.values)
-        of = dict(zip(self.problem_ids, ids, strict=True))
+        of = {problem: (problem, *others) for problem, others in zip(self.problem_ids, self.partners, strict=True)}
         for column in ("answer_of", "span_of"):
             table[column] = [of[row][at] for row, at in zip(table["problem"], table[column], strict=True)]
         return table
@@ -235,30 +218,17 @@ class Transplant(Result):
         told = []
         for name, words in READINGS.items():
             sure, made = self.p(name) < 1 - self.confidence, self.interval(name)
+            against = ", but the other way round" if sure and float(made.estimate) < 0 else ""
             unsure = "" if sure else "not established, "
-            told.append(f"{words}{_against(sure, made)} ({unsure}median {with_limits(made, self.unit)})")
+            told.append(f"{words}{against} ({unsure}median {with_limits(made, self.unit)})")
         return f"{'; '.join(told)}; {count_of(len(self.problem_ids), 'problem')}."
 
     def details(self) -> list[str]:
-        """Return what was transplanted."""
-        s = self.settings
-        found = [
-            f"Spans transplanted between problems: {s.get('insertion')}, {count_of(len(self.problem_ids), 'problem')}, the "
-            f"spans of {self.values.shape[1] - 1} others in each, outcome {s.get('outcome')}; sign tests over problems."
-        ]
-        if s.get("n_prompts", 1) > 1:
-            found.append(
-                f"Before their questions these problems have {s['n_prompts']} different prompts, which a span holds too: what "
-                "is carried may be theirs. Problems with one system prompt and the same examples tell."
-            )
-        return found
+        """Return what else than the question may be carried."""
+        n = self.settings.get("n_prompts", 1)
+        several = f"Before their questions these problems have {n} different prompts: what is carried may be theirs."
+        return [several] if n > 1 else []
 
     def shown(self) -> Shown:
         """Both readings."""
-        caption = "What transplanted spans do: medians over problems, with intervals."
-        columns = ["reading", "median", "median_ci_low", "median_ci_high", "above", "n", "p"]
-        return Shown((ShownTable(self.table(), caption, columns),))
-
-
-def _against(sure: bool, made: Interval) -> str:
-    return ", but the other way round" if sure and float(made.estimate) < 0 else ""
+        return Shown((ShownTable(self.table(), "What transplanted spans do: medians over problems, with intervals."),))

@@ -1,8 +1,8 @@
 """Statistics for effects measured on the same problems: who replicates is the problem, never a head, token or draw.
 
-Arrays are `[problem, *cells]`: the first axis is the unit of replication and the other axes are free, for example
-`[problem, layer, head]`. NaN means undefined; it is left out, counted in `n`, and never read as 0. Every random number
-comes from `derive_generator(seed, ...)`, so the same seed gives the same result in every process.
+Arrays are `[problem, *cells]`: the first axis is the unit of replication and the other axes are free, for example `[problem,
+layer, head]`. NaN means undefined; it is left out, counted in `n`, and never read as 0. Every random number comes from
+`derive_generator(seed, ...)`, so the same seed gives the same result in every process.
 
 - claims about most problems, exact for any distribution: `prevalence_test`, `within_test`, `sign_test`; how many problems
   they take: `fewest_problems`, `detectable_prevalence`

@@ -24,11 +24,9 @@ CellCounts = Shaped[np.ndarray, "*cells"]
 def derive_generator(seed: int, *labels: object) -> np.random.Generator:
     """A NumPy generator keyed by a seed and any labels, the same in every process.
 
-    The key is the SHA-256 digest of the seed and the labels' text, so streams with different labels are independent and
-    `("a", "b")` is not `("a:b",)`. Python's own `hash` changes between processes.
-
-    Source: the convention of TransformerLens 4.x `derive_generator` | differs in: a NumPy generator, the whole digest,
-    and labels that cannot run into each other, so the streams are not the same.
+    The key is the SHA-256 digest of the seed and the labels' text, so streams with different labels are independent. Source:
+    the convention of TransformerLens 4.x `derive_generator` | differs in: a NumPy generator, the whole digest, and labels that
+    cannot run into each other.
 
     >>> derive_generator(0, "flips").random() == derive_generator(0, "flips").random()
     True
@@ -47,7 +45,7 @@ def check_effects(
     if array.shape[0] < min_problems:
         raise ValueError(
             f"{name} needs at least {count_of(min_problems, 'problem')} on its first axis, got {array.shape[0]} (shape "
-            f"{array.shape}); the first axis is the problem, the unit of replication"
+            f"{array.shape})"
         )
     if array.size == 0:
         raise ValueError(f"{name} holds no cells (shape {array.shape}): the family is empty")
@@ -59,10 +57,7 @@ def check_effects(
 
 
 def defined_mean(values: AnyArray, axis: int = 0) -> AnyArray:
-    """Mean over one axis (the problems, unless named) of what is not NaN; NaN where nothing is.
-
-    An infinite value is defined and makes the mean infinite: where it means something ("never",
-    "nothing at all"), use a median.
+    """Mean over one axis (the problems, unless named) of what is not NaN; NaN where nothing is. An infinite value is defined.
 
     >>> defined_mean(np.array([[1.0, np.nan], [3.0, np.nan]]))
     array([ 2., nan])

@@ -21,8 +21,6 @@ FEW_PROBLEMS = 20
 """Below, means get Student's t intervals and a flag."""
 _CHUNK_VALUES = 2**22
 _TIE = 1e-13
-
-
 CONFIDENCE = 0.95
 """Of every interval that is not asked for with another."""
 
@@ -31,8 +29,8 @@ CONFIDENCE = 0.95
 class Interval:
     """Estimates with confidence intervals; every array has the shape of the cells (no axes for a single number).
 
-    NaN where undefined. `standard_error` is of the estimate, `n` counts the problems behind it, `flag` is empty or says
-    in words what is special about the cell.
+    NaN where undefined. `standard_error` is of the estimate, `n` counts the problems behind it, `flag` is empty or says in
+    words what is special about the cell.
     """
 
     estimate: Cells
@@ -60,11 +58,7 @@ class Interval:
 
 
 def bootstrap_interval(
-    values: Effects,
-    *,
-    confidence: float = CONFIDENCE,
-    n_resamples: int = 10_000,
-    seed: int = 0,
+    values: Effects, *, confidence: float = CONFIDENCE, n_resamples: int = 10_000, seed: int = 0
 ) -> Interval:
     r"""Bootstrap confidence interval of each cell's mean over problems.
 
@@ -73,11 +67,9 @@ def bootstrap_interval(
        a = \frac{\sum_i (\bar t - t_{(i)})^3}{6 [\sum_i (\bar t - t_{(i)})^2]^{3/2}} $$
 
     The limits are the $\alpha'$ quantiles of the $B$ resampled means; $t_{(i)}$ leaves problem $i$ out. A cell's interval
-    depends on its own defined values and the seed alone. All values equal: a point, flagged, because a resample cannot show
-    what the sample does not hold. $z_0$ infinite: the percentile interval, flagged.
-
-    Source: Efron 1987; agrees with `scipy.stats.bootstrap` on the same resamples | differs in: the flagged cases (NaN
-    there), NaN values, and memory (one matrix product per block of cells).
+    depends on its own defined values and the seed alone. All values equal: a point, flagged; $z_0$ infinite: the percentile
+    interval, flagged. Source: Efron 1987; agrees with `scipy.stats.bootstrap` on the same resamples | differs in: the flagged
+    cases (NaN there), NaN values, and memory (one matrix product per block of cells).
 
     >>> bootstrap_interval(np.array([2.0, 2.0, 2.0]))
     2 [2, 2] (95 % bca, n = 3; all values equal)
@@ -97,13 +89,8 @@ def bootstrap_interval(
             x = column[:, part]
             mean = x.mean(axis=0)
             deviation = x - mean
-            low, high, fell_back = _limits(
-                _means(x, weights),
-                mean,
-                tie=_TIE * np.abs(x).max(axis=0),
-                skew=_skew(deviation),
-                confidence=confidence,
-            )
+            tie, draws = _TIE * np.abs(x).max(axis=0), _means(x, weights)
+            low, high, fell_back = _limits(draws, mean, tie=tie, skew=_skew(deviation), confidence=confidence)
             equal = (x == x[0]).all(axis=0)
             error = deviation.std(axis=0, ddof=1) / n**0.5
             ends = (mean, low, high, error)
@@ -120,9 +107,8 @@ def mean_interval(
 
     $$ \bar x \pm t_{n - 1}\, s / \sqrt n \qquad (n < 20) $$
 
-    Few problems hold too little of a distribution to resample: BCa's interval of a true zero mean then leaves out 0 in 46, 30,
-    18 and 16 % of data sets at n = 2, 3, 4 and 5. One problem has an estimate without limits. On very skewed values every
-    interval of a mean is too narrow: see `concentration`, and `median_interval` for what most problems show.
+    Few problems hold too little of a distribution to resample. One problem has an estimate without limits. On very skewed
+    values every interval of a mean is too narrow: see `concentration`, and `median_interval` for what most problems show.
 
     >>> mean_interval(np.array([1.0, 2.0, 3.0]))
     2 [-0.4841, 4.484] (95 % t, n = 3; few problems)
@@ -138,7 +124,9 @@ def mean_interval(
     if few.all():
         return student
     resampled = bootstrap_interval(array, confidence=confidence, n_resamples=n_resamples, seed=seed)
-    return _chosen(few, student, resampled, "t below 20 problems, else bca")
+    fields = ("estimate", "low", "high", "standard_error", "n", "flag")
+    parts = {name: np.where(few, getattr(student, name), getattr(resampled, name)) for name in fields}
+    return Interval(**parts, confidence=confidence, method="t below 20 problems, else bca")
 
 
 def _student(array: np.ndarray, confidence: float) -> Interval:
@@ -156,39 +144,16 @@ def _student(array: np.ndarray, confidence: float) -> Interval:
     flag = np.where(n < 2, TOO_FEW, np.where(equal, ALL_EQUAL, FEW))
     half, error = np.where(equal, 0.0, half), np.where(equal, 0.0, error)
     estimate = np.where(equal, low, mean)
-    return Interval(
-        estimate=np.asarray(estimate),
-        low=np.asarray(estimate - half),
-        high=np.asarray(estimate + half),
-        standard_error=np.asarray(error),
-        n=n,
-        flag=np.asarray(flag),
-        confidence=confidence,
-        method="t",
-    )
-
-
-def _chosen(first: np.ndarray, yes: Interval, no: Interval, method: str) -> Interval:
-    """Cell by cell one of two intervals."""
-    fields = ("estimate", "low", "high", "standard_error", "n", "flag")
-    parts = {name: np.where(first, getattr(yes, name), getattr(no, name)) for name in fields}
-    return Interval(**parts, confidence=yes.confidence, method=method)
+    low, high, flag = np.asarray(estimate - half), np.asarray(estimate + half), np.asarray(flag)
+    return Interval(np.asarray(estimate), low, high, np.asarray(error), n, flag, confidence, "t")
 
 
 def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interval:
     """The "interval" of one problem: its numbers without limits, flagged."""
     estimate = np.asarray(estimate, dtype=float)
-    unknown = np.full(estimate.shape, np.nan)
-    return Interval(
-        estimate=estimate,
-        low=unknown,
-        high=unknown,
-        standard_error=unknown,
-        n=np.asarray(np.isfinite(estimate), dtype=int),
-        flag=np.full(estimate.shape, TOO_FEW),
-        confidence=confidence,
-        method="none",
-    )
+    unknown, flag = np.full(estimate.shape, np.nan), np.full(estimate.shape, TOO_FEW)
+    n = np.isfinite(estimate).astype(int)
+    return Interval(estimate, unknown, unknown, unknown, n, flag, confidence, "none")
 
 
 def _by_count(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

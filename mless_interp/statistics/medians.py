@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from ..core.arguments import count_of
 from .arguments import Cells, Effects, Groups, check_effects, check_share
 from .bootstrap import CONFIDENCE, Interval
 
@@ -17,9 +16,8 @@ TOO_FEW_FOR_MEDIAN = "too few problems for a median's interval"
 def by_group(values: Effects, groups: Sequence[str], *, mean: bool = False) -> Groups:
     """Return `[group, *cells]`: the median of each group's problems, groups in order of first appearance.
 
-    Problems that are variants of one another are no independent problems, so the group replicates and the tests and
-    intervals take these values. NaN members are left out; NaN where all are. Without groups, and where every problem has
-    a group of its own, the values come back as they are.
+    Problems that are variants of one another do not replicate, so tests and intervals take these values. NaN members are left
+    out; NaN where all are. Where every problem has a group of its own the values come back as they are.
 
     groups: one name per problem; () where every problem is its own.
     mean: take the mean of a group's problems, as for shares of right answers.
@@ -45,11 +43,9 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
 
     $$ [x_{(k)}, x_{(n + 1 - k)}], \qquad k = \max\{k : P(\mathrm{Bin}(n, \tfrac12) \le k - 1) \le \alpha / 2\} $$
 
-    Exact for any distribution: it covers at least as often as it says (96 to 98 % at 16 to 128 problems for 95 %). With
-    fewer than 6 problems (at 95 %) there is none, flagged. `standard_error` is NaN: none is needed. Infinite values ("never")
-    rank as the most extreme.
-
-    Source: Thompson 1936; Conover 1999. As published.
+    Exact for any distribution: it covers at least as often as it says. With fewer than 6 problems (at 95 %) there is none,
+    flagged. `standard_error` is NaN. Infinite values ("never") rank as the most extreme. Source: Thompson 1936; Conover 1999.
+    As published.
 
     >>> median_interval(np.arange(1.0, 17))
     8.5 [4, 13] (95 % order statistics, n = 16)
@@ -67,16 +63,9 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
         if k > 0:
             low[cells], high[cells] = ordered[k - 1], ordered[n - k]
     shape = array.shape[1:]
-    return Interval(
-        estimate=middle.reshape(shape),
-        low=low.reshape(shape),
-        high=high.reshape(shape),
-        standard_error=np.full(shape, np.nan),
-        n=counts.reshape(shape),
-        flag=np.where(np.isnan(low), TOO_FEW_FOR_MEDIAN, "").reshape(shape),
-        confidence=confidence,
-        method="order statistics",
-    )
+    estimate, least, most, n_defined = (each.reshape(shape) for each in (middle, low, high, counts))
+    flag = np.where(np.isnan(least), TOO_FEW_FOR_MEDIAN, "")
+    return Interval(estimate, least, most, np.full(shape, np.nan), n_defined, flag, confidence, "order statistics")
 
 
 def order_statistic(n: int, tail: float) -> int:
@@ -94,9 +83,8 @@ def sign_test(values: Effects, *, rounding: float = 0.0) -> Cells:
     $$ p = \min\{1,\; 2 P(\mathrm{Bin}(n, \tfrac12) \ge \max(n_+, n_-))\}, \qquad
        n_\pm = \#\{p : \pm x_p > \text{rounding}\} $$
 
-    Problems without an effect (within rounding) stay in n and so speak against it. NaN without problems.
-
-    Source: Arbuthnott 1710, Conover 1999 | differs in: ties are kept, since the claim is about most of *all* problems.
+    Problems without an effect (within rounding) stay in n and so speak against it. NaN without problems. Source: Arbuthnott
+    1710, Conover 1999 | differs in: ties are kept, since the claim is about most of *all* problems.
 
     >>> sign_test(np.array([1.0, 2, 3, 4, 5, -1])).round(4).item()
     0.2188
@@ -105,15 +93,15 @@ def sign_test(values: Effects, *, rounding: float = 0.0) -> Cells:
     defined = ~np.isnan(array)
     n = defined.sum(0)
     most = np.maximum((defined & (array > rounding)).sum(0), (defined & (array < -rounding)).sum(0))
-    return np.asarray(np.where(n > 0, np.minimum(1.0, 2 * stats.binom.sf(most - 1, n, 0.5)), np.nan))
+    return np.where(n > 0, np.minimum(1.0, 2 * stats.binom.sf(most - 1, n, 0.5)), np.nan)
 
 
 @dataclass(frozen=True, eq=False)
 class Concentration:
     """How much of an effect the largest 5 % of the problems carry: `share` of the sum of |x|, and which they are.
 
-    `problems` are their places, the largest first. `mean` is over all problems; `low`, `high` the smallest and the largest
-    mean as these problems are left out, one after the other and all together.
+    `problems` are their places, the largest first. `mean` is over all problems; `low`, `high` the smallest and the largest mean
+    as these problems are left out, one after the other and all together.
     """
 
     share: float
@@ -127,20 +115,14 @@ class Concentration:
         """A few problems carry most of it."""
         return self.share > 0.5
 
-    def __repr__(self) -> str:
-        return (
-            f"{self.share:.0%} of the effect lies in {count_of(len(self.problems), 'problem')}; mean {self.mean:+.4g}, "
-            f"without them {self.low:+.4g} to {self.high:+.4g}"
-        )
-
 
 def concentration(values: Effects, *, largest: float = 0.05) -> Concentration:
     r"""How far a mean over problems rests on a few of them.
 
     $$ C = \frac{\sum_{p \in L} |x_p|}{\sum_p |x_p|}, \qquad |L| = \lceil 0.05\, n \rceil $$
 
-    with L the problems of the largest |x|. 5 % where all are equal, 1 where one problem carries everything; NaN where
-    nothing happens at all. NaN values are left out. Source: methods §9.
+    with L the problems of the largest |x|. 5 % where all are equal, 1 where one problem carries everything; NaN where nothing
+    happens at all. NaN values are left out. Source: methods §9.
 
     >>> concentration(np.array([10.0] + [0.1] * 19)).problems
     (0,)

@@ -11,23 +11,17 @@ def holm(p_values: PValues) -> Cells:
 
     $$ \tilde p_{(k)} = \max_{j \le k} \min\{1, (m - j + 1)\, p_{(j)}\} $$
 
-    Valid under any dependence between the tests.
-
-    Source: Holm 1979. As published.
+    Valid under any dependence between the tests. Source: Holm 1979. As published.
 
     >>> holm(np.array([0.01, 0.04, 0.03]))
     array([0.03, 0.06, 0.06])
     """
-    p = np.asarray(p_values, dtype=np.float64)
-    defined = ~np.isnan(p)
-    family = p[defined]
+    family = p_values[~np.isnan(p_values)]
     order = np.argsort(family, kind="stable")
     steps = np.minimum(1.0, family[order] * np.arange(family.size, 0, -1))
-    adjusted = np.empty_like(family)
+    adjusted = np.empty(family.size)
     adjusted[order] = np.maximum.accumulate(steps)
-    result = np.full(p.shape, np.nan)
-    result[defined] = adjusted
-    return result
+    return _in_place(p_values, adjusted)
 
 
 def benjamini_hochberg(p_values: PValues) -> Cells:
@@ -35,16 +29,17 @@ def benjamini_hochberg(p_values: PValues) -> Cells:
 
     $$ \tilde p_{(k)} = \min\{1, \min_{j \ge k} m\, p_{(j)} / j\} $$
 
-    For exploratory maps: among the cells with an adjusted p-value below 0.05, about one in twenty is expected to be false.
-
-    Source: Benjamini & Hochberg 1995, computed by `scipy.stats.false_discovery_control` | differs in: NaN allowed.
+    For exploratory maps: of the cells with an adjusted p-value below 0.05 about one in twenty is expected to be false. Source:
+    Benjamini & Hochberg 1995, computed by `scipy.stats.false_discovery_control` | differs in: NaN allowed.
 
     >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5])).round(6)
     array([0.04    , 0.053333, 0.053333, 0.5     ])
     """
-    p = np.asarray(p_values, dtype=np.float64)
-    defined = ~np.isnan(p)
-    result = np.full(p.shape, np.nan)
-    if defined.any():
-        result[defined] = stats.false_discovery_control(p[defined], method="bh")
+    family = p_values[~np.isnan(p_values)]
+    return _in_place(p_values, stats.false_discovery_control(family, method="bh") if family.size else family)
+
+
+def _in_place(p_values: np.ndarray, adjusted: np.ndarray) -> np.ndarray:
+    result = np.full(p_values.shape, np.nan)
+    result[~np.isnan(p_values)] = adjusted
     return result

@@ -19,8 +19,8 @@ Senses = Shaped[np.ndarray, "sense *cells"]
 class Prevalence:
     """In how many of `n` problems each cell exceeds `delta`, in each of `senses`: arrays `[sense, *cells]`.
 
-    `p` is one cell's own, `p_corrected` Holm's over the whole family (all tested cells, all senses); NaN: not tested.
-    `low` and `high` are the exact limits of the prevalence count / n. Where `delta` is NaN nothing is counted: all is NaN.
+    `p` is one cell's own, `p_corrected` Holm's over the whole family (all tested cells, all senses); NaN: not tested. `low` and
+    `high` are the exact limits of the prevalence count / n. Where `delta` is NaN nothing is counted: all is NaN.
     """
 
     senses: tuple[int, ...]
@@ -47,13 +47,6 @@ class Prevalence:
         """The row of `values` that belongs to a sense."""
         return np.asarray(values[self.senses.index(sense)])
 
-    def __repr__(self) -> str:
-        found = int((np.nan_to_num(self.p_corrected, nan=1.0) < 1 - self.confidence).sum())
-        return (
-            f"{self.p.size} tests of more than {self.delta:.4g} in most problems (n = {self.n.min()} to {self.n.max()}): "
-            f"{found} at corrected p < {1 - self.confidence:.3g}"
-        )
-
 
 def prevalence_test(
     effects: Effects,
@@ -68,11 +61,10 @@ def prevalence_test(
     $$ k = \#\{p : s\, d_p > \delta\}, \qquad p = P(\mathrm{Bin}(n, \tfrac12) \ge k), \qquad
        H_0 : P(s\, d > \delta) \le \tfrac12 $$
 
-    for each sense $s$, Holm over all tested cells and senses. Exact for any skew and under any dependence between cells: no
-    permutations, no seed. Values equal to $\delta$ do not count. A problem in which a cell is NaN leaves its n; a cell
-    without problems is not tested, and nothing is where $\delta$ is NaN (unknown).
-
-    Source: the sign test of a quantile (Conover 1999, section 3.2), at the smallest effect of interest; methods §9.
+    for each sense $s$, Holm over all tested cells and senses. Exact for any skew and under any dependence between cells. Values
+    equal to $\delta$ do not count. A problem in which a cell is NaN leaves its n; a cell without problems is not tested, and
+    nothing is where $\delta$ is NaN (unknown). Source: the sign test of a quantile (Conover 1999, section 3.2), at the smallest
+    effect of interest; methods §9.
 
     >>> prevalence_test(np.array([2.0, 3, 4, 5, 6, 0.5]), 1.0).count.tolist()
     [5, 0]
@@ -80,7 +72,7 @@ def prevalence_test(
     [0.1094, 1.0]
     """
     array = check_effects(effects, min_problems=1)
-    if not (np.isnan(delta) or (np.isfinite(delta) and delta >= 0)):
+    if delta < 0 or np.isinf(delta):
         raise ValueError(f"delta must be a finite number, 0 or more, in the unit of the effects, got {delta!r}")
     defined = ~np.isnan(array)
     n = np.asarray(defined.sum(0))
@@ -118,17 +110,17 @@ def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = N
 
     $$ k = \#\{p : |d_p| < \delta\}, \qquad p = P(\mathrm{Bin}(n, \tfrac12) \ge k) $$
 
-    A small p is evidence that a cell does next to nothing in most problems, which no large p of another test is.
+    NaN where $\delta$ is (unknown).
 
     >>> within_test(np.array([0.1] * 6), 1.0)[0].round(4).item()
     0.0156
     """
     array = check_effects(effects, min_problems=1)
-    if not (np.isfinite(delta) and delta > 0):
+    if delta <= 0 or np.isinf(delta):
         raise ValueError(f"delta must be a finite number above 0, in the unit of the effects, got {delta!r}")
     defined = ~np.isnan(array)
     n, count = defined.sum(0), (defined & (np.abs(array) < delta)).sum(0)
-    return _most_of_all(np.asarray(count), np.asarray(n), tested)
+    return _most_of_all(np.where(np.isnan(delta), np.nan, count), np.asarray(n), tested)
 
 
 def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:

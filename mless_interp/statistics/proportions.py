@@ -20,7 +20,6 @@ def mcnemar(only_first: int, only_second: int) -> float:
     $$ p = \min\{1,\; 2 \sum_{i \le \min(b, c)} \tbinom{n}{i} / 2^n\}, \qquad n = b + c $$
 
     Only the problems that change count: $b$ right in the first condition alone, $c$ right in the second alone. 1 if none.
-
     Source: McNemar 1947, exact binomial form. As published.
 
     >>> mcnemar(5, 1)
@@ -35,10 +34,9 @@ def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> I
 
     $$ \frac{\hat p + z^2 / 2n \pm z \sqrt{\hat p (1 - \hat p) / n + z^2 / 4n^2}}{1 + z^2 / n} $$
 
-    Never a point and never outside [0, 1], also at 0 or n successes. NaN where `n` is 0. Repeated samples of one problem
-    are not independent: average them first and use `bootstrap_interval`.
-
-    Source: Wilson 1927. As published (no continuity correction).
+    Never a point and never outside [0, 1], also at 0 or n successes. NaN where `n` is 0. Repeated samples of one problem are
+    not independent: average them first and use `bootstrap_interval`. Source: Wilson 1927. As published (no continuity
+    correction).
 
     >>> wilson(362, 500)
     0.724 [0.6832, 0.7614] (95 % wilson, n = 500)
@@ -53,15 +51,10 @@ def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> I
         centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
         half = z * np.sqrt(share * (1 - share) / total + z**2 / (4.0 * total**2)) / (1 + z**2 / total)
         error = np.sqrt(share * (1 - share) / total)
+    low = np.where(k == 0, np.where(total == 0, np.nan, 0.0), centre - half)
+    high = np.where(k == total, np.where(total == 0, np.nan, 1.0), centre + half)
     return Interval(
-        estimate=np.asarray(share),
-        low=np.asarray(np.where(k == 0, np.where(total == 0, np.nan, 0.0), centre - half)),
-        high=np.asarray(np.where(k == total, np.where(total == 0, np.nan, 1.0), centre + half)),
-        standard_error=np.asarray(error),
-        n=total.copy(),
-        flag=np.where(total == 0, "no problems", ""),
-        confidence=confidence,
-        method="wilson",
+        share, low, high, error, total.copy(), np.where(total == 0, "no problems", ""), confidence, "wilson"
     )
 
 
@@ -71,11 +64,10 @@ def paired_difference(only_first: int, only_second: int, n: int, *, confidence: 
     $$ \left|\frac{c - b - n \Delta}{\sqrt{n (2 \tilde q(\Delta) + \Delta (1 - \Delta))}}\right| \le z, \qquad
        \tilde q = \frac{\sqrt{B^2 - 4 A C} - B}{2 A} $$
 
-    with b problems right in the first only, c in the second only, $A = 2n$, $B = -b - c + (2n - c + b) \Delta$,
-    $C = -b \Delta (1 - \Delta)$. Never a point, also where nothing changed. A limit that would exclude 0 while the exact
-    McNemar test does not reject is drawn to 0, so that interval and test never contradict each other.
-
-    Source: Tango 1998, Statistics in Medicine 17:891 | differs in: the limits drawn to 0.
+    with b problems right in the first only, c in the second only, $A = 2n$, $B = -b - c + (2n - c + b) \Delta$, $C = -b \Delta
+    (1 - \Delta)$. Never a point, also where nothing changed. A limit that would exclude 0 while the exact McNemar test does not
+    reject is drawn to 0, so that interval and test never contradict each other. Source: Tango 1998, Statistics in Medicine
+    17:891 | differs in: the limits drawn to 0.
 
     >>> paired_difference(3, 0, 30)
     -0.1 [-0.2562, 0.02486] (95 % tango, n = 30)
@@ -101,16 +93,9 @@ def paired_difference(only_first: int, only_second: int, n: int, *, confidence: 
     high = float(brentq(excess, first, last, args=(-1,), xtol=1e-12)) if excess(last, -1) < 0 else 1.0
     if mcnemar(b, c) >= 1 - confidence:
         low, high = min(low, 0.0), max(high, 0.0)
-    return Interval(
-        estimate=np.asarray(estimate),
-        low=np.asarray(low),
-        high=np.asarray(high),
-        standard_error=np.asarray(np.sqrt(b + c - (c - b) ** 2 / total) / total),
-        n=np.asarray(total),
-        flag=np.asarray(""),
-        confidence=confidence,
-        method="tango",
-    )
+    error = np.sqrt(b + c - (c - b) ** 2 / total) / total
+    made = {"estimate": estimate, "low": low, "high": high, "standard_error": error, "n": total, "flag": ""}
+    return Interval(**{name: np.asarray(each) for name, each in made.items()}, confidence=confidence, method="tango")
 
 
 def pass_at_k(n_correct: Counts, n_samples: Counts, *, k: int) -> Cells:
@@ -118,9 +103,8 @@ def pass_at_k(n_correct: Counts, n_samples: Counts, *, k: int) -> Cells:
 
     $$ 1 - \binom{n - c}{k} \Big/ \binom{n}{k} $$
 
-    One value per problem; average over problems. 1 where fewer than `k` samples are wrong.
-
-    Source: Chen et al. 2021 (2107.03374). As published.
+    One value per problem; average over problems. 1 where fewer than `k` samples are wrong. Source: Chen et al. 2021
+    (2107.03374). As published.
 
     >>> pass_at_k(np.array([0, 1, 3]), 4, k=2)
     array([0. , 0.5, 1. ])

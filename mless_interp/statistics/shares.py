@@ -16,13 +16,11 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
 
     The limits enclose every $\theta$ that the two-sided sign test of $g_p - \theta t_p$ does not reject ($k$ as in
     `median_interval`); the estimate is the middle of those that balance the signs. Where all $t_p$ have one sign, these are the
-    order statistics and the median of $g_p / t_p$. Nothing is divided by an estimate, so the total's own error is in the
-    limits.
+    order statistics and the median of $g_p / t_p$.
 
     `total` `[problem]`, `part` `[problem, *cells]`; a problem where either is NaN leaves the cell's n. NaN, flagged, where the
-    sign test does not establish the total on the cell's problems: every share then goes with the data.
-
-    Source: the inverted sign test (Conover 1999, section 3.5), as Fieller (1954) inverts the t test; methods §9.
+    sign test does not establish the total on the cell's problems. Source: the inverted sign test (Conover 1999, section 3.5),
+    as Fieller (1954) inverts the t test; methods §9.
 
     >>> share_of_total(np.array([1.0, 2, 3, 4, 5, 6, 7, 8, 9]), np.full(9, 10.0))
     0.5 [0.2, 0.8] (95 % sign test, n = 9)
@@ -41,16 +39,8 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
             limits = _accepted(g, t, len(t) - order_statistic(len(t), (1 - confidence) / 2))
             found[:, at] = sum(_accepted(g, t, len(t) / 2)) / 2, *limits
     estimate, low, high = (row.reshape(parts.shape[1:]) for row in found)
-    return Interval(
-        estimate=estimate,
-        low=low,
-        high=high,
-        standard_error=np.full(estimate.shape, np.nan),
-        n=counts.reshape(estimate.shape),
-        flag=np.where(np.isnan(estimate), NO_TOTAL, ""),
-        confidence=confidence,
-        method="sign test",
-    )
+    unknown, flag = np.full(estimate.shape, np.nan), np.where(np.isnan(estimate), NO_TOTAL, "")
+    return Interval(estimate, low, high, unknown, counts.reshape(estimate.shape), flag, confidence, "sign test")
 
 
 def _accepted(g: np.ndarray, t: np.ndarray, most: float | int) -> tuple[float, float]:

@@ -18,9 +18,7 @@ def swap_partners(labels: Labels, kinds: Sequence[int], groups: Sequence[str], *
     """Return each problem's partner, in another group and with another label of the same kind; -1: it has none.
 
     Groups are paired by the label of their first problem, as many as can be, and their problems in order: first with first.
-    Nothing but labels and `seed` decides. Each problem has one partner at most, whose partner it is.
-
-    kinds: labels of different kinds are never compared (answers of different length).
+    Labels of different `kinds` are never compared (answers of different length).
 
     >>> swap_partners(np.array([7, 7, 7, 9]), [1] * 4, "abcd", seed=0)
     array([-1, -1,  3,  2])
@@ -49,9 +47,8 @@ def swap_margins(values: Values, labels: Labels, partners: Labels) -> Margins:
 
     $$ m_p = V_{p, t_p} - V_{q, t_p} + V_{q, t_q} - V_{p, t_q} $$
 
-    `[problem, *cells]`, the same for both partners, NaN without one. What makes a label likely everywhere, or all labels likely
-    in one problem, cancels. Where labels say nothing of what is read, exchanging the two problems changes the sign alone, so
-    that signs of pairs are fair coins: a sign test of pairs is exact, however labels are distributed.
+    `[problem, *cells]`, the same for both partners, NaN without one. Where labels say nothing of what is read, exchanging the
+    two problems changes the sign alone: a sign test of pairs is exact, however labels are distributed.
 
     >>> swap_margins(np.array([[-1.0, -4], [-2, -3]]), np.array([0, 1]), np.array([1, 0]))
     array([2., 2.])
@@ -66,8 +63,8 @@ def forward_folds(units: Sequence[str], groups: Sequence[str], *, seed: int) -> 
     """Return (training problems, tested problems) of each step forward: a fold's pairs are read by what earlier folds taught.
 
     `units` name the pair of groups that a problem belongs to ("": none). Pairs are shuffled into five folds, of which the first
-    only teaches; groups without a pair teach from the beginning. Trained on later folds too, readers of two pairs would share
-    what they learned from each other, and their signs would no longer be independent.
+    only teaches; groups without a pair teach from the beginning. Readers never learn from later folds, or the signs of two
+    pairs would not be independent.
     """
     named = sorted(set(units) - {""})
     order = derive_generator(seed, "forward folds").permutation(len(named))

@@ -27,8 +27,6 @@ def marks(*values: bool) -> torch.Tensor:
     return torch.tensor(values)
 
 
-# -------------------------------------------------------------------------------------------------------- borders
-
 HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
 
 
@@ -153,42 +151,8 @@ def test_zero_and_undefined_are_told_apart() -> None:
     same(segments.segment_mean(some, marks(F, F, F)), NAN)
 
 
-# ------------------------------------------------------------------------------------------------------- affine
-
 ROWS = random(2, 4, 3)
 AFTER = random(2, 4, 3, seed=1)
-
-
-def test_what_the_form_leaves_open_is_a_ratio_over_all_rows_of_a_head() -> None:
-    rest, change = random(2, 4, 3), random(2, 4, 3, seed=1)
-    expected = rest.flatten(1).norm(dim=1) / change.flatten(1).norm(dim=1)
-    same(affine.affine_residual(rest, change), expected)
-    same(affine.affine_residual(torch.zeros(1, 1, 1), torch.full((1, 1, 1), 0.5)), 0.0)
-    same(affine.affine_residual(torch.ones(1, 1, 1), torch.zeros(1, 1, 1)), NAN)
-    ten = torch.tensor([[[10.0]]])
-    same(affine.affine_residual(ten, ten, rounding=1.0), 1.0)  # ten times the rounding is resolved
-    same(affine.affine_residual(ten, ten, rounding=1.01), NAN)
-    same(
-        affine.affine_residual(torch.ones(2, 1, 1), torch.full((2, 1, 1), 10.0), rounding=torch.tensor([0.5, 2.0])),
-        [0.1, NAN],
-    )
-
-
-def test_best_maps_are_of_each_head_and_undefined_where_nothing_varies() -> None:
-    fit = affine.affine_fit(ROWS, AFTER)
-    for head in range(2):
-        alone = affine.affine_fit(ROWS[head], AFTER[head])
-        for name in ("slope", "offset", "r2"):
-            same(getattr(fit, name)[head], getattr(alone, name))
-    flat = affine.affine_fit(torch.ones(2, 3, 1), random(2, 3, 1).float())
-    assert flat.slope.isnan().all() and flat.offset.isnan().all() and flat.r2.isnan().all()
-    still = affine.affine_fit(ROWS, torch.full((2, 4, 3), 0.1, dtype=torch.float64))
-    same(still.slope, 0.0, atol=1e-12, rtol=0)
-    assert still.r2.isnan().all()
-    noise = affine.affine_fit(torch.full((1, 50, 1), 0.1), random(1, 50, 1).float())
-    assert noise.slope.isnan().all(), "rounding is no variation"
-    small = affine.affine_fit(1e-6 * random(1, 9, 1) + 1, random(1, 9, 1, seed=1))
-    assert small.slope.isfinite().all()
 
 
 def test_a_gain_is_undefined_in_the_rows_where_the_norm_is_no_product() -> None:
@@ -208,9 +172,6 @@ def test_a_gain_is_undefined_in_the_rows_where_the_norm_is_no_product() -> None:
     slightly = lambda x: 2 * x + 0.01 * x.flip(-1) * (len(x) > 1)  # noqa: E731
     assert affine.frozen_gain(slightly, wrote[[0, 2]]).isfinite().all(), "half a per cent is within the default"
     same(affine.residual_share(torch.zeros(1, 1, 1), torch.zeros(1, 1), output_weights=torch.ones(1, 1, 1)), NAN)
-
-
-# ------------------------------------------------------------------------- half precision, leading axes, where it lies
 
 
 def test_time_constants_beyond_the_grid_are_its_ends() -> None:

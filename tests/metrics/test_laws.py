@@ -237,8 +237,6 @@ def test_outcomes_and_gains_of_half_precision_are_computed_in_float32(dtype: tor
         same(distance(p, q), exact.float(), atol=1e-6, rtol=0)
 
 
-# ------------------------------------------------------------------------------------------------------- probabilities
-
 GOOD = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]])
 WRONG = {
     "negative": ([0.9, -0.3, 0.4], "negative entry"),
@@ -309,8 +307,6 @@ def test_rounding_is_allowed_up_to_its_limit() -> None:
         assert metric(nothing_left, torch.tensor([[0.5, 0.5]])).isnan().all()
 
 
-# -------------------------------------------------------------------------------------------------------------- messages
-
 HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
 THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3)
 
@@ -329,14 +325,10 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
         (lambda: attention.span_mass(HALF, span=mask(n=3)), "the span is empty"),
         (lambda: attention.span_mass(HALF, span=mask(0, 1, 2, n=3)), "covers all tokens"),
         (lambda: received.received_sums(HALF, rows=SINK), "rows must have one entry"),
-        (lambda: received.received_sums(HALF, renorm=True), "say which tokens are the `sink`"),
-        (lambda: recovery.onset_step(THREE, span=LAST, width=0), "width must be 1 token or more, got 0"),
         (lambda: recovery.onset_step(torch.ones(5), span=mask(1, 3, n=5)), "only defined for one block"),
         (lambda: recovery.recovery_latency(THREE, THREE, width=0), "width must be 1 token or more, got 0"),
         (lambda: recovery.running_median(THREE, width=4), "odd number of tokens, got 4"),
-        (lambda: segments.flanks(LAST, width=0), "width must be 1 token or more, got 0"),
         (lambda: segments.row_mask("some", question=LAST), '"all", "shared", "question" or "last", got \'some\''),
-        (lambda: activations.quantile(THREE, q=95.0), "between 0 and 1, got 95.0; 95 per cent is 0.95"),
         (lambda: activations.gini(THREE[:0]), "there are no activations: the selection of tokens is empty"),
         (lambda: activations.wasserstein(THREE, THREE[:2]), "same number of elements, got 3 and 2"),
         (lambda: activations.histogram(THREE, edges=torch.tensor([1.0])), r"strictly increasing numbers, got \[1.0\]"),
@@ -344,7 +336,6 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
         (lambda: distances.total_variation(HALF[0], HALF[0, :2]), "over the same tokens, got 3 and 2"),
         (lambda: distances.renormalised_rows(HALF, alignment=torch.tensor([1, 3])), r"in 0 to 2, got \[1, 3\]"),
         (lambda: distances.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),
-        (lambda: spikes.matched_peaks_f1(LAST, LAST, tolerance=-1), "tolerance must be 0 tokens or more"),
         (lambda: sinks.cosines_to_sink(VECTORS, sink=SPAN), "the sink is one token, got a mask of 4"),
         (lambda: patterns.row_positions(HALF[:2], None), "2 rows over 3 keys needs dest_positions"),
         (lambda: patterns.row_positions(HALF[:2], torch.tensor([1, 3])), "must lie in 0 to 2, got 1 to 3"),

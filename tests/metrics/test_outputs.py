@@ -1,19 +1,10 @@
 """Values and outputs of the span; rollout and rank collapse."""
 
-import math
-
 import torch
-from formulas_under_test import A0, A1, NAN, SPAN, random, random_pattern, same, visible_keys
+from formulas_under_test import A0, A1, SPAN, random, random_pattern, same, visible_keys
 
 from mless_interp.metrics.attention import retained_mass
-from mless_interp.metrics.outputs import (
-    direction_coherence,
-    span_output,
-    span_output_weight,
-    value_cosine,
-    value_effective_rank,
-    value_spectral_share,
-)
+from mless_interp.metrics.outputs import span_output, span_output_weight
 
 # methods 13: base prompt [P Q Q]; inserted prompt [P I I Q Q], positions held; values 1; -1, -1; 2, 4
 V1 = torch.tensor([[1], [-1], [-1], [2], [4]], dtype=torch.float64)
@@ -44,31 +35,3 @@ def test_output_weight_reads_what_the_output_projection_keeps():
     silent = weights.clone()
     silent[0] = 0
     assert span_output_weight(pattern, values, span=span, output_weights=silent)[0].isnan().all()
-
-
-def test_identical_values_are_fully_coherent():
-    values = random(2, 1, 5).expand(2, 6, 5)
-    span = torch.isin(torch.arange(6), torch.tensor([1, 2, 3]))
-    same(value_cosine(values, span=span), 1.0)
-    same(value_spectral_share(values, span=span), 1.0)
-    same(value_effective_rank(values, span=span), 1.0, atol=1e-6, rtol=0)
-
-
-def test_orthogonal_values_are_not():
-    span = torch.tensor([True, True, True, False])
-    values = torch.diag(torch.tensor([2.0, 2.0, 2.0, 9.0]))
-    same(value_cosine(values, span=span), 0.0)
-    same(value_spectral_share(values, span=span), 1 / 3)
-    same(value_effective_rank(values, span=span), 3.0)
-    # singular values 3, 1: energy 9/10; exp H(3/4, 1/4)
-    uneven = torch.diag(torch.tensor([3.0, 1.0]))
-    everything = torch.ones(2, dtype=torch.bool)
-    same(value_spectral_share(uneven, span=everything), 0.9)
-    same(value_effective_rank(uneven, span=everything), math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25)))
-
-
-def test_direction_coherence_ignores_lengths_and_undefined_rows():
-    vectors = torch.tensor([[NAN, NAN], [1.0, 0.0], [5.0, 0.0], [0.0, 0.0], [0.0, 2.0]])
-    same(direction_coherence(vectors), math.hypot(2, 1) / 3)
-    same(direction_coherence(vectors, rows=torch.tensor([True, True, True, True, False])), 1.0)
-    same(direction_coherence(torch.zeros(2, 2)), NAN)

@@ -16,7 +16,6 @@ from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
-from mless_interp.runtime.store import load, save
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -31,17 +30,6 @@ def test_gate_gradients_add_up_to_the_total_effect(
     assert np.abs(total).max() > 0.01
     assert np.abs(found.completeness).max() < tolerance * np.abs(total).max()
     assert f"{np.abs(found.completeness).max():.2e}" in found.explain()
-
-
-@pytest.mark.parametrize("outcome", list(OUTCOMES))
-def test_ends_are_the_masked_and_the_inserted_run_for_every_outcome(outcome: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
-    pairs = pairs_for(model, count=1)
-    found = attribute_heads(model, pairs, outcome=outcome, steps=48, progress=False)
-    exact = patch_heads(model, pairs, outcome=outcome, heads=[Head(0, 0)], progress=False)
-    assert found.masked == pytest.approx(exact.donor, abs=1e-5)
-    assert found.inserted == pytest.approx(exact.receiving, abs=1e-5)
-    assert np.abs(found.completeness).max() < 1e-5 * max(1.0, np.abs(exact.receiving - exact.donor).max())
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -117,7 +105,7 @@ def test_planted_readers_come_first_by_gates_and_mediators_too_by_attribution_pa
     assert len(set(by_gate)) == model.info.n_layers * model.info.n_heads
 
 
-def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_path: Any) -> None:
+def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("llama"), "bridge")
     pairs = pairs_for(model)
     found = attribute_heads(model, pairs, progress=False)
@@ -129,19 +117,11 @@ def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_
     )
     mean = table.groupby(["measure", "layer", "head"])["value"].mean()
     assert mean.loc[("score", 2, 5)] == pytest.approx(found.mean()[2, 5])
-    first = found.ranking()[0]
-    assert repr(found).splitlines()[3].split()[:2] == [str(first), "exact"]
-    assert "The first 24 heads were verified by an exact sweep and are ranked by it." in found.explain()
-    kept = load(save(tmp_path / "screen", found))["HeadAttribution"]
-    assert np.array_equal(kept.scores, found.scores) and kept.problem_ids == found.problem_ids
-    assert kept.settings == found.settings and kept.ranking() == found.ranking()
     by_score = np.abs(found.mean()).ravel().argsort(kind="stable")[::-1]
     assert [head.layer * 8 + head.head for head in found.ranking("scores")[:5]] == by_score[:5].tolist()
-    with pytest.raises(ValueError, match="cannot rank by 'z'; this result has best, scores, knockout, edge_noise"):
-        found.ranking("z")
     atp = attribute_heads(model, pairs, method="atp", progress=False)
     assert atp.knockout is None and atp.exact is None and np.array_equal(atp.best, atp.scores)
-    with pytest.raises(ValueError, match="cannot rank by 'knockout'; this result has best, scores"):
+    with pytest.raises(ValueError, match="unknown ranking 'knockout'; choose one of best, scores"):
         atp.ranking("knockout")
 
 
@@ -199,9 +179,7 @@ def test_estimates_never_stand_before_heads_that_were_verified() -> None:
     assert labels[:3] == ["L1H2", "L0H0", "L0H1"], "verified by their exact value (0.4, 0.1), then the rest by estimate"
     table = made.table()
     assert table["label"].tolist() == labels and table["ranked_by"].tolist() == ["exact"] * 2 + ["estimate"] * 4
-    assert (
-        "The first 2 heads were verified by an exact sweep and are ranked by it; the other 4 follow" in made.explain()
-    )
+    assert "The first 2 heads of 6 stand by an exact sweep" in made.explain()
     made.exact[0, 0, 0] = np.nan
     assert not made.verified[0, 0] and np.array_equal(made.best[:, 0, 0], made.knockout[:, 0, 0]), (
         "not on every problem"
@@ -243,13 +221,6 @@ def test_memory_that_runs_out_halves_the_rows(monkeypatch: Any) -> None:
     monkeypatch.setattr(type(model.stepper), "tail", small)
     parts = attribute_heads(model, pairs, verify=0, progress=False)
     assert sizes[:3] == [16, 8, 4] and parts.scores == pytest.approx(whole.scores, abs=1e-5)
-
-
-def test_an_outcome_that_does_not_change_is_said_and_not_divided() -> None:
-    made, model = planted_here(null=True, noise=0.0)
-    nothing = attribute_heads(model, planted_pairs(made, model, 2), progress=False)
-    assert np.abs(nothing.scores).max() < 1e-5 and np.abs(nothing.completeness).max() < 1e-4
-    assert "The outcome does not change at all in any problem: there is nothing to attribute." in nothing.explain()
 
 
 @pytest.mark.parametrize(

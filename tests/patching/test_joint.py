@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ARCHITECTURES
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
 from mless_interp.core.heads import Head
 from mless_interp.models.info import ModelInfo
@@ -31,9 +31,6 @@ def readers() -> JointKnockout:
     return joint_knockout(model, planted_pairs(made, model, 6), made.readers, **options)
 
 
-# ------------------------------------------------------------------------------------------------------ the definition
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_is_one_forward_pass_with_the_knockout_in_all_these_heads(architecture: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir(architecture), "bridge")
@@ -53,30 +50,6 @@ def test_it_is_one_forward_pass_with_the_knockout_in_all_these_heads(architectur
     assert np.abs(made.effect).max() > 0.01
 
 
-def test_one_head_alone_is_its_own_knockout(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pairs = pairs_for(model, count=2)
-    made = joint_knockout(model, pairs, [Head(1, 2)], n_random_sets=7, chosen_elsewhere=True, progress=False)
-    exact = patch_heads(model, pairs, edit="knockout", progress=False).effect[:, 1]
-    assert made.effect == pytest.approx(exact[:, 2], abs=1e-4) and made.interaction == pytest.approx(0, abs=1e-4)
-    assert made.exact and made.n_possible == 7
-    assert [members for (members,) in made.sets] == [Head(1, head) for head in range(8) if head != 2]
-    assert made.random == pytest.approx(exact[:, [0, 1, 3, 4, 5, 6, 7]], abs=1e-4)
-    others = np.abs(np.median(exact, axis=0))
-    assert made.p == pytest.approx((others >= others[2] - 1e-6).sum() / 8)
-
-
-def test_a_model_that_cannot_be_continued_gives_the_same_by_whole_passes(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("gemma3"), "bridge")
-    pairs = pairs_for(model, count=2)
-    options = {"n_random_sets": 3, "progress": False}
-    fast = joint_knockout(model, pairs, [Head(0, 1), Head(1, 2)], **options)
-    slow = joint_knockout(without_stepper(model), pairs, [Head(0, 1), Head(1, 2)], **options)
-    assert slow.sets == fast.sets and np.abs(fast.random).max() > 0.01
-    assert slow.effect == pytest.approx(fast.effect, abs=1e-4) and slow.random == pytest.approx(fast.random, abs=1e-4)
-    assert slow.singles == pytest.approx(fast.singles, abs=1e-4)
-
-
 def test_planted_readers_do_what_random_sets_do_not(readers: JointKnockout) -> None:
     made, model = planted_here()
     total = patch_heads(model, planted_pairs(made, model, 6), heads=made.readers, progress=False).total_effect
@@ -94,9 +67,6 @@ def test_planted_readers_do_what_random_sets_do_not(readers: JointKnockout) -> N
         progress=False,
     )
     assert others.p > 0.1, "a silent decoy and an idle head are nothing special"
-
-
-# ---------------------------------------------------------------------------------------------------------- random sets
 
 
 @pytest.mark.slow
@@ -131,9 +101,6 @@ def test_all_sets_are_taken_where_few_exist_and_none_where_there_is_no_other() -
     assert set(sets) == set(itertools.product(*([Head(layer, h) for h in range(3)] for layer in range(2)))) - {given}
     whole = geometry(2, 3).heads
     assert count_sets(whole, geometry(2, 3)) == 0 and random_sets(whole, geometry(2, 3), 100, seed=0) == ()
-
-
-# ------------------------------------------------------------------------------------------------- by hand, and in words
 
 
 def by_hand(effect: Any, singles: Any, random: Any, *, n_possible: int = 1000, n_sets: int = 100) -> JointKnockout:
@@ -172,6 +139,3 @@ def test_heads_that_were_chosen_on_these_problems_have_no_p_value() -> None:
     chosen = replace(known, chosen_elsewhere=False)
     assert known.p == 1 / 2
     assert np.isnan(chosen.p)
-
-
-# ------------------------------------------------------------------------------------------------- files, seeds, stops

@@ -10,9 +10,8 @@ from models_under_test import loaded, pairs_for, problems
 from small_results import patched
 
 from mless_interp.core.heads import Head
-from mless_interp.ground_truth.planted import planted_model
 from mless_interp.models.base import Model
-from mless_interp.patching.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
+from mless_interp.patching.interventions import INTERVENTIONS, Gate
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.scores import PatchScores
 from mless_interp.patching.sweep import patch_heads
@@ -54,46 +53,6 @@ def test_sweep_equals_one_whole_forward_pass_per_head(
     assert np.isfinite(fast.patched).sum() == len(heads)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("positions", ["prefix", "span"])
-def test_prefix_and_span_positions_are_exactly_a_no_op(backend: str, positions: Any, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), backend)
-    pairs = pairs_for(model, count=2)
-    assert not patch_heads(model, pairs, positions=positions, progress=False).effect.any()
-    everywhere = patch_heads(model, pairs, positions="all", progress=False)
-    question = patch_heads(model, pairs, progress=False)
-    assert np.abs(everywhere.patched - question.patched).max() < 1e-4
-    assert np.abs(question.effect).max() > 1e-2
-
-
-@pytest.fixture(scope="module")
-def planted() -> Any:
-    return planted_model(readers=[Head(0, 13), Head(0, 21)], mediators=[Head(1, 4)], seed=3)
-
-
-@pytest.fixture(scope="module")
-def planted_directory(planted: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tmp_path_factory.mktemp("planted") / "model"
-    planted.save(folder, n_problems=8)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_planted_heads_and_no_others_carry_the_effect(planted: Any, planted_directory: Any, backend: str) -> None:
-    model = loaded(planted_directory, backend)
-    asked = planted.problems(8)
-    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 55))
-    true = {*planted.readers, *planted.mediators}
-    for direction in ("denoising", "noising"):
-        table = patch_heads(model, pairs, direction=direction, progress=False).table().set_index("label")
-        carrying = {Head.parse(label) for label in table.index[table["effect_fraction"].abs() > 0.08]}
-        assert carrying == true
-    knocked = patch_heads(model, pairs, edit="knockout", progress=False).table().set_index("label")
-    reading = {Head.parse(label) for label in knocked.index[knocked["effect_fraction"].abs() > 0.08]}
-    assert reading == set(planted.readers), "a knockout finds the readers and leaves the mediators out"
-
-
 def scores(patched: list[float], receiving: list[float], donor: list[float], direction: str) -> PatchScores:
     return PatchScores(
         problem_ids=tuple(f"p{i}" for i in range(len(patched))),
@@ -131,20 +90,9 @@ def test_means_have_no_limits_and_no_share_of_a_mean_that_is_not_told_from_0(tot
     made = scores([0.1] * 32, [0.0] * 32, total, "denoising")
     row = made.table().iloc[0]
     assert np.isnan(row["effect_fraction"]) and np.isnan(row["recovered"]) and row["effect"] == pytest.approx(-0.1)
-    assert "so effect_fraction is NaN" in made.explain()
     assert {name for name in made.table() if name.endswith("ci_low")} == {
         f"{name}_ci_low" for name in ("prevalence", "median", "share")
     }
-
-
-def test_a_share_is_of_the_total_of_the_same_problem() -> None:
-    """Half of each problem's own total; the median effect over the median total would have wide limits."""
-    total = np.arange(1.0, 13.0)
-    row = scores((0.5 * total).tolist(), [0.0] * 12, total.tolist(), "denoising").table().iloc[0]
-    assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == (0.5, 0.5, 0.5)
-
-
-# ----------------------------------------------------------------------------------------------------- in how many problems
 
 
 def test_a_head_is_told_by_the_problems_that_show_it() -> None:
@@ -166,18 +114,6 @@ def test_a_head_against_a_rising_effect_is_told_so() -> None:
     row = made.table().set_index("label").loc["L1H2"]
     assert (row["sense"], row["k"], row["share"]) == (-1, 12, pytest.approx(-0.25))
     assert row["share_ci_low"] < row["share"] < row["share_ci_high"]
-
-
-def test_a_mean_that_few_problems_carry_names_no_head() -> None:
-    """3 of 40 problems show everything: the mean is large and the same sign everywhere, and most problems show nothing."""
-    made = patched(40)
-    values = np.zeros_like(made.patched)
-    values[:, 1, 2] = 0.001
-    values[:3, 1, 2] = 50.0
-    found = replace(made, patched=values)
-    row = found.table().set_index("label").loc["L1H2"]
-    assert row["effect"] < -3 and row["k"] == 3 and row["p_corrected"] == 1.0
-    assert not any(found.shown().head_map.marked)
 
 
 def test_without_an_effect_in_most_problems_no_head_is_tested() -> None:
@@ -218,13 +154,6 @@ def test_what_rounding_alone_may_do_is_no_effect() -> None:
     assert not blurred.established and blurred.table()["p_corrected"].isna().all()
 
 
-def test_a_head_that_is_undefined_on_some_problem_has_fewer_problems() -> None:
-    made = patched(14)
-    made.patched[:2, 1, 2] = np.nan
-    row = made.table().set_index("label").loc["L1H2"]
-    assert (row["k"], row["n"], row["prevalence"]) == (12, 12, 1.0)
-
-
 def test_one_problem_has_an_estimate_without_an_interval() -> None:
     row = scores([1.0], [0.0], [2.0], "denoising").table().iloc[0]
     assert row["effect"] == row["median"] == -1 and np.isnan([row["effect_fraction"], row["share"], row["k"]]).all()
@@ -249,36 +178,6 @@ def test_every_intervention_is_usable_in_a_sweep(edit: str, tiny_model_dir: Any)
     pairs = pairs_for(model, n_tokens=6, count=1)
     found = patch_heads(model, pairs, edit=chosen, direction=direction, progress=False)
     assert np.isfinite(found.patched).any() and np.abs(found.effect[np.isfinite(found.effect)]).max() > 0
-
-
-def test_a_sweep_that_was_stopped_goes_on_and_gives_the_same(
-    tmp_path: Any, tiny_model_dir: Any, monkeypatch: Any
-) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pairs = pairs_for(model)
-    whole = patch_heads(model, pairs, progress=False)
-    file, done = tmp_path / "partial.jsonl", 0
-    from mless_interp.runtime.checkpoint import Checkpoint
-
-    put = Checkpoint.put
-
-    def stop_after_one(self: Checkpoint, values: dict[str, Any]) -> None:
-        nonlocal done
-        if done == 1:
-            raise KeyboardInterrupt
-        done += 1
-        put(self, values)
-
-    monkeypatch.setattr(Checkpoint, "put", stop_after_one)
-    with pytest.raises(KeyboardInterrupt):
-        patch_heads(model, pairs, checkpoint=file, progress=False)
-    monkeypatch.setattr(Checkpoint, "put", put)
-    resumed = patch_heads(model, pairs, checkpoint=file, progress=False)
-    assert np.array_equal(resumed.patched, whole.patched)
-    with pytest.raises(
-        ValueError, match="made with other settings: sweeps.patch.direction was 'denoising', now 'noising'"
-    ):
-        patch_heads(model, pairs, checkpoint=file, direction="noising", progress=False)
 
 
 def test_bfloat16_effects_are_close_to_float32(tiny_model_dir: Any) -> None:
@@ -330,25 +229,6 @@ def test_same_seed_same_result_and_batching_does_not_matter(tiny_model_dir: Any)
     assert np.abs(alone.patched[0] - first.patched[1]).max() < 1e-5
 
 
-def test_knockout_removes_what_edge_noise_adds_in_the_first_layer(tiny_model_dir: Any) -> None:
-    """I7: in layer 0 a knockout is the z patch, in both directions."""
-    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
-    pairs = pairs_for(model, count=1)
-    for direction in ("denoising", "noising"):
-        z, knockout = (
-            patch_heads(model, pairs, direction=direction, edit=e, progress=False).patched for e in ("z", "knockout")
-        )
-        assert np.abs(z - knockout)[:, 0].max() < 1e-5
-        assert np.abs(z - knockout)[:, 1:].max() > 1e-3
-
-
-def test_matched_mass_takes_as_much_as_the_span_holds_or_is_nan(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    few = patch_heads(model, pairs_for(model, n_tokens=1), edit=MatchedMassKnockout(seed=1), progress=False)
-    many = patch_heads(model, pairs_for(model, n_tokens=60), edit=MatchedMassKnockout(seed=1), progress=False)
-    assert np.isfinite(few.patched).mean() > np.isfinite(many.patched).mean()
-
-
 def wrong(tiny_model_dir: Any) -> tuple[Model, Any]:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     return model, pairs_for(model, count=1)
@@ -377,9 +257,7 @@ def test_a_solution_of_unknown_words_is_refused_where_it_is_read(tiny_model_dir:
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 4))
     options: dict[str, Any] = {"heads": [Head(0, 1)], "progress": False}
     assert patch_heads(model, pairs, **options)
-    with pytest.raises(
-        ValueError, match=r"problem 'p0': 100 % of its solution's tokens are the unknown .*\(1 such problems\)"
-    ):
+    with pytest.raises(ValueError, match="problem 'p0': 100 % of its solution's tokens are the unknown"):
         patch_heads(model, pairs, outcome="solution_logprob", **options)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS
+from conftest import BACKENDS
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
 from mless_interp.core.heads import Head
@@ -15,7 +15,6 @@ from mless_interp.models.base import Model
 from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.patching.interventions import INTERVENTIONS, LayerState
 from mless_interp.patching.reads import READ_EDITS, SO, ReadEffects, read_effects
-from mless_interp.patching.sweep import patch_heads
 
 N = 16
 
@@ -27,9 +26,6 @@ def shown(found: ReadEffects, head: Head) -> dict[str, str]:
 def conclusion(found: ReadEffects, head: Head) -> str:
     (words,) = [words for words in found.details() if words.startswith(f"{head}: ")]
     return words
-
-
-# ------------------------------------------------------------------------------------------------------------- planted
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +93,6 @@ def test_a_head_that_parks_attention_acts_by_its_scale(copier: Head) -> None:
     assert "dilution" not in words
 
 
-# ---------------------------------------------------------------------------------------------------------- identities
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bias_and_scale_add_up_to_the_knockout_in_layer_0_and_only_there(backend: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), backend)
@@ -121,29 +114,6 @@ def test_bias_and_scale_add_up_to_the_knockout_in_layer_0_and_only_there(backend
         assert float(change["knockout"].abs().max()) > 1e-2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_edit_is_its_own_sweep_and_a_sink_out_of_sight_is_undefined(
-    architecture: str, tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir(architecture), "bridge")
-    pairs, heads = pairs_for(model, count=2), (Head(2, 3), Head(0, 1), Head(1, 6))
-    found = read_effects(model, pairs, heads, progress=False)
-    assert found.heads == heads and found.values.shape == (2, 3, 5) and found.unit == "nats"
-    for k, name in enumerate(READ_EDITS):
-        alone = patch_heads(model, pairs, edit=name, heads=heads, progress=False)
-        assert found.values[..., k] == pytest.approx(alone.per_head, abs=1e-5, nan_ok=True)
-        assert found.total == pytest.approx(alone.total_effect, abs=1e-5)
-    lost = np.isnan(found.values[..., 3]).all(0)
-    assert lost.tolist() == ([True, True, False] if architecture == "gemma3" else [False] * 3), "layers 0, 2: a window"
-    assert not np.isnan(np.delete(found.values, 3, -1)).any()
-    assert found.table()["n_undefined"].sum() == 2 * lost.sum()
-    assert (np.abs(found.values[:, 1:, 0]) > 1e-4).all(), "in the last layer a window may hide the span from the answer"
-
-
-# ------------------------------------------------------------------------------------------------------------- by hand
-
-
 def by_hand(cells: Any, *, total: float = 1.0, n: int = 20, layer: int = 0, **options: Any) -> ReadEffects:
     """One head whose edits remove `cells`, the same in every problem."""
     values = np.tile(np.array(cells, dtype=float), (n, 1, 1)).reshape(n, 1, 5)
@@ -158,33 +128,12 @@ def by_hand(cells: Any, *, total: float = 1.0, n: int = 20, layer: int = 0, **op
     [
         ([0.3, 0.3, 0.0, 0.3, 0.3], ("(bias)", "(scale) hardly", "more than a place to park", "more than dilution")),
         ([0.3, 0.0, 0.3, 0.0, 0.0], ("by renormalising", "(scale)", "just a place to park attention", "only dilution")),
-        (
-            [0.3, 0.2, 0.2, 0.3, 0.0],
-            (
-                "(bias)",
-                "matters (scale)",
-                "place does not do",
-                "alike in its place do as",
-            ),
-        ),
+        ([0.3, 0.2, 0.2, 0.3, 0.0], ("(bias)", "matters (scale)", "place does not do", "alike in its place do as")),
         ([0.3, 0.4, -0.1, -0.2, -0.2], ("(bias)", "(scale) acts the other way", "does even more", "do even more")),
-        (
-            [0.3, -0.2, 0.4, 0.04, 0.06],
-            (
-                "acts the other way",
-                "(scale)",
-                "place does as well",
-                "place do not",
-            ),
-        ),
+        ([0.3, -0.2, 0.4, 0.04, 0.06], ("acts the other way", "(scale)", "place does as well", "place do not")),
         (
             [-0.3, -0.3, 0.0, -0.3, 0.0],
-            (
-                "against the effect",
-                "(bias)",
-                "place does not do",
-                "alike in its place do as",
-            ),
+            ("against the effect", "(bias)", "place does not do", "alike in its place do as"),
         ),
         ([0.01, 0.3, 0.3, 0.3, 0.3], ("next to nothing, so there is nothing to take apart",)),
     ],
@@ -313,9 +262,6 @@ def test_without_an_established_total_there_are_no_shares_and_no_verdicts(total:
     assert not found.established and np.isnan(found.whole.delta) and not found.verdicts.any()
     table = found.table()
     assert table["share"].isna().all() and table["p_more"].isna().all() and table["prevalence"].isna().all()
-
-
-# ------------------------------------------------------------------------------------------- prepared, stops, requests
 
 
 @pytest.mark.parametrize(

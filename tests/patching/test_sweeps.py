@@ -1,20 +1,18 @@
 """Sweeps and outcomes rule by rule: by hand, with passes replaced by numbers that are known."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, pairs_for, problems
 from virtual_devices import ONE, OTHER
 
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.load import load_model
-from mless_interp.patching import outcomes, sweep
+from mless_interp.patching import sweep
 from mless_interp.patching.outcomes import OUTCOMES, Outcome
 from mless_interp.patching.prepared import Prepared, prepare
 from mless_interp.patching.sweep import Engine, Sweep, _swept, patch_heads, sweep_heads
@@ -44,9 +42,6 @@ def alike(model: Model, outcome: str = "answer_logprob", count: int = 3, **place
     ready = prepare(model, make_pairs(model, asked, Insertion.meaningless(" /", 4, **place)), outcome)
     assert ready.units == (tuple(range(count)),)
     return ready
-
-
-# ------------------------------------------------------------------------------------------------------------ outcomes
 
 
 @pytest.fixture
@@ -84,22 +79,15 @@ def test_every_outcome_is_what_its_name_says_and_is_read_where_its_tokens_are_pr
 
 
 def test_what_a_problem_lacks_is_told_with_the_first_and_how_many(pair: PromptPair) -> None:
-    differ, read = outcomes._first_difference, OUTCOMES["logit_diff"]
-    assert differ(pair) == 1 and differ(replace(pair, distractor_ids=(9, 7))) == 0
-    none = replace(pair, distractor_ids=())
+    read, none = OUTCOMES["logit_diff"], replace(pair, distractor_ids=())
+    assert read.reads(pair) == [3] and read.reads(replace(pair, distractor_ids=(9, 7))) == [4]
     same = [replace(pair, distractor_ids=ids) for ids in ((4, 5, 6), (4, 5), (4, 5, 6, 7))]
-    assert [differ(each) for each in [none, *same]] == [None] * 4
     read.check([pair, pair])
-    with pytest.raises(
-        ValueError, match=rf"problem '{pair.id}' has no distractor, which outcome 'logit_diff' needs \(2 h"
-    ):
+    with pytest.raises(ValueError, match=rf"problem '{pair.id}' has no distractor, .*'logit_diff' .*\(5 such"):
         read.check([pair, none, none, *same])
-    with pytest.raises(ValueError, match=rf"problem '{pair.id}': its answer .* outcome 'logit_diff' has .* \(3 such"):
+    with pytest.raises(ValueError, match=rf"problem '{pair.id}' has a distractor with which .* \(3 such"):
         read.check([pair, *same])
     OUTCOMES["answer_logprob"].check([pair, none, *same])
-
-
-# -------------------------------------------------------------------------------------------------------------- sweeps
 
 
 def test_a_sweep_of_nothing_said_is_of_z_between_masked_and_inserted() -> None:
@@ -115,9 +103,7 @@ def test_a_sweep_of_nothing_said_is_of_z_between_masked_and_inserted() -> None:
         assert Sweep.named("total", positions=positions).positions == positions
     assert Sweep.named("shift", positions="all").positions == "all"
     for contrast in ("shift", "total"):
-        with pytest.raises(
-            ValueError, match=f"edit 'knockout' acts on attention to the inserted span.*got '{contrast}'"
-        ):
+        with pytest.raises(ValueError, match=f"edit 'knockout' acts on what may be seen.*got '{contrast}'"):
             Sweep.named(contrast, edit="knockout")
     assert Sweep.named(edit="knockout").intervention.name != Sweep.named(edit="z").intervention.name
 
@@ -185,11 +171,7 @@ def test_passes_are_filled_layer_by_layer_each_beginning_with_a_row_that_is_not_
     assert np.allclose(again["patched"][:, 1:], found["patched"][:, 1:], atol=1e-5, equal_nan=True)
     assert np.isfinite(
         _swept(Engine(ready.runs((0,)), Sweep.named(), 9), [Head(2, 0)], ignored)["noise"][0]
-    ).tolist() == [
-        True,
-        False,
-        True,
-    ]
+    ).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("pretended"), MemoryError()])
@@ -237,26 +219,14 @@ def test_several_sweeps_at_once_are_those_alone(model: Model) -> None:
         sweep_heads(ready, sweeps, HEADS, max_rows=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "like", "entered"),
-    [
-        ("z", "knockout", True),
-        ("knockout", "z", False),
-        ("knockout", "knockout", False),
-        ("z", "z", False),
-        ("z", "knockout_zero", False),
-        ("z", "edge_noise", False),
-    ],
-)
-def test_in_layer_0_a_z_patch_is_its_own_directions_knockout_and_nothing_else(
-    name: str, like: str, entered: bool
-) -> None:
-    one, other = Sweep.named(edit=name), Sweep.named(edit=like)
-    assert one.enters_as(other) == entered
-    other_places = Sweep.named(edit=like, positions="all")
-    assert not one.enters_as(other_places) and not one.enters_as(Sweep.named("computed", edit=like))
-    assert not one.enters_as(Sweep.named(direction="noising", edit=like))
-    assert Sweep.named(direction="noising").enters_as(Sweep.named(direction="noising", edit="knockout"))
+def test_in_layer_0_a_z_patch_is_its_own_directions_knockout_and_nothing_else() -> None:
+    for direction in ("denoising", "noising"):
+        z, same = Sweep.named(direction=direction), {"direction": direction, "edit": "knockout"}
+        assert z.enters_as(Sweep.named(**same)) and not Sweep.named(**same).enters_as(z)
+        turned = "noising" if direction == "denoising" else "denoising"
+        for other in ({"edit": "z"}, {"edit": "knockout_zero"}, {"positions": "all"}, {"contrast": "computed"}):
+            assert not z.enters_as(Sweep.named(**same | other))
+        assert not z.enters_as(Sweep.named(**same | {"direction": turned}))
 
 
 @pytest.mark.parametrize("contrast", [name for name, made in CONTRASTS.items() if made.cuts])
@@ -283,15 +253,6 @@ def test_segments_before_the_question_change_nothing_and_the_last_positions_a_pa
         assert not np.nan_to_num(found[nothing]).any()
     assert np.allclose(found["all"], found["question"], atol=1e-4, equal_nan=True)
     assert np.nanmax(np.abs(found["last"] - found["question"])) > 1e-3 and np.nanmax(np.abs(found["last"])) > 1e-4
-
-
-def test_a_model_of_one_layer_in_half_precision_is_swept() -> None:
-    weights = tiny_model("llama", word_tokenizer())
-    weights.model.layers, weights.config.num_hidden_layers = weights.model.layers[:1], 1
-    made = SimpleNamespace(name="shallow", hf_model=weights, tokenizer=word_tokenizer())
-    model = load_model(made, backend="bridge", dtype="bfloat16")
-    found = patch_heads(model, pairs_for(model, n_tokens=4, count=1), progress=False)
-    assert found.patched.shape == (1, 1, 8) and np.isfinite(found.patched).all() and np.abs(found.effect).max() > 0
 
 
 def test_layers_on_two_devices_join_one_pass(tiny_model_dir: Any) -> None:

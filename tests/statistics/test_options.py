@@ -6,18 +6,12 @@ import numpy as np
 import pytest
 
 from mless_interp import statistics as st
-from mless_interp.statistics import bootstrap
 
 VALUES = np.random.default_rng(0).normal(0.5, 1, (24, 3))
 OTHERS = np.random.default_rng(1).normal(4, 1, (24, 3))
 FEW = VALUES[:6]
-DRAWN = {
-    "resamples": -0.11183825504533673,
-}
+DRAWN = {"resamples": -0.11183825504533673}
 FIELDS = ("estimate", "low", "high", "standard_error", "n", "flag")
-
-
-# ------------------------------------------------------------------------------------------------------------- options
 
 
 def test_a_table_of_few_and_many_problems_has_each_cell_s_own_interval() -> None:
@@ -37,10 +31,7 @@ def test_a_table_of_few_and_many_problems_has_each_cell_s_own_interval() -> None
 
 
 def test_one_problem_has_an_estimate_without_limits() -> None:
-    for found in (
-        st.mean_interval(VALUES[:1], confidence=0.7),
-        st.one_problem(VALUES[0], confidence=0.7),
-    ):
+    for found in (st.mean_interval(VALUES[:1], confidence=0.7), st.one_problem(VALUES[0], confidence=0.7)):
         np.testing.assert_array_equal(found.estimate, VALUES[0])
         assert np.isnan([found.low, found.high, found.standard_error]).all()
         assert (found.n.tolist(), found.flag.tolist()) == ([1, 1, 1], ["fewer than 2 problems"] * 3)
@@ -50,13 +41,8 @@ def test_one_problem_has_an_estimate_without_limits() -> None:
 
 def test_a_seed_draws_what_it_always_drew() -> None:
     """Results of a seed stay comparable between versions: every stream is keyed by its purpose and its size."""
-    drawn = {
-        "resamples": float(st.bootstrap_interval(VALUES[:, 0], n_resamples=200).low),
-    }
+    drawn = {"resamples": float(st.bootstrap_interval(VALUES[:, 0], n_resamples=200).low)}
     assert drawn == pytest.approx(DRAWN, abs=1e-12)
-
-
-# ------------------------------------------------------------------------------------------------------------- borders
 
 
 def test_the_smallest_inputs_are_allowed() -> None:
@@ -88,9 +74,6 @@ def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> N
     assert float(narrow.low) > float(st.paired_difference(2, 13, 50).low) and narrow.confidence == 0.5
 
 
-# -------------------------------------------------------------------------------------------------------- what is said
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -115,19 +98,3 @@ def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> N
 def test_what_is_wrong_is_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         call()
-
-
-def test_results_print_what_they_found() -> None:
-    d = VALUES + np.array([3.0, 0.0, 0.0])
-    assert repr(st.prevalence_test(d, 1.0)).startswith(
-        "6 tests of more than 1 in most problems (n = 24 to 24): 1 at corrected p < 0.05"
-    )
-    assert repr(st.concentration(np.array([9.0] + [1.0] * 19))) == (
-        "32% of the effect lies in 1 problem; mean +1.4, without them +1 to +1.4"
-    )
-    gaps = np.array([[1.0, 1.0, 2.0], [1.0, np.nan, 3.0], [1.0, np.nan, 5.0]])
-    assert repr(st.bootstrap_interval(gaps, n_resamples=50, confidence=0.9)) == (
-        "3 intervals (90 % bca, n = 1 to 3, 1 undefined; 1 × all values equal, 1 × fewer than 2 problems)"
-    )
-    assert repr(st.wilson(np.array([1, 2]), 4)) == "2 intervals (95 % wilson, n = 4 to 4, 0 undefined)"
-    assert bootstrap.TOO_FEW in repr(st.one_problem(np.array(2.0)))

@@ -21,9 +21,6 @@ def test_bad_effects_are_refused():
         test(np.array([1.0, np.inf, 2.0]))
 
 
-# ------------------------------------------------------------------------------------------ many p-values
-
-
 def test_holm_by_hand_and_between_bonferroni_and_nothing():
     np.testing.assert_allclose(st.holm(np.array([0.01, 0.04, 0.03, 0.5])), [0.04, 0.09, 0.09, 0.5])
     p = np.random.default_rng(1).random(30) ** 3
@@ -40,18 +37,6 @@ def test_untested_cells_leave_the_family(adjust):
     assert np.isnan(adjusted[0, 1])
     np.testing.assert_array_equal(adjusted[~np.isnan(p)], adjust(np.array([0.01, 0.04, 0.03])))
     assert np.isnan(adjust(np.array([np.nan, np.nan]))).all()
-
-
-# ------------------------------------------------------------------------------------------ bootstrap intervals
-
-
-def test_interval_coverage_on_skewed_data():
-    x = np.random.default_rng(2).exponential(size=(40, 800))
-    found = st.bootstrap_interval(x, n_resamples=1_000)
-    coverage = ((found.low <= 1) & (found.high >= 1)).mean()
-    assert 0.90 < coverage < 0.965
-    narrow = st.bootstrap_interval(x, n_resamples=1_000, confidence=0.5)
-    assert 0.45 < ((narrow.low <= 1) & (narrow.high >= 1)).mean() < 0.55
 
 
 def test_infinite_z0_falls_back_to_percentile_and_says_so(monkeypatch):
@@ -98,47 +83,12 @@ def test_every_resample_draws_n_problems():
     assert abs(weights.mean() - 1) < 1e-12 and abs(weights.var() - 16 / 17) < 0.05
 
 
-# ------------------------------------------------------------------------------------------ accuracy
-
-
-@pytest.mark.parametrize(
-    ("only_first", "only_second", "p"),
-    [(5, 1, 0.21875), (0, 0, 1.0), (3, 3, 1.0), (23, 10, 0.035), (33, 20, 0.098), (43, 30, 0.160)],
-)
-def test_mcnemar_of_the_hand_checked_counts(only_first, only_second, p):
-    assert st.mcnemar(only_first, only_second) == pytest.approx(p, abs=5e-4)
-    assert st.mcnemar(only_first, only_second) == st.mcnemar(only_second, only_first)
-
-
-def test_wilson_of_the_hand_checked_share():
-    found = st.wilson(362, 500)
-    assert [found.low.item(), found.high.item()] == pytest.approx([0.68322, 0.76136], abs=5e-6)
-    assert found.standard_error.item() == pytest.approx(0.02, abs=5e-5)
-    none = st.wilson(np.array([0, 0, 5]), np.array([0, 5, 5]))
-    assert np.isnan(none.low[0]) and np.isnan(none.high[0]) and none.flag[0] == "no problems"
-    assert none.low[1] == 0.0 and none.high[1] < 1 and none.high[2] == 1.0
-
-
-# ------------------------------------------------------------------------------------------ means
-
-
 def test_the_mean_of_what_is_defined_by_hand():
     values = np.array([[1.0, np.nan, np.inf], [3.0, np.nan, 5.0], [np.nan, np.nan, 7.0]])
     np.testing.assert_array_equal(st.defined_mean(values), [2.0, np.nan, np.inf])  # infinite is defined
     np.testing.assert_array_equal(st.defined_mean(values, axis=1), [np.inf, 4.0, 7.0])
     assert np.isnan(st.defined_mean(np.array([np.inf, -np.inf])))
     assert st.defined_mean(values[:, 0]) == 2.0 and np.isnan(st.defined_mean(np.array([])))
-
-
-def test_gaps_do_not_change_the_last_digit_of_a_mean():
-    values = normal(1000)
-    gaps = np.insert(values, np.arange(0, 1000, 3), np.nan)
-    assert st.defined_mean(gaps) == values.mean()
-    columns = np.stack([gaps, gaps], 1)
-    assert st.defined_mean(columns)[0] == np.add.accumulate(values)[-1] / 1000, "row by row, as NumPy adds a first axis"
-
-
-# ------------------------------------------------------------------------------------------ random numbers
 
 
 def test_generators_are_keyed_by_every_label_and_stable_between_processes():
