@@ -90,7 +90,7 @@ ROOMS = {
             "mless_interp/models/checks.py::_resolution",
             "mless_interp/models/checks.py::_log_probability",
         ),
-        ("tests/models/test_unembedding.py", "tests/models/test_resolution.py", "tests/patching/test_sweeps.py"),
+        ("tests/models/test_unembedding.py", "tests/patching/test_sweeps.py"),
     ),
     "devices": Room(
         (
