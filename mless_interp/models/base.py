@@ -90,15 +90,11 @@ class Model(ABC):
 
     def sent(self) -> tuple[Callable[..., "Model"], tuple[object, ...]]:
         """What another process gets instead of a model: the way to load it, and the weights that it must then have."""
-        if self.how is None or self.hooks:
-            reason = (
-                f"has hooks that other processes would not have, first {self.hooks[0]}"
-                if self.how
-                else "was given as an object"
-            )
-            raise ModelError(
-                f"{self.info.name} {reason}: other processes load a model with load_model, or compute here"
-            )
+        hooks = self.hooks
+        if self.how is None or hooks:
+            reason = f"has hooks that other processes would not have, first {hooks[0]}" if hooks else ""
+            reason = reason if self.how else "was given as an object"
+            raise ModelError(f"{self.info.name} {reason}: use one of load_model, without hooks, or compute here")
         return _here, (self.how, self.info.name, self.identity, self.checks)
 
     @property

@@ -75,7 +75,8 @@ class HookedTransformerModel(Model):
         return hooked_rule(self.underlying, layer)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        cfg, mlp = self.underlying.cfg, getattr(self.underlying.blocks[layer], "mlp", nn.Module())
+        cfg: Any = self.underlying.cfg
+        mlp: Any = getattr(self.underlying.blocks[layer], "mlp", None)
         if cfg.num_experts or not callable(getattr(mlp, "act_fn", None)) or (hasattr(mlp, "ln") and not cfg.gated_mlp):
             return None
         return GatedMlp(mlp.act_fn, mlp.b_in) if cfg.gated_mlp else GatedMlp(mlp.act_fn, gated=False)  # after the bias
