@@ -42,10 +42,11 @@ class Held:
 
 def rounded(source: str, *, scale: float = 1.0, along: torch.Tensor | None = None) -> Held:
     """A model's float32 copy with weights that bfloat16 holds exactly; its unembedding untied, scaled and shifted."""
-    from mless_interp.models.hugging_face import Placement, load_hugging_face
+    from mless_interp.models.hugging_face import load_hugging_face
     from mless_interp.models.load import source_of
+    from mless_interp.models.model_folder import Loading
 
-    made, tokenizer = load_hugging_face(source_of(source), Placement(torch.float32, "cpu"), trust_remote_code=False)
+    made, tokenizer = load_hugging_face(source_of(source), Loading(device="cpu"))
     config = copy.deepcopy(made.config)
     config.tie_word_embeddings = False
     untied = type(made)(config).eval()

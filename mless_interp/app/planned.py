@@ -316,7 +316,7 @@ class _Work:
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Return the seconds of each part, from real runs of it on a few problems."""
         began = time.perf_counter()
-        options = {key: chosen[key] for key in ("backend", "dtype", "device")}
+        options: dict[str, Any] = {key: chosen[key] for key in ("backend", "dtype", "device")}
         model = load_model(self.shape.info.name, attn_implementation=chosen["attention"], **options)
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
         if self.what == "accuracy":

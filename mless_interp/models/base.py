@@ -6,7 +6,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from ..core.arguments import count_of
 from ..runtime.engines import Engine, here
 from .arithmetic import visibility
 from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
-from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
+from .inputs import Edit, Inputs, LogitsAt, Masks, Recording, Reducer, Run, Tap, Taps
 from .loaded_weights import WeightsHash
 from .memory import added_hooks, computed_on, lock_of, threads_for, turn
 from .replay import Layers, Stepper
@@ -35,32 +34,27 @@ class Model(ABC):
     """One language model behind one of the backends; made by `load_model` or `wrap_model`.
 
     `info` holds geometry and origin, `tokenizer` the Hugging Face tokenizer, `checks` the figures of the self-check at
-    loading, `underlying` the library's own object. Subclasses implement `_forward` and declare what else they can do.
-
-    Several threads may use one model: its passes, replays and completions take turns.
+    loading, `underlying` the library's own object. Several threads may use one model: what it computes takes turns.
     """
 
     info: ModelInfo
     tokenizer: Any
     underlying: Any
     hf_model: "PreTrainedModel | None" = None
-    """The Hugging Face module that runs underneath, here; None for HookedTransformer and for models run elsewhere."""
-    config: Any = None
+    """The Hugging Face module underneath; None for HookedTransformer and for models run elsewhere."""
+    config: object = None
     """What it was made from: the Hugging Face config, or the HookedTransformerConfig of a model that was wrapped."""
     remote: bool | str = False
-    """Whether it runs elsewhere, and how (nnsight)."""
     float32_softmax: bool = False
-    """Whether attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
+    """Attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
     whole_positions: bool = False
-    """Whether positions are looked up in a table, so that position ids must be whole numbers."""
+    """Positions are looked up in a table, so that position ids must be whole numbers."""
     tf32: bool | None = None
-    """Whether its passes make products of float32 in TF32; None where that is left to the process, or does not arise."""
+    """Its passes make products of float32 in TF32; None where that is left to the process, or does not arise."""
     windows_by_index: bool = False
-    """Whether an attention hides what is outside its window by itself, by index (GPT-Neo)."""
-    why_not_by_layers: str = ""
-    """What of its layers is not known, where `layers` is None."""
+    """An attention hides what is outside its window by itself, by index (GPT-Neo)."""
     learned_positions: bool = False
-    """Whether positions are learned vectors, so that the same token is another one elsewhere even in the first layer."""
+    """Positions are learned vectors, so that the same token is another one elsewhere even in the first layer."""
     quantised: str = ""
     """How the weights are quantised, in a word; empty where they are not."""
     checks: ModelChecks | None = None
@@ -68,16 +62,15 @@ class Model(ABC):
     """Who computes the problems of a long analysis of this model (`on`)."""
     how: "Callable[[], Model] | None" = None
     """Loads it once more, as another process does; None for a model that was given."""
+    layers: Layers | None = None
+    """How the library computes one layer after the other; None where it is built in a way not known."""
+    why_not_by_layers: str = "this architecture cannot be continued layer by layer"
     _hashing: WeightsHash | None = None
     _held: str | None = None
     """The hash of what the library's own object held when the model was loaded."""
-    layers: Layers | None = None
-    """How the library computes one layer after the other; None where this architecture's are built in a way not known."""
 
     @abstractmethod
-    def _forward(
-        self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
-    ) -> Tensor | None:
+    def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         """Run once, with what `taps` does at each hook name; logits at the positions `read` (None: none).
 
         `masks` (one `[b, 1|H, T, T]` per layer) is given if the input says more than plain causal attention does.
@@ -85,54 +78,29 @@ class Model(ABC):
 
     def checked(self, checks: ModelChecks | None) -> "Model":
         """This model with these figures, able to do what they say; None is the model as it was before any check."""
-        return self._with(checks=checks)
-
-    def _with(self, **changes: Any) -> "Model":
-        """This model with other attributes."""
         model = copy.copy(self)
-        vars(model).update(changes)
+        model.checks = checks
         return model
-
-    def known_by(self, weights_hash: str | None = None) -> "Model":
-        """This model, its weights known by this hash (None: by that of what it holds)."""
-        hashing = WeightsHash()
-        held = None if self.weights is None else hashing.of(self.weights)
-        return self._with(_hashing=hashing, _held=held, info=replace(self.info, weights_hash=weights_hash or held))
-
-    def multiplying(self, *, tf32: bool) -> "Model":
-        """This model, whose products of float32 are made in TF32 or in full; itself where no GPU makes any."""
-        if self.info.dtype != "float32" or all(device.startswith(("cpu", "meta")) for device in self.devices):
-            return self
-        return self._with(tf32=tf32)
-
-    def loaded_by(self, how: "Callable[[], Model]") -> "Model":
-        """This model, which other processes can load by calling `how`."""
-        return self._with(how=how)
 
     def on(self, engine: Engine) -> "Model":
         """This model, whose long analyses are computed by an engine: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
-        return self._with(engine=engine)
+        model = copy.copy(self)
+        model.engine = engine
+        return model
 
-    def sent(self) -> tuple[Callable[..., "Model"], tuple[Any, ...]]:
+    def sent(self) -> tuple[Callable[..., "Model"], tuple[object, ...]]:
         """What another process gets instead of a model: the way to load it, and the weights that it must then have."""
-        if self.how is None:
-            raise ModelError(
-                f"{self.info.name} was given as an object, which other processes cannot load: load it with load_model"
-            )
         hooks = self.hooks
-        if hooks:
-            raise ModelError(
-                f"{self.info.name} has hooks that other processes would not have, first {hooks[0]}: remove them, or compute "
-                "here"
-            )
+        if self.how is None or hooks:
+            reason = f"has hooks that other processes would not have, first {hooks[0]}" if hooks else ""
+            reason = reason if self.how else "was given as an object"
+            raise ModelError(f"{self.info.name} {reason}: use one of load_model, without hooks, or compute here")
         return _here, (self.how, self.info.name, self.identity, self.checks)
 
     @property
     def weights_hash(self) -> str | None:
-        """The hash of the weights as they are now: `info.weights_hash`, or another one if they were changed since.
-
-        None for a model run elsewhere (`remote=True`), whose weights cannot be read. See `models.loaded_weights.WeightsHash`.
-        """
+        """The hash of the weights as they are now (see `models.loaded_weights.WeightsHash`): `info.weights_hash`, or another
+        one if they were changed since; None for a model run elsewhere."""
         if self._hashing is None or self.weights is None:
             return self.info.weights_hash
         now = self._hashing.of(self.weights)
@@ -140,21 +108,17 @@ class Model(ABC):
 
     def turn(self, *, of_passes: bool = True) -> AbstractContextManager[None]:
         """Keep other threads out, and run the model alike whatever the process is set to (see `models.memory.turn`).
-
-        `of_passes=False`: around passes and what is made of them, whose products are the process's own, not TF32.
-        """
+        `of_passes=False`: around passes and what is made of them, whose products are the process's own, not TF32."""
         tf32 = self.tf32 if of_passes else None
         return turn(self.underlying, self._modules, threads=threads_for(self.info), tf32=tf32)
 
     @property
     def _modules(self) -> list[nn.Module]:
-        """The modules that run, here."""
         return [each for each in (self.underlying, self.hf_model) if isinstance(each, nn.Module)]
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Forward hooks, pre-hooks and replaced forwards that are on the model now, by path and kind; none by which a library
-        runs it."""
+        """What was hooked to the model or replaced in it, by path and kind; nothing by which a library runs it."""
         with lock_of(self.underlying):
             return added_hooks(self._modules)
 
@@ -171,7 +135,7 @@ class Model(ABC):
         if self.remote:
             return "it runs elsewhere"
         if self.layers is None:
-            return self.why_not_by_layers or "this architecture cannot be continued layer by layer"
+            return self.why_not_by_layers
         hooks = self.hooks
         if hooks:
             return f"hooks were added to it, which only whole passes obey: {count_of(len(hooks), 'hook')}, first {hooks[0]}"
@@ -182,8 +146,8 @@ class Model(ABC):
         found = self.stepper
         if found is None:
             raise ModelError(
-                f"{what} continues runs layer by layer, which {self.info.name} ({self.info.architecture}) on backend "
-                f"{self.info.backend!r} cannot ({self.why_whole_passes}): use another backend, or patch_heads"
+                f"{what} continues runs layer by layer, which {self._called} on backend {self.info.backend!r} cannot "
+                f"({self.why_whole_passes}): use another backend, or patch_heads"
             )
         return found
 
@@ -194,8 +158,8 @@ class Model(ABC):
 
     @property
     def resolution(self) -> float:
-        """Differences of a log-probability (in nats) up to this are rounding: measured by the self-check, never less than
-        1e-5 (1e-9 in float64); without its figure 0.01 in half precision and TF32."""
+        """Differences of a log-probability (in nats) up to this are rounding: measured by the self-check, at least 1e-5
+        (1e-9 in float64); without its figure 0.01 in half precision and TF32."""
         least = 0.0 if self.tf32 else {"float64": 1e-9, "float32": 1e-5}.get(self.info.dtype, 0.0)
         measured = None if self.checks is None else self.checks.resolution
         return max(least, measured) if measured is not None else least or 1e-2
@@ -220,7 +184,11 @@ class Model(ABC):
     @property
     def identity(self) -> dict[str, Any]:
         """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
-        info = self.info
+        info, hooks, own = (
+            self.info,
+            self.hooks,
+            computed_on(self.devices, threads=threads_for(self.info), tf32=self.tf32),
+        )
         return {
             "model": info.name,
             "backend": info.backend,
@@ -229,23 +197,16 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere"
-            if self.remote is True
-            else computed_on(self.devices, threads=threads_for(info), tf32=self.tf32),
+            "computed_on": "elsewhere" if self.remote is True else own,
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
-        } | ({"hooks": [*hooks, self._what_hooks_do()]} if (hooks := self.hooks) else {})
+        } | ({"hooks": [*hooks, self._what_hooks_do()]} if hooks else {})
 
     def _what_hooks_do(self) -> str:
         """Return a digest of a fixed prompt's logits: two hooks at one place can do different things."""
-        tokens = torch.arange(min(64, self.info.context_length or 64))[None] % self.info.d_vocab
+        tokens = torch.arange(min(64, self.info.context_length))[None] % self.info.d_vocab
         try:
             logits = self.run(tokens).logits
-        except (
-            RuntimeError,
-            ValueError,
-            IndexError,
-            TypeError,
-        ):  # a hook that is written for other prompts: nothing is known of it, so it equals no other
+        except (RuntimeError, ValueError, IndexError, TypeError):  # a hook for other prompts: it equals no other
             return uuid4().hex
         assert logits is not None
         return hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()[:16]
@@ -255,18 +216,19 @@ class Model(ABC):
         """Scale and soft-cap of a layer's attention scores."""
 
     def gated_mlp(self, layer: int) -> GatedMlp:
-        """How a layer's MLP makes its activations of `hook_pre`, and whether they are a gate's.
-
-        Raises `ModelError` for experts, which share no activation, and for MLPs of a build that is not known.
-        """
-        self.info.check_layer(layer)
-        found = self._gated_mlp(layer)
+        """How a layer's MLP makes its activations of `hook_pre`; `ModelError` for experts, which share no activation, and
+        for MLPs of a build that is not known."""
+        found = self._gated_mlp(self.info.check_layer(layer))
         if found is None:
             raise ModelError(
-                f"{self.info.name} ({self.info.architecture}): layer {layer} has no activation act(gate(x)) or act(up(x)) "
-                "that is known here (experts share none), so every activation metric and ARM are undefined for it"
+                f"{self._called}: layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts "
+                "share none), so every activation metric and ARM are undefined for it"
             )
         return found
+
+    @property
+    def _called(self) -> str:
+        return f"{self.info.name} ({self.info.architecture})"
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
         """The layer's activation, or None where this backend knows of none."""
@@ -277,27 +239,16 @@ class Model(ABC):
         return self.attention_output(layer).weights
 
     def attention_output(self, layer: int) -> AttentionOutput:
-        """How a layer turns head outputs into what it adds to the residual stream.
-
-        Raises `ModelError` where this architecture's output projection is not one matrix per head.
-        """
-        self.info.check_layer(layer)
-        found = self._attention_output(layer)
+        """How a layer turns head outputs into what it adds to the residual stream; `ModelError` where that is not one
+        matrix per head."""
+        found, reason, checks = self._attention_output(self.info.check_layer(layer)), None, self.checks
         expected = (self.info.n_heads, self.info.d_head, self.info.d_model)
-        if found is None or not found.weights.is_floating_point() or tuple(found.weights.shape) != expected:
-            came = "none" if found is None else f"{found.weights.dtype} {list(found.weights.shape)}"
-            raise ModelError(
-                f"{self.info.name} ({self.info.architecture}): layer {layer} has no output weights of shape "
-                f"{list(expected)} [head, d_head, d_model] that can be read here (found: {came}), so what single heads "
-                "write into the residual stream is not known"
-            )
-        checks = self.checks
-        if checks is not None and checks.output_error is not None and not checks.output_error <= checks.tolerance:
-            raise ModelError(
-                f"{self.info.name} ({self.info.architecture}): what attention adds is not z W_O + b (off by "
-                f"{checks.output_error:.3g} of the largest value), so what single heads write into the residual stream is not "
-                "known"
-            )
+        if found is None or tuple(found.weights.shape) != expected:
+            reason = f"layer {layer} has no output weights of shape {list(expected)} [head, d_head, d_model]"
+        elif checks is not None and checks.output_error is not None and not checks.output_error <= checks.tolerance:
+            reason = f"what attention adds is not z W_O + b (off by {checks.output_error:.3g} of the largest value)"
+        if found is None or reason is not None:
+            raise ModelError(f"{self._called}: {reason}, so what single heads write into the stream is not known")
         return found
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
@@ -313,9 +264,8 @@ class Model(ABC):
     def need_tokenizer(self, what: str) -> None:
         """`ModelError` if there is no tokenizer, which `what` needs."""
         if self.tokenizer is None:
-            raise ModelError(
-                f"{self.info.name} has no tokenizer, which {what} needs: give one, wrap_model(..., tokenizer=...)"
-            )
+            name = self.info.name
+            raise ModelError(f"{name} has no tokenizer, which {what} needs: give one, wrap_model(..., tokenizer=...)")
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, as they are; the ids themselves where there is no tokenizer."""
@@ -323,31 +273,23 @@ class Model(ABC):
 
     def need_rotated(self, what: str) -> None:
         """`ModelError` if the queries and keys that enter the scores cannot be had, which `what` is computed from."""
-        if not self.shows_rotated:
-            info, why = self.info, self.checks.entering if self.checks is not None else ""
+        if self.checks is not None and not self.shows_rotated:
             raise ModelError(
-                f"{info.name} ({info.architecture}) shows no queries and keys as they enter the scores on backend "
-                f"{info.backend!r}, which {what} need{f' ({why})' if why else ''}: use another backend"
+                f"{self._called} shows no queries and keys as they enter the scores on backend {self.info.backend!r}, "
+                f"which {what} need ({self.checks.entering}): use another backend"
             )
 
     def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
-        """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows on one device share one tensor).
-
-        `places`: the device of each layer; without, all are where the input is.
-        """
-        made: dict[int | None, Tensor] = {}
-        for window in set(self.info.windows):
-            made[window] = visibility(
-                inputs.n_tokens,
-                window=window,
-                position_ids=inputs.position_ids,
-                attention_mask=inputs.attention_mask,
-                device=inputs.tokens.device,
-            )
-        here = inputs.tokens.device
-        moved = {key: made[key[0]].to(key[1]) for key in zip(self.info.windows, places, strict=False) if key[1] != here}
-        wanted = zip(self.info.windows, places or [here] * len(self.info.windows), strict=True)
-        return tuple(moved.get(key, made[key[0]]) for key in wanted)
+        """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows on one device share one tensor), where the
+        input is, or at the `places` of the layers."""
+        ids, hidden, device = inputs.position_ids, inputs.attention_mask, inputs.tokens.device
+        own = {
+            each: visibility(inputs.n_tokens, window=each, position_ids=ids, attention_mask=hidden, device=device)
+            for each in set(self.info.windows)
+        }
+        wanted = list(zip(self.info.windows, places or [device] * self.info.n_layers, strict=True))
+        made = {(window, place): own[window].to(place) for window, place in set(wanted)}
+        return tuple(made[key] for key in wanted)
 
     def run(
         self,
@@ -364,8 +306,7 @@ class Model(ABC):
 
         Parameters
         ----------
-        inputs : what goes in (`PromptPair.condition` makes one), or token ids `[batch, token]` alone (a 1D tensor is one
-            prompt). No token is added.
+        inputs : what goes in (`PromptPair.condition` makes one), or token ids `[batch, token]` alone (1D: one prompt).
         position_ids, attention_mask : of token ids alone: `[batch, token]`, whole or fractional, None counts from 0;
             boolean `[batch, 1 or n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window,
             which is counted on position ids.
@@ -408,7 +349,6 @@ class Model(ABC):
 
     def record(self, inputs: Inputs, *, start: int, logits_at: LogitsAt = "none") -> Recording:
         """Run once and keep what `replay` needs for the positions from `start` on (per layer, nothing else)."""
-        given, inputs = inputs, self._checked(inputs)
         if not 0 <= start < inputs.n_tokens:
             raise ValueError(f"start must be a position of the prompt, 0 to {inputs.n_tokens - 1}, got {start}")
         later = partial(tail, start=start)
@@ -418,10 +358,11 @@ class Model(ABC):
             kept |= {"attn.hook_rot_k": torch.clone, "attn.hook_v": torch.clone}
         layers = range(self.info.n_layers)
         reducers = {site(layer, name): reducer for layer in layers for name, reducer in kept.items()}
-        result = self.run(given, capture=reducers, logits_at=logits_at)
-        per_layer = lambda name: tuple(  # noqa: E731
-            result.captured[site(layer, name)] for layer in layers if name in kept
-        )
+        result, inputs = self.run(inputs, capture=reducers, logits_at=logits_at), self._checked(inputs)
+
+        def per_layer(name: str) -> tuple[Tensor, ...]:
+            return tuple(result.captured[site(layer, name)] for layer in layers if name in kept)
+
         z = per_layer("attn.hook_z")
         places = [each.device for each in z]  # what enters a layer still lies where the layer before it does
         return Recording(
@@ -448,36 +389,26 @@ class Model(ABC):
         """Continue the receiving run from edited head outputs of one layer, or of one layer per row.
 
         `z` is `[batch x row, changed, head, d_head]`: for each prompt of the recording `row` alternative outputs of all
-        heads at the positions from `receiving.start` on (rows of one prompt together). `layer` is where they are put:
-        one number, or one per row in rising order, and a row joins the pass when its layer is reached, so that every
-        layer's weights are read once. Only these positions and the layers from the first edited one on are computed;
-        everything before them is read from the receiving run's own keys and values, under its own mask and position ids.
-        Returns logits `[batch x row, read, vocab]`; `logits_at` takes positions from `start` on, "last" or "all" (all of
-        these).
-
-        `exact_forward=True` instead runs the whole model once per row, which is the slow definition of the same numbers.
+        heads at the positions from `receiving.start` on (rows of one prompt together). `layer` is where they are put: one
+        number, or one per row in rising order, and a row joins the pass when its layer is reached. Only these positions and
+        the layers from the first edited one on are computed; the rest is the receiving run's own, under its own mask and
+        position ids. Returns logits `[batch x row, read, vocab]`; `logits_at` takes positions from `start` on, "last" or
+        "all" (all of these). `exact_forward=True` runs the whole model once per row: the slow definition of the same numbers.
         """
-        batch = receiving.inputs.batch
-        n_changed = receiving.n_tokens - receiving.start
+        batch, n_changed = receiving.inputs.batch, receiving.n_tokens - receiving.start
         expected = (n_changed, self.info.n_heads, self.info.d_head)
         if z.dim() != 4 or tuple(z.shape[1:]) != expected or z.shape[0] % batch or not len(z):
-            raise ValueError(
-                f"z must be [{batch} prompts x rows, changed positions, heads, d_head] = [k*{batch}, "
-                f"{', '.join(map(str, expected))}], got {list(z.shape)}"
-            )
+            raise ValueError(f"z must be [k * {batch} prompts, {', '.join(map(str, expected))}], got {list(z.shape)}")
         rows = len(z) // batch
         layers = [layer] * rows if isinstance(layer, int) else list(layer)
-        if len(layers) != rows or layers != sorted(layers):
-            raise ValueError(f"layers must be one per row ({rows}) in rising order, got {layers}")
-        if not 0 <= layers[0] <= layers[-1] < self.info.n_layers:
-            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        if len(layers) != rows or layers != sorted(layers) or not 0 <= layers[0] <= layers[-1] < self.info.n_layers:
+            last = self.info.n_layers - 1
+            raise ValueError(f"layers must be one per row ({rows}) in rising order, 0 to {last}, got {layers}")
         if isinstance(logits_at, str) and logits_at == "all":
             logits_at = list(range(receiving.start, receiving.n_tokens))
         read = self._read_positions(logits_at, receiving.n_tokens)
         if read is None or int(read.min()) < receiving.start:
-            raise ValueError(
-                f"a replay from position {receiving.start} on has no logits before it; asked for {logits_at!r}"
-            )
+            raise ValueError(f"a replay from position {receiving.start} on has no logits before it: {logits_at!r}")
         with torch.no_grad():
             stepper = None if exact_forward else self.stepper
             if stepper is None:
@@ -493,11 +424,8 @@ class Model(ABC):
             rows = torch.tensor([row for row, at in enumerate(layers) if at == layer])
             old = receiving.z[layer]
             new = by_prompt[:, rows.to(z.device)].to(old)
-            differ = (
-                (new != old[:, None]).any(4).any(2).nonzero().cpu()
-            )  # [cell, (prompt, row, head)]: all else is its own
-            prompt, row, head = differ.unbind(1)
-            if len(differ):
+            prompt, row, head = (new != old[:, None]).any(4).any(2).nonzero().cpu().unbind(1)  # all else is its own
+            if len(prompt):
                 edits[site(layer, "attn.hook_z")] = partial(
                     replaced,
                     start=start,
@@ -512,43 +440,40 @@ class Model(ABC):
     def _checked(self, inputs: Inputs) -> Inputs:
         """The input on the model's device with its axes in order, or a clear error."""
         tokens, positions, mask = inputs.tokens, inputs.position_ids, inputs.attention_mask
-        if tokens.dim() == 1:
-            tokens = tokens[None]
+        tokens = tokens[None] if tokens.dim() == 1 else tokens
         if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
             raise ValueError(f"tokens must be whole numbers [batch, token], got {tokens.dtype} {list(tokens.shape)}")
-        batch, n_tokens = tokens.shape
+        info, (batch, n_tokens) = self.info, tokens.shape
         lowest, highest = int(tokens.min()), int(tokens.max())
-        if lowest < 0 or highest >= self.info.d_vocab:
+        if lowest < 0 or highest >= info.d_vocab:
             raise ValueError(
-                f"token ids must lie in 0 to {self.info.d_vocab - 1} ({self.info.name}'s vocabulary), got {lowest} to "
-                f"{highest}; was the text encoded with another model's tokenizer?"
+                f"token ids must lie in 0 to {info.d_vocab - 1} ({info.name}'s vocabulary), got {lowest} to {highest}; was "
+                "the text encoded with another model's tokenizer?"
             )
+        longest: float = n_tokens
         if positions is not None:
-            if positions.dim() == 1:
-                positions = positions[None]
-            if positions.shape not in ((batch, n_tokens), (1, n_tokens)):
+            if positions.shape not in ((n_tokens,), (batch, n_tokens), (1, n_tokens)):
                 raise ValueError(f"position_ids must be [{batch}, {n_tokens}], got {list(positions.shape)}")
             positions = positions.expand(batch, n_tokens)
             if self.whole_positions and positions.is_floating_point():
                 if not bool((positions == positions.round()).all()):
                     raise ValueError(
-                        f"{self.info.name} looks positions up in a table, so position_ids must be whole numbers"
+                        f"{info.name} looks positions up in a table, so position_ids must be whole numbers"
                     )
                 positions = positions.long()
-        longest = n_tokens if positions is None else float(positions.max()) + 1
-        if longest > self.info.context_length:
+            longest = float(positions.max()) + 1
+        if longest > info.context_length:
             raise ValueError(
-                f"the prompt needs {longest:g} positions but {self.info.name} has a context of "
-                f"{self.info.context_length}: insert fewer tokens or leave this problem out"
+                f"the prompt needs {longest:g} positions but {info.name} has a context of {info.context_length}: insert "
+                "fewer tokens or leave this problem out"
             )
-        if mask is not None:
-            ok = mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[2:] == (n_tokens, n_tokens)
-            if not ok or mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, self.info.n_heads):
-                raise ValueError(
-                    f"attention_mask must be boolean [{batch}, 1 or {self.info.n_heads}, {n_tokens}, {n_tokens}] "
-                    f"(True = visible), got {mask.dtype} {list(mask.shape)}"
-                )
-        return Inputs(tokens, positions, mask).to(self.info.device)
+        shapes = [(b, h, n_tokens, n_tokens) for b in (1, batch) for h in (1, info.n_heads)]
+        if mask is not None and (mask.dtype != torch.bool or tuple(mask.shape) not in shapes):
+            raise ValueError(
+                f"attention_mask must be boolean [{batch}, 1 or {info.n_heads}, {n_tokens}, {n_tokens}] (True = visible), "
+                f"got {mask.dtype} {list(mask.shape)}"
+            )
+        return Inputs(tokens, positions, mask).to(info.device)
 
     def _check_name(self, name: str) -> None:
         found = parsed(name)
@@ -556,8 +481,7 @@ class Model(ABC):
             known = ", ".join(f"blocks.{{l}}.{s}" for s in SITES)
             raise ValueError(f"unknown hook name {name!r}; known names: {known}")
         layer, what = found
-        if layer >= self.info.n_layers:
-            raise ValueError(f"{name}: layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        self.info.check_layer(layer)
         if what in EAGER_SITES and self.info.attention != "eager":
             raise LeanAttentionError(
                 f"{name} does not exist under {self.info.attention!r} attention, which never makes a pattern: load the "
@@ -617,11 +541,8 @@ def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, Any], ch
     known = name, str(identity["weights"]), repr(sorted(getattr(how, "keywords", {}).items()))
     model = _HERE.get(known) or how()
     found = model.checked(checks).identity
-    differ = [
-        f"{key} {found[key]} (not {identity[key]})"
-        for key in identity
-        if key != "model" and found[key] != identity[key]
-    ]
+    keys = [key for key in identity if key != "model" and found[key] != identity[key]]
+    differ = [f"{key} {found[key]} (not {identity[key]})" for key in keys]
     if differ:
         raise ModelError(
             f"{name} is another model where it was loaded again: {'; '.join(differ)}. The folder or the weights in memory were "
@@ -635,29 +556,20 @@ INSTEAD = "use exact sweeps, which need none: patch_heads, or locate_heads(mode=
 
 
 def no_gradients_because(model: Model) -> str | None:
-    """Why no gradients can be had from this model here and now; None where nothing speaks against them.
-
-    Weights below 16 bits are refused even where a library offers some backward pass: what would be differentiated is a
-    dequantised approximation, and its error is not known.
-    """
+    """Why no gradients can be had from this model here and now; None where nothing speaks against them. Weights below 16 bits
+    are refused even where a library differentiates a dequantised approximation: its error is not known."""
     if torch.is_inference_mode_enabled():
         return "inside torch.inference_mode() nothing has a gradient: leave it first (torch.no_grad() is no obstacle)"
-    name = model.info.name
+    reason = None
     if model.remote:
-        return f"{name} runs remotely, where its gradients cannot be fetched: load it here, or {INSTEAD}"
-    if model.quantised:
-        return (
-            f"{name} is quantised ({model.quantised}); gradients need weights of 16 bits or more: load it in bfloat16 or "
-            f"float32, or {INSTEAD}"
-        )
-    if model.weights is not None and any(weight.is_inference() for weight in model.weights.parameters()):
-        return (
-            f"{name} was made inside torch.inference_mode(), so its weights can never enter a gradient: load it "
-            f"outside, or {INSTEAD}"
-        )
-    if model.stepper is None:
-        return f"{name} cannot be continued layer by layer, which gradients need ({model.why_whole_passes}): {INSTEAD}"
-    return None
+        reason = "runs remotely, where its gradients cannot be fetched: load it here"
+    elif model.quantised:
+        reason = f"is quantised ({model.quantised}); gradients need weights of 16 bits or more: load it in bfloat16 or float32"
+    elif model.weights is not None and any(weight.is_inference() for weight in model.weights.parameters()):
+        reason = "was made inside torch.inference_mode(), so its weights can never enter a gradient: load it outside"
+    elif model.stepper is None:
+        reason = f"cannot be continued layer by layer, which gradients need ({model.why_whole_passes})"
+    return None if reason is None else f"{model.info.name} {reason}, or {INSTEAD}"
 
 
 def refuse_without_gradients(model: Model, what: str) -> None:

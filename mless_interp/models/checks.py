@@ -1,7 +1,8 @@
 """A loaded model proves that its backend does what the seam promises."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -34,68 +35,64 @@ def probe_tokens(d_vocab: int, *, n_tokens: int = 12, seed: int = 0) -> Tensor:
 def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """Run the self-check; `reference` is `[1, token, vocab]` of the plain Hugging Face pass on `probe_tokens`.
 
-    The model is left as it is: `model.checked(figures)` is the one that goes by them. Raises `ModelError` with the reason
-    if the model fails. A replay that disagrees is no failure: `replay` says that whole forward passes take its place.
+    Raises `ModelError` with the reason if the model fails. A replay that disagrees is no failure: `replay` says that whole
+    forward passes take its place. The model is left as it is: `model.checked(figures)` is the one that goes by them.
     """
     model, info = model.checked(None), model.info
     tokens = probe_tokens(info.d_vocab, n_tokens=min(12, info.context_length))
     tolerance = TOLERANCE.get("float16" if model.tf32 else info.dtype, 1e-3)
 
-    def fail(reason: str) -> FailedCheck:
-        return FailedCheck(f"{info.name} on backend {info.backend!r} failed its check: {reason}")
+    def must(holds: object, reason: str) -> None:
+        if not holds:
+            raise FailedCheck(f"{info.name} on backend {info.backend!r} failed its check: {reason}")
 
-    try:
-        logits = model.run(tokens).logits
-    except RuntimeError as failure:
-        raise fail(f"its forward pass fails: {first_line(failure)}; use another backend or dtype") from failure
-    assert logits is not None
-    if not bool(torch.isfinite(logits).all()):
-        raise fail("its logits contain NaN or infinity on a prompt of ordinary tokens; are the weights complete?")
-    largest = float(logits.abs().max())
-    allowed = tolerance * max(largest, 1.0)
-
-    difference = None
-    if reference is not None:
-        if not bool(torch.isfinite(reference).all()):
-            raise fail("the plain Hugging Face forward pass gives NaN or infinity on a prompt of ordinary tokens")
-        difference = _distance(logits, reference)
-        if not difference <= allowed:
-            raise fail(
-                f"its logits differ from the plain Hugging Face forward pass by {difference:.3g} (allowed "
-                f'{allowed:.3g}); use another backend, for example "{"nnsight" if info.backend == "bridge" else "bridge"}"'
-            )
-
-    row_error = error = effect = None
-    if info.attention == "eager":
+    @contextmanager
+    def told(what: str, *kinds: type[Exception]) -> Iterator[None]:
         try:
-            rows = _row_sums(model, tokens, fail)
+            yield
         except FailedCheck:
             raise
-        except ModelError as failure:
-            raise fail(f"it shows no attention patterns ({failure}); use another backend") from failure
-        row_error = _max_of((sums - 1).abs().max() for sums in rows)
-        if not row_error <= max(tolerance, 1e-5):
-            raise fail(f"the rows of its attention pattern do not sum to 1 (largest error {row_error:.3g})")
-        error, effect = _edited_pattern(model, tokens, logits)
-        if not error <= tolerance:
-            raise fail(
-                "an edit of its attention pattern is not obeyed: where every token looks at itself alone, head outputs "
-                f"differ from their own values by {error:.3g} of the largest (allowed {tolerance:.3g})"
-            )
+        except kinds as failure:
+            must(False, f"{what}: {first_line(failure)}; use another backend or dtype")
 
+    with told("its forward pass fails", RuntimeError):
+        logits = model.run(tokens).logits
+    assert logits is not None
+    finite = bool(torch.isfinite(logits).all())
+    must(finite, "its logits contain NaN or infinity on a prompt of ordinary tokens; are the weights complete?")
+    largest = float(logits.abs().max())
+    allowed = tolerance * max(largest, 1.0)
+    difference = None if reference is None else _distance(logits, reference)
+    other = "nnsight" if info.backend == "bridge" else "bridge"
+    must(
+        difference is None or difference <= allowed,
+        f"its logits differ from the plain Hugging Face forward pass by {difference} (allowed {allowed:.3g}); use another "
+        f'backend, for example "{other}"',
+    )
+    row_error = error = effect = None
+    if info.attention == "eager":
+        with told("it shows no attention patterns", ModelError):
+            row_error = _row_error(model, tokens, must)
+        must(
+            row_error <= max(tolerance, 1e-5),
+            f"the rows of its attention pattern do not sum to 1 (largest error {row_error:.3g})",
+        )
+        error, effect = _edited_pattern(model, tokens, logits)
+        must(
+            error <= tolerance,
+            "an edit of its attention pattern is not obeyed: where every token looks at itself alone, head outputs differ "
+            f"from their own values by {error:.3g} of the largest (allowed {tolerance:.3g})",
+        )
     gap = None
     if not (model.remote and model.windows_by_index):
-        try:
+        with told("it takes no mask of its own for each head", RuntimeError, ValueError):
             gap, sees_later = _gap_difference(model, tokens, logits)
-        except (RuntimeError, ValueError) as failure:
-            raise fail(f"it takes no mask of its own for each head: {first_line(failure)}") from failure
-        if not sees_later <= allowed:
-            raise fail(
-                f"a plain run and one with an explicit causal mask differ by {sees_later:.3g} logits before anything is "
-                "hidden: its attention is not causal, or no mask of this form reaches it"
-            )
-        if not gap <= allowed:
-            raise fail(f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
+        must(
+            sees_later <= allowed,
+            f"a plain run and one with an explicit causal mask differ by {sees_later:.3g} logits before anything is hidden: "
+            "its attention is not causal, or no mask of this form reaches it",
+        )
+        must(gap <= allowed, f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
     entering_error, entering = _check_entering(model, tokens, tolerance)
     replayed, reason = _check_replay(model, tokens, allowed) if not entering else (None, entering)
     figures = ModelChecks(
@@ -116,28 +113,37 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
 
 
-def _row_sums(model: Model, tokens: Tensor, fail: Callable[[str], FailedCheck]) -> list[Tensor]:
-    """Sums of each layer's pattern rows `[1, head, dest]`, with what a learned sink takes where there is one."""
-    n_tokens, layers = tokens.shape[1], range(model.info.n_layers)
+def _row_error(model: Model, tokens: Tensor, must: Callable[[object, str], None]) -> float:
+    """Largest |sum - 1| of the rows of a pattern `[1, head, dest, src]`, with what a learned sink takes where there is one."""
+    info, layers = model.info, range(model.info.n_layers)
     rules = [model.attention_rule(layer) for layer in layers]
     names = [attention_sites(layer, "pattern", "attn_scores")[: 1 + rules[layer].n_extra] for layer in layers]
     seen = model.run(tokens, capture=dict.fromkeys(name for of in names for name in of), logits_at="none").captured
-    found = []
+    expected, errors = [1, info.n_heads, tokens.shape[1], tokens.shape[1]], []
     for rule, of in zip(rules, names, strict=True):
-        pattern = seen[of[0]].double()
-        if pattern.shape != (1, model.info.n_heads, n_tokens, n_tokens):
-            expected = [1, model.info.n_heads, n_tokens, n_tokens]
-            raise fail(f"pattern of shape {list(pattern.shape)}, expected {expected}")
-        sums = pattern.sum(-1)
+        shape = list(seen[of[0]].shape)
+        must(shape == expected, f"pattern of shape {shape}, expected {expected}")
+        sums = seen[of[0]].double().sum(-1)
         if rule.column is not None:
             sums = sums + softmax(with_sinks(seen[of[1]].double(), rule.column))[..., -1]
-        found.append(sums)
-    return found
+        errors.append((sums - 1).abs().max())
+    return _max_of(errors)
 
 
 def _max_of(errors: Iterable[Tensor]) -> float:
     """The largest, wherever each lies; NaN if any is."""
     return float(torch.stack([error.cpu() for error in errors]).max())
+
+
+def _share(off: Tensor, of: Tensor) -> Tensor:
+    """The largest of these differences as a share of the largest of these numbers; 0 where there is no difference."""
+    off = off.abs().max()
+    return off if off == 0 else off / of.abs().max()
+
+
+def _steps(z: Tensor, up: Tensor, model: Model) -> Tensor:
+    """Head outputs moved by their smallest step, to where `up` is 1 or -1."""
+    return z + z * up.to(z) * torch.finfo(torch.float16 if model.tf32 else z.dtype).eps
 
 
 def _distance(a: Tensor | None, b: Tensor) -> float:
@@ -155,8 +161,7 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
     errors = []
     for layer in layers:
         z, v = (run.captured[site(layer, f"attn.hook_{what}")][0].double().cpu() for what in "zv")
-        off = (z - values_of_heads(v, model.info.n_heads).transpose(0, 1)).abs().max()
-        errors.append(off if off == 0 else off / v.abs().max())
+        errors.append(_share(z - values_of_heads(v, model.info.n_heads).transpose(0, 1), v))
     return _max_of(errors), _distance(run.logits, logits)
 
 
@@ -171,8 +176,7 @@ def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
     mask = (~(inside[None, :] & ~inside[:, None]))[None, None].expand(-1, model.info.n_heads, -1, -1)
     masked = model.run(tokens, attention_mask=mask, logits_at=keep).logits
     gapped = model.run(tokens[:, keep], position_ids=keep[None]).logits
-    assert gapped is not None
-    assert masked is not None
+    assert gapped is not None and masked is not None
     return _distance(masked, gapped), _distance(masked[:, :start], logits[:, :start])
 
 
@@ -191,17 +195,12 @@ def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[flo
                 q, k, v, z = (seen[name].double() for name in attention_sites(layer, *parts))
                 q = q * 0 if edits else q
                 pattern = pattern_of(q, k, visible[layer].to(q.device), model.attention_rule(layer))
-                off = (mix_values(pattern, v) - z).abs().max()
-                errors.append(off if off == 0 else off / v.abs().max())
+                errors.append(_share(mix_values(pattern, v) - z, v))
     except (ModelError, AttributeError, KeyError, ValueError, RuntimeError) as error:
         return None, first_line(error)
     largest = _max_of(errors)
-    if not largest <= tolerance:
-        return (
-            largest,
-            f"heads' outputs are off by {largest:.3g} of the largest value where they are computed from them",
-        )
-    return largest, ""
+    off = f"heads' outputs are off by {largest:.3g} of the largest value where they are computed from them"
+    return largest, "" if largest <= tolerance else off
 
 
 @torch.no_grad()
@@ -220,8 +219,7 @@ def _output_error(model: Model, tokens: Tensor) -> float | None:
             output = model.attention_output(layer)
             wrote = output.before_norm(z.to(output.weights))
             wrote = wrote if output.norm is None else output.norm(wrote)
-            off = (wrote.to(added[name]) - added[name]).abs().max().double()
-            errors.append(off if off == 0 else off / added[name].abs().max())
+            errors.append(_share((wrote.to(added[name]) - added[name]).double(), added[name]))
     except ModelError:
         return None
     return _max_of(errors)
@@ -239,8 +237,7 @@ def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
         up = torch.randint(0, 2, (rows, *own.shape), generator=generator) * 2 - 1
         up[0] = 0  # put back as it is
         joins += [layer] * rows
-        eps = torch.finfo(torch.float16 if model.tf32 else own.dtype).eps
-        z.append((own + own * up.to(own) * eps).to(recording.z[0]))
+        z.append(_steps(own, up, model).to(recording.z[0]))
     found = model.replay(recording, joins, torch.cat(z).flatten(0, 1), logits_at=at)
     assert recording.logits is not None
     after = tokens[:, start + 1 :].expand(len(joins), -1)[..., None]
@@ -249,31 +246,23 @@ def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
 
 
 def _log_probability(logits: Tensor, ids: Tensor) -> Tensor:
-    return (
-        logits.cpu().double().log_softmax(-1).gather(-1, ids % logits.shape[-1])
-    )  # where it gives classes, any will do
+    ids = ids % logits.shape[-1]  # where it gives classes, any will do
+    return logits.cpu().double().log_softmax(-1).gather(-1, ids)
 
 
-def _moved_by_rounding(
-    model: Model, recording: Recording, layers: list[int], z: Tensor, logits: Tensor, *, draws: int = 4
-) -> float:
+def _moved_by_rounding(model: Model, recording: Recording, layers: list[int], z: Tensor, logits: Tensor) -> float:
     """Twice the largest change of a logit where every head output `z` is moved by its smallest step, up or down: what whole
     passes, whose `logits` these are, cannot tell apart either."""
-    generator, eps = torch.Generator().manual_seed(3), torch.finfo(torch.float16 if model.tf32 else z.dtype).eps
-    moved = []
-    for _ in range(draws):
-        up = torch.randint(0, 2, z.shape, generator=generator) * 2 - 1
-        stepped = z + z * up.to(z) * eps
+    generator, moved = torch.Generator().manual_seed(3), []
+    for _ in range(4):
+        stepped = _steps(z, torch.randint(0, 2, z.shape, generator=generator) * 2 - 1, model)
         moved.append(_distance(model.replay(recording, layers, stepped, logits_at="all", exact_forward=True), logits))
     return 2 * max(moved)
 
 
 def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str | None]:
-    """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are).
-
-    In half precision logits of a small model can move by more than the tolerance's share of the largest one where head outputs
-    move by their smallest step: there the replay is held against that, as it is measured here.
-    """
+    """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are). In half
+    precision it is held against what rounding does, as measured here, where that is more than is allowed."""
     if model.stepper is None:
         return None, model.why_whole_passes
     layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2

@@ -18,8 +18,6 @@ from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo
 from .loaded_weights import brought
 from .traced_ops import got, is_half, unembedded
 
-# ------------------------------------------------------------------------------------- the names that parts go by: data
-
 ATTENTIONS = ("self_attn", "attn.attention", "attn", "attention", "self_attention")
 MLP_PATHS = ("mlp", "block_sparse_moe")
 INPUTS = {
@@ -107,9 +105,6 @@ NORMS = {
 """Known layouts. One name is different places in different ones, so a layer has a layout if it has exactly its norms."""
 
 
-# ------------------------------------------------------------------------------------------------- what its layers have
-
-
 @dataclass(frozen=True)
 class Geometry:
     """Heads, key-value heads and the width of a head's values and output."""
@@ -125,26 +120,23 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class QueriesKeysValues:
-    """How queries, keys and values are made, before rotation: a projection each or one for all, a norm where there is one.
-
-    `norms_last`: it comes after the rotation.
-    """
+    """How queries, keys and values are made: a projection each or one for all, a norm where there is one, before the rotation
+    or after it (`norms_last`)."""
 
     paths: tuple[str, ...]
     projections: tuple[nn.Module, ...]
     layout: str
-    norms: tuple[nn.Module, nn.Module] | None
+    norms: tuple[nn.Module, ...] | None
     norms_last: bool
     heads: Geometry
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated; normed if that is first."""
+        """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated."""
         made = [linear(each, x) for each in self.projections]
         q, k, v = (got(self.part(which), made[min(which, len(made) - 1)]) for which in range(3))
         return *self.normed(q, k, last=False), v
 
     def normed(self, q: Tensor, k: Tensor, *, last: bool) -> tuple[Tensor, Tensor]:
-        """Queries and keys after their norms, where these stand here: after the rotation (`last`) or before it."""
         if self.norms is None or self.norms_last != last:
             return q, k
         return _normed(self.norms[0], q), _normed(self.norms[1], k)
@@ -198,7 +190,7 @@ def _normed(norm: nn.Module, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Mlp:
-    """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; the paths of its parts in the layer."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate. Where one projection makes both, `gate` is `up`."""
 
     paths: tuple[str | None, str, str, str]
     gate: nn.Module | None
@@ -206,29 +198,19 @@ class Mlp:
     down: nn.Module
     act: nn.Module
 
-    @property
-    def fused(self) -> bool:
-        """Whether one projection makes gate and up, in this order."""
-        return self.gate is self.up
-
     def __call__(self, x: Tensor) -> Tensor:
-        if self.fused:
-            gate, up = linear(self.up, x).chunk(2, -1)
-            return linear(self.down, self._act(gate) * up)
+        act = self.act if is_hooked(self.act) else fused(self.act)
         up = linear(self.up, x)
-        return linear(self.down, self._act(up) if self.gate is None else self._act(linear(self.gate, x)) * up)
-
-    @property
-    def _act(self) -> Callable[[Tensor], Tensor]:
-        return self.act if is_hooked(self.act) else fused(self.act)
+        if self.gate is None:
+            return linear(self.down, act(up))
+        gate, up = up.chunk(2, -1) if self.gate is self.up else (linear(self.gate, x), up)
+        return linear(self.down, act(gate) * up)
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:
-    """One layer's parts by role and path; None for what it has not, or has under a name that is not known here.
-
-    `mlp_path` is empty where the layer holds the parts of its MLP itself (OPT).
-    """
+    """One layer's parts by role and path; None for what it has not, or has under a name that is not known here. `mlp_path`
+    is empty where the layer holds the parts of its MLP itself (OPT)."""
 
     module: nn.Module
     norms: Norms | None
@@ -244,22 +226,17 @@ class DecoderLayer:
         """The norm of that name; the identity for None."""
         return nn.Identity() if name is None else unwrapped(getattr(self.module, name))
 
-    def norms_by_place(self) -> tuple[nn.Module, nn.Module, nn.Module, nn.Module]:
+    def norms_by_place(self) -> list[nn.Module]:
         """Its norms before and after attention, before and after the MLP; in parallel without one of its own, attention's."""
-        assert self.norms is not None
         n = self.norms
+        assert n is not None
         shared = n.before_attention if self.parallel else None
-        places = (n.before_attention, n.after_attention, n.before_mlp or shared, n.after_mlp)
-        first, second, third, fourth = (self.norm(name) for name in places)
-        return first, second, third, fourth
+        return list(map(self.norm, (n.before_attention, n.after_attention, n.before_mlp or shared, n.after_mlp)))
 
     @property
     def called_attention(self) -> nn.Module:
         """What the layer calls: its attention, or a TransformerBridge component around it."""
-        found: Any = self.module
-        for name in self.attention_path.split("."):
-            found = getattr(found, name)
-        return found
+        return self.module.get_submodule(self.attention_path)
 
     @property
     def unknown(self) -> str | None:
@@ -276,9 +253,8 @@ class DecoderLayer:
     @property
     def parallel(self) -> bool:
         """Whether the MLP reads the layer's input."""
-        return self.norms is not None and (
-            self.norms.parallel or bool(getattr(self.module, "use_parallel_residual", False))
-        )
+        n = self.norms
+        return n is not None and (n.parallel or bool(getattr(self.module, "use_parallel_residual", False)))
 
     @property
     def share(self) -> float:
@@ -299,10 +275,8 @@ class DecoderLayer:
 
     @property
     def gated_mlp(self) -> GatedMlp | None:
-        """How its MLP makes `hook_post`."""
-        if self.mlp is None:
-            return None
-        return GatedMlp(self.mlp.act.forward, gated=self.mlp.gate is not None)  # not its hooks, as below
+        mlp = self.mlp
+        return None if mlp is None else GatedMlp(mlp.act.forward, gated=mlp.gate is not None)  # not its hooks, as below
 
     def attention_output(self, heads: Geometry) -> AttentionOutput | None:
         """Return the output projection of its attention, where that is one matrix per head."""
@@ -311,28 +285,23 @@ class DecoderLayer:
         weight, bias = _matrix(self.output, heads.n_heads * heads.d_head)
         if weight.dim() != 2 or weight.shape[0] % heads.d_head:
             return None
-        after = self.norms.after_attention
+        after = self.norms.after_attention  # not its hooks: it is asked in the middle of a run
+        norm = None if after is None else self.norm(after).forward
         if self.share != 1.0:
             weight, bias = weight * self.share, None if bias is None else bias * self.share
-        return AttentionOutput(
-            weight.unflatten(0, (-1, heads.d_head)),
-            bias,
-            None if after is None else self.norm(after).forward,  # not its hooks: it is asked in the middle of a run
-        )
+        return AttentionOutput(weight.unflatten(0, (-1, heads.d_head)), bias, norm)
 
 
 def _matrix(module: Any, width: int) -> tuple[Tensor, Tensor | None]:
-    """Return the weights `[in, out]` and the bias of a module that multiplies what it is given, `width` numbers, by a matrix.
+    """The weights `[in, out]` and the bias of a module that multiplies `width` numbers by a matrix, without its hooks.
 
-    Those of a plain linear layer are its own. Of any other module (an adapter that is not merged, quantised weights) its
-    `weight` may be a part or a code: its matrix is what it makes of the identity. Its hooks are not called, as this is asked
-    in the middle of a run.
+    Those of a plain linear layer are its own. Of any other (an adapter that is not merged, quantised weights) `weight` may be
+    a part or a code: its matrix is what it makes of the identity.
     """
     with brought(module) as offloaded, torch.no_grad():
         if type(module) in (nn.Linear, Conv1D):
-            weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
-            if offloaded:
-                weight, bias = weight.clone(), None if bias is None else bias.clone()
+            kept = torch.clone if offloaded else Tensor.detach
+            weight, bias = kept(module.weight), None if module.bias is None else kept(module.bias)
             return weight if type(module) is Conv1D else weight.T, bias
         held = [*module.parameters(), *module.buffers()]
         dtypes = [each.dtype for each in held if each.is_floating_point() and each.element_size() > 1]
@@ -354,9 +323,7 @@ def decoder_of(hf_model: nn.Module | None) -> Any:
     """The text decoder of a causal language model: the module that holds the decoder layers (None: there is no model)."""
     decoder = unwrapped(hf_model)
     while not any(hasattr(decoder, name) for name in LAYERS):
-        inner = next(
-            (unwrapped(at) for at in (getattr(decoder, name, None) for name in DECODERS) if at is not None), None
-        )
+        inner = _first(decoder, DECODERS)[1]
         if inner is None:
             break
         decoder = inner
@@ -397,56 +364,34 @@ def _described(module: nn.Module, heads: Geometry) -> DecoderLayer:
     layout = next((known for known in NORMS.values() if known.names == norms), None)
     if not getattr(module, "do_layer_norm_before", True):  # the smallest OPT norms after each part
         layout = None
-    return DecoderLayer(
-        module,
-        layout,
-        attention_path,
-        attention,
-        _inputs(module, attention_path, heads),
-        output_path,
-        output,
-        mlp_path,
-        next(
-            (
-                mlp
-                for mlp in (_mlp(module, f"{mlp_path}." if mlp_path else "", names) for names in MLPS)
-                if mlp is not None
-            ),
-            None,
-        ),
-    )
+    inputs, mlp = _inputs(attention, attention_path, heads), _mlp(module, f"{mlp_path}." if mlp_path else "")
+    return DecoderLayer(module, layout, attention_path, attention, inputs, output_path, output, mlp_path, mlp)
 
 
-def _inputs(layer: nn.Module, attention_path: str, heads: Geometry) -> QueriesKeysValues | None:
-    attention = _at(layer, attention_path) if attention_path else None
+def _inputs(attention: nn.Module | None, path: str, heads: Geometry) -> QueriesKeysValues | None:
     for names, layout in INPUTS.items():
         projections = _parts(attention, *names)
         if projections is not None:
-            pair = next((pair for pair in INPUT_NORMS if _parts(attention, *pair) is not None), None)
-            norms = None if pair is None else _parts(attention, *pair)
-            last = pair is not None and INPUT_NORMS[pair] == "after"
-            paths = tuple(f"{attention_path}.{name}" for name in names)
+            norms = {kind: found for pair, kind in INPUT_NORMS.items() if (found := _parts(attention, *pair))}
+            last, pair = next(iter(norms.items()), ("", None))
             made = LatentInputs if layout == "latent" else QueriesKeysValues
-            return made(paths, projections, layout, None if norms is None else (norms[0], norms[1]), last, heads)
+            return made(tuple(f"{path}.{name}" for name in names), projections, layout, pair, last == "after", heads)
     return None
 
 
-def _mlp(layer: nn.Module, before: str, names: tuple[str | None, str, str, str]) -> Mlp | None:
-    gate, up, down, act = (None if name is None else _at(layer, before + name) for name in names)
-    if up is None or down is None or act is None or (gate is None) != (names[0] is None):
-        return None
-    paths = (None if names[0] is None else before + names[0], *(f"{before}{name}" for name in names[1:]))
-    return Mlp(paths, gate, up, down, act)  # type: ignore[arg-type]
+def _mlp(layer: nn.Module, before: str) -> Mlp | None:
+    for names in MLPS:
+        gate, *parts = (None if name is None else _at(layer, before + name) for name in names)
+        if all(part is not None for part in parts) and (gate is None) == (names[0] is None):
+            up, down, act = parts
+            return Mlp(tuple(name and before + name for name in names), gate, up, down, act)  # type: ignore[arg-type]
+    return None
 
 
 def _first(module: nn.Module, names: Sequence[str], inside: str = "") -> tuple[str, nn.Module | None]:
     """Path and submodule of the first of these names that there is."""
-    for name in names:
-        path = f"{inside}.{name}" if inside else name
-        found = _at(module, path)
-        if found is not None:
-            return path, found
-    return "", None
+    paths = (f"{inside}.{name}" if inside else name for name in names)
+    return next(((path, found) for path in paths if (found := _at(module, path)) is not None), ("", None))
 
 
 def _at(module: Any, path: str) -> Any:
@@ -462,9 +407,6 @@ def _parts(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...] | Non
     return None if any(part is None for part in found) else found
 
 
-# ------------------------------------------------------------------------------------------------------ where tokens are
-
-
 class Positions:
     """How a decoder tells queries and keys where they are: rotated in each layer, or not at all (learned positions).
 
@@ -475,33 +417,27 @@ class Positions:
         self._rotary, self._attentions = unwrapped(getattr(decoder, "rotary_emb", None)), attentions
         self._config = decoder.config
         self.learned = any(hasattr(decoder, name) for name in ("wpe", "embed_positions"))
-        first = attentions[0]
+        first: Any = attentions[0]
+        kind = type(first).__name__
         self._rotated = [ROTATED.get(type(each).__name__, lambda each: True)(each) for each in attentions]
         self._apply = getattr(sys.modules[type(first).__module__], "apply_rotary_pos_emb", None)
-        self.width = getattr(first, "rotary_ndims", None) or getattr(first, "rotary_dim", None)
         self._table = getattr(first, "embed_positions", None)  # GPT-J's, of whole positions
         self.adjacent = self._table is not None  # what is turned together lies side by side
         self.whole_only = self.learned or self._table is not None
-        self._paired = PAIRED[type(first).__name__](first) if type(first).__name__ in PAIRED else None
-        if self._paired:
-            self.width = first.qk_rope_head_dim
-        self.prescaled = 1.0
-        if type(first).__name__ in SCALED_QUERIES:
-            self.prescaled = float(first.scaling)  # type: ignore[arg-type]
-        self._by_type = (
-            self._rotary is not None and "layer_type" in inspect.signature(type(self._rotary).forward).parameters
-        )
+        self._paired = PAIRED[kind](first) if kind in PAIRED else None
+        widths = ("qk_rope_head_dim",) if self._paired else ("rotary_ndims", "rotary_dim")
+        self.width: int | None = next((found for name in widths if (found := getattr(first, name, None))), None)
+        self.prescaled = float(first.scaling) if kind in SCALED_QUERIES else 1.0
+        forward = inspect.signature(type(self._rotary or nn.Module()).forward)
+        self._by_type = "layer_type" in forward.parameters
 
     @classmethod
     def of(cls, hf_model: nn.Module | None, layers: Sequence[DecoderLayer]) -> "Positions | None":
-        decoder: Any = decoder_of(hf_model)
         attentions = [layer.attention for layer in layers if layer.attention is not None]
-        if not layers or len(attentions) != len(layers) or getattr(decoder, "use_alibi", False):
+        if not layers or len(attentions) != len(layers):
             return None
-        found = cls(decoder, attentions)
-        rotated = (found._apply or found._paired) is not None and (
-            found._rotary is not None or found._table is not None
-        )
+        found = cls(decoder_of(hf_model), attentions)
+        rotated = (found._apply or found._paired) and (found._rotary is not None or found._table is not None)
         return found if rotated or found.learned else None
 
     def enter(
@@ -538,9 +474,7 @@ class Positions:
             sin, cos = table.to(like.dtype).chunk(2, -1)
             return cos, sin
         kind = (self._config.layer_types[layer],) if self._by_type else ()
-        shown = torch.empty(
-            0, dtype=like.dtype, device=positions.device
-        )  # it reads dtype and device, and may lie elsewhere
+        shown = torch.empty(0, dtype=like.dtype, device=positions.device)  # it reads dtype and device
         tables = self._rotary(shown, positions, *kind)
         if isinstance(tables, Tensor):  # DeepSeek-V2's are complex
             tables = (torch.cat([part, part], -1) for part in (tables.real, tables.imag))
@@ -559,9 +493,6 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, before: bool, after: bool) -> T
     return made.flatten(-2).to(dtype)
 
 
-# ---------------------------------------------------------------------------------------------------- stepping through
-
-
 def linear(module: Any, x: Tensor) -> Tensor:
     """`module(x)`; of a plain linear layer, and of GPT-2's `Conv1D`, whose weight lies the other way round, by `product`."""
     turned = type(module) is Conv1D
@@ -573,13 +504,11 @@ def linear(module: Any, x: Tensor) -> Tensor:
 
 def in_precision_of(x: Tensor, norm: nn.Module) -> Tensor:
     """`norm(x)`, its weights in float32 where x is and they are in half precision."""
-    weights = dict(norm.named_parameters())
-    if x.dtype != torch.float32 or not any(map(is_half, weights.values())):
+    if x.dtype != torch.float32 or not any(map(is_half, norm.parameters())):
         return norm(x)
     with brought(norm):
         wide = {name: weight.float() for name, weight in norm.named_parameters()}
-    made: Tensor = torch.func.functional_call(norm, wide, (x,))
-    return made
+    return torch.func.functional_call(norm, wide, (x,))
 
 
 class HuggingFaceLayers:
@@ -591,9 +520,7 @@ class HuggingFaceLayers:
         self._layers, self._positions = layers, positions
         self._mlps = [layer.add_mlp() for layer in layers]
         self._norms = [layer.norms_by_place() for layer in layers]
-        self._rules = [
-            attention_rule_of(layer.attention, d_head=d_head) for layer in layers if layer.attention is not None
-        ]
+        self._rules = [attention_rule_of(layer.attention, d_head=d_head) for layer in layers if layer.attention]
         self._norm = _first(decoder, FINAL_NORMS)[1]
         self._unembed = unwrapped(hf_model.get_output_embeddings())
         self._softcap = getattr(decoder.config, "final_logit_softcapping", None)
@@ -624,15 +551,13 @@ class HuggingFaceLayers:
         return self._layers[layer].parallel
 
     def attention_out(self, layer: int, z: Tensor) -> Tensor:
-        return self._shared(layer, self._norms[layer][1](linear(self._layers[layer].output, z.flatten(-2))))
+        wrote = self._norms[layer][1](linear(self._layers[layer].output, z.flatten(-2)))
+        return wrote * share if (share := self._layers[layer].share) != 1.0 else wrote
 
     def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
         _, _, before, after = self._norms[layer]
-        return self._shared(layer, after(self._mlps[layer](before(resid))))
-
-    def _shared(self, layer: int, wrote: Tensor) -> Tensor:
-        share = self._layers[layer].share
-        return wrote if share == 1.0 else wrote * share
+        wrote = after(self._mlps[layer](before(resid)))
+        return wrote * share if (share := self._layers[layer].share) != 1.0 else wrote
 
     def unembed(self, resid: Tensor) -> Tensor:
         assert self._norm is not None

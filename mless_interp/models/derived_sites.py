@@ -34,9 +34,6 @@ class Held:
 
     def take(self, *names: str) -> tuple[Tensor, ...]:
         """These activations, held no longer."""
-        missing = [name for name in names if name not in self._values]
-        if missing:
-            raise ModelError(f"{', '.join(missing)} did not come before the site that is computed from it")
         return tuple(self._values.pop(name) for name in names)
 
 
@@ -51,7 +48,7 @@ def turned_taps(taps: Taps, turn: Turn, *, shown: str = "before") -> Taps:
     scores; those of the other sites are turned there and back."""
     made, back = dict(taps), shown == "entering"
     for name in taps:
-        layer, what = _parsed(name)
+        layer, what = parsed(name) or (0, "")
         for which, (entering, before) in enumerate(ENTERING.items()):
             if what == (before if back else entering):
                 there, again = (partial(turn, layer, which, back=way) for way in (back, not back))
@@ -65,10 +62,7 @@ def turned_taps(taps: Taps, turn: Turn, *, shown: str = "before") -> Taps:
 def through(tap: Tap, there: Edit, back: Edit) -> Tap:
     """The same tap where its activation waits in another form, from which `there` leads and to which `back`."""
 
-    def keep(value: Tensor) -> None:
-        tap(there(value))
-
-    return Tap(keep=keep) if tap.edit is None else Tap(lambda value: back(tap(there(value))))
+    return _both(lambda value: back(tap(there(value))), lambda value: tap(there(value)), tap)
 
 
 def _one_by_one(*taps: Tap | None) -> Tap:
@@ -80,10 +74,16 @@ def _one_by_one(*taps: Tap | None) -> Tap:
             value = tap(value)
         return value
 
-    def keep(value: Tensor) -> None:
-        apply(value)
+    return _both(apply, apply, *given)
 
-    return Tap(keep=keep) if all(tap.edit is None for tap in given) else Tap(apply)
+
+def _both(edit: Edit, look: Edit, *of: Tap) -> Tap:
+    """A tap that does the one where any of these edits, else only looks."""
+
+    def keep(value: Tensor) -> None:
+        look(value)
+
+    return Tap(keep=keep) if all(tap.edit is None for tap in of) else Tap(edit)
 
 
 def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callable[[int], AttentionRule]) -> Taps:
@@ -91,7 +91,7 @@ def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callab
 
     `visible` gives what `Model.visible` does, and is asked only where there is such a site.
     """
-    layers = sorted({at for at, what in map(_parsed, taps) if what in EAGER_SITES})
+    layers = sorted({found[0] for found in map(parsed, taps) if found is not None and found[1] in EAGER_SITES})
     if not layers:
         return taps
     made, masks = dict(taps), visible()
@@ -99,17 +99,13 @@ def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callab
         scores, pattern = (made.pop(site(layer, f"attn.hook_{what}"), Tap()) for what in ("attn_scores", "pattern"))
         held, names = Held(), attention_sites(layer, "rot_q", "rot_k", "v")
         for name, hold in held.captures(*names).items():
-            made[name] = _then_kept(made.get(name, Tap()), hold)
+            made[name] = _then_kept(made.get(name, Tap()), hold)  # type: ignore[arg-type]
         z = site(layer, "attn.hook_z")
         made[z] = _mixed(scores, pattern, made.get(z, Tap()), partial(held.take, *names), masks[layer], rule(layer))
     return made
 
 
-def _parsed(name: str) -> tuple[int, str]:
-    return parsed(name) or (0, "")
-
-
-def _then_kept(tap: Tap, hold: Any) -> Tap:
+def _then_kept(tap: Tap, hold: Callable[[Tensor], None]) -> Tap:
     def keep(value: Tensor) -> None:
         if tap.keep is not None:
             tap.keep(value)

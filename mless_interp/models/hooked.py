@@ -10,7 +10,7 @@ from .arithmetic import fused, is_hooked, masked_scores, product
 from .base import Model
 from .derived_sites import Held, turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
-from .inputs import Edit, Inputs, Tap, Taps
+from .inputs import Edit, Inputs, Masks, Tap, Taps
 from .sites import attention_sites, site
 from .traced_ops import float32_logits, is_half
 
@@ -39,34 +39,28 @@ class HookedTransformerModel(Model):
             self.why_not_by_layers = "its cfg.use_attn_in or cfg.use_split_qkv_input is set"
         self.quantised = "4bit" if cfg.load_in_4bit else ""
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
-        if cfg.positional_embedding_type not in ("standard", "shortformer", "rotary"):
-            raise ModelError(
-                f"{name}: a HookedTransformer with {cfg.positional_embedding_type!r} positions has no position ids, so "
-                "conditions that set them (gap, masked) are undefined for it; supported: standard, shortformer, rotary"
-            )
-        if cfg.attention_dir != "causal":
-            raise ModelError(
-                f"{name}: a HookedTransformer whose attention is {cfg.attention_dir!r} sees later tokens, so runs cannot be "
-                "continued from a position and conditions are undefined for it; supported: causal"
-            )
-        self.whole_positions = self.learned_positions = cfg.positional_embedding_type != "rotary"
-        local = [kind == "local" for kind in (cfg.attn_types or ["global"] * cfg.n_layers)]
+        placed, seen = cfg.positional_embedding_type, cfg.attention_dir
+        reason = "" if seen == "causal" else f"whose attention is {seen!r} sees later tokens"
+        if placed not in ("standard", "shortformer", "rotary"):
+            reason = f"with {placed!r} positions has no position ids (supported: standard, shortformer, rotary)"
+        if reason:
+            raise ModelError(f"{name}: a HookedTransformer {reason}, so conditions are undefined for it")
+        self.whole_positions = self.learned_positions = placed != "rotary"
+        kinds, kv = cfg.attn_types or ["global"] * cfg.n_layers, cfg.n_key_value_heads or cfg.n_heads
         self.info = ModelInfo(
             name=name,
             backend="hooked_transformer",
             architecture=cfg.original_architecture or "HookedTransformer",
             n_layers=cfg.n_layers,
             n_heads=cfg.n_heads,
-            n_key_value_heads=cfg.n_heads
-            if cfg.ungroup_grouped_query_attention
-            else cfg.n_key_value_heads or cfg.n_heads,
+            n_key_value_heads=cfg.n_heads if cfg.ungroup_grouped_query_attention else kv,
             d_head=cfg.d_head,
             d_model=cfg.d_model,
             d_mlp=None if cfg.num_experts else cfg.d_mlp,
             d_vocab=cfg.d_vocab,
             n_classes=None if cfg.d_vocab_out == cfg.d_vocab else cfg.d_vocab_out,
             context_length=cfg.n_ctx,
-            windows=tuple(cfg.window_size if is_local else None for is_local in local),
+            windows=tuple(cfg.window_size if kind == "local" else None for kind in kinds),
             dtype=str(cfg.dtype).removeprefix("torch."),
             device=str(cfg.device),
             attention="eager",
@@ -81,13 +75,11 @@ class HookedTransformerModel(Model):
         return hooked_rule(self.underlying, layer)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        cfg = self.underlying.cfg
-        if cfg.attn_only or cfg.num_experts or not callable(getattr(self.underlying.blocks[layer].mlp, "act_fn", None)):
+        cfg: Any = self.underlying.cfg
+        mlp: Any = getattr(self.underlying.blocks[layer], "mlp", None)
+        if cfg.num_experts or not callable(getattr(mlp, "act_fn", None)) or (hasattr(mlp, "ln") and not cfg.gated_mlp):
             return None
-        mlp = self.underlying.blocks[layer].mlp
-        if not cfg.gated_mlp:  # its hook_pre comes after the bias
-            return None if hasattr(mlp, "ln") else GatedMlp(mlp.act_fn, gated=False)
-        return GatedMlp(mlp.act_fn, mlp.b_in)
+        return GatedMlp(mlp.act_fn, mlp.b_in) if cfg.gated_mlp else GatedMlp(mlp.act_fn, gated=False)  # after the bias
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         block = self.underlying.blocks[layer]
@@ -98,9 +90,7 @@ class HookedTransformerModel(Model):
             norm = block.ln1.forward
         return AttentionOutput(attn.W_O.detach(), attn.b_O.detach(), norm)
 
-    def _forward(
-        self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
-    ) -> Tensor | None:
+    def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         hooked = self.underlying
         if hooked.cfg.positional_embedding_type in ("standard", "shortformer"):
             taps = turned_taps(taps, lambda layer, which, value, back: value)  # what is projected is what enters
@@ -113,18 +103,14 @@ class HookedTransformerModel(Model):
 
     def position_hooks(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> list[tuple[str, Hook]]:
         """TransformerLens hooks that make a plain run one with these masks and this input's position ids."""
-        return [(name, as_hook(Tap(edit))) for name, edit in self._realised(inputs, masks)]
-
-    def _realised(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> Iterator[tuple[str, Edit]]:
-        """Edits that give each layer its mask and, where the input has position ids, its positions."""
-        if inputs.position_ids is not None:
-            yield from self._positions(inputs.position_ids)
+        edits = [] if inputs.position_ids is None else list(self._positions(inputs.position_ids))
         for layer, mask in enumerate(masks):
             if inputs.position_ids is not None and self.info.windows[layer] is not None:
-                yield from self._rebuilt_scores(layer, mask)  # the layer's own window counts indices: too narrow here
+                edits += self._rebuilt_scores(layer, mask)  # the layer's own window counts indices: too narrow here
             else:
                 fill = lambda scores, mask=mask: scores.masked_fill(~mask, -torch.inf)  # noqa: E731
-                yield site(layer, "attn.hook_attn_scores"), fill
+                edits.append((site(layer, "attn.hook_attn_scores"), fill))
+        return [(name, as_hook(Tap(edit))) for name, edit in edits]
 
     def _positions(self, positions: Tensor) -> Iterator[tuple[str, Edit]]:
         cfg = self.underlying.cfg
@@ -196,13 +182,11 @@ class HookedLayers:
         return block.ln1(out) if norms_after(self.hooked) else out
 
     def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
+        """As `apply_mlp` of the normed stream, written out for a plain one without hooks."""
         block = self.hooked.blocks[layer]
         if self.hooked.cfg.attn_only:
             return torch.zeros_like(resid)
-        return self._mlp(block, resid if norms_after(self.hooked) else block.ln2(resid))
-
-    def _mlp(self, block: Any, x: Tensor) -> Tensor:
-        """What the MLP adds, of its normed input: `apply_mlp`, written out for a plain one without hooks."""
+        x = resid if norms_after(self.hooked) else block.ln2(resid)
         mlp, kind = block.mlp, type(block.mlp).__name__
         if kind not in ("MLP", "GatedMLP") or getattr(mlp, "ln", None) is not None or is_hooked(mlp):
             return block.apply_mlp(x.contiguous())
@@ -287,7 +271,7 @@ def rotary_tables(attn: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
     whole = not positions.is_floating_point() and int(positions.max()) < attn.rotary_cos.shape[0]
     if whole and int(positions.min()) >= 0:
         return attn.rotary_cos[positions][:, :, None], attn.rotary_sin[positions][:, :, None]
-    theta = torch.atan2(attn.rotary_sin[1].to(high), attn.rotary_cos[1].to(high))
-    length = torch.hypot(attn.rotary_sin[1].to(high), attn.rotary_cos[1].to(high))  # YaRN's attention factor
+    sin, cos = attn.rotary_sin[1].to(high), attn.rotary_cos[1].to(high)
+    theta, length = torch.atan2(sin, cos), torch.hypot(sin, cos)  # the length: YaRN's attention factor
     angles = positions[..., None].to(high) * theta
     return (torch.cos(angles) * length)[:, :, None], (torch.sin(angles) * length)[:, :, None]

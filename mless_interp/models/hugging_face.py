@@ -2,13 +2,11 @@
 
 import copy
 import inspect
-import json
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from logging import Filter, LogRecord
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import torch
 from huggingface_hub import constants, get_session
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import cached_file, logging
+from transformers.utils import logging
 
 from ..core.arguments import nearest
 from .base import Model
@@ -34,15 +32,11 @@ from .decoder import (
 )
 from .derived_sites import turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
-from .inputs import Inputs, Taps
+from .inputs import Inputs, Masks, Taps
 from .loaded_weights import adapters, device_of, refuse_not_finite, refuse_strange_keys
-from .model_folder import ADAPTER, INDEX, check_index, check_saved, first_line, must_move
+from .model_folder import ADAPTER, Loading, check_tokenizer, document, first_line, must_move
 from .traced_ops import additive_mask, unembedded
 
-_OTHER_ATTENTION = {
-    "attn_sub_norm": "norms the outputs of all heads together before they are projected, so that no head writes by itself",
-}
-"""Modules that only attention of another form has, and what it is."""
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
 
 
@@ -61,17 +55,12 @@ def hugging_face_info(
     latent = any(hasattr(each, "kv_a_proj_with_mqa") for each in hf_model.modules())
     # a key that a config's class has not, as a field or a property, its model does not read
     known = {*inspect.signature(type(config).__init__).parameters, *dir(type(config))}
-    kinds, width = (
-        getattr(config, name, None) if name in known else None for name in ("layer_types", "sliding_window")
-    )
+    kinds, width = (getattr(config, key, None) if key in known else None for key in ("layer_types", "sliding_window"))
     if kinds is None and hasattr(config, "attention_layers"):  # GPT-Neo
-        kinds = ["sliding_attention" if kind == "local" else kind for kind in config.attention_layers]
-        width = config.window_size
-    if kinds is not None:
-        windows = tuple(width if kind == "sliding_attention" else None for kind in kinds[:n_layers])
-    else:
-        slides = width is not None and getattr(config, "use_sliding_window", True)
-        windows = (width if slides else None,) * n_layers
+        kinds, width = config.attention_layers, config.window_size
+    if kinds is None:
+        kinds = ["local" if getattr(config, "use_sliding_window", True) else "full"] * n_layers
+    windows = tuple(width if kind in ("sliding_attention", "local") else None for kind in kinds[:n_layers])
     parameter = next(hf_model.parameters())
     return ModelInfo(
         name=name,
@@ -97,25 +86,22 @@ def hugging_face_info(
 
 def _not_taken(hf_model: Any, config: Any) -> str | None:
     """Why no backend takes a model, from its config and the names of its modules; None for one that may be taken."""
-    modules = {path.rpartition(".")[2] for path, _ in hf_model.named_modules()}
     lacks = next((what for what in _SHAPE if not isinstance(getattr(config, what, None), int)), None)
-    encodes = not getattr(config, "is_decoder", True) and not config.model_type.startswith(
-        "gpt_neox"
-    )  # which never asks
-    narrow, clip = getattr(config, "word_embed_proj_dim", None), getattr(config, "attn_config", None)
-    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if getattr(config, "alibi", config.model_type in ("bloom", "mpt")):
         return "tells tokens apart by ALiBi, which has no position ids, so conditions that set them (gap, masked) are undefined"
     if lacks is not None:
         return f"has no {lacks} in its config, so it is no decoder whose layers are all attention over positions"
-    if encodes:
+    # GPT-NeoX never asks its config
+    if not getattr(config, "is_decoder", True) and not config.model_type.startswith("gpt_neox"):
         return "is an encoder (is_decoder=False), whose tokens see later ones, so conditions are undefined"
     if getattr(config, "is_heterogeneous", False) or len(_key_widths(hf_model)) > 1:
         return "has layers whose heads differ in number or width, and only layers of one shape are taken"
-    if getattr(config, "clip_qkv", None) is not None or getattr(clip, "clip_qkv", None):
+    if getattr(config, "clip_qkv", None) or getattr(getattr(config, "attn_config", None), "clip_qkv", None):
         return "clips its queries, keys and values (clip_qkv), and no backend shows values as they are mixed then"
+    narrow = getattr(config, "word_embed_proj_dim", None)
     if narrow not in (None, config.hidden_size):
         return f"embeds its tokens in {narrow} dimensions and projects them to {config.hidden_size} and back (OPT-350m does)"
+    strange = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if strange:
         return (
             f"has layers of {', '.join(sorted(strange))}, and only those that attend to all tokens before or to a sliding "
@@ -123,11 +109,10 @@ def _not_taken(hf_model: Any, config: Any) -> str | None:
         )
     latent = {type(unwrapped(each)).__name__ for each in hf_model.modules() if hasattr(each, "kv_a_proj_with_mqa")}
     if latent - PAIRED.keys():
-        return (
-            "makes its keys and values of a latent vector (multi-head latent attention) by "
-            f"{', '.join(sorted(latent - PAIRED.keys()))}, and only {' and '.join(PAIRED)} are known"
-        )
-    return next((what for part, what in _OTHER_ATTENTION.items() if part in modules), None)
+        return f"makes its keys and values of a latent vector by {', '.join(sorted(latent - PAIRED.keys()))}, which is not known here"
+    if any(path.endswith("attn_sub_norm") for path, _ in hf_model.named_modules()):
+        return "norms the outputs of all heads together before they are projected, so that no head writes by itself"
+    return None
 
 
 def _key_widths(hf_model: Any) -> set[int]:
@@ -137,32 +122,30 @@ def _key_widths(hf_model: Any) -> set[int]:
 
 
 def _one_rotation(config: Any) -> int:
-    """The context length up to which tokens are rotated by their positions alone.
-
-    Longrope's frequencies are others where the longest position of a whole batch lies beyond the length it was trained on:
-    then the same prompt is another one beside a longer one, and tokens before an insertion depend on what comes after.
-    """
+    """The context length up to which tokens are rotated by their positions alone: longrope's frequencies are others where
+    the longest position of a whole batch lies beyond the length it was trained on."""
     ropes = getattr(config, "rope_parameters", None) or {}
-    kinds = [
-        rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict) and rope.get("rope_type") == "longrope"
-    ]
-    lengths = [rope["original_max_position_embeddings"] for rope in kinds]
+    kinds = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
+    lengths = [rope["original_max_position_embeddings"] for rope in kinds if rope.get("rope_type") == "longrope"]
     return min([config.max_position_embeddings, *lengths])
+
+
+def _any_of(config: object, *names: str) -> Any:
+    """The first of these that a config says."""
+    return next((found for name in names if (found := getattr(config, name, None))), None)
 
 
 def _n_key_value_heads(config: Any) -> int:
     if config.model_type == "falcon" and not config.new_decoder_architecture:
         return 1 if config.multi_query else config.num_attention_heads
-    named = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
-    return named or config.num_attention_heads
+    return _any_of(config, "num_key_value_heads", "num_kv_heads") or config.num_attention_heads
 
 
 def _d_mlp(config: Any) -> int | None:
     """Width of a layer's MLP, by whatever name; None for experts, which share no `hook_post`."""
-    if any(getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
+    if _any_of(config, "num_local_experts", "num_experts", "n_routed_experts"):
         return None
-    names = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
-    found = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
+    found: int | None = _any_of(config, "intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
     return found or (4 * config.hidden_size if config.model_type in ("gpt2", "gptj", "gpt_neo") else None)
 
 
@@ -194,7 +177,8 @@ class HuggingFaceModel(Model):
         if self.positions is not None:
             self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
         lacks = next((part.unknown for part in self.parts if part.unknown), None)
-        self.why_not_by_layers = f"its {lacks} go by names that are not known here" if lacks else ""
+        if lacks:
+            self.why_not_by_layers = f"its {lacks} go by names that are not known here"
         if not remote:
             self.hf_model = hf_model
             self.layers = HuggingFaceLayers.of(hf_model, self.parts, d_head=self.info.d_head)
@@ -225,123 +209,110 @@ class HuggingFaceModel(Model):
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         if self.remote:
-            raise ModelError(
-                f"{self.info.name} runs remotely, so its output weights are not here: load it here, with remote=False"
-            )
+            raise ModelError(f"{self.info.name} runs remotely, so its output weights are not here: load it here")
         return self.parts[layer].attention_output(Geometry.of(self.info)) if self.parts else None
 
 
-@dataclass(frozen=True)
-class Placement:
-    """How weights are loaded: their dtype, where they go, which attention runs on them."""
+def _weights(kind: Any, source: str | None, loading: Loading, *, name: str, **options: Any) -> PreTrainedModel:
+    """The model that `kind.from_pretrained` makes of `source`, in evaluation mode.
 
-    dtype: torch.dtype
-    device: str
-    device_map: Any = None
-    attention: str = "eager"
-    max_memory: Any = None
-    offload_folder: str | None = None
-    quantization_config: Any = None
-
-    def load(self, kind: Any, source: str | None, *, name: str, **options: Any) -> PreTrainedModel:
-        """The model that `kind.from_pretrained` makes of `source`, in evaluation mode.
-
-        `ModelError` if a weight was missing, left over, of another shape, or is not finite.
-        """
-        places = self.device_map
-        if places is None and (self.quantization_config or _says_quantised(source, options.get("config"))):
-            places = {"": self.device}  # quantised where they lie, never whole elsewhere
-        given = {
-            "device_map": places,
-            "max_memory": self.max_memory,
-            "quantization_config": self.quantization_config,
-        }
-        options |= {name: value for name, value in given.items() if value is not None}
-        adapted = source is not None and (Path(source) / ADAPTER).is_file()
-        if adapted:  # loaded by itself below: together, transformers would not say which weights the model lacks
-            options["adapter_kwargs"] = {"subfolder": "none"}
-        with _own_folder(self.offload_folder) as (own, goes_with), _quiet_loading():
-            model, loading = kind.from_pretrained(
-                source,
-                dtype=self.dtype,
-                attn_implementation=self.attention,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told in `loading`, by name
-                **options | ({} if own is None else {"offload_folder": own}),
-            )
-            if set(getattr(model, "hf_device_map", {}).values()) == {"disk"}:
-                raise ModelError(
-                    f"all weights of {name!r} would lie on the disk, and no device is left that computes: give some module a "
-                    "device in device_map, or max_memory room for one"
-                )
-            goes_with(model)
-            refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
-            if adapted:
-                loading = model.load_adapter(source).to_dict()
-                refuse_strange_keys(loading, name=f"{name}, its adapter", architecture=type(model).__name__)
-        # left where a file has them, products of these would round by the length of its header; read before this, all files
-        # would stay in memory beside the copies, now one at a time does
-        for weight in model.parameters():
-            if must_move(weight.dtype, weight.dim(), weight.data_ptr()):
-                weight.data = weight.data.clone()
-        refuse_not_finite(model, name=name)
-        if self.dtype == torch.float64 and model._can_set_experts_implementation():
-            model.set_experts_implementation("eager")  # grouped products have no float64
-        if model.config.architectures is None:
-            model.config.architectures = [type(model).__name__]
-        return (model if places is not None else model.to(self.device)).eval()
-
-
-@contextmanager
-def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any], object]]]:
-    """A new folder in `parent` for what one loading leaves on the disk, and what makes it go with the model; None for None.
-
-    transformers names what it writes there by the weight alone: in a shared one, another model's would take its place.
+    `ModelError` if a weight was missing, left over, of another shape, or is not finite.
     """
-    if parent is None:
-        yield None, lambda model: None
-        return
-    Path(parent).mkdir(parents=True, exist_ok=True)
-    own = tempfile.mkdtemp(prefix="weights-", dir=Path(parent).absolute())
-    try:
-        yield own, lambda model: weakref.finalize(model, shutil.rmtree, own, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(own, ignore_errors=True)
-        raise
+    places = loading.device_map
+    if places is None and (loading.quantization_config or _says_quantised(source, options.get("config"))):
+        places = {"": loading.place}  # quantised where they lie, never whole elsewhere
+    given: dict[str, Any] = {"device_map": places, "max_memory": loading.max_memory}
+    given["quantization_config"] = loading.quantization_config
+    options |= {name: value for name, value in given.items() if value is not None}
+    adapted = source is not None and (Path(source) / ADAPTER).is_file()
+    if adapted:  # loaded by itself below: together, transformers would not say which weights the model lacks
+        options["adapter_kwargs"] = {"subfolder": "none"}
+    with _own_folder(loading.offload_folder) as own, _quiet_loading():
+        model, found = kind.from_pretrained(
+            source,
+            dtype=loading.precision,
+            attn_implementation=loading.attn_implementation,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told in `found`, by name
+            **options | ({} if own is None else {"offload_folder": own}),
+        )
+        if set(getattr(model, "hf_device_map", {}).values()) == {"disk"}:
+            raise ModelError(
+                f"all weights of {name!r} would lie on the disk, and no device is left that computes: give some module a "
+                "device in device_map, or max_memory room for one"
+            )
+        refuse_strange_keys(found, name=name, architecture=type(model).__name__)
+        if adapted:
+            found = model.load_adapter(source).to_dict()
+            refuse_strange_keys(found, name=f"{name}, its adapter", architecture=type(model).__name__)
+    if own is not None:
+        weakref.finalize(model, shutil.rmtree, own, ignore_errors=True)
+    # left where a file has them, products of these would round by the length of its header; read before this, all files
+    # would stay in memory beside the copies, now one at a time does
+    for weight in model.parameters():
+        if must_move(weight.dtype, weight.dim(), weight.data_ptr()):
+            weight.data = weight.data.clone()
+    refuse_not_finite(model, name=name)
+    if loading.precision == torch.float64 and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # grouped products have no float64
+    if model.config.architectures is None:
+        model.config.architectures = [type(model).__name__]
+    return (model if places is not None else model.to(loading.place)).eval()
 
 
-def _says_quantised(source: str | None, config: Any) -> bool:
-    """Whether a saved model's own config says that its weights are quantised."""
-    if config is None and source is not None and (Path(source) / "config.json").is_file():
-        return "quantization_config" in json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
-    return getattr(config, "quantization_config", None) is not None
-
-
-def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) -> tuple[PreTrainedModel, Any]:
+def load_hugging_face(name: str, loading: Loading) -> tuple[PreTrainedModel, Any]:
     """(model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
-    options = {"local_files_only": only_here(name), "trust_remote_code": trust_remote_code}
-    what = "model"
+    options = {"local_files_only": only_here(name), "trust_remote_code": loading.trust_remote_code}
+    what = "the tokenizer of" if local else "model"
     try:
         if local:
-            check_saved(Path(name))
-        what = "the tokenizer of" if local else "model"
+            check_tokenizer(Path(name))
         tokenizer = load_tokenizer(name, **options)
         what = "model"
-        if not local:
-            quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-            index = cached_file(
-                name, INDEX, local_files_only=options["local_files_only"], **quiet
-            )  # weights in one file have none
-            if index is not None:
-                check_index(json.loads(Path(index).read_text(encoding="utf-8")), f"{name}/{INDEX}")
-        return placed.load(AutoModelForCausalLM, name, name=name, use_safetensors=True, **options), tokenizer
+        return _weights(AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options), tokenizer
     except ModelError:
         raise
     except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
         where = "this directory" if local else "a local directory, 'demo', or a hub id that could be reached"
         meant = nearest(name, ["demo"])
         raise ModelError(f"cannot load {what} {name!r} from {where}{meant}: {first_line(error)}") from error
+
+
+def copied(hf_model: Any, loading: Loading, *, name: str) -> PreTrainedModel:
+    """A model's weights under its config, as if it had been saved and loaded; nothing is shared with it."""
+    if any(adapters(hf_model)):
+        raise ModelError(
+            f"{name!r} has an adapter that is not merged, which a copy of its config and weights has not: merge it "
+            "(merge_and_unload()), or use wrap_model with an nnsight model of it"
+        )
+    config, weights = copy.deepcopy(hf_model.config), copy.deepcopy(hf_model.state_dict())
+    made = _weights(type(hf_model), None, loading, name=name, config=config, state_dict=weights)
+    made.generation_config = copy.deepcopy(hf_model.generation_config)
+    return made
+
+
+@contextmanager
+def _own_folder(parent: str | Path | None) -> Iterator[str | None]:
+    """A new folder in `parent` for what one loading leaves on the disk; gone where that fails. transformers names what it
+    writes by the weight alone: in a shared one, another model's would take its place."""
+    if parent is None:
+        yield None
+        return
+    Path(parent).mkdir(parents=True, exist_ok=True)
+    own = tempfile.mkdtemp(prefix="weights-", dir=Path(parent).absolute())
+    try:
+        yield own
+    except BaseException:
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+
+
+def _says_quantised(source: str | None, config: object) -> bool:
+    """Whether a saved model's own config says that its weights are quantised."""
+    if config is None and source is not None and (Path(source) / "config.json").is_file():
+        return "quantization_config" in document(Path(source), "config.json")
+    return getattr(config, "quantization_config", None) is not None
 
 
 def only_here(source: str) -> bool:
@@ -351,43 +322,32 @@ def only_here(source: str) -> bool:
     """
     if Path(source).is_dir():
         return True
-    with suppress(Exception):  # of its client's kinds, offline mode's among them
+    try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        return False
-    return True
+    except Exception:  # noqa: BLE001 - of its client's kinds, offline mode's among them
+        return True
+    return False
 
 
-def copied(hf_model: Any, placed: Placement, *, name: str) -> PreTrainedModel:
-    """A model's weights under its config, as if it had been saved and loaded; nothing is shared with it."""
-    if any(adapters(hf_model)):
-        raise ModelError(
-            f"{name!r} has an adapter that is not merged, which a copy of its config and weights has not: merge it "
-            "(merge_and_unload()), or use wrap_model with an nnsight model of it"
-        )
-    config, weights = copy.deepcopy(hf_model.config), copy.deepcopy(hf_model.state_dict())
-    made = placed.load(type(hf_model), None, name=name, config=config, state_dict=weights)
-    made.generation_config = copy.deepcopy(hf_model.generation_config)
-    return made
+class _NoReport(Filter):
+    def filter(self, record: LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
 
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
     """No bar for every weight and no table of strange ones, which are refused by name; as it was afterwards."""
     before, told = logging.is_progress_bar_enabled(), logging.get_logger("transformers.modeling_utils")
-    quiet = _NoReport()
+    no_report = _NoReport()
+
     logging.disable_progress_bar()
-    told.addFilter(quiet)
+    told.addFilter(no_report)
     try:
         yield
     finally:
-        told.removeFilter(quiet)
+        told.removeFilter(no_report)
         if before:
             logging.enable_progress_bar()
-
-
-class _NoReport(Filter):
-    def filter(self, record: LogRecord) -> bool:
-        return "LOAD REPORT" not in record.getMessage()
 
 
 def load_tokenizer(name: str, **options: Any) -> Any:
@@ -396,9 +356,8 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     For some model types (Qwen2 among them) transformers 5 ignores the class that a saved tokenizer names and rebuilds a
     byte-level one, silently wrong for any other kind. A directory that says "a plain fast tokenizer" is taken at its word.
     """
-    config = Path(name) / "tokenizer_config.json"
-    if config.is_file():
-        named = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
+    if (Path(name) / "tokenizer_config.json").is_file():
+        named = document(Path(name), "tokenizer_config.json").get("tokenizer_class")
         if named in ("PreTrainedTokenizerFast", "TokenizersBackend"):
             return PreTrainedTokenizerFast.from_pretrained(name, **options)
     return AutoTokenizer.from_pretrained(name, **options)
@@ -446,21 +405,21 @@ def has_own_window(attention: nn.Module) -> bool:
 
 
 @contextmanager
-def own_windows_lifted(attentions: Sequence[nn.Module], masks: tuple[Tensor, ...] | None) -> Iterator[None]:
+def own_windows_lifted(attentions: Sequence[nn.Module], masks: Masks) -> Iterator[None]:
     """Where masks are given, windows are in them: where positions are set, one by index would be another."""
     own: list[Any] = [each for each in attentions if masks is not None and has_own_window(each)]
-    before = [(each, each.bias) for each in own]
+    before = [each.bias for each in own]
     try:
-        for attention, bias in before:
-            attention.bias = torch.ones_like(bias[:1, :1, :1, :1]).expand_as(bias)
+        for attention in own:
+            attention.bias = torch.ones_like(attention.bias[:1, :1, :1, :1]).expand_as(attention.bias)
         yield
     finally:
-        for attention, bias in before:
+        for attention, bias in zip(own, before, strict=True):
             attention.bias = bias
 
 
 @contextmanager
-def layer_masks(attentions: list[Any], masks: tuple[Tensor, ...] | None) -> Iterator[None]:
+def layer_masks(attentions: list[Any], masks: Masks) -> Iterator[None]:
     """Give each attention module its own 4D mask in place of the one its model made; gone again afterwards."""
 
     def override(visible: Tensor) -> Callable[..., Any]:

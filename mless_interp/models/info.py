@@ -25,14 +25,11 @@ class ModelInfo:
     """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None.
 
     `loaded_from`: the name by which the weights can be loaded once more; None for a wrapped model and one from memory.
-    `weights_hash`: what the weights were known by when they were loaded (`models.loaded_weights.WeightsHash`): as Hugging
-    Face has them in this dtype, whatever backend runs them, or as a wrapped object holds them. None where they are not here
-    (a model run by `remote=True`) and in what was saved before there was one. `Model.weights_hash` is that of now.
-    `n_classes`: how many classes it gives, where these are no tokens (a HookedTransformer whose `d_vocab_out` is not its
-    `d_vocab`); answers are then classes. None: it gives tokens.
+    `weights_hash`, `config_hash`: of the weights as Hugging Face has them in this dtype (or as a wrapped object holds them)
+    and of their config, when they were loaded; None where they are not here. `Model.weights_hash` is that of now.
+    `n_classes`: how many classes it gives, where these are no tokens; answers are then classes.
     `d_key`: the width of a head's queries and keys where that of its values and output, `d_head`, is another (latent
-    attention). `d_cached`: how many numbers a cache then holds of a token in a layer, for all heads. None otherwise.
-    `config_hash`: what its config said then (`models.loaded_weights.config_hash`), without which the weights mean nothing.
+    attention). `d_cached`: how many numbers a cache then holds of a token in a layer, for all heads.
     """
 
     name: str
@@ -72,17 +69,17 @@ class ModelInfo:
         self, heads: Iterable[Head | str] | None = None, layers: Iterable[int] | None = None, *, what: str
     ) -> tuple[Head, ...]:
         """The heads asked for, by themselves or by layer (zero-based), in range and none twice; all of them for neither.
-
-        `what` is done with them, for the error where there are none.
-        """
+        `what` is done with them, for the error where there are none."""
         if heads is not None and layers is not None:
             raise ValueError("give heads or layers, not both")
-        if layers is not None:
-            asked = self._checked_layers(layers, what)
-            return tuple(head for head in self.heads if head.layer in asked)
-        chosen = check_heads(self.heads if heads is None else heads, n_layers=self.n_layers, n_heads=self.n_heads)
+        asked = None if layers is None else [self.check_layer(layer) for layer in layers]
+        if asked is not None and len({*asked}) < len(asked):
+            raise ValueError(f"layer {min(each for each in asked if asked.count(each) > 1)} is given twice")
+        heads = self.heads if heads is None else heads
+        chosen = check_heads(heads, n_layers=self.n_layers, n_heads=self.n_heads) if asked is None else ()
+        chosen = chosen if asked is None else tuple(head for head in self.heads if head.layer in asked)
         if not chosen:
-            raise ValueError(f"no heads to {what}: name at least one")
+            raise ValueError(f"no {'heads' if asked is None else 'layers'} to {what}: name at least one")
         return chosen
 
     def mask_of(self, heads: Iterable[Head]) -> np.ndarray:
@@ -100,15 +97,6 @@ class ModelInfo:
             raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.n_layers - 1}")
         return layer
 
-    def _checked_layers(self, layers: Iterable[int], what: str) -> list[int]:
-        asked = [self.check_layer(layer) for layer in layers]
-        if not asked:
-            raise ValueError(f"no layers to {what}: name at least one")
-        twice = {layer for layer in asked if asked.count(layer) > 1}
-        if twice:
-            raise ValueError(f"layer {min(twice)} is given twice")
-        return asked
-
 
 def versions_of(*packages: str) -> dict[str, str]:
     """The installed versions of these packages."""
@@ -125,20 +113,16 @@ class ModelChecks:
 
     `row_sum_error`: largest |row sum of a pattern - 1|, with the share of a learned sink where there is one. `edit_error`:
     with every token of every layer made to look at itself, largest difference of a head's output from its own value, as a
-    share of the layer's largest (None in figures of versions that did not measure it). `edit_effect`: largest change of a
-    logit then; 0 where attention writes nothing.
-    `logits_difference`: largest difference to the plain Hugging Face forward pass.
-    `gap_difference`: largest difference between the gap and the masked condition on shared tokens (methods: C2 = C3).
-    `replay_difference`: replay against one whole forward pass; where it is above the tolerance and `replay` is "layer by
-    layer", rounding moves the same logits by as much. All in logits, except the first two; None = does not apply
-    (fused attention has no patterns; a wrapped object has no Hugging Face model beside it). `replay` says how runs are
-    continued, `shows_rotated` whether queries and keys can be had as they enter the scores, which edits of attention need:
-    `entering_error` is by how much a head's output differs from the one computed from them, and from the mean of what it
-    sees where all queries are set to 0, as a share of the layer's largest value (None in figures of versions that did not
-    measure it); `entering` says why not. `resolution`: twice the root mean square, over layers and tokens, of what rounding
-    did to the log-probability of a token, in nats, where heads' outputs were changed by the smallest step that their
-    precision has and where they were put back as they are. `output_error`: largest difference of what attention adds from
-    z W_O + b, with its norm where it has one, at random z, as a share of the largest (None where weights are not here).
+    share of the layer's largest; `edit_effect`: largest change of a logit then. `logits_difference`: largest difference to
+    the plain Hugging Face forward pass; `gap_difference`: between the gap and the masked condition on shared tokens (methods:
+    C2 = C3); `replay_difference`: of a replay from one whole forward pass (where it is above the tolerance and `replay` is
+    "layer by layer", rounding moves the same logits by as much). `replay` says how runs are continued, `shows_rotated`
+    whether queries and keys can be had as they enter the scores: `entering_error` is by how much a head's output differs
+    from the one computed from them, and from the mean of what it sees where all queries are 0, as a share of the layer's
+    largest value; `entering` says why not. `resolution`: twice the root mean square of what rounding did to the
+    log-probability of a token, in nats, where heads' outputs were moved by their smallest step. `output_error`: largest
+    difference of what attention adds from z W_O + b, with its norm where it has one, at random z, as a share of the largest.
+    None = does not apply, or was not measured by the version that saved it.
     """
 
     largest_logit: float
@@ -177,8 +161,7 @@ class ModelChecks:
 class AttentionRule:
     """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale)).
 
-    `sinks` `[head]`: learned logits that join each head's softmax and are dropped (GPT-OSS), as one more key that every row
-    sees, with value 0 and no token; a row of the pattern sums to 1 with the sink's share.
+    `sinks` `[head]`: learned logits that join each head's softmax and are dropped (GPT-OSS), as one more key of value 0.
     """
 
     scale: float
@@ -202,11 +185,8 @@ class AttentionRule:
 
 @dataclass(frozen=True, eq=False)
 class GatedMlp:
-    """How a layer's MLP makes `hook_post`: activation(hook_pre) * hook_pre_linear + bias; without a gate activation(hook_pre).
-
-    The paper's metrics and ARM are of the gated form; on an MLP without a gate its activation is `hook_post` itself, which
-    is our extension.
-    """
+    """How a layer's MLP makes `hook_post`: activation(hook_pre) * hook_pre_linear + bias; without a gate activation(hook_pre)
+    (our extension of the paper's form)."""
 
     activation: Callable[[Tensor], Tensor]
     bias: Tensor | None = None
@@ -218,7 +198,7 @@ class AttentionOutput:
     """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias).
 
     `weights` is W_O per query head, `[head, d_head, d_model]`, times what the layer multiplies it by (Granite). `norm` is None
-    but where the layer norms what attention writes before it is added (Gemma 2 and 3): heads add up before it, not after it.
+    but where the layer norms what attention writes before it is added (Gemma 2 and 3).
     """
 
     weights: Tensor

@@ -16,17 +16,14 @@ LogitsAt = Literal["all", "last", "none"] | Sequence[int] | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """What a run does at one site: first the edit, then `keep` is shown what came of it, or what `reduce` makes of that.
-
-    `reduce` is a part of what is kept that can be done where the model runs; without it that is done here.
-    """
+    """What a run does at one site: first the edit, then `keep` is shown what came of it, or what `reduce` (which can be done
+    where the model runs) makes of that."""
 
     edit: Edit | None = None
     keep: Callable[[Tensor], None] | None = None
     reduce: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, value: Tensor) -> Tensor:
-        """The activation that the run goes on with."""
         if self.edit is not None:
             value = self.edit(value)
         if self.keep is not None:
@@ -36,6 +33,8 @@ class Tap:
 
 Taps = Mapping[str, Tap]
 """What a run does, by hook name."""
+Masks = tuple[Tensor, ...] | None
+"""Each layer's visibility `[b, 1|H, T, T]`; None for plain causal attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +52,8 @@ class Inputs:
     @classmethod
     def stacked(cls, inputs: Sequence["Inputs"]) -> "Inputs":
         """Inputs of equal length and kind as one batch."""
-        join = lambda parts: None if parts[0] is None else torch.cat(parts)  # noqa: E731
-        return cls(
-            torch.cat([each.tokens for each in inputs]),
-            join([each.position_ids for each in inputs]),
-            join([each.attention_mask for each in inputs]),
-        )
+        parts = zip(*((each.tokens, each.position_ids, each.attention_mask) for each in inputs), strict=True)
+        return cls(*(None if part[0] is None else torch.cat(part) for part in parts))  # type: ignore[arg-type]
 
     @property
     def batch(self) -> int:
@@ -110,10 +105,9 @@ class Run:
 class Recording:
     """Everything of a run that a replay from position `start` on needs, per layer.
 
-    `resid_pre`, `q`, `z` hold the positions from `start` on: `[batch, changed, ...]`; `k` (rotated) and `v` hold every
-    position: `[batch, token, kv_head, d_head]`. `masks[l]` is the boolean visibility `[batch, 1|head, changed, token]` of
-    layer `l`: causality, its own sliding window and the input's mask together. Where the backend does not show rotated
-    queries and keys, `resid_pre`, `q`, `k` and `v` are empty and a replay runs whole forward passes.
+    `resid_pre`, `q`, `z` hold the positions from `start` on: `[batch, changed, ...]`; `k` (rotated) and `v` every position:
+    `[batch, token, kv_head, d_head]`; `masks` the boolean visibility `[batch, 1|head, changed, token]`. Where the backend does
+    not show rotated queries and keys, `resid_pre`, `q`, `k` and `v` are empty and a replay runs whole forward passes.
     """
 
     inputs: Inputs

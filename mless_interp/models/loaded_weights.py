@@ -31,14 +31,11 @@ _NOT_RUN = frozenset(
 
 
 def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """(name, tensor, whether it is saved with the model) of every parameter and buffer, module by module.
-
-    Offloaded weights are brought for as long as they are looked at. Names are those without a TransformerBridge around.
-    """
+    """(name, tensor, whether it is saved with the model) of every parameter and buffer, brought while it is looked at; names
+    are those without a TransformerBridge around."""
     for path, part in module.named_modules():
         with brought(part):
-            named = {**part._parameters, **part._buffers}
-            for name, tensor in named.items():
+            for name, tensor in {**part._parameters, **part._buffers}.items():
                 if tensor is not None:
                     label = f"{path}.{name}".removeprefix(".").replace("_original_component.", "")
                     yield label, tensor.detach(), name not in part._non_persistent_buffers_set
@@ -56,11 +53,8 @@ def adapters(module: nn.Module) -> Iterator[tuple[str, str]]:
 @contextmanager
 def brought(part: nn.Module | None) -> Iterator[bool]:
     """A module's own weights are here for as long as this lasts; whether they had to be brought (offloaded by accelerate)."""
-    if (
-        part is None
-        or not hasattr(part, "_hf_hook")
-        or not any(each.is_meta for each in part.parameters(recurse=False))
-    ):
+    own = () if part is None else part.parameters(recurse=False)
+    if part is None or not hasattr(part, "_hf_hook") or not any(each.is_meta for each in own):
         yield False
         return
     from accelerate.utils import align_module_device  # only it offloads
@@ -84,46 +78,38 @@ def device_of(module: Any) -> torch.device:
 
 
 def refuse_not_finite(module: nn.Module, *, name: str) -> None:
-    """`ModelError` naming the first weight that holds NaN or infinity, with how many there are; masks may hold infinities."""
-    bad = {label: count for label, tensor, _ in held_tensors(module) if (count := _not_finite(label, tensor))}
-    if bad:
-        first, (n_nan, n_inf) = next(iter(bad.items()))
-        others = f", and {len(bad) - 1} more weights have such" if len(bad) > 1 else ""
-        raise ModelError(
-            f"the weights of {name!r} are damaged: {first} holds NaN {n_nan} times and infinity {n_inf} times (as "
-            f"{_dtype_of(module)}){others}; get the files again or, if they were finite in their own dtype, load with a "
-            "wider one (float32)"
-        )
+    """`ModelError` naming the first weight that holds NaN or infinity; masks may hold infinities."""
+    for label, tensor, _ in held_tensors(module):
+        n_nan, n_inf = _not_finite(tensor)
+        if n_nan or (n_inf and not _MASKS.search(label)):
+            dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+            raise ModelError(
+                f"the weights of {name!r} are damaged: {label} holds NaN {n_nan} times and infinity {n_inf} times (as "
+                f"{dtype}); get the files again or, if they were finite in their own dtype, load with a wider one (float32)"
+            )
 
 
-def _not_finite(label: str, tensor: Tensor) -> tuple[int, int] | None:
-    """How many NaN and infinities; None where there are none (one pass, no copy)."""
+def _not_finite(tensor: Tensor) -> tuple[int, int]:
+    """How many NaN and infinities; without a copy where there are none."""
     if not tensor.is_floating_point() or tensor.is_meta or not tensor.numel():
-        return None
+        return 0, 0
     wide = tensor.float() if tensor.element_size() < 2 else tensor
-    if all(bool(torch.isfinite(end)) for end in wide.aminmax()):
-        return None
-    n_nan, n_inf = int(wide.isnan().sum()), int(wide.isinf().sum())
-    return None if not n_nan and _MASKS.search(label) else (n_nan, n_inf)
-
-
-def _dtype_of(module: nn.Module) -> str:
-    return str(next(module.parameters()).dtype).removeprefix("torch.")
+    finite = all(bool(torch.isfinite(end)) for end in wide.aminmax())
+    return (0, 0) if finite else (int(wide.isnan().sum()), int(wide.isinf().sum()))
 
 
 class WeightsHash:
-    """The hash of a module's weights, as they are when it is asked: name, dtype, shape and bytes of all that is saved.
+    """The hash of a module's weights, as they are when it is asked: name, dtype, shape and bytes of all that is saved, and
+    which adapters act where they are not merged.
 
-    It depends neither on where they were read from nor on how they were split over files; where adapters are not merged, on
-    which of them act. Weights on the CPU are read each time (several GB/s); what lies elsewhere only if PyTorch counted a
-    write to it since, so a write to a GPU's weights through `.data`, which is not counted, is not seen.
+    Weights on the CPU are read each time (several GB/s); what lies elsewhere only if PyTorch counted a write to it since, so
+    a write to a GPU's weights through `.data`, which is not counted, is not seen.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], tuple[int, str]] = {}
+        self._known: dict[tuple[object, ...], tuple[int, str]] = {}
 
     def of(self, module: nn.Module) -> str:
-        """128 bits, as `xxh3:` and hexadecimal digits."""
         lines, seen = [], {}
         for name, tensor, saved in held_tensors(module):
             if saved:
@@ -134,7 +120,7 @@ class WeightsHash:
         lines += [f"{path} {acting}\n" for path, acting in adapters(module)]
         return f"xxh3:{xxhash.xxh3_128_hexdigest(''.join(sorted(lines)).encode())}"
 
-    def _digest(self, key: tuple[Any, ...], tensor: Tensor) -> str:
+    def _digest(self, key: tuple[object, ...], tensor: Tensor) -> str:
         if tensor.is_cpu or tensor.is_inference():
             return _digest(tensor)
         if self._known.get(key, (-1, ""))[0] != tensor._version:
@@ -143,10 +129,7 @@ class WeightsHash:
 
 
 def config_hash(config: Any) -> str | None:
-    """The hash of all that a config says of how weights are run, by whichever library it is; None where there is none.
-
-    Names, versions and places say nothing of that, and the precision is known from the weights.
-    """
+    """The hash of all that a config says of how weights are run, by whichever library it is; None where there is none."""
     if not hasattr(config, "to_dict"):
         return None
     said = {key: value for key, value in config.to_dict().items() if key not in _NOT_RUN}
@@ -162,21 +145,17 @@ def _digest(tensor: Tensor) -> str:
 
 
 def refuse_strange_keys(loading: Mapping[str, Any], *, name: str, architecture: str) -> None:
-    """`ModelError` where weights were missing (and filled with random numbers), left over, or of another shape.
-
-    `loading` is what transformers says of a loading, tied weights and those that a class declares as dispensable taken out.
-    """
-    missing, unexpected = sorted(loading["missing_keys"]), sorted(loading["unexpected_keys"])
-    unexpected = [key for key in unexpected if not _OLD_BUFFERS.search(key)]
-    shapes = [f"{key} is {list(got)} for {list(wanted)}" for key, got, wanted in sorted(loading["mismatched_keys"])]
-    found = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
-    if any(found.values()):
-        said = ", ".join(f"{len(keys)} {kind} ({_first(keys)})" for kind, keys in found.items() if keys)
+    """`ModelError` where transformers says that weights were missing, left over, or of another shape."""
+    found = {
+        "missing": sorted(loading["missing_keys"]),
+        "unexpected": sorted(key for key in loading["unexpected_keys"] if not _OLD_BUFFERS.search(key)),
+        "of another shape": [
+            f"{key} is {[*got]} for {[*need]}" for key, got, need in sorted(loading["mismatched_keys"])
+        ],
+    }
+    said = ", ".join(f"{len(keys)} {kind} ({', '.join(keys[:2])})" for kind, keys in found.items() if keys)
+    if said:
         raise ModelError(
             f"the weights of {name!r} are not those of the {architecture} in its config: {said}; random numbers would "
             "take their place: give the config.json and all files of one model, as save_pretrained wrote them"
         )
-
-
-def _first(keys: list[str], most: int = 2) -> str:
-    return ", ".join(keys[:most]) + (", ..." if len(keys) > most else "")

@@ -1,5 +1,5 @@
 """How passes share a process and a device: turns, threads and settings; how much fits in one, and what is left when memory runs
-out (whoever batches halves the batch and goes on)."""
+out."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -43,11 +43,9 @@ def at_most(threads: int) -> Iterator[None]:
 
 @contextmanager
 def turn(thing: Any, modules: Sequence[nn.Module], *, threads: int, tf32: bool | None = None) -> Iterator[None]:
-    """Let no other thread pass through a library's object, and run its `modules` alike at all times; re-entrant.
-
-    Meanwhile they are in evaluation mode, autocast is off, and at most `threads` CPU threads compute. `tf32`: products of
-    float32 are made in TF32 on a GPU (True) or in full (False); None leaves that to the process. All is put back afterwards.
-    """
+    """Let no other thread pass through a library's object, and run its `modules` in evaluation mode, without autocast, on at
+    most `threads` CPU threads; re-entrant. `tf32`: products of float32 are made in TF32 on a GPU (True) or in full (False);
+    None leaves that to the process. All is put back afterwards."""
     with lock_of(thing), nullcontext() if tf32 is None else _PRODUCTS, outside_autocast(), at_most(threads):
         training = [part for _, part in parts_of(modules) if part.training]
         precision = torch.get_float32_matmul_precision()
@@ -109,11 +107,8 @@ def threads_for(info: ModelInfo) -> int:
 def rows_per_pass(
     info: ModelInfo, *, batch: int, changed: int, length: int, read: int, devices: Sequence[str] = ()
 ) -> int:
-    """Rows per problem of one pass: full matrix products, within 1 GB or a sixth of a GPU's memory.
-
-    Of several GPUs (`devices`, as `Model.devices`) the smallest decides, as every row passes each of them. A first guess,
-    the same on every day, as rows decide the last bits: halved whenever memory runs out.
-    """
+    """Rows per problem of one pass: full matrix products, within 1 GB or a sixth of the smallest GPU's memory (`devices`, as
+    `Model.devices`). The same on every day, as rows decide the last bits: halved whenever memory runs out."""
     widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
     gpu = smallest_gpu(devices or (info.device,))
@@ -151,10 +146,7 @@ def smallest_gpu(devices: Sequence[str]) -> int | None:
 
 
 def computed_on(devices: Sequence[str], *, threads: int, tf32: bool | None = None) -> dict[str, Any]:
-    """What decides the last bits of a product, beside its numbers: machine, library and their settings (`Model.tf32`).
-
-    Which GPUs a model lies on says nothing, of which kinds they are does.
-    """
+    """What decides the last bits of a product, beside its numbers: kinds of machine, library and their settings."""
     gpus = sorted({torch.cuda.get_device_name(device) for device in devices if "cuda" in device})
     kind = " and ".join(gpus) or f"{devices[0]} {torch.backends.cpu.get_cpu_capability()}"
     products = torch.get_float32_matmul_precision() if tf32 is None else "tf32" if tf32 else "highest"

@@ -1,15 +1,18 @@
-"""A saved model's folder, looked at for what transformers would not say: only safetensors, no codes, a tokenizer."""
+"""How a model is loaded, and its folder, looked at for what transformers would not say."""
 
+import functools
 import json
-import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from .info import ModelError
 
+BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+HOSTED = "remote=True takes a hub id, whose weights lie elsewhere"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 """What PEFT saves; in the folder of a model its adapter is loaded with it."""
@@ -17,26 +20,6 @@ TOKENIZERS = (
     "tokenizer.json tokenizer.model vocab.json vocab.txt spiece.model sentencepiece.bpe.model tekken.json".split()
 )
 """Any of these holds a vocabulary."""
-_WHOLE = re.compile("BOOL|[IU][0-9]+$")
-"""What safetensors calls types of whole numbers."""
-
-
-def check_saved(folder: Path) -> None:
-    """`ModelError`, naming the file, for a folder whose weights may not be read or whose tokenizer is missing."""
-    check_tokenizer(folder)
-    if (folder / INDEX).exists():
-        check_index(document(folder, INDEX), str(folder / INDEX))
-    if "quantization_config" in document(folder, "config.json"):
-        return
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as opened:
-            names = [name for name in sorted(opened.keys()) if name.endswith(".weight")]
-            whole = [name for name in names if _WHOLE.match(opened.get_slice(name).get_dtype())]
-        if whole:
-            raise ModelError(
-                f"{path} holds whole numbers where weights are expected, first {whole[0]}, and config.json has no "
-                "quantization_config that says what they mean: get the whole folder again"
-            )
 
 
 def document(folder: Path, name: str) -> dict[str, Any]:
@@ -49,13 +32,6 @@ def document(folder: Path, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"{path} is damaged: expected a JSON object, got a {type(found).__name__}; get the file again")
     return found
-
-
-def check_index(index: dict[str, Any], where: str) -> None:
-    """`ModelError` where the index of split weights names a file that is no safetensors."""
-    others = [name for name in index.get("weight_map", {}).values() if not str(name).endswith(".safetensors")]
-    if others:
-        raise ModelError(f"{where} names {others[0]!r}: weights are read from safetensors only, as others can run code")
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -90,3 +66,90 @@ def must_move(dtype: torch.dtype | None, n_axes: int, address: int) -> bool:
     Of stacked experts, of three axes, too: transformers chooses the kernel by their address where torch is older than 2.11.
     """
     return (dtype not in ANYWHERE or n_axes > 2) and address % CACHE_LINE != 0
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The options of `load_model`, checked; `ValueError` for those that do not go together."""
+
+    backend: str = "auto"
+    dtype: str | torch.dtype = "float32"
+    device: str | None = None
+    device_map: Any = None
+    max_memory: dict[int | str, int | str] | None = None
+    offload_folder: str | Path | None = None
+    quantization_config: Any = None
+    attn_implementation: str = "eager"
+    tf32: bool = True
+    trust_remote_code: bool = False
+    remote: bool | str = False
+    remote_timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        backend, device, remote, spread = self.asked, self.device, self.remote, self.device_map
+        bounded, split = self.max_memory is not None or self.offload_folder is not None, self.splits
+        on_disk = isinstance(spread, dict) and "disk" in spread.values()
+        wrong = (
+            (backend not in BACKENDS, f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}"),
+            (self._dtype not in DTYPES, f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}"),
+            (self._traced and backend != "nnsight", f"remote and attn_implementation need nnsight, got {backend!r}"),
+            (split and backend == BACKENDS[1], "device_map and quantization_config need backend='nnsight' or 'bridge'"),
+            (
+                bounded and spread is None,
+                "max_memory and offload_folder bound a device_map: give device_map='auto' too",
+            ),
+            (
+                on_disk and backend == "bridge",
+                "a bridge reads weights itself, so none may lie on the disk: use nnsight",
+            ),
+            (None not in (device, spread), f"give device or device_map, not both (got {device!r} and {spread!r})"),
+            (remote not in (False, True, "local"), f'remote must be False, True or "local", got {remote!r}'),
+            (not self.remote_timeout > 0, f"remote_timeout must be above 0 seconds, got {self.remote_timeout}"),
+            (
+                remote is True and (split or device is not None),
+                f"{HOSTED}: it takes no device, and is not quantised here",
+            ),
+        )
+        for holds, reason in wrong:
+            if holds:
+                raise ValueError(reason)
+
+    @property
+    def asked(self) -> str:
+        """The backend asked for; nnsight for "auto" where only it will do."""
+        return "nnsight" if self.backend == "auto" and (self.device_map is not None or self._traced) else self.backend
+
+    @property
+    def splits(self) -> bool:
+        """Whether weights are spread or quantised."""
+        return self.device_map is not None or self.quantization_config is not None
+
+    @property
+    def _traced(self) -> bool:
+        return bool(self.remote) or self.attn_implementation != "eager"
+
+    @property
+    def _dtype(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def precision(self) -> torch.dtype:
+        return {str(kind)[6:]: kind for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}[
+            self._dtype
+        ]
+
+    @functools.cached_property
+    def place(self) -> str:
+        """The device asked for, or the first GPU if there is one, else the CPU; `ModelError` for one that is not here."""
+        if self.device is None:
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            if torch.empty(0, device=self.device).is_meta:
+                raise RuntimeError("it holds no numbers")
+        except (RuntimeError, AssertionError, ImportError) as error:
+            first = first_line(error).partition(". ")[0]
+            there = " or ".join(["cpu", *(f"cuda:{gpu}" for gpu in range(torch.cuda.device_count()))])
+            raise ModelError(
+                f"there is no device {self.device!r} here ({first}); choose {there} (or None: the first GPU, else the CPU)"
+            ) from error
+        return self.device

@@ -1,9 +1,7 @@
-"""nnsight 0.8 (local, several devices by device_map, NDIF by `remote`) behind the seam.
+"""nnsight 0.8 (local, several devices by device_map, NDIF by `remote`) behind the seam; the only file that imports it.
 
-The only file that imports nnsight. Attention internals are operations inside the module's source; their labels depend
-on library versions, so they are found by what they carry (shapes, row sums, an edit that the heads' outputs obey).
-
-What is done inside a trace is in `traced_ops.py`, and is told in plain data, so that the same trace runs here and on a server.
+Attention internals are operations inside the module's source, found by what they carry, as labels depend on versions. What is
+done inside a trace is in `traced_ops.py`, told in plain data, so that the same trace runs here and on a server.
 """
 
 import copy
@@ -13,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import nnsight
 import torch
@@ -23,18 +21,21 @@ from transformers import AutoModelForCausalLM
 
 from . import traced_ops
 from .arithmetic import values_of_heads
-from .decoder import DecoderLayer, Geometry, LatentInputs, Mlp, layer_modules
+from .decoder import DecoderLayer, Geometry, LatentInputs, layer_modules
 from .derived_sites import mixed_taps
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
 from .info import ModelError
-from .inputs import Inputs, Tap, Taps
+from .inputs import Inputs, Masks, Taps
 from .loaded_weights import device_of
-from .model_folder import first_line
+from .model_folder import Loading, first_line
 from .sites import SITES, site
 from .traced_ops import walked
 
 nnsight.register(traced_ops)
 _PROBE = 7  # tokens of the prompt on which the operations are found
+POLL = 1.0
+"""Seconds between two looks at whether a server has answered."""
+Said = dict[str, Any]
 
 
 def wrapped(hf_model: Any, tokenizer: Any) -> Any:
@@ -55,45 +56,35 @@ class _Brought(nnsight.TransformersModel):
         return device_of(self._module)
 
 
-def hosted(
-    name: str, *, attention: str = "eager", trust_remote_code: bool = False, timeout: float = 600.0
-) -> "NnsightModel":
-    """A model that NDIF hosts, by its hub id. Its config and tokenizer are fetched; no weight is read or made here.
-
-    Where its operations are is found on a model of one small random layer. `ModelError` with what to do where there is no key,
-    where NDIF cannot be reached or does not run this model, and where the model cannot be described.
-    """
+def hosted(name: str, loading: Loading) -> "NnsightModel":
+    """A model that NDIF hosts, by its hub id. Its config and tokenizer are fetched; no weight is read or made here."""
     api = nnsight.CONFIG.API
     if not api.APIKEY:
         raise ModelError(
-            f"{name!r} with remote=True runs on NDIF, which needs an API key: get one at https://login.ndif.us and set the "
-            "environment variable NDIF_API_KEY, or call nnsight.ndif.login() once; remote='local' rehearses without one"
+            f"{name!r} with remote=True runs on NDIF, which needs an API key: get one at https://login.ndif.us and set "
+            "NDIF_API_KEY, or call nnsight.ndif.login() once; remote='local' rehearses without one"
         )
-    code = {"trust_remote_code": True} if trust_remote_code else {}
+    code = {"trust_remote_code": True} if loading.trust_remote_code else {}
+    options = {"task": "text-generation", "attn_implementation": loading.attn_implementation, **code}
     try:
         tokenizer = load_tokenizer(name, **code)
-        traced = nnsight.TransformersModel(
-            name, tokenizer=copy.deepcopy(tokenizer), task="text-generation", attn_implementation=attention, **code
-        )
+        traced = nnsight.TransformersModel(name, tokenizer=copy.deepcopy(tokenizer), **options)
         key = json.loads(traced.to_model_key().partition(":")[2])
     except Exception as error:  # of a dozen kinds, as where models are loaded
-        raise ModelError(
-            f"cannot look up {name!r} for remote=True, which takes a model's id on the hub (there its config and tokenizer are "
-            f"read): {first_line(error)}"
-        ) from error
-    running = _running(api.HOST)
+        raise ModelError(f"cannot look up {name!r}: remote=True takes a model's id: {first_line(error)}") from error
+    said = nnsight.ndif.status(raw=True)
+    if not said:
+        raise ModelError(f"NDIF cannot be reached at {api.HOST}: try again later, or load the model here")
+    deployed = said.get("deployments", {}).items()
+    running = {str(at.get("repo_id", of)) for of, at in deployed if at.get("application_state") == "RUNNING"}
     if key["repo_id"] not in running:
         raise ModelError(
-            f"NDIF does not run {key['repo_id']} now; it runs {', '.join(sorted(running)) or 'nothing'} "
-            "(nnsight.ndif.status() shows the list): choose one of them, or load it here"
+            f"NDIF does not run {key['repo_id']} now; it runs {', '.join(sorted(running)) or 'nothing'}: choose one of "
+            "them, or load it here"
         )
+    operations = _operations_of_its_kind(traced, tokenizer, **code)
     made = NnsightModel(
-        traced,
-        name=name,
-        tokenizer=tokenizer,
-        remote=True,
-        operations=_operations_of_its_kind(traced, tokenizer, **code),
-        timeout=timeout,
+        traced, name=name, tokenizer=tokenizer, remote=True, operations=operations, timeout=loading.remote_timeout
     )
     made.positions = None  # tables of numbers, which are not here
     seen = made.run(torch.arange(_PROBE)[None], capture={site(0, "hook_resid_pre"): None}, logits_at="none").captured
@@ -102,52 +93,34 @@ def hosted(
     return made
 
 
-def _running(host: str) -> set[str]:
-    """What NDIF runs now, by hub id."""
-    said = nnsight.ndif.status(raw=True)
-    if not said:
-        raise ModelError(
-            f"NDIF cannot be reached at {host}: try again later, or load the model here, with remote=False"
-        )
-    every = said.get("deployments", {})
-    return {str(each.get("repo_id", key)) for key, each in every.items() if each.get("application_state") == "RUNNING"}
-
-
-def _operations_of_its_kind(traced: Any, tokenizer: Any, **code: Any) -> "Operations":
+def _operations_of_its_kind(traced: Any, tokenizer: object, **code: bool) -> "Operations":
     """Where the attention operations of a model without weights are: on one of its kind, with a single small random layer."""
     small = copy.deepcopy(traced._module.config)
     text = small.get_text_config()
-    for name, value in {
+    least: dict[str, int | None] = {
         "num_hidden_layers": 1,
         "vocab_size": 32,
         "intermediate_size": 64,
         "pad_token_id": None,
-    }.items():
-        if hasattr(text, name):
-            setattr(text, name, value)
+    }
+    for name in least.keys() & {*dir(text)}:
+        setattr(text, name, least[name])
     if getattr(text, "layer_types", None):
         text.layer_types = list(text.layer_types[:1])
-    attention = traced.attn_implementation
+    options = {"dtype": torch.float32, "attn_implementation": traced.attn_implementation, **code}
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            kind = AutoModelForCausalLM.from_config(
-                small, dtype=torch.float32, attn_implementation=attention, **code
-            ).eval()
+            kind = AutoModelForCausalLM.from_config(small, **options).eval()
     except Exception as error:
-        raise ModelError(
-            f"{type(traced._module).__name__}: none of its kind can be made here, so where its operations are is not known "
-            f"({first_line(error)}): load it here, with remote=False"
-        ) from error
+        what = f"{type(traced._module).__name__}: none of its kind can be made here ({first_line(error)})"
+        raise ModelError(f"{what}, so where its operations are is not known: load it here") from error
     return NnsightModel(wrapped(kind, tokenizer), name="one of its kind", tokenizer=tokenizer).operations
 
 
 class NnsightModel(HuggingFaceModel):
-    """A causal language model traced with nnsight.
-
-    `remote`: False; True, on NDIF, where what `traced` is made of holds no weights; or "local", which writes each request as
-    for NDIF and answers it here. What is done elsewhere is what can be written down: see `traced_ops.py`.
-    """
+    """A causal language model traced with nnsight. `remote`: False; True, on NDIF, where what `traced` is made of holds no
+    weights; or "local", which writes each request as for NDIF and answers it here."""
 
     def __init__(
         self,
@@ -179,19 +152,14 @@ class NnsightModel(HuggingFaceModel):
                 "load_model(device_map=...), or leave the embedding in memory"
             )
         unknown = [part.unknown for part in self.parts if part.unknown not in (None, "MLP")]
-        lacks = next(iter(unknown), None) if self.parts else "decoder layers"
-        if lacks is not None:
+        if unknown or not self.parts:
             raise ModelError(
-                f"{info.architecture}: its {lacks} go by names that are not known here (`models/decoder.py` has the known "
-                'ones), so nothing in it can be found; use backend="bridge"'
+                f"{info.architecture}: its {(*unknown, 'decoder layers')[0]} go by names that are not known here "
+                '(`models/decoder.py` has the known ones), so nothing in it can be found; use backend="bridge"'
             )
         if remote and self.has_sinks:
-            raise ModelError(
-                f"{info.architecture} has learned sinks, which are weights, and patterns that act on nothing: it cannot be run "
-                "remotely, so load it here"
-            )
+            raise ModelError(f"{info.architecture} has learned sinks, so it cannot be run remotely: load it here")
         self.paths = [_path(traced, module) for module in layer_modules(hf_model)]
-        self.traced_layers = [traced_ops.found(traced, path) for path in self.paths]
         self.head = _path(traced, hf_model.get_output_embeddings())
         self.attentions = [f"{at}.{part.attention_path}" for at, part in zip(self.paths, self.parts, strict=True)]
         if remote is not True:  # instrumented now: inside a trace it would come after the layer began
@@ -215,15 +183,11 @@ class NnsightModel(HuggingFaceModel):
     def hooks(self) -> tuple[str, ...]:
         return (*super().hooks, *["edit(inplace=True)" for _ in self.underlying._edits])
 
-    def _forward(
-        self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
-    ) -> Tensor | None:
+    def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         traced, info = self.underlying, self.info
         if self.has_sinks:
             taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
-        if (
-            self.latent or self.operations.call is None
-        ) and self.remote is not True:  # its rotation is made of numbers that are not here
+        if (self.latent or self.operations.call is None) and self.remote is not True:  # there its tables are not here
             taps = self._turned(taps, inputs)
         kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
         options: dict[str, Any] = {"use_cache": False, "logits_to_keep": kept}
@@ -233,16 +197,13 @@ class NnsightModel(HuggingFaceModel):
         own = [self._attention(layer) for layer in range(info.n_layers)]
         if self.remote and masks is not None and self.windows_by_index:
             raise ModelError(
-                f"{info.architecture} counts its windows by index, which cannot be lifted remotely: run it here"
+                f"{self._called} counts its windows by index, which cannot be lifted remotely: run it here"
             )
         shown = list({id(mask): mask for mask in masks or ()}.values())
-        steps = [
-            step
-            for layer in range(info.n_layers)
-            for step in self._steps(
-                layer, taps, next((n for n, m in enumerate(shown) if masks and m is masks[layer]), None)
-            )
-        ]
+        which = [next(n for n, each in enumerate(shown) if each is mask) for mask in masks or ()]
+        steps: list[tuple[Any, ...]] = []
+        for layer in range(info.n_layers):
+            steps += self._steps(layer, taps, which[layer] if masks else None)
         plan: dict[str, Any] = {
             "instrumented": sorted({path for _, path, labels, *_ in steps if labels}),
             "masks": list(map(traced_ops.packed, shown)) if self.remote else shown,
@@ -262,34 +223,30 @@ class NnsightModel(HuggingFaceModel):
 
     def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[tuple[Any, ...]]:
         """What `traced_ops.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
-        at, wanted = self.paths[layer], _layer_taps(taps, layer)
-        for name in _order(wanted, mask is not None):
-            if name == "mask":
+        at = self.paths[layer]
+        wanted = {name: taps[site(layer, name)] for name in SITES if site(layer, name) in taps}
+        for name in ("hook_resid_pre", "mask", *[name for name in SITES if name != "hook_resid_pre"]):
+            if name == "mask" and mask is not None:
                 yield "", self.attentions[layer], (), "mask", mask, None, None
+            if name not in wanted:
                 continue
             if name not in self.places[layer]:
-                raise ModelError(
-                    f"nnsight has no site {name} in layer {layer} of {self.info.architecture}: use another backend"
-                )
+                raise ModelError(f"nnsight has no site {name} in layer {layer} of {self._called}: use another backend")
             place, tap = self.places[layer][name], wanted[name]
-            edit, keep = self._said(site(layer, name), tap) if self.remote else (tap.edit, tap.keep)
+            edit, keep = tap.edit, cast(Any, tap.keep)
+            if self.remote:
+                keep = None if keep is None else tap.reduce or torch.clone
+                if not traced_ops.can_be_sent(edit):
+                    raise ModelError(
+                        f"{self.info.name} runs elsewhere, and the edit of {site(layer, name)} is a function of this process, "
+                        "which cannot be sent there: sweeps of heads can (patch_heads, Model.replay); for all else load it here"
+                    )
             if edit is not None and place.part == traced_ops.REFUSED:
                 raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
             path = ".".join(filter(None, (at, place.path)))
             yield site(layer, name), path, place.labels, place.side, place.part, edit, keep
 
-    def _said(self, name: str, tap: Tap) -> tuple[Any, Any]:
-        """A tap's edit and what is kept, as they can be sent."""
-        if tap.edit is not None and not traced_ops.can_be_sent(tap.edit):
-            raise ModelError(
-                f"{self.info.name} runs elsewhere, and the edit of {name} is a function of this process, which cannot be sent "
-                "there: sweeps of heads can (patch_heads, Model.replay); for all else load it here, with remote=False"
-            )
-        return tap.edit, None if tap.keep is None else tap.reduce or torch.clone
-
-    def _elsewhere(
-        self, prompt: dict[str, Any], options: dict[str, Any], steps: list[Any], plan: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _elsewhere(self, prompt: Said, options: Said, steps: list[Any], plan: Said) -> Said:
         """What a server (or this process in its place) gives back."""
         if torch.is_grad_enabled():
             raise ModelError(f"{self.info.name} runs remotely, where its gradients cannot be fetched: load it here")
@@ -328,13 +285,7 @@ class NnsightModel(HuggingFaceModel):
             raise
 
 
-POLL = 1.0
-"""Seconds between two looks at whether a server has answered."""
-
-
-def _walked(
-    traced: Any, prompt: dict[str, Any], options: dict[str, Any], steps: list[Any], plan: dict[str, Any]
-) -> dict[str, Any]:
+def _walked(traced: Any, prompt: Said, options: Said, steps: list[Any], plan: Said) -> Said:
     with traced.trace(prompt, **options):
         found = walked(traced, steps, **plan)
         nnsight.save(found)
@@ -383,43 +334,17 @@ def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, 
     made["hook_mlp_out"] = Place(norms.after_mlp or part.mlp_path, "output", added)
     if norms.before_mlp is not None and not part.parallel:
         made["hook_resid_mid"] = Place(norms.before_mlp, "input", traced_ops.REFUSED)
-    return made | _mlp_places(part.mlp)
-
-
-def _mlp_places(mlp: Mlp | None) -> dict[str, Place]:
-    if mlp is None:
-        return {}
-    gate, up, down, _ = mlp.paths
-    made = {"mlp.hook_post": Place(down, "input")}
-    if mlp.fused:
-        made["mlp.hook_pre"] = Place(up, "output", ("half", 0))
-        made["mlp.hook_pre_linear"] = Place(up, "output", ("half", 1))
-    elif gate is None:
-        made["mlp.hook_pre"] = Place(up, "output")
-    else:
-        made["mlp.hook_pre"] = Place(gate, "output")
-        made["mlp.hook_pre_linear"] = Place(up, "output")
-    return made
-
-
-def _layer_taps(taps: Taps, layer: int) -> Taps:
-    return {name: taps[site(layer, name)] for name in SITES if site(layer, name) in taps}
-
-
-def _order(wanted: Taps, mask: bool) -> list[str]:
-    """Sites of a layer in the order of the forward pass, with the layer's mask right after its input."""
-    names = [name for name in SITES if name in wanted]
-    if mask:
-        names.insert(1 if "hook_resid_pre" in wanted else 0, "mask")
-    return names
+    if part.mlp is None:
+        return made
+    gate, up, down, _ = part.mlp.paths
+    halves = (("half", 0), ("half", 1)) if gate == up else (traced_ops.WHOLE, traced_ops.WHOLE)
+    made |= {"mlp.hook_pre": Place(gate or up, "output", halves[0]), "mlp.hook_post": Place(down, "input")}
+    return made | ({"mlp.hook_pre_linear": Place(up, "output", halves[1])} if gate else {})
 
 
 def _path(traced: Any, module: Any) -> str:
     """The path of a submodule."""
-    path = next((name for name, child in traced._module.named_modules() if child is module), None)
-    if path is None:
-        raise ModelError(f"{type(traced._module).__name__}: no decoder layers found where they are expected")
-    return path
+    return next(name for name, child in traced._module.named_modules() if child is module)
 
 
 def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: Geometry, eager: bool) -> Operations:
@@ -427,8 +352,8 @@ def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: G
 
     The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
     whose output has rows that sum to 1 and which, made to look at each token alone, gives each head its own values (random
-    ones here, as a model's may be 0); the scores enter the first such operation.
-    Another library may have wrapped the attention function (TransformerBridge does for Gemma): then one level deeper.
+    ones here, as a model's may be 0); the scores enter the first such operation. Where another library wrapped the attention
+    function (TransformerBridge does for Gemma), it is one level deeper.
     """
     tokens = torch.arange(_PROBE)[None].to(device_of(traced._module))
     attn = traced_ops.found(traced, f"{layer}.{part.attention_path}")
@@ -443,8 +368,7 @@ def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: G
 
     def is_call(args: Any) -> bool:
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() == 4][:3]
-        queries, others = (heads.n_heads, _PROBE), (heads.n_kv, _PROBE)
-        return [(t.shape[1], t.shape[2]) for t in tensors] == [queries, others, others]
+        return [(*t.shape[1:3],) for t in tensors] == [(n, _PROBE) for n in (heads.n_heads, heads.n_kv, heads.n_kv)]
 
     call = None
     for label in attn.source.compiled.names:
@@ -502,7 +426,4 @@ def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: G
         if z.shape == (1, *expected.shape) and bool(((z[0] - expected).abs() <= 1e-2).all()):
             first = next(other for other in patterns if other[:-1] == path[:-1])
             return Operations(call, first, path)
-    raise ModelError(
-        "found no attention pattern which, made to look at each token alone, gives the heads their own values: its attention "
-        "is built in a way that is not known here, so it is not taken"
-    )
+    raise ModelError("found no attention pattern that acts: its attention is built in a way that is not known here")

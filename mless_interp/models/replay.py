@@ -1,9 +1,4 @@
-"""Continuing a run from edited layers: only what can have changed is computed.
-
-`Layers` is what a backend says of its decoder, layer by layer; `Stepper` is the recipe, written once: for the positions
-from `start` on, each row (one alternative edit of a prompt) joins the batch at the layer that it edits, and the rows of a
-prompt share its prefix keys and values.
-"""
+"""Continuing a run from edited layers: only what can have changed is computed."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -20,11 +15,8 @@ from .traced_ops import is_half
 
 @runtime_checkable
 class Layers(Protocol):
-    """One decoder, layer by layer, as its library computes it.
-
-    x is the residual stream before a layer, y after its attention, x' after the layer; n are norms, the identity where
-    the architecture has none there.
-    """
+    """One decoder, layer by layer, as its library computes it: x is the residual stream before a layer, y after its attention,
+    x' after the layer; n are norms, or the identity."""
 
     n_layers: int
 
@@ -35,7 +27,7 @@ class Layers(Protocol):
         """
 
     def rule(self, layer: int) -> AttentionRule:
-        r"""Scale s and soft-cap c of the layer's scores, and learned sinks (one more key of value 0).
+        r"""Scale s and soft-cap c of the layer's scores, and learned sinks.
 
         $$ A = \mathrm{softmax}\big(c \tanh(s\, q k^\top / c)\big), \qquad z = A v $$
         """
@@ -73,8 +65,7 @@ def finished(layers: Layers, layer: int, resid: Tensor, z: Tensor) -> Tensor:
 
 
 def stage(layers: Layers, layer: int, part: str) -> int:
-    """When what a part of a layer adds is in the stream, for `Stepper.replay`: "input" (before the layer), "attention", "mlp"
-    or "output" (after the layer).
+    """When what a part of a layer adds is in the stream: "input" (before the layer), "attention", "mlp" or "output" (after).
 
     Stages count half layers: 2 l is the stream before layer l, 2 l + 1 that between its attention and its MLP, 2 n_layers the
     last one. In a parallel layer attention's part is read by nobody before the next layer.
@@ -121,10 +112,10 @@ def _stream(resid: Tensor) -> Tensor:
 
 
 class Stepper:
-    """The recipe, for any decoder that is known layer by layer.
+    """The recipe, for any decoder that is known layer by layer: for the positions from `start` on, each row (one alternative
+    edit of a prompt) joins the batch at the layer that it edits, and the rows of a prompt share its prefix keys and values.
 
-    In half precision the residual stream is carried on in float32 and rounded where a layer reads it, so that what layers
-    write is not rounded once more each time it is added up.
+    In half precision the residual stream is carried on in float32 and rounded where a layer reads it.
     """
 
     def __init__(self, layers: Layers, turn: Any) -> None:
@@ -135,8 +126,7 @@ class Stepper:
 
         `edits` are head outputs `[batch x row, changed, head, d_head]` (see `Model.replay`), or changes
         `[batch x row, changed, d_model]` that are added to the stream. `joins` (one per row, never falling) says at which
-        layer, or at which stage of the stream (see `stage`), each row joins: one pass reads every layer's weights once. What
-        stands before is the receiving run's own.
+        layer, or at which stage of the stream (see `stage`), each row joins; before it is the receiving run's own.
         """
         with self._turn():
             return self._replay(receiving, list(joins), edits, read)
@@ -216,38 +206,22 @@ class Stepper:
 
         `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z).
         """
-        with self._turn():
-            return self._tail(receiving, read, gates=gates, span=span, rows=rows, offsets=offsets)
-
-    def _tail(
-        self,
-        receiving: Recording,
-        read: Tensor,
-        *,
-        gates: Tensor | None,
-        span: Tensor | None,
-        rows: Tensor | None,
-        offsets: list[Tensor] | None,
-    ) -> Tensor:
-        batch = receiving.inputs.batch
-        n_rows = 1 if gates is None else gates.shape[0]
+        batch, n_rows = receiving.inputs.batch, 1 if gates is None else gates.shape[0]
         gated = None if span is None else span[:, None, :]
         if gated is not None and rows is not None:
             gated = gated & rows[:, receiving.start :, None]
         positions = receiving.inputs.positions[:, receiving.start :]
-        if batch > 1:
-            positions = positions.repeat_interleave(n_rows, 0)
+        positions = positions.repeat_interleave(n_rows, 0) if batch > 1 else positions
         resid = _stream(receiving.resid_pre[0]).repeat_interleave(n_rows, 0)
-        for layer in range(self.layers.n_layers):
-            place = receiving.resid_pre[layer].device
-            resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
-            q, k, v = self.layers.project(layer, resid.to(receiving.z[layer].dtype), positions)
-            gate = None if gates is None or gated is None else (gates[:, layer].to(place), gated.to(place))
-            z = self._attend(receiving, layer, q, k, v, gate=gate)
-            if offsets is not None:
-                z = z + offsets[layer]
-            resid = finished(self.layers, layer, resid, z)
-        return self.layers.unembed(resid[:, read.to(resid.device)])
+        with self._turn():
+            for layer in range(self.layers.n_layers):
+                place = receiving.resid_pre[layer].device
+                resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
+                q, k, v = self.layers.project(layer, resid.to(receiving.z[layer].dtype), positions)
+                gate = None if gates is None or gated is None else (gates[:, layer].to(place), gated.to(place))
+                z = self._attend(receiving, layer, q, k, v, gate=gate)
+                resid = finished(self.layers, layer, resid, z if offsets is None else z + offsets[layer])
+            return self.layers.unembed(resid[:, read.to(resid.device)])
 
     def _attend(
         self,
@@ -261,10 +235,7 @@ class Stepper:
         gate: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Head outputs `[batch x row, dest, H, d]`; the prefix's keys and values are shared by all rows of a prompt."""
-        start = receiving.start
-        batch = receiving.inputs.batch
-        rows = q.shape[0] // batch
-        n_dest = q.shape[1]
+        start, rows, n_dest = receiving.start, q.shape[0] // receiving.inputs.batch, q.shape[1]
         n_own, n_kv = k.shape[1:3]
         k_prefix, v_prefix = receiving.k[layer][:, :start], receiving.v[layer][:, :start]
         visible = receiving.masks[layer][..., : start + n_own]

@@ -1,7 +1,5 @@
-"""What is done inside a trace, here or on a server that has torch but not this package: nnsight sends this file along.
-
-So it imports torch alone, and what it is told is plain data: paths, numbers, strings, tensors, and functions of its own.
-"""
+"""What is done inside a trace, here or on a server that has torch but not this package: nnsight sends this file along, so it
+imports torch alone, and is told plain data and functions of its own."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -16,20 +14,13 @@ PLAIN = (bool, int, float, str, bytes, Tensor, torch.dtype, type(None))
 
 def can_be_sent(value: Any) -> bool:
     """Whether a server can make sense of it: plain data, a function of this file or of torch, or `partial` of one with such."""
-    if isinstance(value, PLAIN):
-        return True
     if isinstance(value, list | tuple):
         return all(map(can_be_sent, value))
-    if isinstance(value, dict):
-        return all(map(can_be_sent, value.values()))
     if isinstance(value, partial):
-        return can_be_sent(value.func) and can_be_sent(value.args) and can_be_sent(value.keywords)
-    if any(value is known for known in (tail, look_at_self, replaced)):
+        return can_be_sent([value.func, *value.args, *value.keywords.values()])
+    if isinstance(value, PLAIN) or any(value is known for known in (tail, look_at_self, replaced)):
         return True
     return callable(value) and getattr(torch, getattr(value, "__name__", ""), None) is value
-
-
-# --------------------------------------------------------------------------------------------- reducers and edits to send
 
 
 def tail(value: Tensor, *, start: int) -> Tensor:
@@ -50,13 +41,9 @@ def replaced(z: Tensor, *, start: int, rows: Sequence[int], heads: Sequence[int]
     return made
 
 
-# --------------------------------------------------------------------------------- an activation in what a module is given
-
 WHOLE = ("whole",)
-FIRST = ("first",)
-"""The first of a tuple, the whole of a tensor."""
-REFUSED = ("refused",)
-"""The whole, which cannot be replaced."""
+FIRST = ("first",)  # of a tuple; the whole of a tensor
+REFUSED = ("refused",)  # the whole, which cannot be replaced
 
 
 def got(part: tuple[Any, ...], whole: Any) -> Tensor:
@@ -89,16 +76,13 @@ def got(part: tuple[Any, ...], whole: Any) -> Tensor:
 def put(part: tuple[Any, ...], whole: Any, new: Tensor) -> Any:
     """The same whole with another activation in the place of this part; see `got`."""
     kind, *said = part
-    if kind == "refused":
-        raise RuntimeError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
     if kind in ("first", "times"):
         new = new / said[0] if said else new
         return (new, *whole[1:]) if isinstance(whole, tuple) else new
     if kind == "heads":
         return new.flatten(-2)
     if kind == "columns":
-        start, stop, _ = said
-        return torch.cat([whole[..., :start], new.flatten(-2), whole[..., stop:]], -1)
+        return torch.cat([whole[..., : said[0]], new.flatten(-2), whole[..., said[1] :]], -1)
     if kind == "grouped":
         (n_kv, *_), (start, stop) = said[:3], said[3:]
         groups = whole.unflatten(-1, tuple(said[:3]))
@@ -116,9 +100,6 @@ def put(part: tuple[Any, ...], whole: Any, new: Tensor) -> Any:
 
 def _argument(args: tuple[Any, ...], which: int) -> int:
     return which + next(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dim() == 4)
-
-
-# ------------------------------------------------------------------------------------------------------------- the trace
 
 
 def found(model: Any, path: str, labels: Sequence[str] = ()) -> Any:
@@ -162,10 +143,7 @@ def walked(
         whole = getattr(at, side)
         value = got(part, whole)
         if edit is not None:
-            new = edit(value)
-            if new.shape != value.shape:
-                raise RuntimeError(f"the edit of {name} must return {list(value.shape)}, got {list(new.shape)}")
-            value = new.to(value.dtype)
+            value = edit(value).to(value.dtype)
             setattr(at, side, put(part, whole, value))
         if keep is not None:
             kept[name] = keep(value)
@@ -203,8 +181,6 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
-# ----------------------------------------------------------------- logits in float32, whatever a model's own precision
-
 BLOCK = 2**24
 """Weights that are held in float32 at a time (64 MB)."""
 
@@ -218,11 +194,8 @@ def float32_logits(normed: Tensor, weight: Tensor, bias: Tensor | None = None) -
     """
     x = normed.to(weight.device, torch.float32)
     blocks = weight.split(max(1, BLOCK // weight.shape[1]))
-    if torch.is_grad_enabled():
-        parts = [checkpoint(_product, x, block, use_reentrant=False) for block in blocks]
-    else:
-        parts = [_product(x, block) for block in blocks]
-    logits = torch.cat(parts, -1)
+    multiply = partial(checkpoint, _product, use_reentrant=False) if torch.is_grad_enabled() else _product
+    logits = torch.cat([multiply(x, block) for block in blocks], -1)
     return logits if bias is None else logits + bias.float()
 
 
@@ -236,10 +209,7 @@ def is_half(weight: Tensor) -> bool:
 
 
 def unembedded(module: Any, normed: Tensor) -> Tensor | None:
-    """What a plain linear layer in half precision gives, in float32; None for any other, which does it by itself.
-
-    None too where its weights are not here but brought for each pass (offloaded).
-    """
+    """What a plain linear layer in half precision gives, in float32; None for any other, and for offloaded weights."""
     if type(module) is not nn.Linear or not is_half(module.weight) or module.weight.is_meta:
         return None
     return float32_logits(normed, module.weight, module.bias)

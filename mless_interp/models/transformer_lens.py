@@ -1,7 +1,6 @@
-"""TransformerLens: which of its models are installed, and how each is made of a Hugging Face model or of a user's own.
+"""TransformerLens: TransformerBridge (3.9 and 4.x) behind the seam, and how a HookedTransformer (3.9) is made.
 
-The only file that imports transformer_lens. What runs is in `hooked.py` (HookedTransformer, 3.9) and
-`BridgeModel` (TransformerBridge, 3.9 and 4.x).
+The only file that imports transformer_lens.
 """
 
 import copy
@@ -27,11 +26,21 @@ from .derived_sites import mixed_taps, through
 from .hooked import HookedTransformerModel, as_hook
 from .hugging_face import HuggingFaceModel, float32_unembedding, hugging_face_info, layer_masks, own_windows_lifted
 from .info import AttentionOutput, ModelError
-from .inputs import Inputs, Tap, Taps
+from .inputs import Inputs, Masks, Tap, Taps
 from .loaded_weights import adapters, refuse_not_finite
-from .model_folder import WEIGHTS, document, first_line
+from .model_folder import WEIGHTS, Loading, document, first_line
 from .sites import attention_sites, parsed, site
+from .traced_ops import look_at_self
 
+CONVERTERS = {
+    **{f"{kind}ForCausalLM": kind.lower() for kind in "GPTJ OPT Phi Phi3 Gemma Qwen2 Qwen3 Llama Mistral".split()},
+    "GPT2LMHeadModel": "gpt2",
+    "GPTNeoForCausalLM": "neo",
+    "GPTNeoXForCausalLM": "neox",
+    "GptOssForCausalLM": "gpt_oss",
+    **dict.fromkeys(("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), "gemma"),
+}
+"""Architectures that are converted, and the name of TransformerLens' converter."""
 BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
 """What a HookedTransformer makes itself, whatever its weights are."""
 LATENT_POINTS = {"attn.hook_rot_q": "attn.hook_q", "attn.hook_rot_k": "attn.hook_k", "attn.hook_v": "attn.hook_v"}
@@ -68,8 +77,6 @@ class BridgeModel(HuggingFaceModel):
             attention="eager",
         )
 
-    # Where the Hugging Face names are other than Llama's, the bridge knows them.
-
     def _attention(self, layer: int) -> nn.Module:
         known = self.parts[layer].attention if self.parts else None
         return unwrapped(self.underlying.blocks[layer].attn) if known is None else known
@@ -102,14 +109,11 @@ class BridgeModel(HuggingFaceModel):
         """Whether an edit of a pattern reaches the heads' outputs (not where the bridge shows what Hugging Face returns)."""
         names = attention_sites(0, "pattern", "v", "z")
         seen: dict[str, Tensor] = {}
-        keeps = [Tap(keep=partial(seen.__setitem__, name)) for name in names]
-        own = Tap(lambda p: torch.eye(p.shape[-1]).to(p).expand_as(p), keeps[0].keep)
+        taps = {name: Tap(keep=partial(seen.__setitem__, name)) for name in names}
+        taps[names[0]] = Tap(look_at_self, taps[names[0]].keep)
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "A hook on .* returned a modified tensor", UserWarning
-            )  # as is asked here
-            tokens = torch.arange(2, device=self.info.device)[None]
-            self._run(Inputs(tokens), None, dict(zip(names, (own, *keeps[1:]), strict=True)), None)
+            warnings.filterwarnings("ignore", "A hook on .* returned a modified tensor", UserWarning)
+            self._run(Inputs(torch.arange(2, device=self.info.device)[None]), None, taps, None)
         if len(seen) < len(names):
             return True  # it has not what to judge by: the self-check will say so
         v, z = seen[names[1]][0], seen[names[2]][0]
@@ -118,9 +122,7 @@ class BridgeModel(HuggingFaceModel):
         off = (z - values_of_heads(v, self.info.n_heads).transpose(0, 1)).abs().max()
         return bool(off <= 0.05 * v.abs().max())
 
-    def _forward(
-        self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
-    ) -> Tensor | None:
+    def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         if not self._obeys_patterns:
             taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
         shown = self._shows_entering and not self.latent
@@ -143,17 +145,15 @@ class BridgeModel(HuggingFaceModel):
             return name, through(tap, by_heads, lambda z: z.reshape(cut[0]))
         return name, tap
 
-    def _run(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Tensor | None:
+    def _run(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         bridge = self.underlying
         placed = (self._placed(name, tap) for name, tap in taps.items())
         hooks = [(self._points[name], as_hook(tap)) for name, tap in placed if name in self._points]
         options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
-        last = inputs.n_tokens - 1
-        options["logits_to_keep"] = (
-            [last] if read is None else read.tolist()
-        )  # a tensor would lie on one of several devices
+        kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
+        options["logits_to_keep"] = kept
         level = bridge.context_level + 1  # as `run_with_hooks` does: the caller's own hooks are left alone
         try:
             bridge.context_level = level
@@ -184,19 +184,18 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
     except Exception as error:  # a part that an adapter expects and a model lacks fails in any way
         named, run = ", ".join(hf_model.config.architectures or ()) or "nothing", type(hf_model).__name__
         reason = first_line(error).partition(" Available architectures")[0]  # two hundred
-        told = f"; its config names {named} as architecture, the weights are run as {run}: correct the config"
-        raise ModelError(
-            f"TransformerBridge cannot take {name!r} ({run}): {reason}{told if named != run else ''}; try "
-            'backend="nnsight"'
-        ) from error
+        told = (
+            ""
+            if named == run
+            else f"; its config names {named} as architecture, the weights are run as {run}: correct it"
+        )
+        raise ModelError(f"TransformerBridge cannot take {name!r} ({run}): {reason}{told}; try 'nnsight'") from error
     return BridgeModel(bridge, name=name, tokenizer=tokenizer)
 
 
 def _refuse_what_installs(hf_model: PreTrainedModel, *, name: str) -> None:
-    """`ModelError` where TransformerLens would run `pip install torchvision` by itself, which may replace torch as well.
-
-    It does so for a model with more than a text part that was saved without its processor, where torchvision is not here.
-    """
+    """`ModelError` where TransformerLens would run `pip install torchvision` by itself: for a model with more than a text part
+    that was saved without its processor, where torchvision is not here."""
     if hf_model.config.get_text_config() is hf_model.config:
         return
     try:
@@ -204,17 +203,13 @@ def _refuse_what_installs(hf_model: PreTrainedModel, *, name: str) -> None:
     except Exception as error:  # missing, or made for another torch: as TransformerLens asks
         raise ModelError(
             f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}): it reads more than text, and TransformerLens "
-            "would install torchvision by itself, which may replace torch; install a torchvision that fits yours, or use "
-            'backend="nnsight"'
+            'would install torchvision by itself; install one that fits your torch, or use backend="nnsight"'
         ) from error
 
 
 def _for_a_bridge(tokenizer: Any) -> Any:
-    """A copy, as a bridge fills in the special tokens that a tokenizer lacks.
-
-    One that does not add its beginning-of-sequence token it would load anew, from where it was saved, to make it do so;
-    told that this one does, it takes it as it is, and finds out by itself whether the token comes.
-    """
+    """A copy, as a bridge fills in the special tokens that a tokenizer lacks. One that does not add its beginning-of-sequence
+    token it would load anew, to make it do so; told that this one does, it takes it as it is."""
     tokenizer = copy.deepcopy(tokenizer)
     if tokenizer is not None:
         tokenizer.init_kwargs = {"name_or_path": "", **tokenizer.init_kwargs, "add_bos_token": True}
@@ -234,40 +229,20 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
         )
     library = _imported("transformer_lens")
     convert = importlib.import_module("transformer_lens.pretrained.weight_conversions")
-    converters = {
-        "GPT2LMHeadModel": convert.convert_gpt2_weights,
-        "GPTNeoForCausalLM": convert.convert_neo_weights,
-        "GPTJForCausalLM": convert.convert_gptj_weights,
-        "GPTNeoXForCausalLM": convert.convert_neox_weights,
-        "OPTForCausalLM": convert.convert_opt_weights,
-        "PhiForCausalLM": convert.convert_phi_weights,
-        "Phi3ForCausalLM": convert.convert_phi3_weights,
-        "GemmaForCausalLM": convert.convert_gemma_weights,
-        "Qwen2ForCausalLM": convert.convert_qwen2_weights,
-        "Qwen3ForCausalLM": convert.convert_qwen3_weights,
-        "LlamaForCausalLM": convert.convert_llama_weights,
-        "MistralForCausalLM": convert.convert_mistral_weights,
-        "Gemma2ForCausalLM": convert.convert_gemma_weights,
-        "Gemma3ForCausalLM": convert.convert_gemma_weights,
-        "Gemma3ForConditionalGeneration": convert.convert_gemma_weights,
-        "GptOssForCausalLM": convert.convert_gpt_oss_weights,
-    }
-    architecture = type(hf_model).__name__
-    if architecture not in converters:
-        raise ModelError(
-            f"{architecture} cannot be converted to a HookedTransformer here (convertible: {', '.join(converters)}); "
-            'use backend="bridge"'
+    architecture, reason = type(hf_model).__name__, ""
+    if architecture not in CONVERTERS:
+        reason = (
+            f"{architecture} cannot be converted to a HookedTransformer here (convertible: {', '.join(CONVERTERS)})"
         )
-    if any(adapters(hf_model)):
-        raise ModelError(
-            f"{name!r} has an adapter that is not merged, which cannot be converted to a HookedTransformer: merge it "
-            '(merge_and_unload()), or use backend="bridge"'
-        )
+    elif any(adapters(hf_model)):
+        reason = f"{name!r} has an adapter that is not merged, which cannot be converted: merge it (merge_and_unload())"
+    if reason:
+        raise ModelError(f'{reason}; or use backend="bridge"')
     cfg = library.HookedTransformerConfig(**_hooked_config(hf_model, architecture))
     hooked = _hooked(cfg)
     try:
         with torch.no_grad():
-            state = converters[architecture](hf_model, cfg)
+            state = getattr(convert, f"convert_{CONVERTERS[architecture]}_weights")(hf_model, cfg)
     except Exception as error:  # as above
         raise ModelError(
             f"{name!r} ({architecture}) cannot be converted to a HookedTransformer here: {first_line(error)}; use "
@@ -276,11 +251,10 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
     for key, value in state.items():  # one by one, so that what a converter made of a weight goes as its copy comes
         state[key] = value.detach().to(hf_model.dtype).clone(memory_format=torch.contiguous_format)
     missing, unexpected = hooked.load_state_dict(state, strict=False, assign=True)
-    missing = [key for key in missing if not key.endswith(BUFFERS)]
-    absent = [key for key in missing if key.rpartition(".")[2].startswith("b_")]  # as in the model: a bias of 0
-    for key in absent:
-        torch.nn.init.zeros_(hooked.get_parameter(key))
-    missing = [key for key in missing if key not in absent]
+    for key in missing:
+        if key.rpartition(".")[2].startswith("b_"):  # as in the model: a bias of 0
+            torch.nn.init.zeros_(hooked.get_parameter(key))
+    missing = [key for key in missing if not key.rpartition(".")[2].startswith(("b_", *BUFFERS))]
     unexpected = [key for key in unexpected if state[key].any()]  # zeros say nothing
     if missing or unexpected:
         raise ModelError(
@@ -288,9 +262,8 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
             f'without a place, first {(missing + unexpected)[0]}; use backend="bridge"'
         )
     hooked.tokenizer = tokenizer  # kept with the object, for whoever takes it out and wraps it again
-    return HookedTransformerModel(
-        hooked.to(hf_model.device, print_details=False).eval(), name=name, tokenizer=tokenizer
-    )
+    hooked = hooked.to(hf_model.device, print_details=False).eval()
+    return HookedTransformerModel(hooked, name=name, tokenizer=tokenizer)
 
 
 def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Any]:
@@ -299,9 +272,9 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, An
     layers = decoder_layers(hf_model, Geometry.of(info))
     layer, positions = layers[0], Positions.of(hf_model, layers)
     assert layer.norms is not None and layer.attention is not None and positions is not None  # a converter knows them
-    norm = layer.norm(next(iter(sorted(layer.norms.names))))
+    norm, rule = layer.norm(min(layer.norms.names)), attention_rule_of(layer.attention, d_head=info.d_head)
     root_mean_square = getattr(norm, "bias", None) is None
-    scale = attention_rule_of(layer.attention, d_head=info.d_head).scale * positions.prescaled
+    scale = rule.scale * positions.prescaled
     activations = ("hidden_act", "hidden_activation", "activation_function", "activation")
     made: dict[str, Any] = {
         "original_architecture": architecture,
@@ -328,7 +301,7 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, An
         "device": info.device,
         "init_weights": False,
     }
-    if attention_rule_of(layer.attention, d_head=info.d_head).sinks is not None:
+    if rule.sinks is not None:
         experts = {"num_experts": config.num_local_experts, "experts_per_token": config.num_experts_per_tok}
         made |= {"use_attention_sinks": True, "gated_mlp": True, **experts}
     if any(info.windows):
@@ -386,24 +359,22 @@ def _hooked(cfg: Any) -> Any:
         return _imported("transformer_lens").HookedTransformer(cfg, tokenizer=None, move_to_device=False)
 
 
-def hooked_from_folder(folder: Path, *, name: str, dtype: torch.dtype, device: str) -> HookedTransformerModel:
+def hooked_from_folder(folder: Path, loading: Loading, *, name: str) -> HookedTransformerModel:
     """A HookedTransformer of a saved directory: the fields of its config as config.json, its state as model.safetensors."""
     if not has_hooked_transformer():
         raise ModelError(f"{name!r} holds a HookedTransformer, which this TransformerLens no longer has: install 3.9")
-    library, weights = _imported("transformer_lens"), folder / WEIGHTS
+    options = {"dtype": loading.precision, "device": loading.place, "init_weights": False}
     try:
-        options = document(folder, "config.json") | {"dtype": dtype, "device": device, "init_weights": False}
-        hooked = _hooked(library.HookedTransformerConfig(**options))
-        missing, unexpected = hooked.load_state_dict(load_file(weights), strict=False)
-    except (TypeError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
+        cfg = _imported("transformer_lens").HookedTransformerConfig(**document(folder, "config.json") | options)
+        hooked = _hooked(cfg)
+        missing, unexpected = hooked.load_state_dict(load_file(folder / WEIGHTS), strict=False)
+    except (TypeError, ValueError, RuntimeError, AssertionError, OSError, SafetensorError) as error:
         raise ModelError(f"{name!r} holds no HookedTransformer that can be made here: {first_line(error)}") from error
-    missing = [key for key in missing if not key.endswith(BUFFERS)]
-    if missing or unexpected:
-        raise ModelError(
-            f"{name!r}: {len(missing)} weights are missing, {len(unexpected)} too many, first {(missing + unexpected)[0]}"
-        )
+    strange = [key for key in missing if not key.endswith(BUFFERS)] + unexpected
+    if strange:
+        raise ModelError(f"{name!r}: {len(strange)} weights are missing or too many, first {strange[0]}")
     refuse_not_finite(hooked, name=name)
-    return HookedTransformerModel(hooked.to(device, print_details=False).eval(), name=name)
+    return HookedTransformerModel(hooked.to(loading.place, print_details=False).eval(), name=name)
 
 
 def untrained_hooked(cfg: Any) -> Any:

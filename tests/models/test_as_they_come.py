@@ -101,20 +101,6 @@ def test_a_prompt_that_fills_the_context_is_one_in_a_longer_context(outcome: str
 
 
 @needs_hooked_transformer
-@pytest.mark.parametrize("source", ["pattern", "recomputed"])
-@pytest.mark.parametrize("short", [(0, 4, 1), (3, 4, 2)])
-def test_what_a_prompt_of_a_few_rows_leaves_undefined_is_counted(short: tuple[int, int, int], source: str) -> None:
-    model, pairs = toy(), [toy_pair(*short), toy_pair(4, 4, 8)]
-    found = mi.score_heads(model, pairs, metrics="all", source=source, **QUIET)
-    assert np.isnan(found.of("collapse", "inserted")[0]).all()
-    mass = found.of("span_mass", "inserted")
-    assert np.isfinite(mass).all()
-    alone = mi.score_heads(model, pairs[1:], metrics="all", source=source, **QUIET)
-    for name in ("span_mass", "collapse_relative", "span_output_weight"):
-        np.testing.assert_allclose(found.of(name, "inserted")[1], alone.of(name, "inserted")[0], atol=1e-5)
-
-
-@needs_hooked_transformer
 def test_without_a_tokenizer_everything_runs_that_needs_none() -> None:
     model, pairs = toy(), [toy_pair(3, 4, 7), toy_pair(4, 4, 7)]
     profile = mi.attention_profile(model, pairs, **QUIET)

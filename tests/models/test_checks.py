@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_hooked_transformer, word_tokenizer
+from conftest import word_tokenizer
 from models_under_test import ignores_positions, loaded, lying
 from transformers import AutoModelForCausalLM
 
@@ -53,7 +53,6 @@ def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
     ("lie", "message"),
     [
         (gives_nan, "its logits contain NaN or infinity"),
-        (changes_the_pattern(lambda p: p[:, :3]), r"pattern of shape \[1, 3, 12, 12\], expected \[1, 8, 12, 12\]"),
         (
             changes_the_pattern(lambda p: p * 0.99),
             r"the rows of its attention pattern do not sum to 1 \(largest error 0.01",
@@ -70,27 +69,6 @@ def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
 def test_a_broken_promise_is_named(lie: Any, message: str, tiny_model_dir: Any) -> None:
     with pytest.raises(FailedCheck, match=rf"on backend 'bridge' failed its check: {message}"):
         check_model(lying(loaded(tiny_model_dir("qwen2"), "bridge"), lie))
-
-
-@needs_hooked_transformer
-def test_positions_follow_a_rotation_that_also_scales(tiny_model_dir: Any) -> None:
-    """As YaRN's does: turning on to another position must not scale once more."""
-    model = mi.load_model(tiny_model_dir("qwen2"), backend="hooked_transformer")
-    for block in model.underlying.blocks:
-        block.attn.rotary_cos *= 1.3
-        block.attn.rotary_sin *= 1.3
-    assert check_model(model).gap_difference < 1e-4
-
-
-def test_a_model_that_runs_elsewhere_is_asked_for_the_gap_unless_its_windows_cannot_be_lifted(
-    tiny_model_dir: Any,
-) -> None:
-    far = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions)
-    far.remote = True
-    with pytest.raises(FailedCheck, match="the gap condition differs from the masked one"):
-        check_model(far)
-    far.windows_by_index = True
-    assert check_model(far).gap_difference is None
 
 
 def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -> None:
@@ -152,23 +130,20 @@ def mlps_half_larger(out: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("part", "wrong"),
+    ("part", "wrong", "dtype"),
     [
-        ("attention_out", heads_in_another_order),
-        ("project", without_a_bias),
-        ("mlp_out", mlps_half_larger),
+        ("attention_out", heads_in_another_order, "bfloat16"),
+        ("project", without_a_bias, "float16"),
+        ("mlp_out", mlps_half_larger, "bfloat16"),
     ],
 )
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_wrong_replay_is_refused_also_where_rounding_is_coarse(
     dtype: str, part: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_logits(dtype)
     monkeypatch.setattr(model.layers, part, wrong(getattr(model.layers, part)))
-    figures = check_model(model)
-    assert re.match(
-        r"whole forward passes \(continuing layer by layer was off by .* more than rounding", figures.replay
-    )
+    said = r"whole forward passes \(continuing layer by layer was off by .* more than rounding"
+    assert re.match(said, check_model(model).replay)
 
 
 def test_a_replay_that_disagrees_is_reported_and_switched_off_where_the_figures_are_taken_over(

@@ -210,10 +210,9 @@ def test_wrong_inputs_are_named(model: Model) -> None:
     with pytest.raises(ValueError, match="z must be"):
         model.replay(recording, 0, torch.zeros(1, 3, 8, model.info.d_head))
     rows = torch.zeros(2, 2, model.info.n_heads, model.info.d_head)
-    with pytest.raises(ValueError, match=r"layers must be one per row \(2\) in rising order, got \[1, 0\]"):
-        model.replay(recording, [1, 0], rows)
-    with pytest.raises(ValueError, match=r"out of range \(zero-based\): 0 to 2"):
-        model.replay(recording, [0, 3], rows)
+    for layers in ([1, 0], [0, 3], [0]):
+        with pytest.raises(ValueError, match=r"layers must be one per row \(2\) in rising order, 0 to 2, got"):
+            model.replay(recording, layers, rows)
 
 
 @pytest.mark.parametrize("asked", ["capture", "edits"])

@@ -54,14 +54,6 @@ def test_an_mlp_of_another_build_is_asked_as_a_whole() -> None:
     assert torch.equal(other.add_mlp()(x), expected)
 
 
-@pytest.mark.parametrize("missing", ["self_attn.q_proj", "self_attn.o_proj", "input_layernorm"])
-def test_a_layer_without_a_part_is_not_stepped_through(missing: str) -> None:
-    model = tiny_model("llama", word_tokenizer())
-    owner, _, name = f"model.layers.1.{missing}".rpartition(".")
-    setattr(model.get_submodule(owner), name, None)
-    assert HuggingFaceLayers.of(model, decoder_layers(model, heads_of(model)), d_head=8) is None
-
-
 def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
     model = tiny_model("llama", word_tokenizer())
     model.model.layers[0].another_norm = torch.nn.Identity()

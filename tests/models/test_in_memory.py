@@ -3,7 +3,6 @@
 import copy
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from conftest import BACKENDS, qwen2_tokenizer, tiny_model
 from safetensors.torch import load_file, save_file
 
 import mless_interp as mi
-from mless_interp.models.sites import site
 
 TOKENS = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
 
@@ -20,21 +18,6 @@ TOKENS = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
 def in_memory() -> SimpleNamespace:
     tokenizer = qwen2_tokenizer()
     return SimpleNamespace(name="mine", hf_model=tiny_model("qwen2", tokenizer), tokenizer=tokenizer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_it_gives_the_same_numbers_bit_for_bit_as_from_a_folder(backend: str, dtype: str, tiny_model_dir: Any) -> None:
-    saved = mi.load_model(tiny_model_dir("qwen2"), backend=backend, dtype=dtype)
-    held = mi.load_model(in_memory(), backend=backend, dtype=dtype)
-    assert held.info.name == "mine" and held.checks == saved.checks
-    names = [site(layer, name) for layer in range(3) for name in ("hook_resid_pre", "attn.hook_pattern", "attn.hook_z")]
-    ours, theirs = (model.run(TOKENS, capture=dict.fromkeys(names)) for model in (held, saved))
-    assert torch.equal(ours.logits, theirs.logits)
-    assert all(torch.equal(ours.captured[name], theirs.captured[name]) for name in names)
-    text = "Anna has 3 apples / 4 plums ."
-    assert held.tokenizer(text)["input_ids"] == saved.tokenizer(text)["input_ids"]
 
 
 @pytest.mark.slow

@@ -1,12 +1,7 @@
 """Weights that stay in their memory-mapped files: which do, that no bit depends on where, and what a changed file does."""
 
-import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,51 +141,3 @@ def test_edits_never_reach_the_file(backend: str, dtype: torch.dtype, tmp_path: 
 
 
 # ------------------------------------------------------------------------------------------------------------- a changed file
-
-CHANGED = """
-import json, os, sys
-from pathlib import Path
-import torch
-from safetensors.torch import load_file, save_file
-import mless_interp as mi
-
-folder, what = Path(sys.argv[1]), sys.argv[2]
-file = folder / "model.safetensors"
-model = mi.load_model(folder, backend="nnsight", dtype="bfloat16")
-tokens = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
-known, logits = model.weights_hash, model.run(tokens).logits
-doubled = {name: 2 * weight for name, weight in load_file(file).items()}
-match what:
-    case "saved again":
-        save_file(doubled, file, {"format": "pt"})
-    case "deleted":
-        file.unlink()
-    case "overwritten":
-        with file.open("r+b") as opened:
-            opened.seek(file.stat().st_size // 2)
-            opened.write(bytes(file.stat().st_size // 2))
-    case "cut off":
-        os.truncate(file, 4096)
-same = model.weights_hash == known, torch.equal(model.run(tokens).logits, logits)
-print(json.dumps(same))
-"""
-
-
-@linux
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["saved again", "deleted", "overwritten", "cut off"])
-def test_a_file_that_changes_under_a_loaded_model(what: str, tmp_path: Path) -> None:
-    """Replaced or deleted, the model stays as it was; overwritten, it has other weights, by their hash too."""
-    folder = mi.planted_model(n_heads=8, n_key_value_heads=4).save(tmp_path / "planted", n_problems=1)
-    file = folder / "model.safetensors"
-    save_at({name: weight.bfloat16() for name, weight in load_file(file).items()}, file, 8)
-    done = subprocess.run(
-        [sys.executable, "-c", CHANGED, str(folder), what], capture_output=True, text=True, check=False, env=os.environ
-    )
-    if what == "cut off":
-        assert done.returncode == -signal.SIGBUS
-        with pytest.raises(mi.ModelError, match="not fully covered"):
-            mi.load_model(folder)
-    else:
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) == [what != "overwritten"] * 2

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from mless_interp.models import loaded_weights
 from mless_interp.models import model_folder as saved
 from mless_interp.models.info import ModelError
 from mless_interp.models.loaded_weights import WeightsHash, config_hash
-from mless_interp.models.model_folder import check_index, check_saved, first_line
+from mless_interp.models.model_folder import first_line
 
 
 def said(call: Any, *arguments: Any) -> str:
@@ -25,21 +24,12 @@ def said(call: Any, *arguments: Any) -> str:
 def test_a_json_file_holds_an_object(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     assert said(saved.document, tmp_path, "config.json").startswith(f"{file} is missing or damaged, it holds no JSON (")
-    for text in ("{", "[" * 100_000):
-        file.write_text(text)
-        assert said(saved.document, tmp_path, "config.json").startswith(f"{file} is missing or damaged, it holds no")
     file.write_text("[1]")
-    message = f"{file} is damaged: expected a JSON object, got a list; get the file again"
-    assert said(saved.document, tmp_path, "config.json") == message
+    assert said(saved.document, tmp_path, "config.json").startswith(
+        f"{file} is damaged: expected a JSON object, got a list"
+    )
     file.write_text('{"ä": 1}', encoding="utf-8")
     assert saved.document(tmp_path, "config.json") == {"ä": 1}
-
-
-def test_shards_are_safetensors() -> None:
-    check_index({"weight_map": {"a": "2.safetensors", "b": "in/3.safetensors"}}, "here")
-    for name in ("x.bin", "x.safetensors.bin"):
-        message = f"here names {name!r}: weights are read from safetensors only, as others can run code"
-        assert said(check_index, {"weight_map": {"a": "1.safetensors", "b": name}}, "here") == message
 
 
 @pytest.mark.parametrize("name", ["vocab.txt", "qwen.tiktoken"])
@@ -53,21 +43,6 @@ def test_any_vocabulary_will_do_and_so_will_code_of_its_own(name: str, tmp_path:
     (tmp_path / name).unlink()
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {}}')
     saved.check_tokenizer(tmp_path)
-
-
-def test_whole_numbers_are_no_weights_unless_the_config_says_what_they_mean(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_text("a")
-    (tmp_path / "config.json").write_text("{}")
-    tensors = {"a.weight": torch.ones(2), "positions": torch.ones(2, dtype=torch.int64)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    check_saved(tmp_path)
-    for dtype in (torch.int8, torch.uint8, torch.int64, torch.bool):
-        save_file(tensors | {"b.weight": torch.ones(2).to(dtype)}, tmp_path / "other.safetensors")
-        assert "other.safetensors holds whole numbers where weights are expected, first b." in said(
-            check_saved, tmp_path
-        )
-    (tmp_path / "config.json").write_text('{"quantization_config": {}}')
-    check_saved(tmp_path)
 
 
 def test_what_a_library_says_is_told_on_one_line() -> None:
@@ -90,39 +65,6 @@ class Held(nn.Module):
         self.inner.register_parameter("bias", None)
         self.register_buffer("kept", torch.ones(2))
         self.register_buffer("made_anew", torch.zeros(2), persistent=False)
-
-
-def test_all_that_a_module_holds_is_listed_by_its_plain_name() -> None:
-    listed = [(name, tuple(tensor.shape), kept) for name, tensor, kept in loaded_weights.held_tensors(Held())]
-    assert listed == [("kept", (2,), True), ("made_anew", (2,), False), ("inner.weight", (2, 3), True)]
-    wrapped = nn.Module()
-    wrapped._original_component = Held()
-    assert [name for name, *_ in loaded_weights.held_tensors(wrapped)] == ["kept", "made_anew", "inner.weight"]
-    with loaded_weights.brought(None) as had_to, loaded_weights.brought(Held()) as had:
-        assert (had_to, had) == (False, False)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_numbers_that_are_none_are_counted(dtype: torch.dtype) -> None:
-    count = loaded_weights._not_finite
-    nan, inf = float("nan"), float("inf")
-    assert count("w", torch.tensor([1.0, 2.0]).to(dtype)) is None and count("w", torch.ones(0, dtype=dtype)) is None
-    assert count("w", torch.tensor([nan, 1.0, nan, 2.0]).to(dtype)) == (2, 0)
-    if dtype != torch.float8_e4m3fn:  # which has no infinity
-        assert count("w", torch.tensor([nan, inf, -inf]).to(dtype)) == (1, 2)
-        assert (
-            count("w", torch.tensor([1.0, inf]).to(dtype)) == count("w", torch.tensor([1.0, -inf]).to(dtype)) == (0, 1)
-        )
-        for name in ("mask", "attn.mask", "causal_mask", "IGNORE", "attn.IGNORE", "masked_bias"):
-            assert count(name, torch.tensor([-inf, 0.0]).to(dtype)) is None
-            assert count(name, torch.tensor([-inf, nan]).to(dtype)) == (1, 1)
-        assert (
-            count("unmask", torch.tensor([inf]).to(dtype))
-            == count("mask.weight", torch.tensor([inf]).to(dtype))
-            == (0, 1)
-        )
-    assert count("w", torch.tensor([1e300], dtype=torch.float64)) is None, "finite in its own dtype"
-    assert count("w", torch.ones(3, dtype=torch.int64)) is None and count("w", torch.ones(3, device="meta")) is None
 
 
 def test_the_hash_is_of_names_dtypes_shapes_and_bytes_of_what_is_saved() -> None:

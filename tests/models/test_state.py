@@ -94,20 +94,6 @@ def test_what_is_added_after_loading_is_obeyed_by_the_replay_too(model: Model, a
     assert torch.equal(swept(model), plain)
 
 
-def test_whole_passes_for_hooks_are_said(model: Model) -> None:
-    inputs = pairs_for(model, 5)[0].condition("inserted")
-    with forward_hook(model):
-        recording = model.record(inputs, start=8)
-        with pytest.warns(UserWarning, match="is slow: hooks were added to it, which only whole passes obey: 1 hook"):
-            model.replay(recording, 0, recording.z[0])
-
-
-def test_a_checkpoint_made_without_hooks_is_not_resumed_with_them(model: Model, tmp_path) -> None:
-    swept(model, checkpoint=tmp_path / "kept.jsonl")
-    with forward_hook(model), pytest.raises(ValueError, match="hooks"):
-        swept(model, checkpoint=tmp_path / "kept.jsonl")
-
-
 @pytest.mark.filterwarnings("ignore:.* is slow. hooks were added to it")
 def test_a_checkpoint_made_with_a_hook_is_not_resumed_with_another_at_its_place(model: Model, tmp_path) -> None:
     with forward_hook(model):

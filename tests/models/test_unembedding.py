@@ -13,6 +13,7 @@ from models_under_test import loaded, without_stepper
 import mless_interp as mi
 from mless_interp.models import replay
 from mless_interp.models import traced_ops as sent
+from mless_interp.models.checks import _resolution
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.traced_ops import float32_logits
 
@@ -74,6 +75,33 @@ def test_what_is_taken_for_rounding_is_measured(dtype: str, least: float, unmeas
     eps = torch.finfo(getattr(torch, dtype)).eps
     most = torch.finfo(torch.float32).eps if model.float32_softmax and dtype == "float64" else eps
     assert eps < model.checks.resolution < 100 * most, "a few of the smallest steps"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_is_what_the_smallest_steps_of_heads_outputs_do(
+    dtype: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = loaded(tiny_model_dir("llama"), "bridge", dtype), {}
+
+    def replay(receiving: Any, layer: Any, z: torch.Tensor, *, logits_at: list[int]) -> torch.Tensor:
+        made = torch.randn(len(layer), len(logits_at), model.info.d_vocab, generator=torch.Generator().manual_seed(0))
+        seen.update(own=receiving, joins=list(layer), z=z, read=list(logits_at), logits=made)
+        return made
+
+    monkeypatch.setattr(model, "replay", replay)
+    found = _resolution(model, TOKENS)
+    assert seen["joins"] == [0] * 4 + [1] * 4 + [2] * 4 and seen["own"].start == 7 and seen["read"] == [*range(7, 13)]
+    step = torch.finfo(getattr(torch, dtype)).eps
+    for own, (kept, *moved) in zip(seen["own"].z, seen["z"].unflatten(0, (3, 4)), strict=True):
+        assert torch.equal(kept, own[0]), "put back as it is"
+        for z in moved:
+            share = ((z - own[0]) / own[0])[own[0] != 0].double()
+            assert (share.abs() < 1.34 * step).all() and (share.abs() > 0.49 * step).all()
+            assert 0.4 < (share > 0).double().mean() < 0.6, "up as often as down"
+    after = TOKENS[:, 8:].expand(12, -1)[..., None]
+    new, old = (x.double().log_softmax(-1) for x in (seen["logits"], seen["own"].logits.expand_as(seen["logits"])))
+    off = (new - old).gather(-1, after)
+    assert found == pytest.approx(2 * float((off**2).mean()) ** 0.5, rel=1e-9)
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,9 +50,6 @@ def one_line(error: pytest.ExceptionInfo[Any]) -> str:
     return str(error.value)
 
 
-# ------------------------------------------------------------------------------------------------- keys that do not fit
-
-
 def drop(*parts: str) -> Callable[[State], None]:
     return lambda state: [state.pop(key) for key in list(state) if any(part in key for part in parts)] and None
 
@@ -67,16 +64,8 @@ def reshape(state: State) -> None:
 
 
 STRANGE = {
-    "one tensor missing": (
-        drop("layers.1.self_attn.q_proj.weight"),
-        r"1 missing \(model.layers.1.self_attn.q_proj.weight\)",
-    ),
     "a layer missing": (drop("layers.2."), r"missing \(model.layers.2"),
     "every name changed": (rename, r"missing \(.*unexpected \(other\."),
-    "one left over": (
-        lambda state: state.update({"model.layers.9.mlp.up_proj.weight": torch.zeros(2)}),
-        r"1 unexpected \(model.layers.9.mlp.up_proj.weight\)",
-    ),
     "of another shape": (
         reshape,
         r"1 of another shape \(model.layers.1.mlp.up_proj.weight is \[3, 64\] for \[128, 64\]\)",
@@ -102,17 +91,7 @@ def same_logits(model: Model, hf_model: Any) -> None:
         torch.testing.assert_close(model.run(tokens).logits, hf_model(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_buffers_that_older_versions_saved_are_not_left_over(rewritten: Any, tiny_model_dir: Any) -> None:
-    def add(state: State) -> None:
-        for layer in range(3):
-            state[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
-
-    old, today = mi.load_model(rewritten(add)), mi.load_model(tiny_model_dir("llama"))
-    assert old.info.weights_hash == today.info.weights_hash
-
-
-@pytest.mark.parametrize("kept", ["whole", "base"])
-def test_a_gpt2_of_old_is_whole_with_and_without_its_prefix(kept: str, tmp_path: Path) -> None:
+def test_a_gpt2_of_old_is_whole_without_its_prefix(tmp_path: Path) -> None:
     """Saved with its masks, and as a base model (no `transformer.` before its names, no output layer: that is tied)."""
     tokenizer = word_tokenizer()
     config = transformers.GPT2Config(
@@ -120,18 +99,15 @@ def test_a_gpt2_of_old_is_whole_with_and_without_its_prefix(kept: str, tmp_path:
     )
     torch.manual_seed(0)
     hf_model = transformers.GPT2LMHeadModel(config).eval()
-    (hf_model if kept == "whole" else hf_model.transformer).save_pretrained(tmp_path)
+    hf_model.transformer.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
-    prefix = "transformer." if kept == "whole" else ""
     for layer in range(2):
-        state[f"{prefix}h.{layer}.attn.bias"] = torch.ones(64, 64).tril().bool()[None, None]
-        state[f"{prefix}h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+        state[f"h.{layer}.attn.bias"] = torch.ones(64, 64).tril().bool()[None, None]
+        state[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     same_logits(mi.load_model(tmp_path, backend="bridge"), hf_model)
 
-
-# ----------------------------------------------------------------------------------------------------------- not finite
 
 SPOILT = {
     "layers.1.self_attn.q_proj.bias": float("nan"),
@@ -162,13 +138,6 @@ def test_it_is_refused_when_wrapped(backend: str, tiny_model_dir: Any) -> None:
         mi.wrap_model(mine, name="mine")
 
 
-def test_what_a_dtype_cannot_hold_is_named_with_the_dtype(rewritten: Any) -> None:
-    folder = rewritten(lambda state: state["model.norm.weight"].fill_(1e6))
-    with pytest.raises(ModelError, match=r"norm.weight holds NaN 0 times and infinity 64 times \(as float16\).*wider"):
-        mi.load_model(folder, dtype="float16")
-    assert mi.load_model(folder, dtype="float32").info.dtype == "float32"
-
-
 def test_buffers_are_looked_at_too_but_a_mask_may_hold_infinities() -> None:
     module = torch.nn.Linear(2, 2)
     module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
@@ -182,39 +151,9 @@ def test_buffers_are_looked_at_too_but_a_mask_may_hold_infinities() -> None:
         refuse_not_finite(module, name="mine")
 
 
-# ------------------------------------------------------------------------------------------------------ damaged folders
-
-
-def as_shards(folder: Path) -> dict[str, Any]:
-    """The folder's weights in two files, and the index of them."""
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names, parts = sorted(weights), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    where = {name: parts[at % 2] for at, name in enumerate(names)}
-    for part in parts:
-        save_file({name: weights[name] for name in names if where[name] == part}, folder / part, {"format": "pt"})
-    index = {"metadata": {}, "weight_map": where}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    return index
-
-
 def cut_weights(folder: Path) -> None:
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
-
-
-def index_naming(name: str) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        index = as_shards(folder)
-        index["weight_map"]["model.norm.weight"] = name
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-    return change
-
-
-def without_a_shard(folder: Path) -> None:
-    as_shards(folder)
-    (folder / "model-00002-of-00002.safetensors").unlink()
 
 
 def only_pickled(folder: Path) -> None:
@@ -230,7 +169,7 @@ def config(**changes: Any) -> Callable[[Path], Any]:
     def change(folder: Path) -> None:
         path = folder / "config.json"
         found = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps({key: value for key, value in found.items() if value is not ...}))
+        path.write_text(json.dumps(found))
 
     return change
 
@@ -241,18 +180,12 @@ def gone(*patterns: str) -> Callable[[Path], Any]:
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated weights": (cut_weights, "cannot load model .* from this directory: "),
-    "no weights": (gone("*.safetensors"), "cannot load model .*no file named model.safetensors"),
     "only .bin": (only_pickled, "cannot load model .*no file named model.safetensors"),
-    "index names a .bin": (
-        index_naming("other.bin"),
-        "index.json names 'other.bin': weights are read from safetensors",
-    ),
-    "missing shard": (without_a_shard, "cannot load model .*model-00002-of-00002.safetensors"),
-    "config no JSON": (text("config.json", "{"), "config.json is missing or damaged, it holds no JSON"),
+    "config no JSON": (text("config.json", "{"), "is missing or damaged, it holds no JSON"),
     "unknown model type": (config(model_type="nonsense"), "cannot load .*nonsense"),
     "another size": (
         config(intermediate_size=96),
-        r"of another shape .*mlp.down_proj.weight is \[64, 128\] for \[64, 96\]",
+        r"another shape .*mlp.down_proj.weight is \[64, 128\] for \[64, 96\]",
     ),
     "tokenizer of another kind": (text("tokenizer.json", "{}"), "cannot load the tokenizer of"),
     "no tokenizer": (gone("*token*"), "holds no tokenizer .*tokenizer.save_pretrained"),
@@ -274,45 +207,15 @@ def test_a_broken_folder_is_refused_on_one_line(
 
 
 @pytest.mark.slow
-def test_split_weights_and_a_hub_s_snapshot_of_links_to_blobs_are_read(tiny_model_dir: Any, tmp_path: Path) -> None:
+def test_a_hub_s_id_is_read_from_its_cache_without_a_network(tiny_model_dir: Any, tmp_path: Path) -> None:
     repository = tmp_path / "models--a--b"
-    blobs, snapshot = repository / "blobs", repository / "snapshots" / "0123"
-    shutil.copytree(tiny_model_dir("llama"), blobs)
-    as_shards(blobs)
-    snapshot.mkdir(parents=True)
-    for at, path in enumerate(sorted(blobs.iterdir())):
-        path.rename(blobs / f"{at:040}")
-        (snapshot / path.name).symlink_to(Path("../../blobs") / f"{at:040}")
-    whole = mi.load_model(tiny_model_dir("llama"), backend="bridge")
-    split = mi.load_model(snapshot, backend="bridge")
-    assert torch.equal(split.run(torch.arange(9)[None]).logits, whole.run(torch.arange(9)[None]).logits)
-    assert split.info.weights_hash == whole.info.weights_hash, "neither place nor files are part of it"
-    (tmp_path / "link").symlink_to(snapshot)
-    mi.load_model(tmp_path / "link", backend="bridge")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shard", [None, "other.bin"])
-def test_a_hub_s_id_is_read_from_its_cache_without_a_network(
-    shard: str | None, tiny_model_dir: Any, tmp_path: Path
-) -> None:
-    repository = tmp_path / "models--a--b"
-    snapshot = repository / "snapshots" / "0123"
-    shutil.copytree(tiny_model_dir("llama"), snapshot)
+    shutil.copytree(tiny_model_dir("llama"), repository / "snapshots" / "0123")
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0123")
-    if shard is not None:
-        index_naming(shard)(snapshot)
     code = "import mless_interp as mi; print(mi.load_model('a/b', backend='bridge').weights_hash)"
     here = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, check=False)
-    if shard is None:
-        assert done.stdout.strip() == mi.load_model(tiny_model_dir("llama")).weights_hash, done.stderr
-    else:
-        assert "a/b/model.safetensors.index.json names 'other.bin': weights are read from safetensors" in done.stderr
-
-
-# --------------------------------------------------------------------------------------------------------------- the hash
+    assert done.stdout.strip() == mi.load_model(tiny_model_dir("llama")).weights_hash, done.stderr
 
 
 def in_memory() -> SimpleNamespace:
@@ -397,44 +300,6 @@ def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, rewritten
         mi.score_heads(other, pairs_for(other, count=2), checkpoint=checkpoint, progress=False)
 
 
-def test_an_architecture_that_is_not_that_of_the_weights_is_one_error(rewritten: Any) -> None:
-    folder = rewritten(lambda state: None)
-    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["GPT2LMHeadModel"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ModelError, match="its config names GPT2LMHeadModel as architecture, the weights are run as Llama"
-    ):
-        mi.load_model(folder, backend="bridge")
-
-
-# ------------------------------------------------------------------------------------------------------------ two threads
-
-
-def in_threads(*works: Callable[[], Any], rounds: int = 8) -> list[list[Any]]:
-    """What each gives, `rounds` times, all at once."""
-    gave: list[list[Any]] = [[] for _ in works]
-    failed: list[BaseException] = []
-    start = threading.Barrier(len(works))
-
-    def go(at: int) -> None:
-        try:
-            start.wait()
-            for _ in range(rounds):
-                gave[at].append(works[at]())
-        except BaseException as error:  # noqa: BLE001 - raised again below
-            failed.append(error)
-
-    threads = [threading.Thread(target=go, args=(at,), daemon=True) for at in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive(), "they wait for each other"
-    if failed:
-        raise failed[0]
-    return gave
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_threads_may_use_one_model(backend: str, tiny_model_dir: Any) -> None:
@@ -458,11 +323,10 @@ def test_two_threads_may_use_one_model(backend: str, tiny_model_dir: Any) -> Non
         done = generate_completions(again, [request], max_new_tokens=3, knockout=[mi.Head(1, 2)], keep_logits=True)
         return done["a"].logits
 
-    expected = [work() for work in (edited, plain, completed)]
-    gave = in_threads(edited, plain, completed)
+    works = (edited, plain, completed)
+    expected = [work() for work in works]
+    with ThreadPoolExecutor(len(works)) as pool:
+        gave = [pool.submit(lambda work=work: [work() for _ in range(8)]) for work in works]
     for wanted, found in zip(expected, gave, strict=True):
-        for each in found:
+        for each in found.result(120):
             torch.testing.assert_close(each, wanted, rtol=0, atol=0)
-
-
-# --------------------------------------------------------------------------------------------------------- half precision
