@@ -96,11 +96,7 @@ def cannot_say(contrast: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LocatedHeads(
-    Verdicts,
-    Result,
-    renamed=dict.fromkeys(("readers", "mediators", "p_reader", "p_mediator", "tested", "specific", "p_specific")),
-):
+class LocatedHeads(Verdicts, Result):
     """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
     `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect; the
