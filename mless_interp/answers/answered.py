@@ -21,7 +21,7 @@ ROW = ("problem", "treatment", "sample", "completion", *GRADERS, "boxed", "decid
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AccuracyResults(Result, renamed={"conditions": "treatments"}):
+class AccuracyResults(Result):
     """Graded answers of the same problems under several treatments.
 
     `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (length of the completion) are `[problem, treatment,

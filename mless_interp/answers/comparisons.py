@@ -33,7 +33,7 @@ ALL_EQUAL = "all problems equal: Wilson"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison(Result, renamed={"n_needed": None}):
+class Comparison(Result):
     """The second treatment against the first.
 
     `difference` = second - first accuracy, with its interval over problems, which leaves out 0 only where `p` is below
@@ -155,7 +155,7 @@ def _points(share: float) -> str:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparisons(Result, renamed={"p_holm": "p_corrected"}):
+class Comparisons(Result):
     """Several treatments against one reference; `p_corrected` are corrected over them."""
 
     reference: str

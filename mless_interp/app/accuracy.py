@@ -109,14 +109,8 @@ def compute(options: Options) -> Computed:
     from ..answers.evaluate import check_asked
 
     treatments = _treatments(options)
-    asked: dict[str, Any] = {
-        "n_samples": options.n_samples,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "max_new_tokens": options.max_new_tokens,
-        "batch_size": options.batch_size,
-        "engine": _engine(options),
-    }
+    names = ("n_samples", "temperature", "top_p", "max_new_tokens", "batch_size")
+    asked: dict[str, Any] = {name: getattr(options, name) for name in names} | {"engine": _engine(options)}
     check_asked(treatments, **asked)
     model = options.load()
     if options.knockout is not None:
@@ -128,8 +122,7 @@ def compute(options: Options) -> Computed:
         **asked,
         template=options.template,
         checkpoint=options.partial / "answers.jsonl",
-        progress=options.progress,
-        seed=options.seed,
+        **options.common,
     )
     by_id = {each.id: each.question for each in questions}
     facts = {"settings": found.settings, "n_problems": len(questions)}
@@ -141,7 +134,7 @@ def present(kept: Kept) -> Presented:
     """The tables, every answer, the bars, and the page."""
     from .. import views
     from ..views.report import Report
-    from .endings import model_name, told_treatments
+    from .endings import told_treatments
 
     found = kept.results["AccuracyResults"]
     compared = found.compare_all() if len(found.treatments) > 1 else None
@@ -149,7 +142,7 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"How does {model_name(kept.run['model']['name'])} answer {count_of(kept.run['n_problems'], 'problem')} under "
+            f"How does {kept.model_name} answer {count_of(kept.run['n_problems'], 'problem')} under "
             f"{told_treatments(found)}, and does any of these differ from {found.treatments[0]}?"
         )
         made = Report("Accuracy under insertions", question=question, answer=found.headline())
@@ -158,9 +151,10 @@ def present(kept: Kept) -> Presented:
         if compared is not None:
             made = made.result(compared, heading="Against the first treatment")
         texts = kept.run["questions"]
-        made = made.heading("Answers, problems that change first").sentence(_flip_words(found))
-        shown = answers[answers["problem"].isin(list(texts)) & (answers["sample"] == answers["sample"].min())]
-        order = list(texts)
+        n, order = count_of(len(found.problem_ids), "problem"), list(texts)
+        flips = f"{len(_flipped(found))} of {n} are right under one treatment and wrong under another."
+        made = made.heading("Answers, problems that change first").sentence(flips)
+        shown = answers[answers["problem"].isin(order) & (answers["sample"] == answers["sample"].min())]
         shown = shown.sort_values("problem", key=lambda names: names.map(order.index), kind="stable")
         shown = shown.assign(completion=shown["completion"].str[-400:], gold=shown.get("gold"))
         made = made.table(shown, "Answers as they came (their last 400 characters).", columns=_ANSWERED)
@@ -181,8 +175,7 @@ _ANSWERED = {"problem": "", "strict": "right", "treatment": "", "completion": "a
 def _flipped(found: "AccuracyResults") -> list[str]:
     """Problems that are right (most samples) under one treatment and wrong under another, in their order."""
     right = found.share_right() > 0.5
-    known = found.share_right() >= 0  # NaN: not run
-    moved = (right & known).any(1) & (~right & known).any(1)
+    moved = right.any(1) & (found.share_right() <= 0.5).any(1)  # NaN, not run, is neither
     return [problem for problem, changed in zip(found.problem_ids, moved, strict=True) if changed]
 
 
@@ -191,13 +184,6 @@ def _to_read(found: "AccuracyResults") -> list[str]:
     changed = _flipped(found)[:FLIPPED]
     others = [problem for problem in found.problem_ids if problem not in changed]
     return [*changed, *others[: max(0, N_READ - len(changed))]]
-
-
-def _flip_words(found: "AccuracyResults") -> str:
-    n = len(_flipped(found))
-    return (
-        f"{n} of {count_of(len(found.problem_ids), 'problem')} are right under one treatment and wrong under another."
-    )
 
 
 def _treatments(options: Options) -> "list[Treatment]":

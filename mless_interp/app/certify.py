@@ -6,19 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument, Option
+from typer import Option
 
-from .command_line import Loading, is_file, is_model, tell
+from .command_line import Loading, ModelArgument, is_file, tell
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
     """What can be asked."""
 
-    model: Annotated[
-        str,
-        Argument(callback=is_model, metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id."),
-    ]
+    model: ModelArgument
     problems: Annotated[
         str | None,
         Option(

@@ -4,11 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from ..core.arguments import count_of
 from ..prompts.conditions import one_of
-from .command_line import ByOption, HeadsOption, OutcomeOption, OutOption, Pairing, chosen_heads, chosen_names, is_model
+from .command_line import (
+    ByOption,
+    HeadsOption,
+    ModelArgument,
+    OutcomeOption,
+    OutOption,
+    Pairing,
+    chosen_heads,
+    chosen_names,
+)
 from .run_folder import Computed, Kept, Presented, program
 
 NAMED_HERE = "The circuit uses the same problems that selected the heads, so it describes how they act, not whether."
@@ -22,10 +31,7 @@ PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 class Options(Pairing):
     """What can be asked."""
 
-    model: Annotated[
-        str,
-        Argument(callback=is_model, metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id."),
-    ] = "demo"
+    model: ModelArgument = "demo"
     heads: HeadsOption = None
     limit: Annotated[
         int, Option(min=1, help="How many problems name the heads, from the first; with --heads all there are.")
@@ -102,8 +108,7 @@ def compute(options: Options) -> Computed:
 
     given = chosen_heads(options.heads)
     model, (pairs, others) = options.begin(*parts)
-    common: dict[str, Any] = {"outcome": options.outcome, "contrast": options.contrast}
-    common |= {"progress": options.progress, "seed": options.seed}
+    common = {"outcome": options.outcome, "contrast": options.contrast, **options.common}
     fresh = others or None
     found: Any = given
     if given is None:
@@ -137,7 +142,6 @@ def present(kept: Kept) -> Presented:
     from ..circuits.circuit import PARTS
     from ..views.report import Report
     from .circuit_sections import family_words, pictures_of, shown_section
-    from .endings import model_name
 
     circuit = kept.results["Circuit"]
     located, shown = circuit.located, [name for name in PARTS if getattr(circuit, name) is not None]
@@ -153,7 +157,7 @@ def present(kept: Kept) -> Presented:
         files["edges.parquet"] = circuit.edges.to_frame()
 
     def page() -> Report:
-        n, fresh, name = kept.run["n_problems"], kept.run["n_fresh"], model_name(kept.run["model"]["name"])
+        n, fresh, name = kept.run["n_problems"], kept.run["n_fresh"], kept.model_name
         some = f"heads named on {n} problems" if fresh else count_of(n, "problem")
         others = f", all else measured on {fresh} others" if fresh and circuit.heads else ""
         question = (

@@ -1,9 +1,7 @@
 """What every command shares: options, how it begins and is stopped, one line for wrong input, a command to repeat.
 
-A command is a dataclass of options and a function of it, `app = analysis(main)`. The options that most of them take are
-fields of `Saving`, `Loading`, `Asking` and `Inserting`, to be inherited from; a field that is declared again has another
-default or another explanation. What single commands share is an annotation: `heads: HeadsOption = None`. What is computed
-and shown: the file of each command beside this one.
+A command is a dataclass of options and a function of it. The options that most of them take are fields of `Saving`, `Loading`,
+`Asking` and `Inserting`, to be inherited from; what single commands share is an annotation: `heads: HeadsOption = None`.
 """
 
 import dataclasses
@@ -13,7 +11,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hi
 
 import typer
 import typer.core
-from typer import Option
+from typer import Argument, Option
 
 from ..core.arguments import beside, count_of, nearest
 from ..core.heads import Head, check_heads
@@ -44,41 +41,21 @@ if TYPE_CHECKING:
 
 Backend = Literal["auto", "hooked_transformer", "bridge", "nnsight"]
 Kind = Literal[
-    "meaningless",
-    "meaningful",
-    "random_sentence",
-    "other_questions",
-    "repeat_question",
-    "from_key",
-    "counting",
-    "whitespace",
-    "pause",
-    "repeated_bos",
-    "ids",
-    "text",
-]
+    "meaningless", "meaningful", "random_sentence", "other_questions", "repeat_question", "from_key", "counting", "whitespace",
+    "pause", "repeated_bos", "ids", "text",
+]  # fmt: skip
 SignedOutcome = Literal["answer_logprob", "answer_prob", "solution_logprob", "logit_diff"]
 Outcome = Literal[SignedOutcome, "kl", "kl_last"]
 Edit = Literal[
-    "z",
-    "knockout",
-    "knockout_zero",
-    "edge_noise",
-    "restore_scale",
-    "reroute_to_sink",
-    "reroute_uniform",
-    "matched_mass",
-    "q",
-    "k",
-    "v",
-]
+    "z", "knockout", "knockout_zero", "edge_noise", "restore_scale", "reroute_to_sink", "reroute_uniform", "matched_mass",
+    "q", "k", "v",
+]  # fmt: skip
 Template = Literal["raw", "raw_as_sent", "paper", "text", "chat"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Rows = Literal["shared", "all", "question"]
 SEGMENTS = ("question", "system", "template", "bos")
-"""Names of tables that load torch, which neither explaining a command nor refusing a wrong name needs; tests hold them to the
-tables."""
+"""Names of tables that load torch, which neither a help nor a refusal needs; tests hold them to the tables."""
 
 
 def is_model(name: str | None) -> str | None:
@@ -99,7 +76,7 @@ def is_file(name: str | None) -> str | None:
 
 
 def _with_neighbour(path: Path) -> str:
-    """Return a path in full, with what is named most like it in its folder."""
+    """A path in full, with what is named most like it in its folder."""
     whole = path.absolute()
     return f"{str(whole)!r}{nearest(whole.name, beside(whole))}"
 
@@ -126,78 +103,64 @@ PANELS = {
     ).split(),
 }
 """Under what `--help` lists options, in this order; all others under the first."""
-ModelOption = Annotated[
-    str, Option(callback=is_model, help="'demo' (bundled), a saved model's directory, or a hub id.")
-]
-ProblemsOption = Annotated[
-    str | None,
-    Option(
-        callback=is_file,
-        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts separated by "
-        "blank lines that the model continues (then with --template text). [default: the model's own]",
-    ),
-]
+MODEL_HELP = "'demo' (bundled), a saved model's directory, or a hub id."
+ModelOption = Annotated[str, Option(callback=is_model, help=MODEL_HELP)]
+ModelArgument = Annotated[str, Argument(callback=is_model, metavar="MODEL", help=MODEL_HELP)]
+PROBLEMS_HELP = (
+    "'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts separated by blank lines "
+    "that the model continues (then with --template text). [default: the model's own]"
+)
+ProblemsOption = Annotated[str | None, Option(callback=is_file, help=PROBLEMS_HELP)]
 LimitOption = Annotated[int, Option(min=1, help="How many problems, from the first.")]
 InsertionOption = Annotated[Kind, Option(help="What is inserted.")]
 NTokensOption = Annotated[int, Option(min=1, help="Length of the insertion in tokens.")]
-LengthOption = Annotated[
-    int | None,
-    Option(min=1, help="Length of the insertion in tokens. [default: 55; of text and ids as given]"),
-]
-PlaceOption = Annotated[
-    str,
-    Option(
-        help="Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several "
-        "with commas share the tokens."
-    ),
-]
+LENGTH_HELP = "Length of the insertion in tokens. [default: 55; of text and ids as given]"
+LengthOption = Annotated[int | None, Option(min=1, help=LENGTH_HELP)]
+PLACE_HELP = (
+    "Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several with "
+    "commas share the tokens."
+)
+PlaceOption = Annotated[str, Option(help=PLACE_HELP)]
 LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
 HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
 OutcomeOption = Annotated[SignedOutcome, Option(help="What is measured.")]
-TwinsOption = Annotated[
-    int,
-    Option(
-        min=0,
-        help="Untrained twins (same configuration, weights drawn anew with seeds 0, 1, ...) measured alike; 0: none. Each "
-        "costs as much as the model.",
-    ),
-]
+TWINS_HELP = (
+    "Untrained twins (same configuration, weights drawn anew with seeds 0, 1, ...) measured alike; 0: none. Each costs as much "
+    "as the model."
+)
+TwinsOption = Annotated[int, Option(min=0, help=TWINS_HELP)]
 OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
-ByOption = Annotated[
-    str | None,
-    Option(
-        help="Also name heads within strata of the problems: by 'answer', or by a tag that all problems have "
-        "(specialists: heads that act in some strata only)."
-    ),
-]
+BY_HELP = (
+    "Also name heads within strata of the problems: by 'answer', or by a tag that all problems have (specialists: heads that "
+    "act in some strata only)."
+)
+ByOption = Annotated[str | None, Option(help=BY_HELP)]
+SHARD_HELP = "Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then the same command without it."
+WAIT_HELP = "Stop waiting for other shards after this many seconds without progress."
+UNIT_HELP = (
+    "The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of repeat_question how many "
+    "times, of ids the token ids (5,6), of pause the token."
+)
+PAIRS_HELP = (
+    "Token ids instead of problems and an insertion: a .jsonl file of one pair a line, with the keys ids, answer, clean or "
+    "span, and if wanted distractor, tags, id."
+)
+TEMPLATE_HELP = "raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
     """The options of every analysis: who computes, and where it leaves what."""
 
-    engine: Annotated[str, Option(help="serial, or ray: several workers, each with a model of its own (an extra).")] = (
-        "serial"
-    )
+    engine: Annotated[str, Option(help="serial, or ray: several workers, each with a model of its own.")] = "serial"
     workers: Annotated[int, Option(min=1, help="ray: how many workers.")] = 2
     gpus_per_worker: Annotated[float, Option(min=0, help="ray: GPUs that each worker reserves.")] = 0.0
-    address: Annotated[
-        str | None, Option(help="ray: a running cluster (auto: this machine's). [default: Ray is started here]")
-    ] = None
-    shard: Annotated[
-        str | None,
-        Option(
-            help="Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then the same command without it."
-        ),
-    ] = None
-    wait: Annotated[
-        float, Option(min=0, help="Stop waiting for other shards after this many seconds without progress.")
-    ] = 0.0
-    seed: Annotated[int, Option(min=0, help="Seed of everything random: random insertions, draws, the bootstrap.")] = 0
+    address: Annotated[str | None, Option(help="ray: a running cluster. [default: Ray is started here]")] = None
+    shard: Annotated[str | None, Option(help=SHARD_HELP)] = None
+    wait: Annotated[float, Option(min=0, help=WAIT_HELP)] = 0.0
+    seed: Annotated[int, Option(min=0, help="Seed of all that is random: insertions, draws, the bootstrap.")] = 0
     out: OutOption = Path("results")
-    report: Annotated[
-        bool, Option("--report", help="Also write report.html: findings, tables, pictures; opens without network.")
-    ] = False
+    report: Annotated[bool, Option("--report", help="Also write report.html, which opens without network.")] = False
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False
     no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False
 
@@ -232,6 +195,11 @@ class Saving:
     def progress(self) -> bool:
         return not self.no_progress
 
+    @property
+    def common(self) -> dict[str, Any]:
+        """What every analysis is told."""
+        return {"progress": self.progress, "seed": self.seed}
+
     def say(self, text: str) -> None:
         """Say on standard error what is being done where no bar moves."""
         if self.progress:
@@ -261,31 +229,23 @@ class Loading:
     tf32: Annotated[bool, Option(help="On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")] = True
     device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None
     device_map: Annotated[
-        str | None,
-        Option(help="Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON."),
+        str | None, Option(help="Spread it over devices (nnsight, bridge): auto, balanced, sequential, or JSON.")
     ] = None
     max_memory: Annotated[
-        str | None,
-        Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB", "cpu": "60GiB"}.'),
+        str | None, Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB"}.')
     ] = None
-    offload_folder: Annotated[
-        str | None, Option(help="Where --device-map puts the weights that it leaves on the disk (nnsight).")
-    ] = None
+    offload_folder: Annotated[str | None, Option(help="Where --device-map puts weights on the disk (nnsight).")] = None
     quantization_config: Annotated[
-        str | None,
-        Option(help='Quantise while loading, JSON: {"quant_method": "bitsandbytes", "load_in_4bit": true}.'),
+        str | None, Option(help='Quantise while loading: {"quant_method": "bitsandbytes", "load_in_4bit": true}.')
     ] = None
-    attention: Annotated[
-        Attention, Option(help="sdpa (nnsight): fused and lean, for long prompts; no patterns to show.")
-    ] = "eager"
+    attention: Annotated[Attention, Option(help="sdpa (nnsight): fused and lean; no patterns to show.")] = "eager"
 
     def loading(self) -> dict[str, Any]:
         """All of them as `load_model` takes them; `ValueError` for what cannot be read."""
-        placed: Any = self.device_map
-        if placed is not None and placed.lstrip().startswith("{"):
-            placed = _json_object("--device-map", placed)
         made = {name: getattr(self, name) for name in ("backend", "dtype", "tf32", "device", "offload_folder")}
-        made |= {"device_map": placed, "attn_implementation": self.attention}
+        made |= {"device_map": self.device_map, "attn_implementation": self.attention}
+        if (self.device_map or "").lstrip().startswith("{"):
+            made["device_map"] = _json_object("--device-map", self.device_map)
         if self.max_memory is not None:
             most = _json_object("--max-memory", self.max_memory)
             made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most.items()}
@@ -302,18 +262,13 @@ class Asking(Loading, Saving):
     problems: ProblemsOption = None
     limit: LimitOption = 32
     n_before: Annotated[
-        int | None, Option(min=1, help="Of a .txt file's texts: tokens before the place of insertion. [default: 16]")
+        int | None, Option(min=1, help="Of a .txt file's texts: tokens before the place. [default: 16]")
     ] = None
     n_context: Annotated[
-        int | None, Option(min=2, help="Of a .txt file's texts: tokens of the context in all. [default: 64]")
+        int | None, Option(min=2, help="Of a .txt file's texts: tokens of the context. [default: 64]")
     ] = None
-    n_answer: Annotated[
-        int | None, Option(min=1, help="Of a .txt file's texts: tokens of the continuation, at least. [default: 1]")
-    ] = None
-    template: Annotated[
-        Template,
-        Option(help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat."),
-    ] = "raw"
+    n_answer: Annotated[int | None, Option(min=1, help="Of a .txt file's texts: tokens continued. [default: 1]")] = None
+    template: Annotated[Template, Option(help=TEMPLATE_HELP)] = "raw"
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
         """The first problems of the source (None: all)."""
@@ -329,10 +284,6 @@ class Asking(Loading, Saving):
         if len(found) < self.limit:
             sys.stderr.write(f"--limit {self.limit}: there are {len(found)} problems, all are taken.\n")
         return found
-
-    def pool(self) -> tuple[Problem, ...]:
-        """All problems of the source: what `other_questions` draws from, whatever --limit is."""
-        return self.first(None)
 
     def in_parts(self, **counts: int) -> list[tuple[Problem, ...]]:
         """So many problems for each purpose, none of a group in two of them; `ValueError` where there are fewer."""
@@ -364,23 +315,20 @@ class Inserting(Asking):
     """The options of an analysis of one insertion."""
 
     insertion: InsertionOption = "meaningless"
-    unit: Annotated[
-        str | None,
-        Option(
-            help="The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of "
-            "repeat_question how many times, of ids the token ids (5,6), of pause the token."
-        ),
-    ] = None
+    unit: Annotated[str | None, Option(help=UNIT_HELP)] = None
     n_tokens: LengthOption = None
     place: PlaceOption = "before-question"
+
+    def filler(self, **changes: Any) -> "Insertion":
+        """The insertion that was asked for."""
+        given: dict[str, Any] = {"n_tokens": self.n_tokens, "seed": self.seed, "place": self.place} | changes
+        return chosen_insertion(self.insertion, self.unit, **given, pool=lambda: self.first(None))
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
         """The model and the pairs of each part of the problems; a wrong insertion is told before the model is loaded."""
         from ..prompts.pairs import make_pairs
 
-        given: dict[str, Any] = {"n_tokens": self.n_tokens, "seed": self.seed, "place": self.place}
-        filler = chosen_insertion(self.insertion, self.unit, **given, pool=self.pool)
-        model = self.load()
+        filler, model = self.filler(), self.load()
         made = make_pairs(model, [problem for part in parts for problem in part], filler, template=self.template)
         ends = [0, *accumulate(map(len, parts))]
         return model, [made[start:end] for start, end in pairwise(ends)]
@@ -390,14 +338,7 @@ class Inserting(Asking):
 class Pairing(Inserting):
     """The options of an analysis of one insertion, or of pairs of token ids."""
 
-    pairs: Annotated[
-        str | None,
-        Option(
-            callback=is_file,
-            help="Token ids instead of problems and an insertion: a .jsonl file of one pair a line, with the keys ids, answer, "
-            "clean or span, and if wanted distractor, tags, id.",
-        ),
-    ] = None
+    pairs: Annotated[str | None, Option(callback=is_file, help=PAIRS_HELP)] = None
 
     @cached_property
     def given(self) -> "dict[str, PromptPair]":
@@ -459,11 +400,7 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
             with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program, shard=asked.part):
                 if done := _finished(asked):
                     asked.say(f"going on from {count_of(done, 'finished step')}, kept in {asked.partial} ...")
-                try:
-                    main(asked)
-                finally:
-                    if asked.part is None and not _finished(asked) and not (asked.kept / RUN).is_file():
-                        shutil.rmtree(asked.partial, ignore_errors=True)
+                main(asked)
         except ShardDone as ended:
             tell(f"{visible(str(ended))}: {repeat_command()}")
         except KeyboardInterrupt:
@@ -517,9 +454,9 @@ WHERE = "out report shard wait workers gpus_per_worker address overwrite no_prog
 
 
 def _finished(asked: Saving) -> int:
-    """How many finished steps the hidden folder holds: lines of its checkpoints after the first, their settings."""
-    files = [file for file in asked.partial.rglob("*.jsonl") if file.is_file()]
-    return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in files)
+    from ..runtime.folders import finished_steps
+
+    return finished_steps(asked.partial)
 
 
 def _what_is_kept(asked: Saving) -> str:
@@ -586,7 +523,7 @@ class Command(typer.core.TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under the headings of `PANELS`."""
-        panels: dict[str, list[Any]] = {}
+        panels: dict[str, list[tuple[str, str]]] = {}
         for each in self.get_params(ctx):
             if (record := each.get_help_record(ctx)) is not None:
                 panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(record)
@@ -630,8 +567,6 @@ def chosen_heads(
 def chosen_place(place: str) -> dict[str, Any]:
     """The place of `--place`, as `Insertion` takes it.
 
-    >>> chosen_place("after-question")
-    {'after': ('question',)}
     >>> chosen_place("before-system, at-4,at-9")
     {'before': ('system',), 'at': (4, 9)}
     """
@@ -664,9 +599,9 @@ def chosen_insertion(
     return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems, **chosen_place(place))
 
 
-def _json_object(option: str, text: str) -> dict[str, Any]:
+def _json_object(option: str, text: str | None) -> dict[str, Any]:
     try:
-        return dict(json.loads(text))
+        return dict(json.loads(text or ""))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{option}: no JSON object ({error})") from error
 

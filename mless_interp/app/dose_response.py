@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
 from ..core.arguments import count_of
-from .command_line import Inserting, OutcomeOption, OutOption, chosen_insertion
+from .command_line import Inserting, OutcomeOption, OutOption
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 
@@ -41,8 +41,7 @@ def compute(options: Options) -> Computed:
 
     doses = checked_doses(numbers)
     check_has_doses(options.insertion)
-    given: dict[str, Any] = {"n_tokens": doses[-1], "seed": options.seed, "place": options.place}
-    filler = chosen_insertion(options.insertion, options.unit, **given, pool=options.pool)
+    filler = options.filler(n_tokens=doses[-1])
     model = options.load()
     found = dose_response(
         model,
@@ -53,8 +52,7 @@ def compute(options: Options) -> Computed:
         outcome=options.outcome,
         template=options.template,
         checkpoint=options.partial / "doses.jsonl",
-        progress=options.progress,
-        seed=options.seed,
+        **options.common,
     )
     pairs = make_pairs(model, questions[:1], filler, template=options.template)
     shown = {}
@@ -68,9 +66,7 @@ def compute(options: Options) -> Computed:
 def present(kept: Kept) -> Presented:
     """The tables, the picture, and the page."""
     from .. import views
-    from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .endings import model_name
 
     found = kept.results["DoseResponse"]
     picture = views.dose_response(found)
@@ -78,16 +74,13 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"How do attention to {kept.run['kind']} inserted tokens in layer {found.layer} (zero-based) of "
-            f"{model_name(kept.run['model']['name'])}, and {kept.options['outcome']}, depend on how many there are "
+            f"{kept.model_name}, and {kept.options['outcome']}, depend on how many there are "
             f"({kept.options['doses']}), over {count_of(kept.run['n_problems'], 'problem')}?"
         )
         made = Report("Dose and response", question=question, answer=found.headline())
         caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
         made = made.result(found, pictures={caption: picture})
-        if "attention" in kept.shown:
-            made = made.heading("Attention of the heads that read the span most")
-            made = made.view(attention_view(kept.shown["attention"]))
-        return made
+        return kept.view(made, heading="Attention of the heads that read the span most")
 
     files = {
         "slopes.csv": found.table(),

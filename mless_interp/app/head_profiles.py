@@ -22,10 +22,10 @@ from .command_line import (
     chosen_insertion,
     chosen_names,
 )
+from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 if TYPE_CHECKING:
     from ..prompts.insertions import Insertion
-from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +84,7 @@ def compute(options: Options) -> Computed:
     chosen_metrics(metrics)
     model = options.load()
     heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
-    common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, "seed": options.seed}
-    common["progress"] = options.progress
+    common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, **options.common}
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
     prompts = {}
@@ -124,11 +123,9 @@ def present(kept: Kept) -> Presented:
     import pandas as pd
 
     from .. import views
-    from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .endings import model_name
 
-    results, shown, fillers = kept.results, kept.shown, kept.run["insertions"]
+    results, fillers = kept.results, kept.run["insertions"]
     scores = [results[f"scores_{number}"] for number in range(len(fillers))]
     profiles = [results[f"profile_{number}"] for number in range(len(fillers))]
     labels = [filler["label"] for filler in fillers]
@@ -141,7 +138,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"How much attention does each token of {count_of(kept.run['n_problems'], 'problem')} receive from the heads of "
-            f"{model_name(kept.run['model']['name'])}, conditions {', '.join(scores[0].conditions)}, for {', '.join(labels)} "
+            f"{kept.model_name}, conditions {', '.join(scores[0].conditions)}, for {', '.join(labels)} "
             f"(template {kept.options['template']})?"
         )
         answers = [found.headline() for found in scores]
@@ -150,9 +147,7 @@ def present(kept: Kept) -> Presented:
             caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
             picture = pictures[f"profile_{number}_{filler['kind']}.png"]
             made = made.result(found, heading=filler["label"], pictures={caption: picture})
-            if f"attention_{number}" in shown:
-                made = made.view(attention_view(shown[f"attention_{number}"]))
-            made = made.shown_prompt(shown[f"prompt_{number}"])
+            made = kept.view(made, f"attention_{number}").shown_prompt(kept.shown[f"prompt_{number}"])
         return made
 
     def joined(tables: list[Any]) -> pd.DataFrame:
@@ -174,7 +169,7 @@ def _insertions(options: Options) -> "list[Insertion]":
         one_of(kind, dict.fromkeys(get_args(Kind)), "insertion")
     from ..prompts.insertions import KINDS as BY_NAME
 
-    given: dict[str, Any] = {"seed": options.seed, "pool": options.pool, "place": options.place}
+    given: dict[str, Any] = {"seed": options.seed, "pool": lambda: options.first(None), "place": options.place}
     any_counted, made = any(BY_NAME[kind].counted for kind, _, _ in asked), []
     for kind, equals, unit in asked:
         n_tokens = options.n_tokens if BY_NAME[kind].counted or not any_counted else None

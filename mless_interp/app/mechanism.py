@@ -2,19 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from typer import Option
 
 from ..core.arguments import count_of
-from .command_line import (
-    Inserting,
-    LayersOption,
-    OutcomeOption,
-    OutOption,
-    chosen_heads,
-    contrasts,
-)
+from .command_line import Inserting, LayersOption, OutcomeOption, OutOption, chosen_heads, contrasts
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 CONTRASTS = ("content", "held")
@@ -60,21 +53,10 @@ def compute(options: Options) -> Computed:
 
     model, (pairs,) = options.begin(questions)
     heads = chosen_heads(None, options.layers, (model.info.n_layers, model.info.n_heads))
-    common: dict[str, Any] = {"progress": options.progress, "seed": options.seed}
-    mediated = mediate(
-        model,
-        pairs,
-        layer=layer,
-        contrast=contrast,
-        direction=options.direction,
-        outcome=options.outcome,
-        c=options.c,
-        checkpoint=options.partial / "mediation.jsonl",
-        **common,
-    )
-    shift = activation_shift(
-        model, pairs, layer=layer, c=options.c, checkpoint=options.partial / "activations.jsonl", **common
-    )
+    common = {"layer": layer, "c": options.c, **options.common}
+    how = {"contrast": contrast, "direction": options.direction, "outcome": options.outcome}
+    mediated = mediate(model, pairs, checkpoint=options.partial / "mediation.jsonl", **how, **common)
+    shift = activation_shift(model, pairs, checkpoint=options.partial / "activations.jsonl", **common)
     controlled = options.control and pairs[0].insertion.kind != "random_sentence"
     parts = decompose_attention(
         model,
@@ -83,7 +65,7 @@ def compute(options: Options) -> Computed:
         contrasts=(contrast, "total", *(other for other in CONTRASTS if other != contrast)),
         control="random_sentence" if controlled else None,
         checkpoint=options.partial / "decomposition.jsonl",
-        **common,
+        **options.common,
     )
     shown = {}
     if options.attention == "eager":
@@ -104,9 +86,7 @@ MEDIATED = (
 def present(kept: Kept) -> Presented:
     """Six tables, seven pictures, and the page."""
     from .. import views
-    from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .endings import model_name
 
     parts, shift, mediated = (kept.results[name] for name in ("AttentionDecomposition", "ActivationShift", "Mediation"))
     layer = kept.options["layer"]
@@ -123,7 +103,7 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"Does {parts.settings['insertion']} act on {model_name(kept.run['model']['name'])} by scaling what attention "
+            f"Does {parts.settings['insertion']} act on {kept.model_name} by scaling what attention "
             f"wrote, or by adding to it, over {count_of(kept.run['n_problems'], 'problem')}?"
         )
         made = Report("The mechanism", question=question, answer=mediated.headline())
@@ -140,10 +120,7 @@ def present(kept: Kept) -> Presented:
             "Near zero by token class.": pictures["near_zero.png"],
         }
         made = made.result(shift, heading="Activations", pictures=moved)
-        if "attention" not in kept.shown:
-            return made
-        made = made.heading("Heads with the smallest lambda")
-        return made.view(attention_view(kept.shown["attention"]))
+        return kept.view(made, heading="Heads with the smallest lambda")
 
     tables = {
         "heads.csv": parts.table(),

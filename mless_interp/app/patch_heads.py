@@ -119,8 +119,12 @@ def compute(options: Options) -> Computed:
 
     model, (pairs, fresh, others) = options.begin(*parts)
     heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
-    common: dict[str, Any] = {"heads": heads, "outcome": options.outcome, "contrast": options.contrast}
-    common |= {"seed": options.seed, "progress": options.progress}
+    common: dict[str, Any] = {
+        "heads": heads,
+        "outcome": options.outcome,
+        "contrast": options.contrast,
+        **options.common,
+    }
     found: Any
     with stages(2 + bool(others)):
         if options.mode == "locate":
@@ -138,14 +142,9 @@ def compute(options: Options) -> Computed:
         results = {type(found).__name__: found}
         if others:
             cut = cut_off(pairs[0].insertion, found, n_random_sets=N_RANDOM_SETS)
-            kept: dict[str, Any] = {
-                "checkpoint": options.partial / "answers.jsonl",
-                "progress": options.progress,
-                "seed": options.seed,
-            }
+            how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
             with stage("answering"):
-                answered = evaluate_accuracy(model, parts[2], cut, template=options.template, **kept)
-            results["AccuracyResults"] = answered
+                results["AccuracyResults"] = evaluate_accuracy(model, parts[2], cut, **how)
     shown = {}
     if options.attention == "eager":
         options.say("reading the attention of the heads to show ...")
@@ -174,7 +173,6 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
-    from .endings import model_name
 
     located = kept.run["mode"] == "locate"
     found, answered = kept.results["LocatedHeads" if located else "PatchScores"], kept.results.get("AccuracyResults")
@@ -184,7 +182,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         of = "token ids" if kept.options.get("pairs") else f"template {kept.options['template']}"
         question = (
-            f"Which of {count_of(len(patches.heads), 'head')} of {model_name(kept.run['model']['name'])} carry the effect of "
+            f"Which of {count_of(len(patches.heads), 'head')} of {kept.model_name} carry the effect of "
             f"{found.settings['insertion']} on {kept.options['outcome']}, patched one at a time on "
             f"{count_of(kept.run['n_problems'], 'problem')} ({of})?"
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from .command_line import Attention, Backend, Dtype, Inserting, OutcomeOption, Saving, chosen_insertion, is_model, tell
+from .command_line import Attention, Backend, Dtype, Inserting, ModelArgument, OutcomeOption, Saving, tell
 
 LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500, "circuit": 64}
 """How many problems each analysis takes where nothing else is asked for."""
@@ -22,14 +22,7 @@ NOT_ASKED = {field.name for field in dataclasses.fields(Saving)} - {"seed"} | {
 class Options(Inserting):
     """What can be asked."""
 
-    model: Annotated[
-        str,
-        Argument(
-            callback=is_model,
-            metavar="MODEL",
-            help="'demo', a directory with config.json and tokenizer, weights or not; a hub id.",
-        ),
-    ]
+    model: ModelArgument
     what: Annotated[
         Literal["sweep", "locate", "profiles", "mechanism", "accuracy", "circuit"],
         Argument(metavar="WHAT", help="sweep, locate, profiles, mechanism, accuracy or circuit."),
@@ -61,19 +54,11 @@ def plan(options: Options) -> None:
 
     from .planned import plan_run
 
-    filler = chosen_insertion(
-        options.insertion,
-        options.unit,
-        n_tokens=options.n_tokens,
-        seed=options.seed,
-        place=options.place,
-        pool=options.pool,
-    )
     asked = "template outcome max_new_tokens backend dtype device attention tflops".split()
     found = plan_run(
         options.model,
         questions,
-        filler,
+        options.filler(),
         what=what,
         memory=None if memory is None else convert_file_size_to_int(memory),
         **{name: getattr(options, name) for name in asked},

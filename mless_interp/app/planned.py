@@ -1,7 +1,7 @@
-"""`plan_run`: seconds, memory and the command of a run, from one real unit of it, or from a config where no weights are."""
+"""`plan_run`: seconds, memory and the command of a run, from a few real units of it, or from a config where no weights are."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -12,26 +12,18 @@ from accelerate.utils import get_max_memory
 
 from ..answers import evaluate_accuracy
 from ..answers.complete import rows_at_once
-from ..circuits.direct import direct_effects
-from ..circuits.head_writes import what_it_writes
-from ..circuits.judge import Claims
-from ..circuits.measure import duration, estimated_seconds, extrapolated, sweeps_of
-from ..circuits.paths import trace_paths
-from ..circuits.site_patches import map_positions, patch_sites
-from ..circuits.specificity import Controls
+from ..circuits.measure import duration, estimated_seconds, extrapolated
 from ..core.arguments import checked, count_of
-from ..core.heads import Head
 from ..mechanism import activation_shift, decompose_attention, mediate
 from ..models.arithmetic import product
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.load import BACKENDS, CONVERTED_AT_MOST, load_model
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
-from ..patching.joint import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
 from ..patching.sweep import Sweep
-from ..prompts.conditions import CONTRASTS, one_of
+from ..prompts.conditions import one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
@@ -42,18 +34,14 @@ from .geometry import Shape, bytes_of
 
 WORK = {
     "sweep": (2, 1),
-    "locate": (2, 4),
+    "locate": (2, 5),
     "profiles": (4, 0),
     "mechanism": (22, 0),
     "accuracy": (0, 0),
     "circuit": (10, 6),
 }
-"""What is counted where nothing can be timed: whole passes of a problem, and exact sweeps of all heads. Of a circuit: what it
-was on models of 4 to 28 layers, half of the problems fresh."""
-N_NAMED = 5
-"""Heads that are taken to be named, and to be in a minimal set."""
-N_SETS = 400
-"""Sets of heads that a search measures on a problem, about, for a sufficient and a necessary set with their random ones."""
+"""Whole passes of a problem, and exact sweeps of all heads. Of a circuit: what it was on models of 4 to 28 layers, half of the
+problems fresh."""
 MAX_NEW_TOKENS = 2048
 SMALL = 10**8
 """Parameters up to which a model is run by default with attention that can be shown."""
@@ -76,8 +64,8 @@ class Plan:
     """Store the time and memory that `plan_run` found.
 
     `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `parts`: seconds of each
-    part of the run. `memory`: bytes of each part (`Shape.memory`); `available`: bytes of the device. `timed`: whether the
-    parts were timed, or counted from the config alone. `command`: how to load the model with all that was chosen.
+    part of the run. `memory`: bytes of each part; `available`: bytes of the device. `timed`: whether the parts were timed, or
+    counted from the config alone. `command`: how to load the model with all that was chosen.
     """
 
     model: str
@@ -147,19 +135,19 @@ def plan_run(
     max_new_tokens: int | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
-    """Estimate a run's seconds and memory before it is started.
+    """Estimate a run's seconds and memory before it is started, both within a factor of about 2.
 
-    Where the weights are here and fit, the model is loaded and each part of the analysis run on a few problems of the most
-    usual length, from one on until it takes a second, and extended to all of them. Elsewhere the operations are counted
-    from config.json and the prompts, over this machine's speed in a matrix product, or over a given GPU's.
+    Where the weights are here and fit, the model is loaded, and passes, a sweep or answers are timed on a few problems of the
+    most usual length. Elsewhere the operations are counted from config.json and the prompts, over this machine's speed in a
+    matrix product, or over a given GPU's.
 
     Parameters
     ----------
     name : "demo", a directory with config.json and a tokenizer (with or without weights), or a hub id.
     problems : with the `insertion` and the `template`, or pairs that are made already.
-    what : "sweep" (one exact sweep of all heads), "locate" (the exact sweeps and the controls of 5 heads), "profiles",
-        "mechanism", "accuracy" (`n_treatments` times all problems, answers of up to `max_new_tokens`, default as long as the
-        longest solution), or "circuit" (the first half of the problems names heads, the other half is fresh).
+    what : "sweep" (one exact sweep of all heads), "locate" (the exact sweeps and controls), "profiles", "mechanism", "accuracy"
+        (`n_treatments` times all problems, answers of up to `max_new_tokens`, default as long as the longest solution), or
+        "circuit" (the first half of the problems names heads, the other half is fresh).
     backend, dtype, device, attention : as `load_model` takes them; None: chosen here.
     memory, tflops : bytes, and 10^12 operations a second, of a GPU that is not here; both together.
 
@@ -181,12 +169,15 @@ def plan_run(
         pairs = fit_pairs(pairs)
         read.check(tuple(pair.answered(read.appended) for pair in pairs))
     lengths = [len(pair.inserted) for pair in pairs]
-    longest = max(len(pair.solution_ids) for pair in pairs)
-    new = max_new_tokens or longest or MAX_NEW_TOKENS
+    new = max_new_tokens or max(len(pair.solution_ids) for pair in pairs) or MAX_NEW_TOKENS
     new = min(new, max(1, shape.info.context_length - max(lengths)))
-    work = _Work(shape, what, read, pairs, template, n_treatments, new, memory, tflops)
+    if memory is not None:
+        places = {ELSEWHERE: SHARE_OF_GPU * memory}
+    else:
+        places = {f"cuda:{at}" if isinstance(at, int) else at: float(free) for at, free in get_max_memory().items()}
+    work = _Work(shape, what, read, pairs, template, n_treatments if what == "accuracy" else 0, new, places, tflops)
     chosen = work.chosen(backend, dtype, device, attention)
-    memory_of, available = work.memory(chosen), work.places[chosen["device"]]
+    memory_of, available = work.memory(chosen), places[chosen["device"]]
     plan = Plan(
         model=name,
         what=what,
@@ -211,7 +202,6 @@ def needed(memory: Mapping[str, float], *, reclaimed: bool = False) -> float:
 
 
 def _pairs(shape: Shape, given: Sequence[Any], insertion: Insertion | None, template: str) -> tuple[PromptPair, ...]:
-    """Return the pairs that were given, or those of the problems."""
     made = [isinstance(one, PromptPair) for one in given]
     if given and all(made) and insertion is None:
         return tuple(given)
@@ -222,7 +212,7 @@ def _pairs(shape: Shape, given: Sequence[Any], insertion: Insertion | None, temp
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """Describe the planned work on its prompts; short-lived."""
+    """The planned work on its prompts, and the bytes that are free in each of `places`."""
 
     shape: Shape
     what: str
@@ -231,26 +221,18 @@ class _Work:
     template: str
     n_treatments: int
     new_tokens: int
-    memory_elsewhere: int | None
+    places: Mapping[str, float]
     tflops: float | int | None
-
-    @property
-    def places(self) -> dict[str, float]:
-        """Bytes that are free on each device."""
-        if self.memory_elsewhere is not None:
-            return {ELSEWHERE: SHARE_OF_GPU * self.memory_elsewhere}
-        return {f"cuda:{at}" if isinstance(at, int) else at: float(free) for at, free in get_max_memory().items()}
 
     def chosen(
         self, backend: str | None, dtype: str | None, device: str | None, attention: str | None
     ) -> dict[str, str]:
         """Return what was asked for, and the rest by size: the first GPU, float32 where it fits, nnsight above 10^8
         parameters."""
-        places = self.places
-        device = next(iter(places)) if device is None else "cuda:0" if device == "cuda" else device
-        if device not in places:
+        device = next(iter(self.places)) if device is None else "cuda:0" if device == "cuda" else device
+        if device not in self.places:
             raise ModelError(
-                f"there is no device {device!r} here; choose {' or '.join(places)}, or give memory and tflops"
+                f"there is no device {device!r} here; choose {' or '.join(self.places)}, or give memory and tflops"
             )
         if backend is None:
             small = self.shape.n_parameters <= SMALL and not self.shape.bits and self.what != "mechanism"
@@ -262,7 +244,7 @@ class _Work:
             raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
         dtypes = [dtype] if dtype else ["bfloat16"] if self.shape.bits else ["float32", "bfloat16"]
         made = [{"backend": backend, "dtype": one, "device": device, "attention": attention} for one in dtypes]
-        return next((one for one in made if sum(self.memory(one).values()) <= places[device]), made[-1])
+        return next((one for one in made if sum(self.memory(one).values()) <= self.places[device]), made[-1])
 
     @property
     def batch(self) -> int:
@@ -296,9 +278,8 @@ class _Work:
         recorded = runs * changed * (info.d_model + info.n_heads * d_both)
         scores = 4 * info.n_heads * length * (chosen["attention"] == "eager")
         wide = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + scores
-        made = chosen["backend"] == "hooked_transformer" or (
-            chosen["backend"] == "auto" and weights <= CONVERTED_AT_MOST
-        )
+        backend = chosen["backend"]
+        made = backend == "hooked_transformer" or (backend == "auto" and weights <= CONVERTED_AT_MOST)
         stored = str(getattr(shape.config, "dtype", None) or dtype).removeprefix("torch.")
         copied = on_cpu and not (made or shape.bits or (size == 2 and stored == dtype))
         loading = weights if made else weights / size * bytes_of(stored) if copied else 0.0
@@ -311,8 +292,6 @@ class _Work:
             "in files": loading * copied,
         }
 
-    # -------------------------------------------------------------------------------------------- timed, the weights here
-
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Return the seconds of each part, from real runs of it on a few problems."""
         began = time.perf_counter()
@@ -320,94 +299,41 @@ class _Work:
         model = load_model(self.shape.info.name, attn_implementation=chosen["attention"], **options)
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
         if self.what == "accuracy":
-            problems, kind = [pair.problem for pair in self.pairs], self.pairs[0].insertion
-            answers = self._answering(model, problems, (None, kind), self.template)
-            return parts | {f"answers of {self.new_tokens} tokens": answers * self.n_treatments / 2}
-        return parts | self._analysed(model)
-
-    def _each(self, run: Callable[[Sequence[PromptPair]], Any], n: int | None = None) -> float:
-        """Return the seconds of a part of all problems, or of `n`, from those of the most usual length."""
+            return parts | {f"answers of {self.new_tokens} tokens": self._answering(model)}
         mean = np.mean([len(pair.inserted) for pair in self.pairs])
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
-        return extrapolated(lambda count: run(usual[:count]), len(self.pairs) if n is None else n)
 
-    def _analysed(self, model: Model) -> dict[str, float]:
-        quiet: dict[str, Any] = {"progress": False}
-        reads, heads = {"outcome": self.outcome, **quiet}, model.info.heads
+        def run(count: int) -> None:
+            some = usual[:count]
+            if self.what == "mechanism":
+                decompose_attention(model, some, control="random_sentence", progress=False)
+                activation_shift(model, some, progress=False)
+                mediate(model, some, outcome=self.outcome, progress=False)
+            else:
+                score_heads(model, some, progress=False)
+                attention_profile(model, some, heads=model.info.heads[:3], progress=False)
 
-        def describe(pairs: Sequence[PromptPair]) -> None:
-            score_heads(model, pairs, **quiet)
-            attention_profile(model, pairs, heads=heads[:3], **quiet)
+        passes, sweeps = WORK[self.what]
+        if not sweeps:
+            return parts | {f"{self.what} of all heads": extrapolated(run, len(self.pairs))}
+        each = estimated_seconds(prepare(model, self.pairs, self.outcome), model.info.heads, [Sweep.named()])
+        parts |= {f"{count_of(sweeps, 'exact sweep')} of all heads": sweeps * each}
+        return parts | {"whole passes": passes / WORK["profiles"][0] * extrapolated(run, len(self.pairs))}
 
-        def explain(pairs: Sequence[PromptPair]) -> None:
-            decompose_attention(model, pairs, control="random_sentence", **quiet)
-            activation_shift(model, pairs, **quiet)
-            mediate(model, pairs, **reads)
-
-        if self.what == "profiles":
-            return {"scores and profiles of all heads": self._each(describe)}
-        if self.what == "mechanism":
-            return {"scale and bias, activations, mediation": self._each(explain)}
-        if self.what == "sweep":
-            swept = estimated_seconds(prepare(model, self.pairs, self.outcome), heads, [Sweep.named()])
-            return {"an exact sweep of all heads": swept}
-        if self.what == "locate":
-            return self._located(model, self.pairs, "content")
-        n = len(self.pairs) // 2  # name the heads, the others are fresh
-        found = self._located(model, self.pairs[:n], "content")
-        some, layers = _spread(heads, 8), tuple(range(model.info.n_layers))
-
-        def take_apart(pairs: Sequence[PromptPair]) -> None:
-            direct_effects(model, pairs, some, **reads)
-            for direction in ("denoising", "noising"):
-                trace_paths(model, pairs, some, mlps=layers, direction=direction, **reads)
-            patch_sites(model, pairs, **reads)
-            map_positions(model, pairs, some, **reads)
-            what_it_writes(model, pairs, some, **quiet)
-
-        one = prepare(model, self.pairs[:1], self.outcome)
-        gates = [gate_row(some[:N_NAMED], model.info)] * N_SETS
-
-        def sets(count: int) -> None:
-            gated_outcomes(one, torch.stack(gates[:count]), label="sets", settings={}, progress=False)
-
-        found[f"edges, sites, positions and writes of {len(some)} heads"] = self._each(take_apart, n)
-        found[f"sets of {N_NAMED} heads"] = n * extrapolated(sets, N_SETS)
-        return found
-
-    def _located(self, model: Model, pairs: Sequence[PromptPair], contrast: str) -> dict[str, float]:
-        """Return the seconds of the exact sweeps, and of controls of a few heads."""
-        heads, between = _spread(model.info.heads, N_NAMED), CONTRASTS[contrast]
-        claims = Claims(1.0, heads, ("reader",) * len(heads), np.ones(len(heads)))
-
-        def control(some: Sequence[PromptPair]) -> None:
-            rules = Controls(5, 100, 0.05, 0.05, None, False, 0, between)
-            nothing = np.zeros((len(some), len(heads)))
-            rules.held(prepare(model, some, self.outcome), claims, nothing, heads[0], fresh=False)
-
-        sweeps = sweeps_of(between).values()
-        return {
-            f"{len(sweeps)} exact sweeps of all heads": estimated_seconds(
-                prepare(model, pairs, self.outcome), model.info.heads, sweeps
-            ),
-            f"controls, where {len(heads)} heads are named": self._each(control, len(pairs)),
-        }
-
-    def _answering(self, model: Model, problems: Sequence[Problem], treatments: Sequence[Any], template: str) -> float:
+    def _answering(self, model: Model) -> float:
         """Return the seconds of answers, from short ones to a batch of problems: 8 tokens, 16, ..."""
-        some = problems[: self.batch]
+        some = [pair.problem for pair in self.pairs[: self.batch]]
+        treatments = (None, self.pairs[0].insertion)
 
         def answer(count: int) -> None:
-            evaluate_accuracy(model, some, treatments, max_new_tokens=8 * count, template=template, progress=False)
+            evaluate_accuracy(model, some, treatments, max_new_tokens=8 * count, template=self.template, progress=False)
 
-        return extrapolated(answer, self.new_tokens / 8, sizes=2) * len(problems) / len(some)
-
-    # ----------------------------------------------------------------------------------------- counted, from a config alone
+        of_two = extrapolated(answer, self.new_tokens / 8, sizes=2) * len(self.pairs) / len(some)
+        return of_two * self.n_treatments / 2
 
     def counted(self, chosen: Mapping[str, str], weights: float) -> dict[str, float]:
         """Return the seconds of loading and of the operations, over a speed that is measured here or was given."""
         shape, info = self.shape, self.shape.info
-        n_answers, treatments = (len(self.pairs), self.n_treatments) if self.what == "accuracy" else (0, 0)
         passes, sweeps = WORK[self.what]
         n = 0.0
         for pair in self.pairs:
@@ -425,22 +351,16 @@ class _Work:
             with at_most(threads_for(info)):
                 return REACHED["here"] * _product_speed(info.d_model, chosen["dtype"], device, rows)
 
-        parts = {
-            "libraries and loading": IMPORTING + weights / LOADED_PER_SECOND,
-            f"{self.what}, {n:.2g} operations": n / speed(512),
-        }
-        if n_answers:
-            prompts = treatments * sum(len(pair.inserted) for pair in self.pairs[:n_answers])
-            new, length = treatments * n_answers * self.new_tokens, len(self.pairs[0].inserted)
-            spent = shape.operations(length, positions=prompts, read=0) / speed(512)
-            spent += shape.operations(length, positions=new, read=new) / speed(self.batch)
-            parts[f"answers of {self.new_tokens} tokens"] = spent
-        return {name: spent for name, spent in parts.items() if spent}
-
-
-def _spread(heads: Sequence[Head], n: int) -> tuple[Head, ...]:
-    """Return so many heads, spread over the layers."""
-    return tuple(heads[:: max(1, len(heads) // n)][:n])
+        parts = {"libraries and loading": IMPORTING + weights / LOADED_PER_SECOND}
+        if n:
+            parts[f"{self.what}, {n:.2g} operations"] = n / speed(512)
+        if self.n_treatments:
+            prompts = self.n_treatments * sum(len(pair.inserted) for pair in self.pairs)
+            new, length = self.n_treatments * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
+            parts[f"answers of {self.new_tokens} tokens"] = shape.operations(length, positions=prompts, read=0) / speed(
+                512
+            ) + shape.operations(length, positions=new, read=new) / speed(self.batch)
+        return parts
 
 
 @torch.no_grad()

@@ -37,14 +37,8 @@ def compute(options: Options) -> Computed:
     from ..mechanism import read_span
 
     model, (pairs,) = options.begin(questions)
-    found = read_span(
-        model,
-        pairs,
-        what=options.what,
-        checkpoint=options.partial / "readings.jsonl",
-        progress=options.progress,
-        seed=options.seed,
-    )
+    file = options.partial / "readings.jsonl"
+    found = read_span(model, pairs, what=options.what, checkpoint=file, **options.common)
     facts = {"settings": found.settings, "n_problems": len(pairs)}
     return Computed({"SpanReadings": found}, model, pairs, {}, facts)
 
@@ -53,7 +47,6 @@ def present(kept: Kept) -> Presented:
     """The table, the map, and the page."""
     from .. import views
     from ..views.report import Report
-    from .endings import model_name
 
     found = kept.results["SpanReadings"]
     picture = views.span_map(found)
@@ -61,7 +54,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"Can the {found.what} be read at the positions of {found.settings['insertion']} in "
-            f"{model_name(kept.run['model']['name'])}, over {count_of(kept.run['n_problems'], 'problem')}?"
+            f"{kept.model_name}, over {count_of(kept.run['n_problems'], 'problem')}?"
         )
         made = Report("What the inserted positions hold", question=question, answer=found.headline())
         caption = "Share of pairs of problems whose own tokens are read better than exchanged ones; half is chance."

@@ -82,26 +82,15 @@ def compute(options: Options) -> Computed:
     shown: dict[str, Any] = {}
     models = {}
     filler = Insertion.meaningless(n_tokens=options.n_tokens)
-    common: dict[str, Any] = {"template": options.template, "progress": options.progress, "seed": options.seed}
+    common: dict[str, Any] = {"template": options.template, **options.common}
     if options.tiny:
         loading = {name: loading[name] for name in ("backend", "attn_implementation")}
     for key, directory in directories.items():
         options.say(f"loading {directory or title_of(key)} ...")
         model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading).on(engine)
         heads, folder = figure.heads(key), options.partial / key
-        found = paper.reproduce_figure(
-            model,
-            figure,
-            questions[key],
-            heads=heads,
-            n_tokens=options.n_tokens,
-            rows=options.rows,
-            draws=options.draws,
-            repeats=options.repeats,
-            twins=options.twins,
-            checkpoint=folder,
-            **common,
-        )
+        how = {name: getattr(options, name) for name in ("n_tokens", "rows", "draws", "repeats", "twins")} | common
+        found = paper.reproduce_figure(model, figure, questions[key], heads=heads, checkpoint=folder, **how)
         answers = options.answers if options.answers is not None else directory is not None
         if figure.kind == "bars_and_head" and answers:
             found["answers"] = _answered(model, questions[key], folder / "answers.jsonl", options, common)
@@ -177,7 +166,6 @@ def present(kept: Kept) -> Presented:
     import pandas as pd
 
     from ..paper.figures import figure_named, title_of
-    from ..views.circuitsvis import attention_view
     from ..views.report import Report
     from .endings import model_name
 
@@ -212,9 +200,7 @@ def present(kept: Kept) -> Presented:
             made = made.result(checks[key], heading=name)
             if key in answered:
                 made = made.result(answered[key], heading=None)
-            if f"{key} attention" in kept.shown:
-                made = made.view(attention_view(kept.shown[f"{key} attention"]))
-            made = made.shown_prompt(kept.shown[f"{key} prompt"])
+            made = kept.view(made, f"{key} attention").shown_prompt(kept.shown[f"{key} prompt"])
         return made
 
     files = {
@@ -234,17 +220,11 @@ def _bars(answered: dict[str, Any]) -> Any:
 
     printed = published(source="Figure 10 (read off the bars)")
     parts = [printed.assign(model=printed["model"].map(title_of), low=float("nan"), high=float("nan"), n=float("nan"))]
+    ends = {"accuracy": "percent", "accuracy_ci_low": "low", "accuracy_ci_high": "high"}
     for name, found in answered.items():
-        table = found.table()
-        parts.append(
-            table[["treatment", "n"]].assign(
-                model=f"{name} (measured)",
-                percent=100 * table["accuracy"],
-                low=100 * table["accuracy_ci_low"],
-                high=100 * table["accuracy_ci_high"],
-                source="measured",
-            )
-        )
+        table = found.table()[["treatment", "n", *ends]].rename(columns=ends)
+        table[list(ends.values())] *= 100
+        parts.append(table.assign(model=f"{name} (measured)", source="measured"))
     return pd.concat(parts, ignore_index=True)
 
 

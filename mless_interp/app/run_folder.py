@@ -9,17 +9,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer import Argument
 
 from ..core.arguments import nearest
 from ..runtime.engines import ShardDone
-from ..runtime.folders import RESULTS, RUN, remove_partial
+from ..runtime.folders import MANIFEST, RESULTS, RUN, remove_partial
 from ..runtime.text_safety import WIDTH, one_line
 from . import COMMANDS
 from .command_line import Saving, analysis, plain_warnings, repeat_command, tell
+
+if TYPE_CHECKING:
+    from ..core.heads import Head
+    from ..models.base import Model
+    from ..prompts.pairs import PromptPair
+    from ..runtime.results import Result
+    from ..views.pooling import PairAttention
+    from ..views.report import Report
 
 SHOWN = "shown"
 """In a run's folder, beside its results: what its page shows besides (attention, prompts)."""
@@ -35,11 +43,11 @@ class Computed:
     the `pairs` (their prompts are recorded, the first is shown), and `facts` for run.json. `notes`: sentences for the screen
     (which shows the first result's print, then these), run.json and the page."""
 
-    results: Mapping[str, Any]
-    model: Any = None
-    pairs: Sequence[Any] = ()
-    shown: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    results: "Mapping[str, Result]"
+    model: "Model | None" = None
+    pairs: "Sequence[PromptPair]" = ()
+    shown: Mapping[str, object] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -55,13 +63,28 @@ class Kept:
     def options(self) -> dict[str, Any]:
         return self.run["options"]
 
+    @property
+    def model_name(self) -> str:
+        """The model as people write it."""
+        from .endings import model_name
+
+        return model_name(self.run["model"]["name"])
+
+    def view(self, page: "Report", name: str = "attention", heading: str = "") -> "Report":
+        """Return the page with the attention that is shown under this name, if any is."""
+        if name not in self.shown:
+            return page
+        from ..views.circuitsvis import attention_view
+
+        return (page.heading(heading) if heading else page).view(attention_view(self.shown[name]))
+
 
 @dataclass(frozen=True, eq=False)
 class Presented:
     """Files by name: tables (.csv, .parquet, .jsonl), pictures and views (.png, .html); and the `page`, made when asked for."""
 
     files: Mapping[str, Any]
-    page: Callable[[], Any]
+    page: "Callable[[], Report]"
 
 
 def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
@@ -71,28 +94,26 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
         computed = compute(asked)
         if asked.part is not None:
             raise ShardDone("every part is computed; nothing is written by a shard")
-        keep(asked, name, computed)
+        _keep(asked, name, computed)
         try:
             first, *others = computed.results.values()
             notes = [line for note in computed.notes for line in textwrap.wrap(one_line(note), WIDTH)]
             tell("\n".join([*first.lines(), *notes, *(each.lines()[0] for each in others)][:MOST_LINES]))
             del computed  # the model goes before pictures are drawn
             asked.say("drawing pictures and writing tables ...")
-            written = write(asked.kept, asked.folder, present, report=asked.report, overwrite=asked.overwrite)
+            _finish(asked, present, report=asked.report)
         except BaseException:
             sys.stderr.write(
                 f"The results are computed and kept in {asked.kept}; draw and write what follows from them with: "
                 f"mless-interp report {asked.folder}\n"
             )
             raise
-        remove_partial(asked.partial)
-        _tell(asked.folder, written)
 
     main.__doc__ = compute.__doc__
     return analysis(main, options=get_type_hints(compute)["options"], name=name)
 
 
-def keep(options: Saving, name: str, computed: Computed) -> None:
+def _keep(options: Saving, name: str, computed: Computed) -> None:
     """Write what was computed into the run's hidden folder, from which it is presented, now or later."""
     from ..runtime.folders import write_manifest
     from ..runtime.store import provenance, save
@@ -101,16 +122,11 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
     folder, shown, facts = options.kept, dict(computed.shown), dict(computed.facts)
     if computed.pairs:
         shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
-        facts |= {"prompts": [pair.record() for pair in computed.pairs]}
-    run = provenance(
-        computed.model,
-        repeat=repeat_command(),
-        analysis=name,
-        seed=options.seed,
-        options=dataclasses.asdict(options),
-        **facts,
-        **({"notes": list(computed.notes)} if computed.notes else {}),
-    )
+        facts["prompts"] = [pair.record() for pair in computed.pairs]
+    if computed.notes:
+        facts["notes"] = list(computed.notes)
+    asked = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
+    run = provenance(computed.model, repeat=repeat_command(), **asked, **facts)
     (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -121,7 +137,7 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
     write_manifest(folder)
 
 
-def shown_attention(model: Any, pairs: Sequence[Any], heads: Sequence[Any]) -> Any:
+def shown_attention(model: "Model", pairs: "Sequence[PromptPair]", heads: "Sequence[Head]") -> "PairAttention":
     """The attention that a page shows: the mean over the first problems; where their prompts have no mean, of the first."""
     from ..views.pooling import read_attention
 
@@ -132,19 +148,18 @@ def shown_attention(model: Any, pairs: Sequence[Any], heads: Sequence[Any]) -> A
 
 
 def read(folder: Path) -> Kept:
-    """What `keep` wrote; `ValueError` or `FileNotFoundError` where a folder holds no such thing, or another than it wrote."""
+    """What a run kept; `ValueError` or `FileNotFoundError` where a folder holds no such thing, or another than it wrote."""
     if not (folder / RUN).is_file():
         there = [each.name for each in folder.parent.glob("*")]
         raise FileNotFoundError(
             f"{str(folder.absolute())!r} is no folder of a run (it has no {RUN}){nearest(folder.name, there)}"
         )
-    from ..runtime.folders import damaged_files, manifest_of
+    from ..runtime.folders import damaged_files, listed_in
     from ..runtime.store import load
     from ..views import pooling, report  # their classes are saved under `shown`
 
     assert pooling and report
-    listed = (manifest_of(folder) or {}).get("files", ())
-    asked = [name for name in listed if name.partition("/")[0] in (RESULTS, SHOWN, RUN)]
+    asked = [name for name in listed_in(folder) if name.partition("/")[0] in (RESULTS, SHOWN, RUN)]
     for name, why in damaged_files(folder, asked).items():
         raise ValueError(f"{str(folder / name)!r} {why}: take a copy that is whole, or start the analysis again")
     run = json.loads((folder / RUN).read_text(encoding="utf-8"))
@@ -156,17 +171,16 @@ def read(folder: Path) -> Kept:
     return Kept(results, shown, run)
 
 
-def write(
-    kept: Path, folder: Path, present: Callable[[Kept], Presented], *, report: bool, overwrite: bool
-) -> list[str]:
-    """Everything that follows from the folder `kept`, beside copies of what is in it, into `folder`; the names written."""
-    from ..runtime.folders import MANIFEST, new_folder
+def _finish(asked: Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
+    """Make the run's folder of what was kept, and everything that follows from it; then tell, and remove what was kept."""
+    from ..runtime.folders import new_folder
 
-    with new_folder(folder, overwrite=overwrite) as made:
-        shutil.copytree(
-            kept, made, symlinks=True, dirs_exist_ok=True, ignore=lambda at, _: [MANIFEST] if Path(at) == kept else []
-        )
-        return [*_draw(kept, made, present, report=report), RESULTS, RUN]
+    with new_folder(asked.folder, overwrite=asked.overwrite) as made:
+        shutil.copytree(asked.kept, made, dirs_exist_ok=True)
+        (made / MANIFEST).unlink()
+        written = _draw(asked.kept, made, present, report=report)
+    remove_partial(asked.partial)
+    _tell(asked.folder, [*written, RESULTS, RUN])
 
 
 def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, report: bool) -> list[str]:
@@ -175,7 +189,6 @@ def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, repor
 
     found = read(kept)
     presented = present(found)
-    page = presented.page() if report else None
     for name, content in presented.files.items():
         match Path(name).suffix:
             case ".csv":
@@ -186,7 +199,8 @@ def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, repor
                 content.to_json(into / name, orient="records", lines=True, force_ascii=False)
             case _:
                 content.save(into / name)
-    if page is not None:
+    if report:
+        page = presented.page()
         if "prompt" in found.shown:
             page = page.heading("What the model reads").shown_prompt(found.shown["prompt"])
         page.sentence(*found.run.get("notes", ())).provenance(found.run).save(into / "report.html")
@@ -202,19 +216,17 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
     from ..runtime.folders import renewed
 
     asked = Saving(out=folder)
-    whole = (folder / RUN).is_file()
+    whole = (folder / RUN).is_file() or not (asked.kept / RUN).is_file()
     with plain_warnings():
-        kept = asked.kept if not whole and (asked.kept / RUN).is_file() else folder
-        name = read(kept).run["analysis"]
+        name = read(folder if whole else asked.kept).run["analysis"]
         if name not in COMMANDS.values():
-            raise ValueError(f"{str(folder)!r} was written by an analysis {name!r} that this version does not know")
+            raise ValueError(f"{str(folder)!r} was written by {name!r}, which is no command: start that again")
         present = import_module(f".{name}", __package__).present
-        if whole:
-            with renewed(folder) as made:
-                written = _draw(folder, made, present, report=True)
-        else:
-            written = write(kept, folder, present, report=True, overwrite=False)
-            remove_partial(asked.partial)
+        if not whole:
+            _finish(asked, present, report=True)
+            return
+        with renewed(folder) as made:
+            written = _draw(folder, made, present, report=True)
         _tell(folder, written)
 
 

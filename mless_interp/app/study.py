@@ -113,7 +113,6 @@ def present(kept: Kept) -> Presented:
     """The tables, the picture, and the page."""
     from .. import views
     from ..views.report import Report
-    from .endings import model_name
 
     found = kept.results["StudyResult"]
     picture = views.study_effects(found)
@@ -121,7 +120,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"What {'does' if len(found.insertions) == 1 else 'do'} {count_of(len(found.insertions), 'insertion')} do in "
-            f"{model_name(kept.run['model']['name'])}, over "
+            f"{kept.model_name}, over "
             f"{count_of(len(found.problem_ids), 'problem')}?"
         )
         if found.source:

@@ -17,7 +17,19 @@ from ..patching.outcomes import OUTCOMES
 from ..patching.scores import PatchScores
 from ..prompts.conditions import CONTRASTS
 from ..runtime.columns import Column, columns_of, declare
-from ..runtime.results import Quantity, Result, Shown, ShownTable, limits_of, of_heads, place_of, tidy, with_limits
+from ..runtime.results import (
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    interval_columns,
+    limits_of,
+    of_heads,
+    place_of,
+    says,
+    tidy,
+    with_limits,
+)
 from ..scores.catalogue import metric_named
 from ..scores.scored import HeadScores
 from ..statistics import CONFIDENCE, Interval, defined_mean, fewest_problems, mean_interval, prevalence_test
@@ -94,38 +106,24 @@ class StudyResult(Result):
         place_of(outcome, self.outcomes, "outcome")
         return self.effects[insertion][contrast][outcome]
 
-    def _cells(self) -> Iterator[tuple[str, str, str]]:
-        """Every insertion, contrast and outcome."""
-        for insertion in self.insertions:
-            for contrast in self.contrasts:
-                yield from ((insertion, contrast, outcome) for outcome in self.outcomes)
+    def _cells(self) -> Iterator[tuple[tuple[str, str, str], PatchScores]]:
+        """Every insertion, contrast and outcome with its sweep."""
+        for cell in product(self.insertions, self.contrasts, self.outcomes):
+            yield cell, self.effect_of(*cell)
 
     @cached_property
     def _effects(self) -> pd.DataFrame:
         rows = []
-        for insertion, contrast, outcome in self._cells():
-            made = self.effects[insertion][contrast][outcome]
+        for cell, made in self._cells():
             whole, total = made.whole, made.total_effect
-            middle, signs = whole.median, whole.units(whole.turned(total))
+            signs = whole.units(whole.turned(total))
             told = prevalence_test(signs, whole.rounding, senses=(1,), confidence=made.confidence)
-            rows.append(
-                {
-                    "insertion": insertion,
-                    "contrast": contrast,
-                    "outcome": outcome,
-                    "median": float(middle.estimate),
-                    "median_ci_low": float(middle.low),
-                    "median_ci_high": float(middle.high),
-                    "unit": made.unit,
-                    "k": int(told.count[0]),
-                    "n": int(told.n),
-                    "n_undefined": int(np.isnan(total).sum()),
-                    "prevalence": float(told.share[0]),
-                    "prevalence_ci_low": float(told.low[0]),
-                    "prevalence_ci_high": float(told.high[0]),
-                    "p": whole.p,
-                }
-            )
+            row: dict[str, Any] = dict(zip(("insertion", "contrast", "outcome"), cell, strict=True))
+            row |= {name: float(end) for name, end in interval_columns("median", whole.median).items()}
+            row |= {"unit": made.unit, "k": int(told.count[0]), "n": int(told.n)}
+            row |= {"n_undefined": int(np.isnan(total).sum()), "prevalence": float(told.share[0])}
+            row |= {"prevalence_ci_low": float(told.low[0]), "prevalence_ci_high": float(told.high[0]), "p": whole.p}
+            rows.append(row)
         table = pd.DataFrame(rows)
         p = table["p"].to_numpy(dtype=float)
         return table.assign(p_corrected=holm(p) if np.isfinite(p).any() else p)
@@ -171,18 +169,16 @@ class StudyResult(Result):
         rows = []
         for name in self.insertions:
             row: dict[str, Any] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
-            for contrast in self.contrasts:
-                for outcome in self.outcomes:
-                    cell, key = effects.loc[(name, contrast, outcome)], self.key(contrast, outcome)
-                    row |= {f"{key}_{each}": cell[each] for each in ("median", "median_ci_low", "median_ci_high")}
-                    row |= {f"{key}_{each}": cell[each] for each in ("k", "n", "n_undefined")}
-                    row[f"{key}_p"] = cell["p_corrected"]
+            for contrast, outcome in product(self.contrasts, self.outcomes):
+                cell, key = effects.loc[(name, contrast, outcome)], self.key(contrast, outcome)
+                ends = ("median", "median_ci_low", "median_ci_high", "k", "n", "n_undefined")
+                row |= {f"{key}_{each}": cell[each] for each in ends} | {f"{key}_p": cell["p_corrected"]}
             if name in self.attention:
                 scores = self.attention[name]
                 for metric in scores.metrics:
                     values, mean = self.attention_to(name, metric)
-                    row |= {metric: float(mean.estimate), f"{metric}_ci_low": float(mean.low)}
-                    row |= {f"{metric}_ci_high": float(mean.high), f"{metric}_n": int((~np.isnan(values)).sum())}
+                    row |= {each: float(end) for each, end in interval_columns(metric, mean).items()}
+                    row[f"{metric}_n"] = int((~np.isnan(values)).sum())
                 row["span_mass_null"] = self.uniform_mass(name)
                 row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
             if name in self.located:
@@ -192,8 +188,8 @@ class StudyResult(Result):
                     row["shown_again"] = _listed(found.confirmed)
             if compared is not None:
                 one = compared.loc[name]
-                row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"], "difference": one["difference"]}
-                row |= {f"difference_ci_{end}": one[f"difference_ci_{end}"] for end in ("low", "high")}
+                row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"]}
+                row |= {each: one[each] for each in ("difference", "difference_ci_low", "difference_ci_high")}
                 row["difference_p"] = one["p_corrected"]
             rows.append(row)
         return pd.DataFrame(rows)
@@ -202,21 +198,20 @@ class StudyResult(Result):
         """One tidy row per insertion, measure and problem: the contrast with its outcome and unit, each metric (mean
         over heads), `right` (share of right answers; also of `none`)."""
         parts = []
-        for insertion, contrast, outcome in self._cells():
-            made = self.effects[insertion][contrast][outcome]
-            rows = tidy({"problem": made.problem_ids}, value=made.total_effect)
-            parts.append(rows.assign(insertion=insertion, measure=contrast, outcome=outcome, unit=made.unit))
+
+        def add(insertion: str, measure: str, outcome: str, ids: tuple[str, ...], value: np.ndarray, unit: str) -> None:
+            rows = tidy({"problem": ids}, value=value)
+            parts.append(rows.assign(insertion=insertion, measure=measure, outcome=outcome, unit=unit))
+
+        for (insertion, contrast, outcome), made in self._cells():
+            add(insertion, contrast, outcome, made.problem_ids, made.total_effect, made.unit)
         for insertion, scores in self.attention.items():
             for metric in scores.metrics:
-                rows = tidy({"problem": scores.problem_ids}, value=self.attention_to(insertion, metric)[0])
-                parts.append(
-                    rows.assign(insertion=insertion, measure=metric, outcome="", unit=metric_named(metric).unit)
-                )
+                values, unit = self.attention_to(insertion, metric)[0], metric_named(metric).unit
+                add(insertion, metric, "", scores.problem_ids, values, unit)
         if self.answers is not None:
-            right = self.answers.share_right()
-            for at, name in enumerate(self.answers.treatments):
-                rows = tidy({"problem": self.answers.problem_ids}, value=right[:, at])
-                parts.append(rows.assign(insertion=name, measure="right", outcome="", unit="share"))
+            for name, right in zip(self.answers.treatments, self.answers.share_right().T, strict=True):
+                add(name, "right", "", self.answers.problem_ids, right, "share")
         table = pd.concat(parts, ignore_index=True)
         return table[["insertion", "measure", "outcome", "problem", "value", "unit"]]
 
@@ -233,10 +228,7 @@ class StudyResult(Result):
         n, m = table["n"].max(), len(table)
         if not m or n >= (needed := fewest_problems(2 * m, alpha=self.alpha)):
             return []
-        return [
-            f"{count_of(n, 'problem')} are too few to establish any of {m} effects: not even one of the same sign in all of "
-            f"them would pass. {needed} problems are needed, more where some show the other sign."
-        ]
+        return [f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."]
 
     def headline(self) -> str:
         """Return which insertions have an established effect and how large, and which heads carry it."""
@@ -272,58 +264,45 @@ class StudyResult(Result):
         ]
         if self.answers is not None:
             first = self.answers.table().iloc[0]
-            found.append(
-                f"Without insertion {100 * first['accuracy']:.1f} % of {count_of(int(first['n']), 'problem')} are right."
-            )
+            n = count_of(int(first["n"]), "problem")
+            found.append(f"Without insertion {100 * first['accuracy']:.1f} % of {n} are right.")
         if self.located:
-            found.append(
-                f"Heads are named for {count_of(len(self.located), 'insertion')}, each at {self.alpha:.3g} / "
-                f"{len(self.located)}."
-            )
+            n = count_of(len(self.located), "insertion")
+            found.append(f"Heads are named for {n}, each at {self.alpha:.3g} / {len(self.located)}.")
         table = self.table().set_index("insertion")
         found += [self._row_words(name, table.loc[name]) for name in self.insertions]
-        where = self.source or "its source"
         if self.claims:
-            found.append(f"Claimed in {where}: {self.claims.rstrip('.')}.")
+            found.append(f"Claimed in {self.source or 'its source'}: {self.claims.rstrip('.')}.")
         return found
 
-    def _row_words(self, name: str, row: Any) -> str:
-        words = [
-            self._effect_words(name, contrast, outcome) for contrast, outcome in product(self.contrasts, self.outcomes)
-        ]
+    def _row_words(self, name: str, row: "pd.Series[Any]") -> str:
+        effects = self._effects[self._effects["insertion"] == name].to_dict("records")
+        words = [self._effect_words(each) for each in effects]
         if name in self.located:
-            made = self.located[name].confirmation
-            told = f"heads named: {row['heads']}"
-            if made is not None:
-                told += (
-                    f"; confirmed on {count_of(len(made.problem_ids), 'fresh problem')}: "
-                    f"{_listed(self.located[name].confirmed)}"
-                )
-            words.append(told)
+            again = self.located[name].confirmation
+            words.append(f"heads named: {row['heads']}")
+            if again is not None:
+                n = count_of(len(again.problem_ids), "fresh problem")
+                words[-1] += f"; confirmed on {n}: {_listed(self.located[name].confirmed)}"
         if self.answers is not None:
-            change = [100 * row[f"difference{end}"] for end in ("", "_ci_low", "_ci_high")]
+            n, limits = count_of(int(row["answers_n"]), "answer"), row[["difference_ci_low", "difference_ci_high"]]
             words.append(
-                f"{100 * row['accuracy']:.1f} % of {count_of(int(row['answers_n']), 'answer')} right, {change[0]:+.1f} points "
-                f"[{change[1]:+.1f}, {change[2]:+.1f}] (p = {row['difference_p']:.2g})"
+                f"{100 * row['accuracy']:.1f} % of {n} right, {100 * row['difference']:+.1f} points"
+                f"{limits_of(*limits, '+.1f', scale=100)} (p = {row['difference_p']:.2g})"
             )
-        inserts = row["inserts"]
-        return f'"{name}"{f" ({inserts})" if inserts else ""}: {"; ".join(words)}.'
+        inserts = f" ({row['inserts']})" if row["inserts"] else ""
+        return f'"{name}"{inserts}: {"; ".join(words)}.'
 
-    def _effect_words(self, name: str, contrast: str, outcome: str) -> str:
-        table = self._effects.set_index(["insertion", "contrast", "outcome"])
-        row, made = table.loc[(name, contrast, outcome)], self.effects[name][contrast][outcome]
-        of = "" if len(self.outcomes) == 1 else f" on {outcome}"
+    def _effect_words(self, row: dict[str, Any]) -> str:
+        made = self.effect_of(row["insertion"], row["contrast"], row["outcome"])
+        of = row["contrast"] + ("" if len(self.outcomes) == 1 else f" on {row['outcome']}")
         missing = f", undefined in {row['n_undefined']}" * bool(row["n_undefined"])
         if not row["n"]:
-            return f"{contrast}{of} undefined in every problem"
-        if not np.nan_to_num(made.total_effect).any():
-            where = f"the other {count_of(row['n'], 'problem')}{missing}" if missing else "every problem"
-            return f"{contrast}{of} exactly 0 in {where}"
+            return f"{of} undefined in every problem"
         sure = "" if row["p_corrected"] < self.alpha else ", not established"
         return (
-            f"{contrast}{of} {with_limits(made.whole.median, made.unit)}, of this sign in {row['k']} of "
-            f"{count_of(row['n'], 'problem')}"
-            f"{missing} (p = {row['p_corrected']:.2g}{sure})"
+            f"{of} {with_limits(made.whole.median, made.unit)}, of this sign in {row['k']} of "
+            f"{count_of(row['n'], 'problem')}{missing} (p = {row['p_corrected']:.2g}{sure})"
         )
 
     def quantity(self, column: str) -> Quantity:
@@ -345,53 +324,27 @@ class StudyResult(Result):
         table = self.table()
         key, unit = self.key(self.contrasts[0], self.outcomes[0]), self.effect_of(self.insertions[0]).unit
         metrics = next(iter(self.attention.values())).metrics if self.attention else ()
-        first = [
-            "insertion",
-            f"{key}_median",
-            f"{key}_k",
-            *metrics[1:4],
-            *metrics[:1],
-            "shown_again",
-            "heads",
-            "difference",
-        ]
-        if "shown_again" in table and (table["shown_again"] == "").all():
-            first.remove("shown_again")
+        heads = ["shown_again", "heads"] if "shown_again" in table and says(table["shown_again"]) else ["heads"]
+        first = ["insertion", f"{key}_median", f"{key}_k", *metrics[1:4], *metrics[:1], *heads, "difference"]
         columns = [name for name in first if name in table]
         columns += [name for name in table.columns if name not in columns and not name.endswith("_n")]
-        words = {
-            "span_mass": "attention to it",
-            "accuracy": "right answers",
-            "difference": "change of right answers, points",
-        }
+        words = {"span_mass": "attention to it", "accuracy": "right answers"}
+        words["difference"] = "change of right answers, points"
         side = (
             f"What each insertion does, {count_of(len(self.problem_ids), 'problem')}. Medians: effects of a contrast on the "
-            "outcome over "
-            f"problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after Holm over the "
-            "study."
+            f"outcome over problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after "
+            "Holm over the study."
         )
         each = "Each effect: median, problems of its sign with the prevalence's exact limits, sign test before and after Holm."
         effects = self.effect_table()
         effects["what"] = effects["contrast"] + " on " + effects["outcome"]
         wanted = (
-            "insertion",
-            "what",
-            "median",
-            "median_ci_low",
-            "median_ci_high",
-            "k",
-            "p_corrected",
-            "n_undefined",
-            "unit",
+            "insertion what median median_ci_low median_ci_high k p_corrected n_undefined unit prevalence prevalence_ci_low "
+            "prevalence_ci_high p n"
         )
-        more = ("prevalence", "prevalence_ci_low", "prevalence_ci_high", "p", "n")
-        named_as = dict.fromkeys((*wanted, *more), "") | {"what": "contrast and outcome", "median": "median effect"}
-        return Shown(
-            (
-                ShownTable(table, side, {name: words.get(name, "") for name in columns}),
-                ShownTable(effects, each, named_as),
-            )
-        )
+        named_as = dict.fromkeys(wanted.split(), "") | {"what": "contrast and outcome", "median": "median effect"}
+        sides = ShownTable(table, side, {name: words.get(name, "") for name in columns})
+        return Shown((sides, ShownTable(effects, each, named_as)))
 
 
 def _listed(heads: Mapping[Head, str]) -> str:

@@ -1,17 +1,20 @@
 """`run_study`: every insertion of a study measured alike, each measurement with a checkpoint of its own."""
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..answers import Treatment, evaluate_accuracy
+from ..answers import AccuracyResults, Treatment, evaluate_accuracy
 from ..answers.evaluate import check_answers
 from ..circuits.locate import locate_heads
+from ..circuits.located import LocatedHeads
 from ..core.arguments import checked
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.load import load_model
 from ..patching.prepared import prepare
+from ..patching.scores import PatchScores
 from ..patching.sweep import patch_heads
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem, groups_of, whole_groups
@@ -20,6 +23,7 @@ from ..runtime.engines import ShardDone
 from ..runtime.progress import progress_bar
 from ..runtime.text_safety import one_line
 from ..scores.score import score_heads
+from ..scores.scored import HeadScores
 from ..statistics import CONFIDENCE
 from .study_result import StudyResult
 from .study_spec import NONE, Study, read_study, slug
@@ -72,55 +76,46 @@ def run_study(
     answering: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "template": asked.template}
     if asked.answers:
         check_answers(model, given[: asked.answers], treatments, **answering)
-    effects: dict[str, Any] = {}
-    attention: dict[str, Any] = {}
-    located: dict[str, Any] = {}
-    seed = asked.seed
-    answers = None
+    effects: dict[str, dict[str, dict[str, PatchScores]]] = {}
+    attention: dict[str, HeadScores] = {}
+    located: dict[str, LocatedHeads] = {}
+    waiting: list[ShardDone] = []
     each = len(asked.contrasts) * len(asked.outcomes) + bool(asked.metrics) + (asked.heads == "all")
+
+    def done(into: dict[Any, Any], name: str, file: str, measure: Callable[..., Any], *given: Any, **how: Any) -> None:
+        """Measure, with a file of its own; where other shards' parts are missing go on to the next."""
+        kept = None if folder is None else folder / file
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            into[name] = measure(model, *given, checkpoint=kept, progress=progress, **how)
+        except ShardDone as ended:
+            waiting.append(ended)
+        bar.update(1)
+
+    answers: dict[str, AccuracyResults] = {}
     with progress_bar(len(measured) * each + bool(asked.answers), "study", enabled=progress) as bar:
-        steps = _Steps(folder, bar)
         for name, here in measured.items():
-            steps.begin(name)
-            effects[name] = {
-                contrast: {
-                    outcome: steps.done(
-                        patch_heads,
-                        f"{slug(name)}/{contrast}-{outcome}.jsonl",
-                        model,
-                        ready[name][outcome],
-                        contrast=contrast,
-                        outcome=outcome,
-                        heads=ANY_HEAD,
-                        progress=progress,
-                        seed=seed,
-                    )
-                    for outcome in asked.outcomes
-                }
-                for contrast in asked.contrasts
-            }
+            bar.set_description(one_line(f"study: {name}"))
+            files, of, seed = slug(name), effects.setdefault(name, {}), asked.seed
+            for contrast, outcome in product(asked.contrasts, asked.outcomes):
+                what: dict[str, Any] = {"contrast": contrast, "outcome": outcome, "heads": ANY_HEAD, "seed": seed}
+                file = f"{files}/{contrast}-{outcome}.jsonl"
+                done(of.setdefault(contrast, {}), outcome, file, patch_heads, ready[name][outcome], **what)
             if asked.metrics:
-                file = f"{slug(name)}/attention.jsonl"
-                what: dict[str, Any] = {"metrics": asked.metrics, "conditions": ("inserted",), "progress": progress}
-                attention[name] = steps.done(score_heads, file, model, here, **what, seed=seed)
+                what = {"metrics": asked.metrics, "conditions": ("inserted",), "seed": seed}
+                done(attention, name, f"{files}/attention.jsonl", score_heads, here, **what)
             if asked.heads == "all":
-                fresh = pairs[name][asked.limit : asked.limit + asked.confirm] or None
-                how = {"contrast": asked.locate_by, "outcome": asked.outcomes[0], "progress": progress, "seed": seed}
-                how["confidence"] = 1 - (1 - CONFIDENCE) / len(measured)  # any false name, of any insertion
-                located[name] = steps.done(locate_heads, f"{slug(name)}/heads", model, here, confirm=fresh, **how)
+                what = {"confirm": pairs[name][asked.limit : asked.limit + asked.confirm] or None, "seed": seed}
+                what |= {"contrast": asked.locate_by, "outcome": asked.outcomes[0]}
+                what["confidence"] = 1 - (1 - CONFIDENCE) / len(measured)  # any false name, of any insertion
+                done(located, name, f"{files}/heads", locate_heads, here, **what)
         if asked.answers:
-            steps.begin("answers")
-            answers = steps.done(
-                evaluate_accuracy,
-                "answers.jsonl",
-                model,
-                given[: asked.answers],
-                treatments,
-                **answering,
-                progress=progress,
-                seed=seed,
-            )
-        steps.end()
+            bar.set_description("study: answers")
+            some = given[: asked.answers]
+            done(answers, "answers", "answers.jsonl", evaluate_accuracy, some, treatments, **answering, seed=asked.seed)
+    if waiting:
+        raise ShardDone(f"{len(waiting)} measurements wait for the other shards; {waiting[0]}")
     return StudyResult(
         title=asked.title,
         source=asked.source,
@@ -133,7 +128,7 @@ def run_study(
         effects=effects,
         attention=attention,
         located=located,
-        answers=answers,
+        answers=answers.get("answers"),
         settings={
             **model.identity,
             "template": asked.template,
@@ -176,34 +171,3 @@ def _of(insertion: str, do: Callable[..., Found], *given: Any, **options: Any) -
         return do(*given, **options)
     except ValueError as error:
         raise ValueError(f"insertion {insertion!r}: {error}") from error
-
-
-class _Steps:
-    """The measurements of a study in their order; a shard does its part of each before it ends. The bar counts them."""
-
-    def __init__(self, folder: Path | None, bar: Any) -> None:
-        self.folder, self.bar = folder, bar
-        self.waiting: list[ShardDone] = []
-
-    def begin(self, what: str) -> None:
-        """Say beside the bar what is measured from now on."""
-        self.bar.set_description(one_line(f"study: {what}"))
-
-    def done(self, measure: Callable[..., Found], file: str, *given: Any, **options: Any) -> Found | None:
-        """Measure and keep the result in a file of its own; None where other shards' parts are missing."""
-        kept = None if self.folder is None else self.folder / file
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return measure(*given, checkpoint=kept, **options)
-        except ShardDone as ended:
-            self.waiting.append(ended)
-            return None
-        finally:
-            self.bar.update(1)
-            self.bar.refresh()
-
-    def end(self) -> None:
-        """`ShardDone` where any of them waits."""
-        if self.waiting:
-            raise ShardDone(f"{len(self.waiting)} measurements wait for the other shards; {self.waiting[0]}")

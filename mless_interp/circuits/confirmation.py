@@ -197,7 +197,7 @@ class Verdicts(Grouped):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Confirmation(Verdicts, Result, renamed={"curve": None}):
+class Confirmation(Verdicts, Result):
     """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
 
     `heads`, `kinds` and `senses` `[head]` are the claims, `within` those about strata, `direction` the sign of the effect that

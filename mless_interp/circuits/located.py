@@ -40,11 +40,7 @@ CANNOT_SAY = (
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LocatedHeads(
-    Verdicts,
-    Result,
-    renamed=dict.fromkeys(("readers", "mediators", "p_reader", "p_mediator", "tested", "specific", "p_specific")),
-):
+class LocatedHeads(Verdicts, Result):
     """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
     All verdicts (`judged`) follow from `values[measure]` `[problem, head]` (the two z patches, where nothing can be cut off),

@@ -267,7 +267,7 @@ def _changes(flow: Flow, edges: Sequence[Edge], order: Sequence[int]) -> Iterato
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PathEffects(CellEffects, Result, renamed={"edges": "cells"}):
+class PathEffects(CellEffects, Result):
     """What goes along each edge: `values` `[problem, cell]`, of which the cells are `edges` (`CellEffects`)."""
 
     picture = "path_graph"

@@ -247,7 +247,7 @@ def _moved(model: Model, inputs: Any, edits: Sequence[HeadTransfer], start: int,
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}):
+class Transfer(Parts, Result):
     """How much of an insertion's effect comes back without its tokens: `given` `[problem]`, of `inserted` - `base`.
 
     `edit_lam` `[head]` and `edit_sigma` `[head, d_head]` are the means that the `heads` were given: over the rows that the

@@ -26,7 +26,7 @@ UNITS = VALUES | DISTANCES
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ActivationShift(Result, renamed={"groups": "token_groups"}):
+class ActivationShift(Result):
     """Metrics of one layer's MLP activations `[problem, contrast, token_group, metric]` in the runs before and after.
 
     `token_groups` are all tokens and each token class; NaN where a problem has no token of a class (variance: fewer than two).

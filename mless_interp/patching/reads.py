@@ -150,7 +150,7 @@ def read_effects(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReadEffects(Parts, Result, renamed={"alpha": None}):
+class ReadEffects(Parts, Result):
     """The effect that each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`).
 
     `total` `[problem]` is the insertion's content effect (inserted - masked), in the outcome's unit. A problem where a cell is

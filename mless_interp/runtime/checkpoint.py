@@ -16,9 +16,6 @@ from .locks import Lock
 WAYS_ON = "use the old settings, choose another file, or delete this one to start again"
 
 
-BEGIN = b'{"settings": '
-
-
 class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from."""
 
@@ -31,18 +28,13 @@ class Origin(NamedTuple):
 
 
 class Checkpoint:
-    """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing at all.
+    """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing.
 
-    The first line holds the run's settings and the toolkit's version. A file made with others is refused with the
-    differences named. Every line carries a digest of all it says and of the settings: a file with a line that was damaged, or
-    comes from another run, is refused by name; a last line that was cut off is dropped (`repaired`). NaN and infinity are
-    kept as they are.
-
-    `origins` say what else a problem's numbers come from: a kept problem with another prompt is refused; one file may hold a
-    problem in several units, so that a run of a longer list finds what it shares with a shorter one.
-
-    The file is locked until `close` (or the end of a `with`). A `shard` writes a file of its own beside `path`; what the other
-    shards have kept is read along, there and by a run without a shard, for which they must have ended.
+    The first line holds the run's settings and the toolkit's version; a file made with others is refused, the differences
+    named. Every other line is a problem with a digest: a damaged one is refused by its number; a last line that was cut off is
+    dropped (`repaired`). `origins` say what else a problem's numbers come from: a kept problem with another prompt is refused;
+    one file may hold a problem in several units. The file is locked until `close`. A `shard` writes a file of its own beside
+    `path`; what other shards have kept is read along.
     """
 
     def __init__(
@@ -53,28 +45,26 @@ class Checkpoint:
         *,
         shard: Shard | None = None,
     ) -> None:
-        whole = None if path is None else Path(path).resolve()
-        if shard is not None and whole is None:
+        if shard is not None and path is None:
             raise ValueError(f"{shard!r} of a run needs a checkpoint= in which it keeps its part: give one")
-        self.path = whole if whole is None or shard is None else shard.file(whole)
+        self.path: Path | None = None
         self.repaired = False
         self._done: dict[tuple[str, ...], Any] = {}
         self._origins = dict(origins or {})
-        self._lock: Lock | None = None
-        if self.path is None:
+        if path is None:
             return
-        assert whole is not None
+        self._whole = Path(path).resolve()
+        self.path = self._whole if shard is None else shard.file(self._whole)
         self._settings = json.loads(json.dumps(plain({"toolkit": version("mless_interp"), **settings})))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = Lock(self.path)
         try:
-            self._whole = whole
-            for other in parts_of(whole) if shard is None else [whole]:
-                Lock(other, patience=1.0).release()  # no shard beside the whole run; others who only ask are waited for
+            for other in parts_of(self._whole) if shard is None else [self._whole]:
+                Lock(other, patience=1.0).release()  # no shard beside the whole run
             sound, size = self._read(self.path)
             self.join()  # what does not belong together is refused before anything is written
-            if sound < size:
-                self.repaired = True
+            self.repaired = sound < size
+            if self.repaired:
                 os.truncate(self.path, sound)
             if not sound:
                 self._append([{"settings": self._settings}])
@@ -84,7 +74,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Let other runs have the file."""
-        if self._lock is not None:
+        if self.path is not None:
             self._lock.release()
 
     def __enter__(self) -> "Checkpoint":
@@ -101,10 +91,7 @@ class Checkpoint:
         return self._done.get((problem_id, *self._of(problem_id)))
 
     def put(self, values: Mapping[str, Any]) -> None:
-        """Keep the problems that have finished at the same moment, a line each, on disk before this returns.
-
-        Raises `OSError` if it cannot be written (a full disk); the lines before stay whole.
-        """
+        """Keep the problems that have finished at the same moment, a line each, on disk before this returns."""
         if self.path is not None and values:
             self._append([self._signed(problem_id, value) for problem_id, value in values.items()])
             self._done |= {(problem_id, *self._of(problem_id)): value for problem_id, value in values.items()}
@@ -118,8 +105,7 @@ class Checkpoint:
     def _of(self, problem_id: str) -> Origin:
         return self._origins.get(problem_id, Origin())
 
-    def _signed(self, problem_id: str, value: Any) -> dict[str, Any]:
-        """Return a line as it is written."""
+    def _signed(self, problem_id: str, value: object) -> dict[str, Any]:
         record = {"id": problem_id, **self._of(problem_id)._asdict(), "value": plain(value)}
         return {name: each for name, each in record.items() if each != ""} | {"digest": self._digest(record)}
 
@@ -131,25 +117,23 @@ class Checkpoint:
         text = path.read_bytes() if path.exists() else b""
         *lines, cut = text.split(b"\n")
         sound = len(text) - len(cut)
-        first, *records = [_parsed(line) for line in lines] or [{}]
-        settings = first.get("settings") if isinstance(first, dict) else None
-        if not lines and BEGIN.startswith(text[: len(BEGIN)]):  # new, or killed while its first line was written
+        if not lines and (not text or text.startswith(b"{")):  # new, or killed while its first line was written
             return sound, len(text)
-        if not isinstance(settings, dict):
+        first, *records = map(_parsed, lines or [cut])
+        if not isinstance(first.get("settings"), dict):
             raise CheckpointError(f"{path} is no checkpoint of this toolkit, or its first line is damaged; {WAYS_ON}")
-        if changed := _differences(settings, self._settings):
+        if changed := _differences(first["settings"], self._settings):
             raise CheckpointError(f"{path} was made with other settings: {_few(changed, '; ')}; {WAYS_ON}")
         for number, record in enumerate(records, start=2):
-            if not isinstance(record, dict) or record.get("digest") != self._digest(record):
+            if record.get("digest") != self._digest(record):
                 raise CheckpointError(
                     f"{path}, line {number} is damaged (it does not fit its digest): delete this line to compute its problem "
                     "again, or the file to start again"
                 )
         asked = {record["id"]: record.get("prompt", "") for record in records}
-        changed = [repr(each) for each, now in self._origins.items() if asked.get(each, now.prompt) != now.prompt]
-        if changed:
+        if others := [repr(each) for each, now in self._origins.items() if asked.get(each, now.prompt) != now.prompt]:
             raise CheckpointError(
-                f"{path} was made with other problems: {_few(changed)} had another prompt or another answer; {WAYS_ON}"
+                f"{path} was made with other problems: {_few(others)} had another prompt or another answer; {WAYS_ON}"
             )
         for record in records:
             self._done[record["id"], *(record.get(name, "") for name in Origin._fields)] = record["value"]
@@ -158,13 +142,13 @@ class Checkpoint:
     def _append(self, records: list[dict[str, Any]]) -> None:
         assert self.path is not None
         with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(plain(record)) + "\n" for record in records))
+            file.write("".join(json.dumps(record) + "\n" for record in records))
             file.flush()
             os.fsync(file.fileno())
 
 
-def key_of(value: Any) -> str:
-    """A short SHA-256 of anything JSON can hold, the same in every process.
+def key_of(value: object) -> str:
+    """Return a short SHA-256 of anything JSON can hold, the same in every process.
 
     >>> key_of([1.0, float("nan")]) == key_of([1.0, float("nan")]) != key_of([1, float("nan")])
     True
@@ -172,21 +156,21 @@ def key_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        return json.loads(line)
+        found = json.loads(line)
     except (ValueError, RecursionError):
-        return None
+        found = {}
+    return found if isinstance(found, dict) else {}
 
 
 def _few(words: Iterable[str], between: str = ", ", most: int = 3) -> str:
-    """The first few, and how many more there are."""
     every = list(words)
     return between.join(every[:most]) + f" and {len(every) - most} more" * (len(every) > most)
 
 
 def plain(value: Any) -> Any:
-    """JSON's own types: arrays as lists, numbers of any library as numbers, all else as text."""
+    """Return JSON's own types: arrays as lists, numbers of any library as numbers, all else as text."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -198,7 +182,7 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def _differences(was: Any, now: Any, name: str = "") -> list[str]:
+def _differences(was: object, now: object, name: str = "") -> list[str]:
     """Every setting that differs in words, those inside others by their path; NaN is NaN.
 
     >>> _differences({"a": {"b": [1, 2]}, "c": "x", "d": 0}, {"a": {"b": [1, 3]}, "c": "y", "d": 0})

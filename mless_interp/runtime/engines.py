@@ -18,8 +18,7 @@ Compute = Callable[[Unit, Tick], Sequence[Any]]
 class Engine(Protocol):
     """Who computes the units that wait, and hands each one over as it ends, in any order.
 
-    An engine in other processes sends `compute` there (it can be pickled, the model in it as the way to load it) and need not
-    tick; it must give the values of exactly these units.
+    An engine in other processes sends `compute` there (it can be pickled) and need not tick.
     """
 
     def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Iterator[tuple[Unit, Sequence[Any]]]: ...
@@ -49,9 +48,8 @@ class Shard:
 
     Each run does and keeps its own part (`run.jsonl` becomes `run.0-of-4.jsonl`), then ends with `ShardDone`. The same
     analysis without a shard takes what all of them kept, computes what is missing, and has the same bits as one that was
-    never split. An analysis of several steps (locating) goes on to the next one when the parts of the step before are there:
-    a shard `wait`s for them as many seconds as nothing new comes, or is started again. `engine` computes the shard's units,
-    here by default.
+    never split. Before a next step (locating has several) a shard `wait`s for the others' parts as many seconds as nothing
+    new comes, or is started again. `engine` computes the shard's units, here by default.
 
     >>> Shard(1, 4), Shard.parse("1/4") == Shard(1, 4), Shard(1, 4).units([(0, 1), (2,), (3,), (4,), (5,), (6,)])
     (Shard 1/4, True, [(2,), (6,)])
@@ -71,25 +69,25 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """The shard of a text such as "1/4" (zero-based)."""
+        """Return the shard of a text such as "1/4" (zero-based)."""
         found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", text)
         if found is None:
             raise ValueError(f"cannot read {text!r} as a shard: write 0/4 to 3/4, say (zero-based)")
         return cls(int(found[1]), int(found[2]))
 
     def units(self, planned: Sequence[Unit]) -> list[Unit]:
-        """Those of all planned units that are this shard's."""
+        """Return those of all planned units that are this shard's."""
         return list(planned[self.index :: self.count])
 
     def done(self, label: str, kept: str, path: Path | None) -> ShardDone:
-        """That this part of an analysis is computed, while others' are missing; `kept` says how much there is beside `path`."""
+        """Say that this part is computed, while others' are missing; `kept`: how much there is beside `path`."""
         return ShardDone(
             f"{label}: {self!r} is done, {kept} are kept beside {path}; when the other shards have ended too, the same "
             "analysis without a shard goes on from all of them"
         )
 
     def file(self, path: Path) -> Path:
-        """The file that this shard keeps its part of a checkpoint in."""
+        """Return the file in which this shard keeps its part of a checkpoint."""
         return path.with_name(f"{path.stem}.{self.index}-of-{self.count}{path.suffix}")
 
     def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Iterator[tuple[Unit, Sequence[Any]]]:
@@ -100,15 +98,11 @@ class Shard:
 
 
 def shard_of(engine: Engine) -> Shard | None:
-    """The part of the work that an engine does; None for all of it."""
+    """Return the part of the work that an engine does; None for all of it."""
     return engine if isinstance(engine, Shard) else None
 
 
-def part_names(path: Path) -> re.Pattern[str]:
-    """The names that shards give to their parts of a file, whatever their count."""
-    return re.compile(rf"{re.escape(path.stem)}\.\d+-of-\d+{re.escape(path.suffix)}")
-
-
 def parts_of(path: Path) -> list[Path]:
-    """The files in which shards keep their parts of a checkpoint."""
-    return sorted(each for each in path.parent.glob("*") if part_names(path).fullmatch(each.name) and each.is_file())
+    """Return the files in which shards keep their parts of a checkpoint, whatever their count."""
+    name = re.compile(rf"{re.escape(path.stem)}\.\d+-of-\d+{re.escape(path.suffix)}")
+    return sorted(each for each in path.parent.glob("*") if name.fullmatch(each.name))

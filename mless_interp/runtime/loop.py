@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from .progress import progress_bar
 
 OF_THE_LIST = frozenset({"prompts", "control_prompts", "special_tokens_as_text"})
 """Settings that tell of all problems together; a unit is told by its own prompts."""
+POLL = 2.0
+"""Seconds between two looks at what other shards have kept."""
 
 
 def over_problems(
@@ -29,35 +30,38 @@ def over_problems(
     progress: bool = True,
     engine: Engine = here,
 ) -> list[Any]:
-    """What `compute` gives for every problem, in the order of `ids`.
+    """Return what `compute` gives for every problem, in the order of `ids`.
 
     Parameters
     ----------
     prompts : what tells each problem's prompts and answers from any others, beside its id; never what the list says of it.
     units : default: every problem alone. A unit is kept, and done again, as a whole.
-    settings : everything else that the numbers depend on; a checkpoint made with others is refused, the differences named.
-        What a result says of its whole list of problems (`OF_THE_LIST`) is not one of them.
-    checkpoint : a file that receives each finished unit; a run started again goes on from there. Without one nothing is
-        kept. Values read back from it are lists where they were arrays.
+    settings : everything else that the numbers depend on (`OF_THE_LIST` is left out).
+    checkpoint : a file that receives each finished unit; a run started again goes on from there. Values read back from it are
+        lists where they were arrays.
     steps : of the progress bar for each problem; `compute` may tick them as they are done.
     engine : who computes the units; a `Shard` does its part, and ends with `ShardDone` while other parts are missing.
 
     A kept problem is taken only if its unit has the same members with the same prompts in the same order, because a batch
-    can decide the last bits. So another list of problems (a longer one, say) reuses the units that are the same, and gives
-    the same bits as one without a checkpoint; a kept problem with another prompt is refused.
-
-    An error of the caller's input says which problems it came from; what ended the run says what is kept.
+    can decide the last bits. So another list of problems reuses the units that are the same, and gives the same bits as one
+    without a checkpoint. An error of the caller's input says which problems it came from; what ended the run what is kept.
     """
-    _check_ids(ids)
+    if len(set(ids)) < len(ids):
+        twice = next(each for each in ids if list(ids).count(each) > 1)
+        raise ValueError(f"the problem id {twice!r} is given twice; the problem is the unit of replication")
     planned = [(at,) for at in range(len(ids))] if units is None else list(units)
     asked = [""] * len(ids) if prompts is None else [key_of(each) for each in prompts]
     members = {unit: key_of([[ids[at], asked[at]] for at in unit]) for unit in planned}
     origins = {ids[at]: Origin(asked[at], key) for unit, key in members.items() for at in unit}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
     shard = shard_of(engine)
-    work = _Work(compute, tuple(ids))
     with Checkpoint(checkpoint, fixed, origins, shard=shard) as saved:
-        found = {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
+
+        def kept() -> dict[int, Any]:
+            values = {at: saved.get(each) for at, each in enumerate(ids)}
+            return {at: values[at] for unit in planned if all(values[at] is not None for at in unit) for at in unit}
+
+        found = kept()
         asked_for = planned if shard is None else shard.units(planned)
         waiting = [unit for unit in asked_for if unit[0] not in found]
         with progress_bar((len(found) + sum(map(len, waiting))) * steps, label, enabled=progress) as bar:
@@ -70,28 +74,29 @@ def over_problems(
                 bar.update(n)
 
             try:
-                for unit, values in engine(work, waiting, tick):
+                for unit, values in engine(_Work(compute, tuple(ids)), waiting, tick):
                     saved.put({ids[at]: value for at, value in zip(unit, values, strict=True)})
                     found |= dict(zip(unit, values, strict=True))
                     bar.update(len(unit) * steps - ticked)
                     ticked = 0
-            except KeyboardInterrupt as error:
-                raise KeyboardInterrupt(f"{label}: {_what_is_kept(found, ids, saved)}") from error
-            except Exception as error:
-                error.add_note(f"({label}: {_what_is_kept(found, ids, saved)})")
+            except (Exception, KeyboardInterrupt) as error:
+                said = f"{label}: {len(found)} of {count_of(len(ids), 'problem')} completed" + (
+                    ", and none is kept: checkpoint= names a file that keeps them"
+                    if saved.path is None
+                    else f", kept in {saved.path}: rerun with the same settings to resume"
+                )
+                if isinstance(error, KeyboardInterrupt):
+                    raise KeyboardInterrupt(said) from error
+                error.add_note(f"({said})")
                 raise
         if shard is not None:
             for _ in _waiting(saved, shard.wait):
-                found |= {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
+                found |= kept()
                 if len(found) == len(ids):
                     break
             else:
                 raise shard.done(label, f"{len(found)} of {len(ids)} problems", saved.path)
     return [found[at] for at in range(len(ids))]
-
-
-POLL = 2.0
-"""Seconds between two looks at what other shards have kept."""
 
 
 def _waiting(saved: Checkpoint, patience: int | float) -> Iterator[None]:
@@ -109,51 +114,29 @@ def _waiting(saved: Checkpoint, patience: int | float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What an engine is given to compute, wherever it does."""
+    """What an engine is given to compute, wherever it does; errors say which problems they came from."""
 
     compute: Compute
     ids: tuple[str, ...]
 
     def __call__(self, unit: Unit, tick: Tick) -> Sequence[Any]:
-        with _telling_of([self.ids[at] for at in unit]):
+        ids = [self.ids[at] for at in unit]
+        try:
             return self.compute(unit, tick)
-
-
-def _check_ids(ids: Sequence[str]) -> None:
-    if len(set(ids)) < len(ids):
-        twice = next(each for each in ids if list(ids).count(each) > 1)
-        raise ValueError(f"the problem id {twice!r} is given twice; the problem is the unit of replication")
-
-
-def _kept(saved: Checkpoint, ids: Sequence[str], unit: Unit) -> bool:
-    return all(saved.get(ids[at]) is not None for at in unit)
-
-
-def _what_is_kept(found: Mapping[int, Any], ids: Sequence[str], saved: Checkpoint) -> str:
-    done = f"{len(found)} of {count_of(len(ids), 'problem')} completed"
-    if saved.path is None:
-        return f"{done}, and none is kept: checkpoint= names a file that keeps them"
-    return f"{done}, kept in {saved.path}: rerun with the same settings to resume"
-
-
-@contextmanager
-def _telling_of(ids: Sequence[str]) -> Iterator[None]:
-    """Errors say which problems they came from; where memory ran out, what to do."""
-    try:
-        yield
-    except Exception as error:
-        if out_of_memory(error):
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise MemoryError(
-                f"{of_problems(ids)}: memory ran out ({first}): free some, choose shorter prompts or insertions, fewer rows "
-                "at once (max_rows=) or a smaller dtype"
-            ) from error
-        told = any(repr(each) in str(error) for each in ids)
-        if isinstance(error, ValueError) and not told:
-            raise in_context(error, of_problems(ids)) from error
-        if not told:
-            error.add_note(f"(in {of_problems(ids)})")
-        raise
+        except Exception as error:
+            where = f"problem {ids[0]!r}" if len(ids) == 1 else f"problems {', '.join(map(repr, ids))}"
+            if out_of_memory(error):
+                first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise MemoryError(
+                    f"{where}: memory ran out ({first}): free some, choose shorter prompts or insertions, fewer rows at once "
+                    "(max_rows=) or a smaller dtype"
+                ) from error
+            told = any(repr(each) in str(error) for each in ids)
+            if isinstance(error, ValueError) and not told:
+                raise in_context(error, where) from error
+            if not told:
+                error.add_note(f"(in {where})")
+            raise
 
 
 OUT_OF_MEMORY = (
@@ -169,17 +152,13 @@ OUT_OF_MEMORY = (
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whichever device: torch's own are told by their text."""
+    """Return True where an error says that memory ran out, on whichever device."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY)
 
 
-def of_problems(ids: Sequence[str]) -> str:
-    return f"problem {ids[0]!r}" if len(ids) == 1 else f"problems {', '.join(map(repr, ids))}"
-
-
 def in_context(error: ValueError, where: str) -> ValueError:
-    """The same error, with where it came from in front."""
+    """Return the same error, with where it came from in front."""
     try:
         return type(error)(f"{where}: {error}")
     except TypeError:  # an error with more than a text of its own

@@ -40,7 +40,7 @@ Found = dict[str, dict[str, np.ndarray]]
 
 @dataclass(frozen=True, eq=False)
 class ShownTable:
-    """A table of a page; `columns` chooses and orders those of the frame, a mapping also names them."""
+    """A table of a page; `columns` chooses, orders and, as a mapping, names those of the frame."""
 
     frame: pd.DataFrame
     caption: str
@@ -60,7 +60,7 @@ class ShownMap:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """How a result is shown on a page."""
+    """A result on a page."""
 
     tables: tuple[ShownTable, ...]
     head_map: ShownMap | None = None
@@ -68,9 +68,9 @@ class Shown:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a picture must know of a column of a table: its `unit`, whether 0 is the middle of its colours (`signed`),
-    the columns where its interval's `limits` and its corrected p-values stand, if there are any, words for a legend: what
-    a small p says (`claim`), what a number below 0 does (`below`), and the `level` below which p is small."""
+    """What a picture must know of a column: its `unit`, whether 0 is the middle of its colours (`signed`), the columns with
+    its interval's `limits` and its corrected `p`, words for a legend (what a small p claims, what a number `below` 0 does),
+    and the `level` below which p is small."""
 
     unit: str = ""
     signed: bool = False
@@ -100,8 +100,7 @@ class Grouped:
 class Result(Grouped):
     """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here.
 
-    All data frames that its methods give are `Table`s, and what it prints is one line each: names and ids that came from
-    outside act neither on a terminal nor in a spreadsheet.
+    All data frames that its methods give are `Table`s.
     """
 
     signed: ClassVar[bool] = False
@@ -146,13 +145,12 @@ class Result(Grouped):
     settings: Mapping[str, Any] = MappingProxyType({})
     """What it was made with."""
 
-    def __init_subclass__(cls, *, renamed: Mapping[str, str | None] | None = None, **options: Any) -> None:
-        """`renamed`: fields that folders of an earlier version know under another name, old name to new (None: it follows)."""
-        super().__init_subclass__(**options)
-        savable(cls, renamed=renamed)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        savable(cls)
         for name, member in list(vars(cls).items()):
             if inspect.isfunction(member) and member.__annotations__.get("return") is pd.DataFrame:
-                setattr(cls, name, _then(Table, member))
+                setattr(cls, name, _as_table(member))
 
     @classmethod
     def declared(cls) -> Mapping[str, Column]:
@@ -174,11 +172,9 @@ class Result(Grouped):
 
     def caveats(self) -> list[str]:
         """Return what limits the finding, at most three lines."""
-        variants = []
-        if self.groups:
-            n = count_of(self.n_groups, "group")
-            variants = [f"These {len(self.groups)} problems are variants in {n}; each group counts once."]
-        return [*variants, *self._precision()]
+        n = count_of(len(set(self.groups)), "group")
+        variants = f"These {len(self.groups)} problems are variants in {n}; each group counts once."
+        return [*[variants] * bool(self.groups), *self._precision()]
 
     def rest(self) -> str:
         """Return one line on what its printed table leaves out."""
@@ -201,11 +197,8 @@ class Result(Grouped):
         `options` are those of `table`.
         """
         table = self.table(*which, **options)
-        known = [
-            name for name in table if table.empty or (table[name].notna() & (table[name].astype(object) != "")).any()
-        ]
         wanted = [each for name in self.reported or table.columns for each in (name, *_ends(name))]
-        names = [name for name in dict.fromkeys(wanted) if name in known]
+        names = [name for name in dict.fromkeys(wanted) if name in table and (table.empty or says(table[name]))]
         if len(names) > MOST:
             names = [name for name in names if not name.endswith(_ends(""))]
         return table[names[:MOST]]
@@ -304,6 +297,11 @@ class Result(Grouped):
         )
 
 
+def says(column: pd.Series) -> bool:
+    """Whether any cell of a column says something."""
+    return bool((column.notna() & (column.astype(object) != "")).any())
+
+
 def _ends(column: str) -> tuple[str, str]:
     """The columns with the limits of a column's interval."""
     return f"{column}_ci_low", f"{column}_ci_high"
@@ -315,12 +313,10 @@ class Words(str):
     __repr__ = str.__str__
 
 
-def _then(after: Callable[[Any], Any], method: Any) -> Any:
-    """A method whose value goes through `after`."""
-
+def _as_table(method: Callable[..., pd.DataFrame]) -> Callable[..., Table]:
     @functools.wraps(method)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return after(method(*args, **kwargs))
+    def wrapped(*args: object, **kwargs: object) -> Table:
+        return Table(method(*args, **kwargs))
 
     return wrapped
 

@@ -1,12 +1,11 @@
 """Saving and loading results: one folder, written whole or not at all, with where it came from."""
 
-import contextlib
 import dataclasses
 import datetime
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import numpy as np
 from ..core.arguments import checked
 from ..core.heads import Head
 from .checkpoint import plain
-from .folders import RESULTS, RUN, damaged_files, new_folder, recover
-from .locks import Lock
-from .registry import RENAMED, SAVED
+from .folders import RESULTS, RUN, damaged_files, new_folder
+from .registry import SAVED
 from .results import Result
 
 DOCUMENT, ARRAYS = "results.json", "arrays.npz"
@@ -27,7 +25,7 @@ PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsigh
 
 @checked
 def provenance(model: Any = None, *, command: Sequence[str] | None = None, **more: Any) -> dict[str, Any]:
-    """Where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
+    """Return where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
     found: dict[str, Any] = {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
@@ -70,43 +68,40 @@ def load(path: str | Path) -> dict[str, Any]:
     """Load the results of a folder by name, with their provenance under "provenance": one that `save` wrote, or the `--out`
     of a run.
 
-    What is read is checked first against the folder's manifest (folders of version 0.1 have none). `ValueError` names the
-    file that is missing, cut off or changed, or the result whose arrays do not fit together.
+    What is read is checked first against the folder's manifest: `ValueError` names the file that is missing, cut off or
+    changed, or the result whose arrays do not fit together.
     """
     folder = Path(path)
-    if not folder.exists():  # killed while it was replaced?
-        with contextlib.suppress(OSError), Lock(folder.resolve()):
-            recover(folder.resolve())
     if (folder / RUN).is_file():
         folder /= RESULTS
-    damaged = damaged_files(folder, (DOCUMENT, ARRAYS)) if folder.is_dir() else {}
-    if damaged:
-        what = "; ".join(f"{str(folder / name)!r} {why}" for name, why in damaged.items())
-        raise ValueError(f"{what}: the saved results are damaged; take a copy that is whole, or make them again")
+    for name, why in damaged_files(folder, (DOCUMENT, ARRAYS)).items():
+        raise ValueError(
+            f"{str(folder / name)!r} {why}: the saved results are damaged; take a copy that is whole, or make them again"
+        )
     if not (folder / DOCUMENT).is_file():
-        raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no results.json)")
+        raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no {DOCUMENT})")
     try:
         document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
         if document["format"] != 1:
             raise ValueError(f"it has format {document['format']!r}, this version reads format 1")
-        with (folder / ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as kept:
+        with np.load(folder / ARRAYS, allow_pickle=False) as kept:
             arrays = {name: kept[name] for name in kept.files}
         results = {name: _rebuild(part, arrays) for name, part in document["results"].items()}
-        return results | {"provenance": document["provenance"]}
     except Exception as error:
         what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"{str(folder)!r} cannot be loaded ({what}); take a copy that is whole, or make the results again"
         ) from error
+    return results | {"provenance": document["provenance"]}
 
 
-def _describe(result: Any, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+def _describe(result: object, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     kind = type(result)
     if SAVED.get(kind.__name__) is not kind:
         raise TypeError(f"{name}: only results of this toolkit can be saved, got {kind.__name__}")
     fields = {
         field.name: _encode(getattr(result, field.name), f"{name}.{field.name}", arrays)
-        for field in dataclasses.fields(result)
+        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
         if field.init
     }
     return {"class": kind.__name__, "fields": fields}
@@ -114,7 +109,9 @@ def _describe(result: Any, name: str, arrays: dict[str, np.ndarray]) -> dict[str
 
 def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, np.ndarray):
-        arrays[key] = _one_nan(value) if value.dtype != object else value.astype(str)
+        if value.dtype.kind == "f":  # one kind of NaN: those that a resumed run has read back have lost their sign
+            value = np.where(np.isnan(value), value.dtype.type(np.nan), value)
+        arrays[key] = value if value.dtype != object else value.astype(str)
         return {"array": key}
     if isinstance(value, Head):
         return {"head": [value.layer, value.head]}
@@ -142,12 +139,7 @@ def _part(name: str) -> str:
     return name.replace("%", "%25").replace(".", "%2E")
 
 
-def _one_nan(array: np.ndarray) -> np.ndarray:
-    """The same numbers with one kind of NaN: a run that was resumed has read its own back, and they have lost their sign."""
-    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
-
-
-def _decode(value: Any, arrays: Any) -> Any:
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if isinstance(value, list):
         return [_decode(v, arrays) for v in value]
     if not isinstance(value, dict):
@@ -164,32 +156,13 @@ def _decode(value: Any, arrays: Any) -> Any:
     return {k: _decode(v, arrays) for k, v in inner.items()}
 
 
-def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
-    kind = _result_class(part["class"])
-    renamed = RENAMED[kind.__name__]
-    if not part["fields"].keys().isdisjoint(renamed.values()):
-        renamed = {}  # written after the renaming: the former name may be another field's today
-    fields = {renamed.get(key, key): _decode(value, arrays) for key, value in part["fields"].items()}
-    known = {field.name for field in dataclasses.fields(kind)} - set(fields)
-    fields |= {key: value for key, value in _once_settings(fields.get("settings")).items() if key in known}
-    made = kind(**{key: value for key, value in fields.items() if key is not None})
+def _rebuild(part: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> object:
+    name, package = part["class"], sys.modules["mless_interp"]
+    if name not in SAVED and any(name in names for names in package.RESULTS.values()):
+        getattr(package, name)  # its module enters it there
+    if name not in SAVED:
+        raise ValueError(f"this version of the toolkit has no result {name!r}")
+    made = SAVED[name](**{key: _decode(value, arrays) for key, value in part["fields"].items()})
     if isinstance(made, Result):
         made.check_axes()
     return made
-
-
-def _once_settings(settings: Any) -> dict[str, Any]:
-    """What is a field of a result today, and stood among its settings in an older folder."""
-    found = {} if settings is None else dict(settings)
-    return found | ({"confidence": 1 - found["alpha"]} if "alpha" in found else {})
-
-
-def _result_class(name: str) -> Any:
-    """The result class of that public name; folders written before 0.2 name its module as well, which may have moved."""
-    short = name.rpartition(".")[2]
-    package = sys.modules["mless_interp"]
-    if short not in SAVED and any(short in names for names in package.RESULTS.values()):
-        getattr(package, short)  # its module enters it there
-    if short not in SAVED:
-        raise ValueError(f"this version of the toolkit has no result {name!r}")
-    return SAVED[short]

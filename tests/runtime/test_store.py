@@ -14,7 +14,7 @@ from results_under_test import same
 
 from mless_interp.core.heads import Head
 from mless_interp.patching.scores import PatchScores
-from mless_interp.runtime.folders import MANIFEST, write_manifest
+from mless_interp.runtime.folders import write_manifest
 from mless_interp.runtime.store import load, provenance, save
 
 # ------------------------------------------------------------------------------------------------- saving and loading
@@ -34,16 +34,6 @@ def made_scores(**changes: Any) -> PatchScores:
         "seed": 3,
     }
     return PatchScores(**(fields | changes))
-
-
-def test_patch_scores_come_back_unchanged(tmp_path: Path) -> None:
-    scores = made_scores()
-    save(tmp_path / "out", scores)
-    found = load(tmp_path / "out")
-    assert list(found) == ["PatchScores", "provenance"]
-    assert same(found["PatchScores"], scores)
-    assert np.isnan(found["PatchScores"].patched[0, 1, 1])
-    assert found["PatchScores"].table().equals(scores.table())
 
 
 def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> None:
@@ -124,14 +114,6 @@ def test_only_results_are_loaded(tmp_path: Path, name: str) -> None:
         load(rewritten(tmp_path / "format", format=2))
 
 
-def test_a_result_is_known_by_its_name_wherever_its_module_went(tmp_path: Path) -> None:
-    for name in ("mless_interp.patch_scores.PatchScores", "mless_interp.gone.PatchScores", "PatchScores"):
-        (found,) = [
-            value for key, value in load(rewritten(tmp_path / name, **{"class": name})).items() if key != "provenance"
-        ]
-        assert type(found) is PatchScores
-
-
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path / "out", made_scores())
     with np.load(folder / "arrays.npz") as arrays:
@@ -166,22 +148,6 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Any, what: s
         load(folder)
 
 
-@pytest.mark.parametrize("name", ["results.json", "arrays.npz"])
-@pytest.mark.parametrize("at", [0.1, 0.99, None])
-def test_damage_without_a_manifest_names_the_file_too(tmp_path: Path, name: str, at: float | None) -> None:
-    """As in folders of version 0.1: cut off anywhere, or gone; one clear error."""
-    folder = save(tmp_path / "out", made_scores())
-    (folder / MANIFEST).unlink()
-    assert same(load(folder)["PatchScores"], made_scores())
-    data = (folder / name).read_bytes()
-    (folder / name).unlink()
-    if at is not None:
-        (folder / name).write_bytes(data[: int(at * len(data))])
-    missing = at is None and name == "results.json"
-    with pytest.raises(FileNotFoundError if missing else ValueError, match="out' cannot be loaded|no results.json"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
@@ -212,13 +178,6 @@ def test_names_with_dots_keep_their_own_arrays(tmp_path: Path) -> None:
     everything |= {"y": made_scores(settings=deep), "y.settings": made_scores(), "y.settings.donor": second}
     found = load(save(tmp_path / "out", **everything))
     assert all(same(found[name], scores) for name, scores in everything.items())
-
-
-def test_a_folder_half_replaced_by_a_run_that_died_is_found(tmp_path: Path) -> None:
-    folder = save(tmp_path / "out", made_scores())
-    folder.rename(tmp_path / ".out.old")
-    assert same(load(folder)["PatchScores"], made_scores())
-    assert everything_in(tmp_path) == ["out"]
 
 
 # --------------------------------------------------------------------------------------------------------- provenance
