@@ -473,7 +473,7 @@ class LocatedHeads(
         columns = [name for name in (*columns, "effect_fraction") if name in table]
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than "
-            f"{smallest_words(self.judged.effect)} of the effect; effects are the parts of the insertion's."
+            f"{smallest_words(self.judged.effect)} of the effect; effects are the parts of the insertion's, above 0 with it."
         )
         tables = [ShownTable(table, caption, columns)]
         if self.strata and len(strata := self.by_stratum()):
