@@ -138,5 +138,5 @@ def _table(section: Section, found: Any) -> ShownTable:
     columns = [f"{name}{end}" for name in section.columns for end in ENDS]
     columns = [name for name in columns if name in table]
     names = {f"{old}{end}": f"{new}{end}" for old, new in section.columns.items() if new for end in ENDS}
-    caption = f"{section.caption} Effects are parts of the insertion's, in {found.unit}."
+    caption = f"{section.caption} Effects are parts of the insertion's, in {found.unit}, above 0 with it."
     return ShownTable(table[columns].rename(columns=names), caption)

@@ -334,7 +334,7 @@ class LocatedHeads(Verdicts, Result):
         columns = [name for name in names.split() if name in table]
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than {self.smallest_words} of the "
-            "effect; effects are the parts of the insertion's."
+            "effect; effects are the parts of the insertion's, above 0 with it."
         )
         tables = [ShownTable(table, caption, columns)]
         if self.strata and len(strata := self.by_stratum()):

@@ -109,7 +109,8 @@ def _not_taken(hf_model: Any, config: Any) -> str | None:
         )
     latent = {type(unwrapped(each)).__name__ for each in hf_model.modules() if hasattr(each, "kv_a_proj_with_mqa")}
     if latent - PAIRED.keys():
-        return f"makes its keys and values of a latent vector by {', '.join(sorted(latent - PAIRED.keys()))}, which is not known here"
+        names = ", ".join(sorted(latent - PAIRED.keys()))
+        return f"makes its keys and values of a latent vector by {names}, which is not known here"
     if any(path.endswith("attn_sub_norm") for path, _ in hf_model.named_modules()):
         return "norms the outputs of all heads together before they are projected, so that no head writes by itself"
     return None

@@ -130,8 +130,7 @@ class Parts:
         if column == "prevalence":
             return Quantity("share of problems", False, limits, *tested, level=self.level)
         share = column in ("effect_fraction", "share")
-        below = "against the effect" if share else "lowers the outcome"
-        return Quantity(WHOLE if share else self.unit, True, limits, *tested, below, self.level)
+        return Quantity(WHOLE if share else self.unit, True, limits, *tested, "against the effect", self.level)
 
     def _claim(self) -> str:
         return f"more than {100 * self.smallest_effect:.3g} % of the effect in most problems"

@@ -22,7 +22,8 @@ MISSING = "–"
 class Column:
     """A column of a result's tables: its name there, its heading, what it is, its unit, and the role that it plays.
 
-    Roles: "share" is written in percent, "points" in percentage points, "p" with two digits, "of NAME" as a count out of the
+    Roles: "share" is written in percent, "points" in percentage points, "p" with two digits, "count" (ranks too) without
+    decimals where all are whole, else with one, "of NAME" as a count out of the
     column NAME; "verdict" stands right after the first column, "later" behind the others.
     """
 
@@ -226,10 +227,12 @@ def _numbers(values: Sequence[Any], limits: tuple[Sequence[Any], Sequence[Any]] 
     ends = () if limits is None else (*limits[0], *limits[1])
     known = [scale * float(value) for value in (*values, *ends) if not pd.isna(value)]
     whole = role == "share" or (
-        role != "points" and limits is None and all(isinstance(value, int) or pd.isna(value) for value in values)
+        role not in ("points", "count") and limits is None and all(isinstance(x, int) or pd.isna(x) for x in values)
     )
     signed = role == "points" or (role != "share" and any(value < 0 for value in known))
     decimals = 0 if whole else 1 if role == "points" else _decimals(known)
+    if role == "count":
+        decimals = int(not all(value.is_integer() for value in known))
 
     def number(value: Any) -> str:
         return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)

@@ -118,9 +118,9 @@ class Result(Grouped):
         claim | claim | | what the paper says
         verdict | verdict | verdict | agrees, disagrees, or cannot tell: from the interval against the null, over problems
         reason | reason | | why nothing can be told, or the rank that the verdict rests on
-        rank | rank | | 1 is the largest; ties share the middle rank
+        rank | rank | count | 1 is the largest; ties share the middle rank
         condition | condition | | which run: without insertion, with it, ...
-        n_tokens | tokens | | number of inserted tokens
+        n_tokens | tokens | count | number of inserted tokens
         outcome | outcome | | mean over problems, with the insertion
         total | total effect | | with the insertion - without it, median over problems
         treatment | treatment | | what was done to the problem before it was answered
@@ -343,6 +343,23 @@ def head_map(
     if not known or len(table) < 2 or table.duplicated(["layer", "head"]).any():
         return None
     return ShownMap(table, known[0], [name for name in columns if name in table], marked, means)
+
+
+def turned(result: Result, table: pd.DataFrame) -> pd.DataFrame:
+    """A table of a result with effects (means and medians in the outcome's unit) above 0 where they go with the whole one.
+
+    Pages and pictures show it so; its own tables have the outcome's sign.
+    """
+    effect = getattr(result, "whole", None) or getattr(getattr(result, "judged", None), "effect", None)
+    if getattr(effect, "direction", 1.0) > 0:
+        return table
+    made = table.copy()
+    for name in (each for each in table if each.endswith(("median", "effect")) and table[each].dtype.kind == "f"):
+        made[name] = 0.0 - table[name]
+        low, high = _ends(name)
+        if low in table:
+            made[low], made[high] = 0.0 - table[high], 0.0 - table[low]
+    return made
 
 
 def with_limits(made: Interval, unit: str = "") -> str:

@@ -1,5 +1,6 @@
 """Pictures of circuits: direct and indirect parts, edges as a graph, sites by layer and token."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,22 @@ from ..circuits.paths import LOGITS, TOGETHER, PathEffects
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
 from ..core.arguments import count_of
 from ..core.heads import Head
-from ..runtime.results import largest_first
-from .head_plots import MADE_WITH
-from .plots import HATCHES, LINES, Picture, draw_cells, key, key_below, name_axes, panel, words_of
+from ..runtime.results import largest_first, turned
+from .plots import (
+    HATCHES,
+    LINES,
+    MADE_WITH,
+    Picture,
+    chosen_column,
+    draw_maps,
+    draw_stack,
+    end_of,
+    key,
+    key_below,
+    name_axes,
+    panel,
+    words_of,
+)
 
 WIDEST = 6.0
 """Points of the widest edge of a graph."""
@@ -24,13 +38,7 @@ NUMBERED = 20
 GOLDEN = 0.618034
 """Steps of this size, taken modulo 1, spread evenly whatever their number."""
 WAY_WORDS = dict(zip(WAYS, ("straight to the logits", "through later parts of the model"), strict=True))
-MEAN_SHARE, EFFECT = "effect_fraction", "effect"
-
-
-def _column(table: pd.DataFrame) -> tuple[str, str]:
-    """The column of means to draw: shares where they are defined, which add up as the means do; and what it is."""
-    shares = bool(table[MEAN_SHARE].notna().any())
-    return (MEAN_SHARE, "part of the insertion's effect") if shares else (EFFECT, "mean effect")
+SOLID, DASHED = "-", (0, (3, 1.5))
 
 
 def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
@@ -39,26 +47,26 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     Means over problems, which add up: shares of the mean total effect where that is known, else in the outcome's unit. Bars of
     one head may point both ways; the diamond is their sum. A star stands at a way that most problems show (corrected p).
     """
-    column, words = _column(found.table())
-    table = found.table().set_index("of")
-    size = np.abs(found.effect.mean(0))
-    heads = [str(found.heads[at]) for at in np.argsort(-size, kind="stable")[:top]]
+    table = turned(found, found.table())
+    shares = bool(table["effect_fraction"].notna().any())
+    column, words = ("effect_fraction", "part of the insertion's effect") if shares else ("effect", "mean effect")
+    table = table.set_index("of")
+    heads = [str(found.heads[at]) for at in np.argsort(-np.abs(found.effect.mean(0)), kind="stable")[:top]]
+    ways = {way: table[table["way"] == way].loc[heads] for way in WAYS}
     picture, axes = panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)
-    at, above, below = np.arange(len(heads)), np.zeros(len(heads)), np.zeros(len(heads))
-    for number, way in enumerate(WAYS):
-        rows = table[table["way"] == way].loc[heads]
-        height = rows[column].to_numpy(dtype=float)
-        bottom = np.where(height >= 0, above, below)
-        style = {"color": LINES[number][0], "hatch": HATCHES[2 * number], "edgecolor": "white", "linewidth": 0}
-        axes.bar(at, height, 0.7, bottom, label=f"{way}: {WAY_WORDS[way]}", **style)
+    series = [
+        (f"{way}: {WAY_WORDS[way]}", rows[column], {"color": LINES[number][0], "hatch": HATCHES[2 * number]})
+        for number, (way, rows) in enumerate(ways.items())
+    ]
+    sums = draw_stack(axes, series)
+    star = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none"}
+    for number, (bars, rows) in enumerate(zip(axes.containers, ways.values(), strict=True)):
         sure = (rows["p_corrected"] < found.level).to_numpy()
-        starred = f"most problems show it (p < {found.level:.3g}, corrected)" if way == WAYS[-1] else None
-        star = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none", "label": starred}
-        axes.plot(at[sure], (bottom + height / 2)[sure], "*", **star)
-        above, below = above + np.maximum(height, 0), below + np.minimum(height, 0)
-    axes.plot(at, above + below, "D", color="black", markersize=4, label="both together: the head's")
-    axes.axhline(0, color="0.4", linewidth=0.8)
-    axes.set_xticks(at, heads, rotation=45, ha="right")
+        middle = np.array([bar.get_y() + bar.get_height() / 2 for bar in bars])
+        label = None if number else f"most problems show it (p < {found.level:.3g}, corrected)"
+        axes.plot(np.flatnonzero(sure), middle[sure], "*", label=label, **star)
+    axes.plot(np.arange(len(heads)), sums, "D", color="black", markersize=4, label="both together: the head's")
+    axes.set_xticks(range(len(heads)), heads, rotation=45, ha="right")
     name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found, *MADE_WITH))
     key_below(picture)
     return picture
@@ -69,8 +77,7 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
 
     Solid lines are with the insertion's effect, dashed ones against it; grey tones do not carry meaning. On the 20 widest
     edges stand their number and, into a head, those of q, k and v that most problems show: "k+v" where they act only together,
-    "k|v" in each other's place. Where a node stands in its layer
-    means nothing.
+    "k|v" in each other's place. Where a node stands in its layer means nothing.
 
     Parameters
     ----------
@@ -80,81 +87,81 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
 
     Where there is no such edge, a sentence under the nodes says so and, as far as it is known, why.
     """
-    table = found.table()
-    column, words = "share", "share of the insertion's effect"
+    table = turned(found, found.table())
+    column, words = ("share", "share of the insertion's effect")
     if not found.established:  # there is nothing to have a share of
-        table[column], words = found.whole.turned(table[EFFECT].to_numpy()), "mean effect, with the median total effect"
+        column, words = "effect", "mean effect, with the median total effect"
     sure = table["p_corrected"] < found.level
-    wanted = sure if only_found else table[column].abs() >= smallest
-    rows = largest_first(table[wanted & (table["part"].isin(["", part]) | (part == TOGETHER))], column)
-    other = ~rows["part"].isin(["", part])
-    rows = rows.iloc[np.argsort(other, kind="stable")].drop_duplicates(["sender", "receiver"])
-    nodes = list(dict.fromkeys([*table["sender"], *table["receiver"]]))
-    places = _places(nodes)
-    levels = sorted({y for _, y in places.values()})
-    width = max(x for x, _ in places.values()) - min(x for x, _ in places.values())
-    picture, axes = panel(max(4.6, 1.1 * width + 2.0), max(3.0, 0.75 * len(levels) + 1.4))
-    rows = largest_first(rows, column)
-    largest = float(rows[column].abs().max()) if len(rows) else 1.0
-    taken = list(places.values())
-    how = found.together().query("how != ''")
-    mark = {
-        (str(row["sender"]), str(row["receiver"])): JOINED[row["how"]].join(row["inputs"])
-        for row in how.sort_values("inputs", key=lambda each: -each.str.len(), kind="stable").to_dict("records")
-    }
-    shown = table[sure].groupby(["sender", "receiver"])["part"].agg(set).to_dict()
-    for rank, row in enumerate(rows.to_dict("records")):
-        start, end = (np.array(places[row[node]]) for node in ("sender", "receiver"))
-        size = WIDEST * abs(row[column]) / largest
-        arrow = {
-            "arrowstyle": "-|>",
-            "linewidth": max(size, 0.6),
-            "linestyle": "-" if row[column] >= 0 else (0, (3, 1.5)),
-            "color": "0.25",
-            "shrinkA": 13,
-            "shrinkB": 13,
-            "mutation_scale": 9 + size,
-        }
-        axes.annotate("", end, start, arrowprops=arrow, zorder=1)
-        if rank >= NUMBERED:
-            continue
-        ends = (row["sender"], row["receiver"])
-        letters = mark.get(ends) or ", ".join(letter for letter in "qkv" if letter in shown.get(ends, ()))
-        text = f"{row[column]:.2f}" + (f" {letters}" if letters else "")
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-        x, y = _free(start, end, taken)
-        taken.append((x, y))
-        axes.text(x, y, text, fontsize=6.5, ha="center", va="center", bbox=box, zorder=2)
+    rows = largest_first(table[sure if only_found else table[column].abs() >= smallest], column)
+    rows = rows[rows["part"].isin(["", part]) | (part == TOGETHER)]
+    rows = rows.iloc[np.argsort(~rows["part"].isin(["", part]), kind="stable")]
+    rows = largest_first(rows.drop_duplicates(["sender", "receiver"]), column)
+    places = _places(list(dict.fromkeys([*table["sender"], *table["receiver"]])))
+    across, up = ([place[axis] for place in places.values()] for axis in (0, 1))
+    wide, high = max(across) - min(across), len(set(up))
+    picture, axes = panel(max(4.6, 1.1 * wide + 2.0), max(3.0, 0.75 * high + 1.4))
+    _draw_edges(axes, rows, column, places, _letters(found, table[sure]))
+    linked = {*rows["sender"], *rows["receiver"]}
     for node, (x, y) in places.items():
-        shape = "round,pad=0.3" if node.startswith("L") else "square,pad=0.3"
-        linked = node in set(rows["sender"]) | set(rows["receiver"])
-        box = {"boxstyle": shape, "facecolor": "white", "edgecolor": "black" if linked else "0.7", "linewidth": 1.1}
-        axes.text(
-            x, y, node, fontsize=8, ha="center", va="center", bbox=box, color="black" if linked else "0.55", zorder=3
-        )
-    axes.set_xlim(min(x for x, _ in places.values()) - 0.6, max(x for x, _ in places.values()) + 0.6)
-    axes.set_ylim(-0.6, max(levels) + 0.6)
+        ink, shape = ("black", "0.7")[node not in linked], "round" if node.startswith("L") else "square"
+        box = {"boxstyle": f"{shape},pad=0.3", "facecolor": "white", "edgecolor": ink, "linewidth": 1.1}
+        color = "black" if node in linked else "0.55"
+        axes.text(x, y, node, fontsize=8, ha="center", va="center", bbox=box, color=color, zorder=3)
+    axes.set_xlim(min(across) - 0.6, max(across) + 0.6)
+    axes.set_ylim(-0.6, max(up) + 0.6)
     axes.set_axis_off()
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
-    line: dict[str, Any] = {"color": "0.25", "linewidth": 1.5}
     drawn = f"that most problems show (p < {found.level:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
-    numbered = f"; numbers on the {NUMBERED} widest" if len(rows) > NUMBERED else ""
-    if rows.empty:
-        which, size = (
-            f"that enters by {part} " * (part != TOGETHER),
-            "share" if found.established else "mean effect",
-        )
-        why = found.why_none() or f"No edge {which}is among those that most problems show."
-        said = why if only_found else f"No edge {which}has a {size} {drawn}."
-        key_below(picture, handles=key([(said, {"linestyle": "none"})]), ncols=1)
-        return picture
-    entries: list[tuple[str, Any]] = [
-        (f"with the effect; width and number: {words}", {"linestyle": "-", **line}),
-        ("against the effect", {"linestyle": (0, (3, 1.5)), **line}),
-        (f"{count_of(len(rows), 'edge')} {drawn}{numbered}", {"linestyle": "none"}),
+    none, line = {"linestyle": "none"}, {"color": "0.25", "linewidth": 1.5}
+    entries: list[tuple[str, Mapping[str, Any]]] = [
+        (f"with the effect; width and number: {words}", {"linestyle": SOLID, **line}),
+        ("against the effect", {"linestyle": DASHED, **line}),
+        (
+            f"{count_of(len(rows), 'edge')} {drawn}" + f"; numbers on the {NUMBERED} widest" * (len(rows) > NUMBERED),
+            none,
+        ),
     ]
+    if rows.empty:
+        which = f"that enters by {part} " * (part != TOGETHER)
+        size = "share" if found.established else "mean effect"
+        why = found.why_none() or f"No edge {which}is among those that most problems show."
+        entries = [(why if only_found else f"No edge {which}has a {size} {drawn}.", none)]
     key_below(picture, handles=key(entries), ncols=1)
     return picture
+
+
+def _letters(found: PathEffects, sure: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """(sender, receiver) -> which of q, k and v most problems show, and how they act where that is known."""
+    shown = {
+        ends: ", ".join(letter for letter in "qkv" if letter in set(parts))
+        for ends, parts in sure.groupby(["sender", "receiver"])["part"]
+    }
+    how = found.together().query("how != ''")
+    how = how.sort_values("inputs", key=lambda each: -each.str.len(), kind="stable")
+    return shown | {
+        (row["sender"], row["receiver"]): JOINED[row["how"]].join(row["inputs"]) for row in how.to_dict("records")
+    }
+
+
+def _draw_edges(
+    axes: Any,
+    rows: pd.DataFrame,
+    column: str,
+    places: Mapping[str, tuple[float, float]],
+    letters: Mapping[tuple[str, str], str],
+) -> None:
+    taken = list(places.values())
+    for rank, row in enumerate(rows.to_dict("records")):
+        start, end = (np.array(places[row[node]]) for node in ("sender", "receiver"))
+        size = WIDEST * abs(row[column]) / float(rows[column].abs().max())
+        arrow = {"arrowstyle": "-|>", "linewidth": max(size, 0.6), "mutation_scale": 9 + size, "color": "0.25"}
+        arrow |= {"linestyle": SOLID if row[column] >= 0 else DASHED, "shrinkA": 13, "shrinkB": 13}
+        axes.annotate("", end, start, arrowprops=arrow, zorder=1)
+        if rank < NUMBERED:
+            text = f"{row[column]:.2f} {letters.get((row['sender'], row['receiver']), '')}".rstrip()
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+            taken.append(_free(start, end, taken))
+            axes.text(*taken[-1], text, fontsize=6.5, ha="center", va="center", bbox=box, zorder=2)
 
 
 def _free(start: np.ndarray, end: np.ndarray, taken: list[tuple[float, float]]) -> tuple[float, float]:
@@ -202,50 +209,34 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     value : the column of the table to draw; default the share of the effect, where that is known.
     limit : the end of the colour scale.
     """
-    table = found.table()
-    value = found.default_column(table) if value is None else value
-    if value not in table:
-        raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
-    absolute = any(
-        name.startswith(POSITION) for name in (found.positions if isinstance(found, SitePatches) else found.places)
-    )
+    table = turned(found, found.table())
+    value, quantity = chosen_column(found, table, value)
     if isinstance(found, SitePatches):
         of_span = "; of the span" if found.positions[-1].startswith("span ") else ""
         x, y = f"token of the question, from either end{of_span}", "layer (zero-based)"
-        titles, names = found.sites, found.positions
-        rows = list(map(str, found.layers))
+        titles, names, rows = found.sites, found.positions, list(map(str, found.layers))
     else:
-        titles, names, x, y = ("",), found.places, "token of the question; part of the span", "head (zero-based)"
-        rows = [str(head) for head in found.heads]
-    x = "position in the prompt" if absolute else x
+        x, y = "token of the question; part of the span", "head (zero-based)"
+        titles, names, rows = ("",), found.places, list(map(str, found.heads))
+    absolute = any(name.startswith(POSITION) for name in names)
     shape = len(titles), len(rows), len(names)
     grids, p = (table[name].to_numpy(dtype=float).reshape(shape) for name in (value, "p_corrected"))
-    finite = grids[np.isfinite(grids)]
-    limit = limit or (float(np.abs(finite).max()) if finite.size else 1.0) or 1.0
-    size = max(2.6, 0.21 * len(names) + 0.9), max(2.2, 0.24 * len(rows) + 1.2)
-    picture = Picture(figsize=(size[0] * shape[0] + 1.0, size[1] + 0.5), layout="constrained")
-    axes: Any = picture.subplots(1, shape[0], squeeze=False)
-    image: Any = None
-    hatched = False
-    for at in range(shape[0]):
-        with np.errstate(invalid="ignore"):
-            marked = [(int(row), int(column)) for row, column in zip(*np.nonzero(p[at] < found.level), strict=True)]
-        hatched = hatched or bool(marked)
-        image = draw_cells(axes[0, at], np.clip(grids[at], -limit, limit), limit=limit, hatched=marked)
-        axes[0, at].set_xticks(range(len(names)), list(map(_tick, names)), rotation=90)
-        axes[0, at].set_yticks(range(len(rows)), rows)
-        name_axes(axes[0, at], x=x, y=y if at == 0 else None, title=titles[at] or None)
-        for edge in _edges(names):
-            axes[0, at].axvline(edge - 0.5, color="black", linewidth=0.9)
-    quantity = found.quantity(value)
-    bar = picture.colorbar(image, ax=axes, shrink=0.9)
-    bar.set_label(value.replace("_", " ") + (f" ({quantity.unit})" if quantity.unit else ""), fontsize=8)
-    bar.ax.tick_params(labelsize=7)
-    picture.suptitle(words_of(found, *MADE_WITH), fontsize=9)
-    if hatched:
-        strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
-        key_below(picture, handles=key([(f"p < {found.level:.3g}, corrected: {quantity.claim}", strokes)]))
-    return picture
+    with np.errstate(invalid="ignore"):
+        hatched = p < found.level
+    return draw_maps(
+        grids,
+        titles=titles,
+        columns=list(map(_tick, names)),
+        rows=rows,
+        x="position in the prompt" if absolute else x,
+        y=y,
+        limit=limit or end_of(grids),
+        hatched=hatched,
+        label=value.replace("_", " ") + (f" ({quantity.unit})" if quantity.unit else ""),
+        title=words_of(found, *MADE_WITH),
+        claim=f"p < {found.level:.3g}, corrected: {quantity.claim}",
+        edges=_edges(names),
+    )[0]
 
 
 def _tick(name: str) -> str:

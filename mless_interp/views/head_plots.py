@@ -1,6 +1,6 @@
 """Pictures of heads: layer × head maps, intervals per head, attention patterns before and after."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,15 @@ from ..mechanism import AttentionDecomposition
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import column_of
-from ..runtime.results import Quantity, Result, largest_first
+from ..runtime.results import Quantity, Result, largest_first, turned
 from ..runtime.text_safety import one_line
-from .packing import scale_of
 from .plots import (
     DIVERGING,
     LINES,
+    MADE_WITH,
+    STROKES,
     Picture,
+    chosen_column,
     draw_forest,
     draw_map,
     key,
@@ -30,10 +32,8 @@ from .plots import (
     shortened,
     words_of,
 )
-from .pooling import both_names, read_patterns
+from .pooling import both_names, difference_of, read_patterns, scale_of
 
-MADE_WITH = ("model", "insertion", "contrast", "direction", "edit", "outcome")
-"""Settings that stand over a picture."""
 FRAMES = {(True, False): "-", (False, True): "--", (True, True): "-.", (False, False): ":"}
 """Frames of named heads, by whether they read and mediate."""
 LOCATED: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -50,11 +50,11 @@ def head_map(
 ) -> Picture:
     """Layer × head map of a result's table, 0 in the middle of the colours where the number has a sign.
 
-    Works for `LocatedHeads`, `PatchScores`, `HeadScores` and any other result whose `.table()` has a row per head with
-    layer and head. Strokes mark heads whose corrected p-value, a column of that table, is below `level` (None: the result's
-    own); frames the heads that locating named, with the letters of their kind (`locating.judge.KINDS`; a minus before them:
-    against the effect): solid those that read, dashed those that mediate, dash-dotted both, dotted neither resolved. Grey is
-    undefined or not tested. Zero-based numbers are left and below, the paper's one-based ones right and above.
+    Works for any result whose `.table()` has a row per head with layer and head. Effects are above 0 where they go with the
+    whole effect. Strokes mark heads whose corrected p-value is below `level` (None: the result's own); frames the heads that
+    locating named, with the letters of their kind (a minus before them: against the effect): solid those that read, dashed
+    those that mediate, dash-dotted both, dotted neither resolved. Grey is undefined or not tested. Zero-based numbers are left
+    and below, the paper's one-based ones right and above.
 
     Parameters
     ----------
@@ -63,50 +63,34 @@ def head_map(
     top : how many heads of largest magnitude carry their number.
     limit : the end of the colour scale, in the value's unit (None: the largest magnitude).
     """
-    table = found.table()
+    table = turned(found, found.table())
     value, quantity = _chosen(found, table, value)
     level = quantity.level if level is None else level
     grid = _grid_of(table, value)
-    cells = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
-    hatched = _significant(table, quantity, level)
-    named = _named(table, cells)
-    ranked = largest_first(table, value).dropna(subset=[value])
-    largest = [(int(row.layer), int(row.head)) for row in ranked.head(top).itertuples()]
-    texts = {cell: str(cell[1]) for cell in largest} | {
-        cell: f"{cell[1]}{letters}" for cell, (letters, _) in named.items()
-    }
+    hatched, named = _significant(table, quantity, level), _named(table)
+    ranked = largest_first(table, value).dropna(subset=[value]).head(top)
+    largest = list(zip(ranked["layer"], ranked["head"], strict=True))
+    texts = {cell: str(cell[1]) for cell in largest}
+    texts |= {cell: f"{cell[1]}{letters}" for cell, (letters, _) in named.items()}
     picture, axes = panel(*_map_size(grid))
     diverging = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
-    draw_map(
-        axes,
-        grid,
-        label=_label(value, quantity),
-        diverging=diverging,
-        limit=limit,
-        hatched=hatched,
-        outlined={cell: FRAMES[kind.reads, kind.mediates] for cell, (_, kind) in named.items()},
-        texts=texts,
-    )
+    frames = {cell: FRAMES[kind.reads, kind.mediates] for cell, (_, kind) in named.items()}
+    label, marks = _label(value, quantity), {"hatched": hatched, "outlined": frames, "texts": texts}
+    draw_map(axes, grid, label=label, diverging=diverging, limit=limit, **marks)
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
-    entries: list[tuple[str, Any]] = []
+    entries: list[tuple[str, Mapping[str, Any]]] = []
     if hatched:
-        strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
         words = quantity.claim or f"{count_of(len(table), 'head')} tested"
-        entries.append((f"p < {level:.3g}, corrected: {words}", strokes))
+        entries.append((f"p < {level:.3g}, corrected: {words}", STROKES))
     for letters, kind in dict(named.values()).items():
-        style = FRAMES[kind.reads, kind.mediates]
-        frame = {"facecolor": "white", "edgecolor": "black", "linestyle": style, "linewidth": 1.5}
+        frame = {"facecolor": "white", "edgecolor": "black", "linestyle": FRAMES[kind.reads, kind.mediates]}
         against = " against the effect" if letters != kind.letters else ""
-        entries.append((f"{letters}: {kind.name.replace('+', ' and ')}{against}", frame))
+        entries.append((f"{letters}: {kind.name.replace('+', ' and ')}{against}", frame | {"linewidth": 1.5}))
     if set(largest) - set(named):
         entries.append((f"number alone: the head, of the {len(largest)} largest", {"linestyle": "none"}))
     if diverging and negative_cells(grid, limit):
-        entries.append(
-            (
-                f"clearly negative{quantity.below and f': {quantity.below}'}",
-                {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3},
-            )
-        )
+        minus = {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3}
+        entries.append((f"clearly negative{quantity.below and f': {quantity.below}'}", minus))
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
@@ -115,27 +99,22 @@ def head_map(
     return picture
 
 
-def _named(table: pd.DataFrame, cells: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[str, Kind]]:
+def _named(table: pd.DataFrame) -> dict[tuple[int, int], tuple[str, Kind]]:
     """(layer, head) of the named heads -> the letters of their kind, a minus before them for heads against the effect."""
     if "kind" not in table:
         return {}
-    kinds = zip(cells, table["kind"], table["sense"], strict=True)
+    rows = table[table["kind"].isin(NAMED)]
     return {
-        cell: ("−" * (sense == "against") + KINDS[kind].letters, KINDS[kind])
-        for cell, kind, sense in kinds
-        if kind in NAMED
+        (layer, head): ("−" * (sense == "against") + KINDS[kind].letters, KINDS[kind])
+        for layer, head, kind, sense in zip(*(rows[name] for name in ("layer", "head", "kind", "sense")), strict=True)
     }
 
 
 def _chosen(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str, Quantity]:
     """The column to draw, and what it is."""
-    for name in ("layer", "head"):
-        if name not in table:
-            raise ValueError(f"a picture of heads needs a row per head; this table has {', '.join(table.columns)}")
-    value = found.default_column(table) if value is None else value
-    if value not in table:
-        raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
-    return value, found.quantity(value)
+    if not {"layer", "head"} <= set(table):
+        raise ValueError(f"a picture of heads needs a row per head; this table has {', '.join(table.columns)}")
+    return chosen_column(found, table, value)
 
 
 def _grid_of(table: pd.DataFrame, value: str) -> np.ndarray:
@@ -151,9 +130,7 @@ def _map_size(grid: np.ndarray) -> tuple[float, float]:
 
 def _significant(table: pd.DataFrame, quantity: Quantity, level: float) -> list[tuple[int, int]]:
     """(layer, head) of the rows whose corrected p-value is below the level."""
-    if quantity.p is None or quantity.p not in table:
-        return []
-    rows = table[table[quantity.p] < level]
+    rows = table[table[quantity.p] < level] if quantity.p in table else table.head(0)
     return list(zip(rows["layer"].astype(int), rows["head"].astype(int), strict=True))
 
 
@@ -169,13 +146,12 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
     """
     table = found.table(contrast)
     grid = _grid_of(table, "lam")
-    size = _map_size(grid)
-    rows, columns = (2, 1) if size[0] > 2 * size[1] else (1, 2)  # wide maps one below the other, to be readable
-    picture = Picture(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-    axes = picture.add_subplot(rows, columns, 1)
+    width, height = _map_size(grid)
+    rows, columns = (2, 1) if width > 2 * height else (1, 2)  # wide maps one below the other, to be readable
+    picture = Picture(figsize=(width * columns, height * rows), layout="constrained")
+    axes, beside = picture.add_subplot(rows, columns, 1), picture.add_subplot(rows, columns, 2)
     draw_map(axes, grid, label="lambda (share)", diverging=False, limit=1.0)
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
-    beside = picture.add_subplot(rows, columns, 2)
     hatched = _significant(table, found.quantity("lam_minus_uniform"), level)
     draw_map(beside, _grid_of(table, "lam_minus_uniform"), label="lambda − uniform's (share)", hatched=hatched)
     passed = f"strokes: {len(hatched)} of {count_of(len(table), 'head')}" if hatched else "no head passes"
@@ -187,7 +163,7 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
 def forest(
     found: Result, *, heads: Iterable[Head | str] | None = None, value: str | None = None, top: int = 10
 ) -> Picture:
-    """Effects with their 95 % intervals over problems, a row per head, the largest first.
+    """Effects with their 95 % intervals over problems, a row per head, the largest first; above 0 with the whole effect.
 
     Of `LocatedHeads`: medians of what patching the head's output (round) and its own read alone (square) removes (filled) and
     adds (open), parts of the insertion's effect, beside the same under random words (crosses); the dashed lines are
@@ -198,35 +174,33 @@ def forest(
     heads : default: the named heads and then the largest, `top` in all.
     value : the column to draw; of `LocatedHeads` in place of the measures.
     """
-    table = found.table()
+    table = turned(found, found.table())
     located = found if isinstance(found, LocatedHeads) and value is None else None
     value, quantity = _chosen(found, table, value)
-    table = table.assign(_head=[Head(int(a), int(b)) for a, b in zip(table["layer"], table["head"], strict=True)])
     if located is not None:
         measures = [measure for measure in LOCATED if measure[0] in table and table[measure[0]].notna().any()]
-        order, label = table, f"part of the insertion's effect ({located.unit})"
+        label = f"part of the insertion's effect ({located.unit}; above 0: with it)"
     else:
         measures = [(value, value.replace("_", " "), {"fmt": "o", "color": LINES[0][0]})]
-        order = largest_first(table, value)
-        label = _label(value, quantity)
+        label, table = _label(value, quantity), largest_first(table, value)
+    names = [str(Head(int(a), int(b))) for a, b in zip(table["layer"], table["head"], strict=True)]
+    table = table.set_axis(names)
     if heads is None:
-        shown = order.head(max(top, int(table["kind"].isin(NAMED).sum()) if "kind" in table else 0))
+        shown = table.head(max(top, int(table["kind"].isin(NAMED).sum()) if "kind" in table else 0))
     else:
-        wanted = list(as_heads(heads))
-        missing = [str(head) for head in wanted if head not in set(table["_head"])]
-        if missing:
+        wanted = list(map(str, as_heads(heads)))
+        if missing := [head for head in wanted if head not in names]:
             raise ValueError(f"{', '.join(missing)} (zero-based) not in this result, which has {len(table)} heads")
-        shown = table.set_index("_head", drop=False).loc[wanted]
+        shown = table.loc[wanted]
     if not len(shown):
         raise ValueError("there is nothing to draw: no heads")
-    unknown = [""] * len(shown)
-    rows = [
-        both_names(head) + (f"\n{kind}{' against the effect' if sense == 'against' else ''}" if kind in NAMED else "")
-        for head, kind, sense in zip(
-            shown["_head"], *(shown.get(name, unknown) for name in ("kind", "sense")), strict=True
+    rows = []
+    for head, row in zip(shown.index, shown.to_dict("records"), strict=True):
+        kind = (
+            f"\n{row['kind']}{' against the effect' * (row['sense'] == 'against')}" if row.get("kind") in NAMED else ""
         )
-    ]
-    series = [(name, shown[column], *_limits(shown, found.quantity(column)), style) for column, name, style in measures]
+        rows.append(both_names(head) + kind)
+    series = [(name, shown[each], *_limits(shown, found.quantity(each)), style) for each, name, style in measures]
     picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))
     draw_forest(axes, rows, series)
     if located is not None and located.judged.effect.delta > 0:
@@ -292,11 +266,8 @@ def head_patterns(
     columns = [(panel.title, panel.values, np.flatnonzero(panel.inserted)) for panel in panels]
     if difference and len(panels) > 1:
         first, last = panels[0], panels[-1]
-        both = sorted(set(first.base[first.base >= 0]) & set(last.base[last.base >= 0]))
-        picks = [[int(np.flatnonzero(panel.base == token)[0]) for token in both] for panel in (first, last)]
-        before, after = (p.values[:, rows][:, :, rows] for p, rows in zip((first, last), picks, strict=True))
-        title = f"{last.condition} − {first.condition}, shared tokens"
-        columns.append((title, after - before, np.array([], dtype=int)))
+        _, values, on = difference_of(first, last)
+        columns.append((f"{last.condition} − {first.condition}, {on} tokens", values, np.array([], dtype=int)))
     picture = Picture(figsize=(3.1 * len(columns) + 0.9, 2.9 * len(chosen) + 0.3), layout="constrained")
     axes: Any = picture.subplots(len(chosen), len(columns), squeeze=False)
     image: Any = None

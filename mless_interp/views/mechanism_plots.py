@@ -1,5 +1,6 @@
 """Pictures of the mechanism: lambda, shares of scale and bias, layers, mediation, reads, near zero, what spans hold."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,17 @@ from ..core.arguments import count_of
 from ..mechanism import ActivationShift, AttentionDecomposition, Mediation, SpanReadings
 from ..mechanism.span_readings import READERS
 from ..patching.reads import ReadEffects
+from ..runtime.results import turned
 from .plots import (
     GREY,
     HATCHES,
     LINES,
     Picture,
-    draw_cells,
+    chosen_column,
     draw_forest,
+    draw_maps,
     draw_series,
+    draw_stack,
     key,
     key_below,
     name_axes,
@@ -95,18 +99,14 @@ def shares(
         raise ValueError("this model does not norm what attention writes: there are no shares after a norm")
     picture, axes = _heads_panel(table, layer)
     at = np.arange(len(table))
-    above, below = np.zeros(len(table)), np.zeros(len(table))
-    for number, (column, name) in enumerate(PARTS):
-        if f"{column}{end}" not in table or (column == "rest_share" and layer == 0):
-            continue
-        height = table[f"{column}{end}"].fillna(0).to_numpy()
-        bottom = np.where(height >= 0, above, below)
-        style = {"color": LINES[number][0], "hatch": HATCHES[number], "edgecolor": "white", "linewidth": 0}
-        axes.bar(at, height, 0.75, bottom, label=name, **style)
-        above, below = above + np.maximum(height, 0), below + np.minimum(height, 0)
+    series = [
+        (name, table[f"{column}{end}"].fillna(0), {"color": LINES[number][0], "hatch": HATCHES[number]})
+        for number, (column, name) in enumerate(PARTS)
+        if f"{column}{end}" in table and (column != "rest_share" or layer > 0)
+    ]
+    draw_stack(axes, series, 0.75)
     points = {"fmt": "D", "color": "black", "markersize": 3, "linewidth": 1, "capsize": 2}
     axes.errorbar(at, table[f"share{end}"], yerr=_reach(table, f"share{end}"), label="sum", **points)
-    axes.axhline(0, color="0.4", linewidth=0.8)
     title = _words(found, contrast) + (", after the norm" if after_norm else "")
     name_axes(axes, y="share of the layer's\nresidual change", title=title)
     key_below(picture, ncols=5)
@@ -170,9 +170,8 @@ def read_effects(found: ReadEffects) -> Picture:
     the smallest effect of interest in most problems, with the insertion's effect (round) or against it (a triangle); square:
     shown to be less; open: neither is shown. The band is the smallest effect of interest.
     """
-    table = found.table()
-    value = found.default_column(table)
-    quantity = found.quantity(value)
+    table = turned(found, found.table())
+    value, quantity = chosen_column(found, table, None)
     low, high = quantity.limits or ("", "")
     labels = list(dict.fromkeys(table["label"]))
     columns = min(3, len(labels))
@@ -201,17 +200,17 @@ def read_effects(found: ReadEffects) -> Picture:
         if number + columns >= len(labels):
             axes.set_xlabel(f"removed ({quantity.unit})", fontsize=7)
     picture.suptitle(words_of(found, "model", "insertion", "contrast", "outcome"), fontsize=9)
-    marks: list[tuple[str, Any]] = [
-        (words, {"marker": marker, "color": colour, "linestyle": "none", "markersize": 5})
+    point = {"linestyle": "none", "markersize": 5}
+    marks: list[tuple[str, Mapping[str, Any]]] = [
+        (words, {"marker": marker, "color": colour, **point})
         for shown, (marker, colour, words) in READ_MARKS.items()
         if (table["shown"] == shown).any()
     ]
     if (table["shown"] == "").any():
-        hollow = {"marker": "o", "markerfacecolor": "white", "color": LINES[0][0], "linestyle": "none", "markersize": 5}
-        marks.append(("neither is shown", hollow))
+        marks.append(("neither is shown", {"marker": "o", "markerfacecolor": "white", "color": LINES[0][0], **point}))
     if np.isfinite(reach):
         marks.append(("smallest effect of interest", {"facecolor": "0.9", "edgecolor": "none"}))
-    picture.legend(handles=key(marks), loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    key_below(picture, ncols=3, handles=key(marks))
     return picture
 
 
@@ -228,21 +227,15 @@ def near_zero(shift: ActivationShift, *, contrast: str | None = None, metric: st
         )
     table = shift.by_class()
     table = table[(table["contrast"] == contrast) & (table["metric"] == metric)]
-    picture, axes = panel(5.6, 3.4)
-    at = np.arange(len(table))
+    series = []
     for number, run in enumerate(("before", "after")):
-        style = {"color": LINES[number][0], "fmt": LINES[number][2], "markersize": 5, "capsize": 3}
-        shown = table[[run, f"{run}_ci_low", f"{run}_ci_high"]].to_numpy(dtype=float).T
-        reach = reach_of(*(np.clip(shown, 0.0, 1.0) if metric in NEAR_ZERO else shown))
-        axes.errorbar(at + (number - 0.5) * 0.22, table[run], yerr=reach, label=run, **style)
-    names = [f"{group}\nn = {n}" for group, n in zip(table["token_class"], table["n"], strict=True)]
-    words = words_of(shift, "model", "insertion")
-    name_axes(
-        axes,
-        y="share of activations near zero" if metric in NEAR_ZERO else metric,
-        title=f"{words}, contrast {contrast}\nMLP of layer {shift.layer} (zero-based)",
-    )
-    axes.set_xticks(at, names, fontsize=8)
+        numbers = table[[run, f"{run}_ci_low", f"{run}_ci_high"]].to_numpy(dtype=float).T
+        style = {"fmt": LINES[number][2], "color": LINES[number][0]}
+        series.append((run, *(np.clip(numbers, 0.0, 1.0) if metric in NEAR_ZERO else numbers), style))
+    picture, axes = panel(5.6, 1.4 + 0.45 * len(table))
+    draw_forest(axes, [f"{g} (n = {n})" for g, n in zip(table["token_class"], table["n"], strict=True)], series)
+    title = f"{words_of(shift, 'model', 'insertion')}, contrast {contrast}\nMLP of layer {shift.layer} (zero-based)"
+    name_axes(axes, x="share of activations near zero" if metric in NEAR_ZERO else metric, title=title)
     axes.legend(fontsize=7)
     return picture
 
@@ -282,28 +275,22 @@ def span_map(found: SpanReadings) -> Picture:
     table = found.table()
     shape = len(READERS), len(found.layers), len(found.places)
     shares = table["pairs_share"].where(table["p_corrected"].notna()).to_numpy(dtype=float).reshape(shape) - 0.5
-    width, height = max(2.8, 0.3 * shape[2] + 1.0), max(2.2, 0.22 * shape[1] + 1.2)
-    picture = Picture(figsize=(width * shape[0] + 1.0, height + 0.5), layout="constrained")
-    axes: Any = picture.subplots(1, shape[0], squeeze=False)
-    image: Any = None
-    for at, reader in enumerate(READERS):
-        marked = [(int(row), int(column)) for row, column in zip(*np.nonzero(found.found[at]), strict=True)]
-        image = draw_cells(axes[0, at], shares[at], limit=0.5, hatched=marked)
-        axes[0, at].invert_yaxis()
-        axes[0, at].set_xticks(range(shape[2]), found.places, rotation=90)
-        axes[0, at].set_yticks(range(shape[1]), ["embedding", *map(str, found.layers[1:])])
-        name_axes(
-            axes[0, at],
-            x="inserted tokens",
-            y="after layer (zero-based)" if at == 0 else None,
-            title=reader,
-        )
-    bar = picture.colorbar(image, ax=axes, shrink=0.9, ticks=[-0.5, 0.0, 0.5])
+    picture, bar = draw_maps(
+        shares,
+        titles=tuple(READERS),
+        columns=found.places,
+        rows=["embedding", *map(str, found.layers[1:])],
+        x="inserted tokens",
+        y="after layer (zero-based)",
+        limit=0.5,
+        hatched=found.found,
+        label="pairs read right",
+        title=words_of(found, "model", "insertion", "what"),
+        claim=f"p < {found.level:.3g}, corrected: most pairs show it",
+        cell=(0.3, 0.22),
+        ticks=[-0.5, 0.0, 0.5],
+    )
     bar.ax.set_yticklabels(["0 %", "50 %", "100 %"])
-    bar.set_label("pairs read right", fontsize=8)
-    bar.ax.tick_params(labelsize=7)
-    picture.suptitle(words_of(found, "model", "insertion", "what"), fontsize=9)
-    if found.found.any():
-        strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
-        key_below(picture, handles=key([(f"p < {found.level:.3g}, corrected: most pairs show it", strokes)]))
+    for axes in picture.axes[: len(READERS)]:
+        axes.invert_yaxis()
     return picture

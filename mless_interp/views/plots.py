@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm
@@ -24,7 +25,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FuncFormatter, NullFormatter
 
-from ..runtime.results import Result
+from ..runtime.results import Quantity, Result
 from ..runtime.text_safety import code_of, one_line, short_name, visible
 from .notebook import show_after_cell
 
@@ -47,6 +48,10 @@ LINES = (
     ("#000000", (0, (1, 1)), "x"),
 )
 """Colours, dashes and markers of series, in order: told apart without colour too."""
+STROKES = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
+"""What a legend shows of cells with strokes."""
+MADE_WITH = ("model", "insertion", "contrast", "direction", "edit", "outcome")
+"""Settings that stand over a picture."""
 LETTERS_PER_INCH = 15
 """Of a legend's size, with what stands before its words."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
@@ -179,6 +184,14 @@ def draw_series(
         axes.fill_between(x, *limits, color=colour, alpha=0.2, linewidth=0)
 
 
+def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str, Quantity]:
+    """The column to draw (None: the result's own choice), and what it is."""
+    value = found.default_column(table) if value is None else value
+    if value not in table:
+        raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
+    return value, found.quantity(value)
+
+
 def draw_map(
     axes: Any,
     grid: np.ndarray,
@@ -189,35 +202,39 @@ def draw_map(
     hatched: Sequence[tuple[int, int]] = (),
     outlined: Mapping[tuple[int, int], str] | None = None,
     texts: Mapping[tuple[int, int], str] | None = None,
-) -> Any:
-    """A layer × head map `[layer, head]` with its colour bar; returns the image.
+) -> None:
+    """A layer × head map `[layer, head]` with its colour bar.
 
     Zero-based numbers left and below, the paper's one-based ones right and above. `hatched` cells carry strokes, `outlined`
     ones a frame (its value is the line style), `texts` words; NaN is grey, and a clearly negative cell has a minus below its
     middle. `limit` is the end of the colours, which infinite cells have too.
     """
-    finite = grid[np.isfinite(grid)]
-    if limit is None:
-        limit = float(np.abs(finite).max()) if finite.size else 1.0
-    limit = limit or 1.0
+    limit = limit or end_of(grid)
     grid = np.clip(grid, -limit, limit)
     image = draw_cells(axes, grid, limit=limit, diverging=diverging, hatched=hatched)
+    frame = {"fill": False, "edgecolor": "black", "linewidth": 1.8}
     for (layer, head), style in (outlined or {}).items():
-        axes.add_patch(
-            Rectangle(
-                (head - 0.45, layer - 0.45), 0.9, 0.9, fill=False, edgecolor="black", linewidth=1.8, linestyle=style
-            )
-        )
+        axes.add_patch(Rectangle((head - 0.45, layer - 0.45), 0.9, 0.9, linestyle=style, **frame))
     for (layer, head), text in (texts or {}).items():
-        dark = _is_dark(image, grid[layer, head])
-        box = {"facecolor": "black" if dark else "white", "alpha": 0.85, "linewidth": 0, "pad": 0.8}
-        size, color = min(7.5, 27.0 / len(text)), "white" if dark else "black"  # as wide as its cell at most
-        axes.text(head, layer, text, ha="center", va="center", fontsize=size, color=color, bbox=box, zorder=3)
+        ink, ground = ("white", "black") if _is_dark(image, grid[layer, head]) else ("black", "white")
+        box = {"facecolor": ground, "alpha": 0.85, "linewidth": 0, "pad": 0.8}
+        size = min(7.5, 27.0 / len(text))  # as wide as its cell at most
+        axes.text(head, layer, text, ha="center", va="center", fontsize=size, color=ink, bbox=box, zorder=3)
     _count_axes(axes, *grid.shape)
-    bar = axes.figure.colorbar(image, ax=axes, shrink=0.95)
-    bar.set_label(label, fontsize=8)
+    colour_bar(image, axes, label, shrink=0.95)
+
+
+def colour_bar(image: Any, axes: Any, label: str, **options: Any) -> Any:
+    """The colour bar of the maps on these axes."""
+    bar = image.figure.colorbar(image, ax=axes, label=label, **options)
+    bar.ax.yaxis.label.set_fontsize(8)
     bar.ax.tick_params(labelsize=7)
-    return image
+    return bar
+
+
+def end_of(grid: np.ndarray) -> float:
+    """The end of a map's colours: its largest magnitude."""
+    return float(np.abs(grid[np.isfinite(grid)]).max(initial=0.0)) or 1.0
 
 
 def draw_cells(
@@ -228,23 +245,68 @@ def draw_cells(
     norm = TwoSlopeNorm(0.0, -limit, limit) if diverging else Normalize(0.0, limit)
     image = axes.imshow(grid, cmap=DIVERGING if diverging else SEQUENTIAL, norm=norm, aspect="auto")
     for row, column in hatched:
-        dark = _is_dark(image, grid[row, column])
-        edge = "white" if dark else "black"
-        axes.add_patch(
-            Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="////", edgecolor=edge, linewidth=0)
-        )
+        ink = "white" if _is_dark(image, grid[row, column]) else "black"
+        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="////", edgecolor=ink, linewidth=0)
+        axes.add_patch(box)
     for row, column in negative_cells(grid, limit) if diverging else ():
-        color = "white" if _is_dark(image, grid[row, column]) else "black"
-        axes.plot([column], [row + 0.36], marker="_", markersize=5, markeredgewidth=1.3, color=color, zorder=4)
+        ink = "white" if _is_dark(image, grid[row, column]) else "black"
+        axes.plot([column], [row + 0.36], marker="_", markersize=5, markeredgewidth=1.3, color=ink, zorder=4)
     return image
+
+
+def draw_maps(
+    grids: np.ndarray,
+    *,
+    titles: Sequence[str],
+    columns: Sequence[str],
+    rows: Sequence[str],
+    x: str,
+    y: str,
+    limit: float,
+    hatched: np.ndarray,
+    label: str,
+    title: str,
+    claim: str,
+    edges: Sequence[int] = (),
+    cell: tuple[float, float] = (0.21, 0.24),
+    **bar: Any,
+) -> tuple[Picture, Any]:
+    """Maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`; the picture and its colour bar."""
+    width, height = max(2.7, cell[0] * len(columns) + 0.95), max(2.2, cell[1] * len(rows) + 1.2)
+    picture = Picture(figsize=(width * len(grids) + 1.0, height + 0.5), layout="constrained")
+    axes: Any = picture.subplots(1, len(grids), squeeze=False)
+    image: Any = None
+    for at, (here, grid) in enumerate(zip(axes[0], grids, strict=True)):
+        marked = [(int(row), int(column)) for row, column in np.argwhere(hatched[at])]
+        image = draw_cells(here, np.clip(grid, -limit, limit), limit=limit, hatched=marked)
+        here.set_xticks(range(len(columns)), columns, rotation=90)
+        here.set_yticks(range(len(rows)), rows)
+        name_axes(here, x=x, y=y if at == 0 else None, title=titles[at] or None)
+        for edge in edges:
+            here.axvline(edge - 0.5, color="black", linewidth=0.9)
+    made = colour_bar(image, axes, label, shrink=0.9, **bar)
+    picture.suptitle(title, fontsize=9)
+    if hatched.any():
+        key_below(picture, handles=key([(claim, STROKES)]))
+    return picture, made
+
+
+def draw_stack(axes: Any, series: Sequence[tuple[str, Any, Mapping[str, Any]]], width: float = 0.7) -> np.ndarray:
+    """Bars of (label, heights, style) upon each other, those below 0 downwards; returns their sums."""
+    heights = np.array([height for _, height, _ in series], dtype=float)
+    above, below = (np.cumsum(side(heights, 0), axis=0) for side in (np.maximum, np.minimum))
+    for (label, _, style), height, high, low in zip(series, heights, above, below, strict=True):
+        bottom = np.where(height >= 0, high, low) - height
+        line = {"edgecolor": "white", "linewidth": 0}
+        axes.bar(np.arange(len(height)), height, width, bottom, label=label, **line, **style)
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    return heights.sum(0)
 
 
 def negative_cells(grid: np.ndarray, limit: float | None = None) -> list[tuple[int, int]]:
     """Cells `(layer, head)` whose value lies below minus a tenth of the colour scale's end: those that carry a minus."""
-    finite = grid[np.isfinite(grid)]
-    end = limit or (float(np.abs(finite).max()) if finite.size else 0.0)
     with np.errstate(invalid="ignore"):
-        return [(int(layer), int(head)) for layer, head in zip(*np.nonzero(grid < -NEGATIVE * end), strict=True)]
+        return [(int(row), int(column)) for row, column in np.argwhere(grid < -NEGATIVE * (limit or end_of(grid)))]
 
 
 def _is_dark(image: Any, value: float) -> bool:

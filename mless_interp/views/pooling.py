@@ -47,8 +47,7 @@ class Patterns:
     @property
     def visible(self) -> np.ndarray:
         """All values on and below the diagonal, `[head, cell]`, row by row."""
-        rows, columns = np.tril_indices(len(self.texts))
-        return self.values[:, rows, columns]
+        return self.values[:, *np.tril_indices(len(self.texts))]
 
     def pooled(self, groups: Sequence[Sequence[int]]) -> "Patterns":
         """Neighbouring tokens drawn as one: a column is the sum of their attention, a row the mean of their rows.
@@ -59,20 +58,19 @@ class Patterns:
         for row, group in enumerate(groups):
             member[row, list(group)] = 1.0
         weights = member * self.sizes
-        rows = weights / weights.sum(1, keepdims=True)
+        sizes, first = weights.sum(1), [group[0] for group in groups]
         texts = []
-        for group in groups:
-            first, last = self.texts[group[0]], self.texts[group[-1]]
-            several = first if first == last else f"{first}…{last}"
-            texts.append(first if len(group) == 1 else f"{several} ×{int(self.sizes[list(group)].sum())}")
+        for group, size in zip(groups, sizes, strict=True):
+            ends = dict.fromkeys((self.texts[group[0]], self.texts[group[-1]]))
+            texts.append(self.texts[group[0]] if len(group) == 1 else f"{'…'.join(ends)} ×{int(size)}")
         return Patterns(
             self.condition,
-            rows @ np.tril(self.values) @ member.T,
+            (weights / sizes[:, None]) @ np.tril(self.values) @ member.T,
             tuple(texts),
-            np.array([self.base[group[0]] for group in groups]),
-            np.array([bool(self.inserted[group[0]]) for group in groups]),
-            np.array([int(self.sizes[list(group)].sum()) for group in groups]),
-            np.array([self.places[group[0]] for group in groups]),
+            self.base[first],
+            self.inserted[first],
+            sizes.astype(int),
+            self.places[first],
         )
 
     def with_short_span(self, max_span: int | None) -> "Patterns":
@@ -81,9 +79,8 @@ class Patterns:
         if max_span is None or len(inside) <= max_span:
             return self
         pools = [part.tolist() for part in np.array_split(inside, max_span)]
-        return self.pooled(
-            [[i] for i in range(inside[0])] + pools + [[i] for i in range(inside[-1] + 1, len(self.texts))]
-        )
+        before, after = range(inside[0]), range(inside[-1] + 1, len(self.texts))
+        return self.pooled([*([i] for i in before), *pools, *([i] for i in after)])
 
     def in_blocks(self, block_of: np.ndarray) -> "Patterns":
         """Tokens of the same block of base tokens drawn as one; `base` then counts blocks."""
@@ -96,6 +93,52 @@ class Patterns:
                 groups.append([i])
         found = self.pooled(groups)
         return replace(found, base=np.array([-1 if base < 0 else int(block_of[base]) for base in found.base]))
+
+
+def with_few_tokens(panels: Sequence[Patterns], most: int) -> tuple[list[Patterns], int]:
+    """Panels of about `most` tokens, and how many neighbouring ones stand in a block: none across an insertion's place."""
+    n_base = 1 + max(int(panel.base.max()) for panel in panels)
+    size = -(-max(len(panel.texts) for panel in panels) // most)
+    if size == 1:
+        return list(panels), 1
+    block_of = np.zeros(n_base, dtype=int)
+    block = -1
+    for start, stop in pairwise([0, *seams(panels, n_base), n_base]):
+        for token in range(start, stop):
+            block += (token - start) % size == 0
+            block_of[token] = block
+    return [panel.in_blocks(block_of) for panel in panels], size
+
+
+def seams(panels: Sequence[Patterns], n_base: int) -> list[int]:
+    """Base tokens that begin something new: before them a panel has inserted tokens, or one of the two has no match."""
+    found: set[int] = set()
+    for panel in panels:
+        at = {int(base): token for token, base in enumerate(panel.base) if base >= 0}
+        found |= {
+            t for t in range(1, n_base) if (t in at) != (t - 1 in at) or at.get(t, 0) != at.get(t - 1, 0) + (t in at)
+        }
+    return sorted(found)
+
+
+def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.ndarray, str]:
+    """(texts, values `[head, dest, src]`, "all" or "shared") of the last panel minus the first, on tokens that both have."""
+    if np.array_equal(first.base, last.base):
+        return first.texts, last.values - first.values, "all"
+    both = sorted(set(first.base[first.base >= 0]) & set(last.base[last.base >= 0]))
+    before, after = ([int(np.flatnonzero(panel.base == token)[0]) for token in both] for panel in (first, last))
+    values = last.values[:, after][:, :, after] - first.values[:, before][:, :, before]
+    return tuple(first.texts[at] for at in before), values, "shared"
+
+
+def scale_of(panels: Sequence[Patterns], scale: float | None) -> float:
+    """The colour scale's end: the one asked for, or the 99th percentile of all cells."""
+    cells = np.concatenate([panel.visible.ravel() for panel in panels])
+    if scale is None:
+        scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
+    if not (np.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale must be a positive attention probability, got {scale}")
+    return float(scale)
 
 
 def mean_patterns(model: Model, pairs: Sequence[PromptPair], condition: str, heads: Sequence[Head]) -> Patterns:
@@ -111,13 +154,10 @@ def mean_patterns(model: Model, pairs: Sequence[PromptPair], condition: str, hea
                 f"problems {pairs[0].id!r} and {pair.id!r} have other segments, so there is no mean of their attention; "
                 "choose pairs of one template and one insertion, or show one problem (problem=...)"
             )
-    lengths = [[length for _, length in each] for each in runs]
-    low, high = (
-        [min(column) for column in zip(*lengths, strict=True)],
-        [max(column) for column in zip(*lengths, strict=True)],
-    )
+    lengths = np.array([[length for _, length in each] for each in runs])
+    low, high = lengths.min(0).tolist(), lengths.max(0).tolist()
     found = []
-    for pair, own in zip(pairs, lengths, strict=True):
+    for pair, own in zip(pairs, lengths.tolist(), strict=True):
         ends = zip(own, low, high, strict=True)
         sizes = [size for n, least, most in ends for size in ([1] * n if least == most else _blocks(n, least))]
         found.append(read_patterns(model, pair, condition, heads).in_blocks(np.repeat(np.arange(len(sizes)), sizes)))
@@ -170,9 +210,8 @@ def _runs(pair: PromptPair) -> list[tuple[str, int]]:
 @savable
 @dataclass(frozen=True, eq=False)
 class PairAttention:
-    """Attention of chosen heads on one problem, or its mean `of` several, a panel per condition: all that a view of it needs,
-    so that it can be saved and drawn without the model. `n_base` and `n_inserted` count tokens of the prompt without
-    insertion (blocks, in a mean of prompts of several lengths), and of the span."""
+    """Attention of chosen heads on one problem, or its mean `of` several, a panel per condition: what a view needs to be drawn
+    without the model. `n_base` counts tokens (blocks, in a mean) of the prompt without insertion, `n_inserted` the span's."""
 
     of: str
     insertion: str
@@ -193,13 +232,17 @@ def read_attention(
 ) -> PairAttention:
     """The attention of chosen heads in these conditions of a pair, or its mean over the problems of several pairs."""
     chosen = model.info.chosen(heads, what="show")
-    pairs = _shown_pairs(pair, problem)
+    pairs = (pair,) if isinstance(pair, PromptPair) else tuple(pair)
+    if not pairs:
+        raise ValueError("no pairs to show; give at least one")
+    if len({each.insertion.label for each in pairs}) > 1:
+        raise ValueError("pairs of several insertions have no mean; give those of one")
+    if problem is not None:
+        pairs = (pairs[problem_index([each.id for each in pairs], problem)],)
     if conditions is None:
         conditions = ("base" if pairs[0].n_inserted else "clean", "inserted")
-    if not conditions:
-        raise ValueError("no conditions to show; give at least one, such as 'base'")
-    if len(set(conditions)) != len(conditions):
-        raise ValueError(f"a condition is given twice: {', '.join(conditions)}")
+    if not conditions or len(set(conditions)) != len(conditions):
+        raise ValueError(f"conditions to show: at least one, each once; got {', '.join(conditions) or 'none'}")
     if len(pairs) == 1:
         of = f"problem {pairs[0].id}"
         panels = tuple(read_patterns(model, pairs[0], name, chosen) for name in conditions)
@@ -208,16 +251,6 @@ def read_attention(
         panels = tuple(mean_patterns(model, pairs, name, chosen) for name in conditions)
     n_base = 1 + max(int(panel.base.max()) for panel in panels)
     return PairAttention(of, pairs[0].insertion.label, len(pairs), n_base, pairs[0].n_inserted, chosen, panels)
-
-
-def _shown_pairs(pair: PromptPair | Sequence[PromptPair], problem: str | int | None) -> tuple[PromptPair, ...]:
-    """The pairs to show: all that are given, or the one of `problem`."""
-    pairs = (pair,) if isinstance(pair, PromptPair) else tuple(pair)
-    if not pairs:
-        raise ValueError("no pairs to show; give at least one")
-    if len({each.insertion.label for each in pairs}) > 1:
-        raise ValueError("pairs of several insertions have no mean; give those of one")
-    return pairs if problem is None else (pairs[problem_index([each.id for each in pairs], problem)],)
 
 
 def problem_index(ids: Sequence[str], problem: str | int) -> int:
@@ -233,45 +266,30 @@ def problem_index(ids: Sequence[str], problem: str | int) -> int:
     return problem
 
 
-def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Iterable[Head | str]) -> Patterns:
+def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Patterns:
     """The patterns of chosen heads in one condition of a pair, with texts and the map to the base prompt's tokens."""
-    chosen = model.info.chosen(heads, what="show")
-    values = patterns_of(model, pair, condition, chosen).double().numpy()
-    short = values.shape[-1] == len(pair.base)
+    values = patterns_of(model, pair, condition, heads).double().numpy()
     ids = pair.condition(condition).tokens[0].tolist()
-    base = np.arange(len(ids)) if short else np.full(len(ids), -1)
-    if not short:
-        for token, position in enumerate(pair.alignment):
-            if position >= 0:
-                base[position] = token
-    inserted = np.zeros(len(ids), dtype=bool) if short else pair.span_mask.numpy()
+    n, short = len(ids), len(ids) == len(pair.base)
+    base = np.arange(n) if short else np.full(n, -1)
+    for token, position in enumerate(() if short else pair.alignment):
+        if position >= 0:
+            base[position] = token
+    inserted = np.zeros(n, dtype=bool) if short else pair.span_mask.numpy()
     texts = tuple(readable(pair.text_of(model, i)) for i in ids)
-    return Patterns(condition, values, texts, base, inserted, np.ones(len(ids), dtype=int), np.arange(len(ids)))
+    return Patterns(condition, values, texts, base, inserted, np.ones(n, dtype=int), np.arange(n))
 
 
 def patterns_of(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Tensor:
     """Patterns `[head, dest, src]` of chosen heads in one condition; only these leave their layer."""
-    inputs = pair.condition(condition)
-    wanted = {
-        site(layer, "attn.hook_pattern"): (
-            lambda pattern, layer=layer: pattern[0, _in_layer(heads, layer)].float().cpu()
-        )
-        for layer in {head.layer for head in heads}
+    wanted = {layer: [head.head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}}
+    capture = {
+        site(layer, "attn.hook_pattern"): (lambda pattern, here=here: pattern[0, here].float().cpu())
+        for layer, here in wanted.items()
     }
-    captured = model.run(
-        inputs,
-        capture=wanted,
-        logits_at="none",
-    ).captured
-    rows = []
-    for head in heads:
-        place = _in_layer(heads, head.layer).index(head.head)
-        rows.append(captured[site(head.layer, "attn.hook_pattern")][place])
-    return torch.stack(rows)
-
-
-def _in_layer(heads: Sequence[Head], layer: int) -> list[int]:
-    return [head.head for head in heads if head.layer == layer]
+    found = model.run(pair.condition(condition), capture=capture, logits_at="none").captured
+    rows = (found[site(head.layer, "attn.hook_pattern")][wanted[head.layer].index(head.head)] for head in heads)
+    return torch.stack(list(rows))
 
 
 def readable(text: str) -> str:
@@ -287,14 +305,3 @@ def both_names(head: Head | str) -> str:
     """
     head = as_head(head)
     return f"{head} (paper: {head.paper_label.replace(' head', ', head')})"
-
-
-def seams(panels: Sequence[Patterns], n_base: int) -> list[int]:
-    """Base tokens that begin something new: before them a panel has inserted tokens, or one of the two has no match."""
-    found: set[int] = set()
-    for panel in panels:
-        at = {int(base): token for token, base in enumerate(panel.base) if base >= 0}
-        found |= {
-            t for t in range(1, n_base) if (t in at) != (t - 1 in at) or at.get(t, 0) != at.get(t - 1, 0) + (t in at)
-        }
-    return sorted(found)

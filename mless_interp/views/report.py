@@ -7,82 +7,115 @@ template, and what would turn the direction of writing shows as its code.
 import base64
 import hashlib
 import io
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..runtime.columns import TextTable
+from ..runtime.columns import DECLARED, Column, TextTable, column_of
 from ..runtime.registry import savable
-from ..runtime.results import Result, Shown, ShownMap
+from ..runtime.results import Result, Shown, turned
 from ..runtime.text_safety import visible
-from .page_parts import HeadMap
 
-
-@runtime_checkable
-class Drawable(Protocol):
-    """A matplotlib figure, as far as a page needs it."""
-
-    def savefig(self, target: Any, /, **options: Any) -> Any: ...
-
-
-@runtime_checkable
-class Embeddable(Protocol):
-    """A view that gives its part of a page."""
-
-    def fragment(self) -> str: ...
+BLUE_TO_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f".split()
+"""ColorBrewer's RdBu, reversed, as in the still pictures: told apart by colour-blind readers, 0 in the middle."""
 
 
 @dataclass(frozen=True)
-class Heading:
-    """The name of a section; the page's table of contents lists them."""
+class HeadMap:
+    """Layer × head map, zero-based: a square per head with its place, colour, whether it is outlined, and all its numbers in
+    words, on hover, tap or arrow key."""
 
-    kind: ClassVar[str] = "heading"
-    text: str
-
-
-@dataclass(frozen=True)
-class Text:
-    """A paragraph."""
-
-    kind: ClassVar[str] = "text"
-    text: str
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a section found, in one sentence, in bold."""
-
-    kind: ClassVar[str] = "answer"
-    text: str
-
-
-@dataclass(frozen=True)
-class Still:
-    """A still picture as PNG, base64, and its width in pixels."""
-
-    kind: ClassVar[str] = "picture"
+    kind: ClassVar[str] = "head_map"
     caption: str
-    alt: str
-    png: str
-    width: int
+    value: str
+    limit: str
+    signed: bool
+    undefined: bool
+    n_layers: int
+    n_heads: int
+    squares: tuple[Mapping[str, Any], ...]
+    marked_means: str = ""
+    note: str = ""
+    below: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        frame: pd.DataFrame,
+        caption: str,
+        *,
+        value: str,
+        columns: Sequence[str] | None = None,
+        marked: Sequence[bool] | None = None,
+        marked_means: str = "",
+        known: Mapping[str, Column] = DECLARED,
+        interval: str = "95 %",
+        below: str = "",
+    ) -> "HeadMap":
+        """A map of one column of a table with columns layer and head; `columns` are told on hover; `known`: what they mean;
+        `interval`: the confidence of intervals; `below`: what a number below 0 says."""
+        for name in ("layer", "head", value):
+            if name not in frame.columns:
+                raise ValueError(f"no column {name!r} to draw; there are {', '.join(map(str, frame.columns))}")
+        layers, heads = frame["layer"].tolist(), frame["head"].tolist()
+        if frame.duplicated(["layer", "head"]).any():
+            raise ValueError("a head map needs one row per head; this table has several rows of the same head")
+        table, column = (
+            TextTable.of(frame, "", columns=columns, known=known, interval=interval),
+            column_of(value, known),
+        )
+        numbers = [float("nan") if pd.isna(number) else float(number) for number in frame[value].tolist()]
+        limit = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0) or 1.0
+        outlined = [False] * len(numbers) if marked is None else list(marked)
+        squares = tuple(
+            {
+                "layer": at,
+                "head": head,
+                "colour": colour(x / limit),
+                "words": table.sentence(row),
+                "marked": outlined[row],
+            }
+            for row, (at, head, x) in enumerate(zip(layers, heads, numbers, strict=True))
+        )
+        return cls(
+            caption,
+            column.heading,
+            f"{limit:.3g}",
+            signed=any(number < 0 for number in numbers),
+            undefined=any(map(math.isnan, numbers)),
+            n_layers=max(layers) + 1,
+            n_heads=max(heads) + 1,
+            squares=squares,
+            marked_means=marked_means if any(outlined) else "",
+            note=column.note,
+            below=below,
+        )
 
 
-@dataclass(frozen=True)
-class Interactive:
-    """A CircuitsVis view: HTML of our own making."""
+def colour(share: float) -> str:
+    """Colour of a number in -1..1 (beyond is clipped): blue below 0, red above, grey where undefined.
 
-    kind: ClassVar[str] = "interactive"
-    caption: str
-    html: str
+    >>> colour(0.0), colour(1.0), colour(float("nan"))
+    ('#f7f7f7', '#67001f', '#bbbbbb')
+    """
+    if math.isnan(share):
+        return "#bbbbbb"
+    place = (min(1.0, max(-1.0, share)) + 1) / 2 * (len(BLUE_TO_RED) - 1)
+    low = min(int(place), len(BLUE_TO_RED) - 2)
+    ends = [[int(stop[i : i + 2], 16) for i in (0, 2, 4)] for stop in BLUE_TO_RED[low : low + 2]]
+    mixed = [round(a + (b - a) * (place - low)) for a, b in zip(*ends, strict=True)]
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 @savable
@@ -104,32 +137,27 @@ class ShownPrompt:
         text = (lambda part: " ".join(pair.text_of(model, i) for i in part)) if pair.given else model.text_of
         before, inserted, after = (text(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:]))
         blocks = f" in {len(pair.spans)} blocks, with what stands between," if len(pair.spans) > 1 else ""
-        caption = (
-            caption
-            or f"Problem {pair.id} as asked, {pair.n_inserted} inserted tokens{blocks} marked ({pair.insertion.label})."
+        words = (
+            f"Problem {pair.id} as asked, {pair.n_inserted} inserted tokens{blocks} marked ({pair.insertion.label})."
         )
-        return cls(caption, before, inserted, after)
+        return cls(caption or words, before, inserted, after)
 
 
 @dataclass(frozen=True)
-class Provenance:
-    """Where the page comes from, in groups of (name, text), and the command that repeats it."""
+class Block:
+    """Any other part of a page: its `kind`, as the template names it, with what that shows: a `text` (headings, paragraphs,
+    answers in bold, the line of folded `parts`, the command), a picture's or a view's `source`, facts in `groups`."""
 
-    kind: ClassVar[str] = "provenance"
-    command: str
-    groups: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
-
-
-@dataclass(frozen=True)
-class Folded:
-    """Parts behind one line, which a click opens; on paper they are open."""
-
-    kind: ClassVar[str] = "folded"
-    summary: str
-    parts: tuple["Part", ...]
+    kind: str
+    text: str = ""
+    source: str = ""
+    alt: str = ""
+    width: int = 0
+    groups: tuple[tuple[str, list[tuple[str, str]]], ...] = ()
+    parts: tuple["Part", ...] = ()
 
 
-Part = Heading | Text | Answer | TextTable | HeadMap | Still | Interactive | ShownPrompt | Provenance | Folded
+Part = Block | TextTable | HeadMap | ShownPrompt
 
 OPEN_TABLES, OPEN_SENTENCES, FIRST_SENTENCES = 2, 6, 2
 """A result with more tables shows the first and folds the others; one with more sentences shows so many first ones."""
@@ -153,15 +181,15 @@ class Report:
 
     def heading(self, text: str) -> "Report":
         """Begin a section."""
-        return self._with(Heading(text))
+        return self._with(Block("heading", text))
 
     def sentence(self, *texts: str) -> "Report":
         """Paragraphs of plain text."""
-        return self._with(*(Text(text) for text in texts))
+        return self._with(*(Block("text", text) for text in texts))
 
     def answered(self, text: str) -> "Report":
         """What a section found, in one sentence, in bold."""
-        return self._with(Answer(text))
+        return self._with(Block("answer", text))
 
     def table(
         self, frame: pd.DataFrame, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None
@@ -177,7 +205,7 @@ class Report:
         """A matplotlib figure (or a file's path) as PNG; `alt` says in words what it shows (default: the caption)."""
         if isinstance(picture, str | Path):
             png = Path(picture).read_bytes()
-        elif isinstance(picture, Drawable):
+        elif hasattr(picture, "savefig"):
             buffer = io.BytesIO()
             picture.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
             png = buffer.getvalue()
@@ -186,13 +214,13 @@ class Report:
         if not png.startswith(b"\x89PNG"):
             raise ValueError(f"figure: {str(picture)!r} is no PNG picture")
         width = int.from_bytes(png[16:20], "big")  # where a PNG says so
-        return self._with(Still(caption, alt or caption, base64.b64encode(png).decode(), width))
+        return self._with(Block("picture", caption, base64.b64encode(png).decode(), alt or caption, width))
 
     def view(self, view: Any, caption: str = "") -> "Report":
         """A view such as `mi.views.attention` gives; however many there are, CircuitsVis' script stands on the page once."""
-        if not isinstance(view, Embeddable):
+        if not hasattr(view, "fragment"):
             raise TypeError(f"view: a view such as mi.views.attention gives expected, got {type(view).__name__}")
-        return self._with(Interactive(caption, view.fragment()))
+        return self._with(Block("interactive", caption, view.fragment()))
 
     def prompt(self, model: Model, pair: PromptPair, caption: str = "") -> "Report":
         """A problem's prompt as the model reads it, its inserted tokens marked."""
@@ -203,15 +231,12 @@ class Report:
         return self._with(prompt)
 
     def folded(self, summary: str, parts: "Report") -> "Report":
-        """The parts of another report behind one line, which a click opens; without headings and interactive views."""
-        wrong = [part.kind for part in parts.parts if isinstance(part, Heading | Interactive)]
-        if wrong:
-            raise ValueError(f"folded {summary!r}: a {wrong[0]} part cannot be folded; give it to the report itself")
-        return self._with(Folded(summary, parts.parts)) if parts.parts else self
+        """The parts of another report (no headings, no views) behind one line, which a click opens; on paper they are open."""
+        return self._with(Block("folded", summary, parts=parts.parts)) if parts.parts else self
 
     def result(
         self,
-        result: Any,
+        result: Result,
         *,
         heading: str | None = "What was found",
         pictures: Mapping[str, Any] | None = None,
@@ -221,39 +246,43 @@ class Report:
         """A result: its head map where it has one row per head, `pictures` of it (caption -> figure), its tables, its words.
 
         `shown` replaces what it says of its map and tables itself. Of many tables and many sentences the first stand open and
-        the others are folded; `first`: the sentences that stand open.
+        the others are folded; `first`: the sentences that stand open. Effects are above 0 where they go with the whole effect.
         """
-        if not isinstance(result, Result):
-            raise TypeError(f"a result of this toolkit expected, got {type(result).__name__}")
         shown = result.shown() if shown is None else shown
         page = self if heading is None else self.heading(heading)
         words: dict[str, Any] = {"known": result.declared(), "interval": result.interval_words}
-        if shown.head_map is not None:
-            page = page._with(_map_of(shown.head_map, **words))
+        if (drawn := shown.head_map) is not None:
+            told = {"columns": drawn.columns, "marked": drawn.marked, "marked_means": drawn.means, **words}
+            below = result.quantity(drawn.value).below
+            page = page.head_map(turned(result, drawn.frame), "", value=drawn.value, below=below, **told)
         for caption, picture in (pictures or {}).items():
             page = page.figure(picture, caption)
-        tables = [TextTable.of(each.frame, each.caption, columns=each.columns, **words) for each in shown.tables]
-        told = [
-            text for text in result.explain().splitlines() if Answer(text) not in (Answer(self.answer), *self.parts)
+        tables = [
+            TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
+            for each in shown.tables
         ]
-        kept = list(first) or (told[:FIRST_SENTENCES] if len(told) > OPEN_SENTENCES else told)
+        answers = [self.answer, *(part.text for part in self.parts if part.kind == "answer")]
+        said = [text for text in result.explain().splitlines() if text not in answers]
+        kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
         open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
-        page = page._with(*tables[:open_]).sentence(*(text for text in told if text in kept))
-        page = page._with(*(Folded(_first_clause(table.caption), (table,)) for table in tables[open_:]))
-        others = [Text(text) for text in told if text not in kept]
-        return page._with(Folded(f"All else in words: {len(others)} sentences", tuple(others))) if others else page
+        page = page._with(*tables[:open_]).sentence(*(text for text in said if text in kept))
+        page = page._with(*(Block("folded", _first_clause(each.caption), parts=(each,)) for each in tables[open_:]))
+        others = [text for text in said if text not in kept]
+        return page.folded(f"All else in words: {len(others)} sentences", Report("", "").sentence(*others))
 
     def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
         """How to repeat the run and where it comes from: what `mi.provenance` gives, as saved in run.json."""
         command = run.get("repeat") or shlex.join(["python", *map(str, run.get("command", []))])
         page = self if heading is None else self.heading(heading)
-        return page._with(Provenance(str(command), _groups(run)))
+        return page._with(Block("provenance", str(command), groups=_groups(run)))
 
     def page(self) -> str:
         """The whole page as HTML."""
-        views = any(isinstance(part, Interactive) for part in self.parts)
-        if views:
+        library = ""
+        if any(part.kind == "interactive" for part in self.parts):
             from .circuitsvis import shared_script
+
+            library = shared_script()
         environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent),
             autoescape=True,
@@ -262,9 +291,8 @@ class Report:
             lstrip_blocks=True,
             finalize=lambda value: visible(value) if type(value) is str else value,
         )
-        environment.filters["policy"] = _policy
-        template = environment.get_template("report.html.jinja")
-        return template.render(report=self, library=shared_script() if views else "")
+        environment.filters |= {"policy": _policy, "arrows": _arrows}
+        return environment.get_template("report.html.jinja").render(report=self, library=library)
 
     def save(self, path: str | Path) -> Path:
         """Write the page and return its path."""
@@ -288,16 +316,9 @@ def _first_clause(text: str) -> str:
     return re.split(r"[.;:] ", text.rstrip("."), maxsplit=1)[0]
 
 
-def _map_of(shown: ShownMap, **words: Any) -> HeadMap:
-    return HeadMap.of(
-        shown.frame,
-        "",
-        value=shown.value,
-        columns=shown.columns,
-        marked=shown.marked,
-        marked_means=shown.means,
-        **words,
-    )
+def _arrows(text: str) -> Markup:
+    """A text, escaped, whose arrows -> do not break over lines."""
+    return Markup(escape(visible(text)).replace("-&gt;", '<span class="arrow">-&gt;</span>'))
 
 
 def _policy(script: str, views: bool) -> str:
@@ -314,48 +335,34 @@ def _policy(script: str, views: bool) -> str:
 
 LONGEST = 12
 """Lists longer than this are counted on the page, not shown; run.json has them whole."""
-
-
-def _groups(run: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
-    """A run's facts: what is plain first, then each mapping under its name."""
-    plain = [(key, value) for key, value in run.items() if not isinstance(value, Mapping) and key not in _TOLD]
-    groups = [("run", tuple((_words(key), _told(value)) for key, value in plain))]
-    for key, value in run.items():
-        if isinstance(value, Mapping) and value and key not in _TOLD:
-            groups.append((_words(key), tuple(_flat(value))))
-    return tuple(groups)
-
-
-_TOLD = frozenset(
+_ELSEWHERE = frozenset(
     "repeat command conclusion comparisons notes options first_questions questions insertions without_mlps".split()
 )
 """Facts that stand elsewhere on the page."""
 
 
+def _groups(run: Mapping[str, Any]) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
+    """A run's facts: what is plain first, then each mapping under its name."""
+    facts = {str(key).replace("_", " "): value for key, value in run.items() if key not in _ELSEWHERE}
+    plain = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
+    return (("run", _flat(plain)), *((key, _flat(value)) for key, value in facts.items() if key not in plain and value))
+
+
 def _flat(facts: Mapping[str, Any], name: str = "") -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for key, value in facts.items():
-        here = f"{name}{_words(key)}"
-        if isinstance(value, Mapping) and value:
-            found += _flat(value, f"{here}: ")
-        else:
-            found.append((here, _told(value)))
+        here = f"{name}{str(key).replace('_', ' ')}"
+        found += _flat(value, f"{here}: ") if isinstance(value, Mapping) and value else [(here, _told(value))]
     return found
 
 
-def _words(key: Any) -> str:
-    return str(key).replace("_", " ")
-
-
 def _told(value: Any) -> str:
+    if value in (None, "", {}):
+        return "none"
     if isinstance(value, list | tuple):
         if len(value) > LONGEST or any(isinstance(item, Mapping | list | tuple) for item in value):
             return f"{len(value)} entries, in run.json"
-        return ", ".join(_told(item) for item in value)
-    if isinstance(value, Mapping):
-        return "none" if not value else f"{len(value)} entries, in run.json"
+        return ", ".join(map(_told, value))
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return "none" if value in (None, "") else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

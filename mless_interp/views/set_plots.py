@@ -9,8 +9,7 @@ from ..circuits.head_sets import HeadSet, MinimalSets
 from ..circuits.transfer import Transfer
 from ..core.arguments import count_of
 from ..statistics import median_interval
-from .head_plots import MADE_WITH
-from .plots import GREY, HATCHES, LINES, Picture, draw_series, key_below, name_axes, panel, words_of
+from .plots import GREY, HATCHES, LINES, MADE_WITH, Picture, draw_series, key_below, name_axes, panel, words_of
 
 WHAT = {
     "sufficient": "they alone see the span: share of the effect brought",

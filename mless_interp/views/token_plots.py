@@ -6,8 +6,7 @@ import numpy as np
 
 from ..circuits.head_writes import KINDS, LOOKS, SIDES, UNITS, HeadWrites
 from ..core.heads import Head
-from .head_plots import MADE_WITH
-from .plots import HATCHES, LINES, Picture, key, key_below, name_axes, words_of
+from .plots import HATCHES, LINES, MADE_WITH, Picture, key, key_below, name_axes, words_of
 
 MOST_HEADS = 6
 TITLES = {"Sigma": "takes from the span", "change": "writes more with the span", LOOKS: "looks at"}
