@@ -237,7 +237,7 @@ def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
             lambda: mi.patch_heads(model, pairs, heads=[(0, 1)]),
             r"got a tuple at place 0 .*: write Head\(layer, head\) or 'L0H13'",
         ),
-        (lambda: mi.Insertion.meaningless("", 5), "the unit to insert is empty"),
+        (lambda: mi.Insertion.meaningless("", 5), "meaningless needs the unit to insert, which is empty"),
         (lambda: mi.patch_heads(model, pairs, seed=1.5), r"seed must be a whole number, got 1.5 \(float\)"),
         (lambda: mi.patch_heads(model, pairs, max_rows=0), "max_rows must be 1 or more, got 0"),
         (lambda: mi.patch_heads(model, pairs, progress="no"), r"progress must be True or False, got 'no' \(str\)"),

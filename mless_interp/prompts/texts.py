@@ -5,16 +5,15 @@ import warnings
 from collections.abc import Iterable
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 
 from ..core.arguments import check_count, checked
 from .problems import Problem, load_problems
-from .prompt import check_known, encode, tokenizer_of
+from .prompt import Tokenizer, check_known, encode, tokenizer_of
 
 
 @checked
 def problems_from_texts(
-    model: Any, texts: Iterable[str], *, n_context: int = 64, n_before: int = 16, n_answer: int = 1
+    model: object, texts: Iterable[str], *, n_context: int = 64, n_before: int = 16, n_answer: int = 1
 ) -> tuple[Problem, ...]:
     """A problem per text: the model is to go on with its next words. Any base model can be studied so.
 
@@ -43,7 +42,7 @@ def problems_from_texts(
 
 @checked
 def problems_from_file(
-    model: Any,
+    model: object,
     path: str | Path,
     *,
     limit: int | None = None,
@@ -108,7 +107,7 @@ def _sizes(n_before: int, n_context: int, n_answer: int) -> tuple[int, int, int]
     return n_before, n_context, n_context + n_answer
 
 
-def _problem(tokenizer: Any, name: str, text: str, sizes: tuple[int, int, int]) -> Problem | None:
+def _problem(tokenizer: Tokenizer, name: str, text: str, sizes: tuple[int, int, int]) -> Problem | None:
     """The problem of a text; None where it is too short."""
     parts = _cut(tokenizer, text, sizes)
     if parts is None:
@@ -117,7 +116,7 @@ def _problem(tokenizer: Any, name: str, text: str, sizes: tuple[int, int, int]) 
     return Problem(name, question, answer, system=before, answer_prefix="")
 
 
-def _cut(tokenizer: Any, text: str, sizes: tuple[int, int, int]) -> tuple[str, str, str] | None:
+def _cut(tokenizer: Tokenizer, text: str, sizes: tuple[int, int, int]) -> tuple[str, str, str] | None:
     """The three parts of a text, each ending at the first word's end at which it has its size in tokens."""
     ends = [found.end() for found in re.finditer(r"\S+", text)]
     places = [0]
@@ -133,7 +132,7 @@ def _cut(tokenizer: Any, text: str, sizes: tuple[int, int, int]) -> tuple[str, s
     return before, question, answer
 
 
-def _pieces(tokenizer: Any, text: str, places: list[int]) -> list[str]:
+def _pieces(tokenizer: Tokenizer, text: str, places: list[int]) -> list[str]:
     """The pieces between these places: with the space in front, or without where the tokenizer adds it by itself."""
     whole = encode(tokenizer, text[: places[-1]])
     kept = [text[a:b] for a, b in pairwise(places)]

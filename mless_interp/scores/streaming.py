@@ -184,6 +184,12 @@ class States:
         """The tokens of the prompt itself, without its sink."""
         return ~self.span & ~self.layout.sink
 
+    def vectors(self, of: Need) -> Tensor:
+        """The residual stream, or the values, that a metric needs."""
+        found = self.residual if of == "residual" else self.values
+        assert found is not None
+        return found
+
 
 RowFormula = Callable[[Rows], Tensor]
 

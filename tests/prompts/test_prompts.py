@@ -105,12 +105,15 @@ def test_white_space_around_a_question_is_what_the_chat_template_makes_of_it(que
     [
         (None, 'this tokenizer has no chat template; use template="raw"'),
         ("{{ raise_exception('System role not supported') }}", r"takes no system prompt \(System role not supported\)"),
-        ("{{ messages[1]['content'] }}", "does not show system and question once each"),
-        ("{% for m in messages * 2 %}{{ m['content'] }}{% endfor %}", "does not show system and question once each"),
-        ("{{ messages[1]['content'] + messages[0]['content'] }}", "does not show system and question once each"),
+        ("{{ messages[1]['content'] }}", "does not show system prompt and question once each"),
+        (
+            "{% for m in messages * 2 %}{{ m['content'] }}{% endfor %}",
+            "does not show system prompt and question once each",
+        ),
+        ("{{ messages[1]['content'] + messages[0]['content'] }}", "does not show system prompt and question once each"),
         (
             "{{ messages[0]['content'] + messages[1]['content'] | replace('How', 'Why') }}",
-            "problem 'p': this tokenizer's chat template changes the text of the system prompt or the question",
+            "problem 'p': .* as they are",
         ),
     ],
 )
