@@ -211,9 +211,6 @@ def test_every_public_function_is_asked() -> None:
     assert takes >= FREE, "nothing stands in FREE that is no parameter"
 
 
-# ------------------------------------------------------------------------------------------------------- what is said
-
-
 def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
     model, pairs, problems = (good()[name] for name in ("model", "pairs", "problems"))
     for do, message in (
@@ -297,9 +294,6 @@ def test_names_of_heads_and_numbers_of_numpy_are_taken_for_what_they_are() -> No
     assert type(place.n_tokens) is int and type(place.at) is int
 
 
-# ---------------------------------------------------------------------------------------------------------- the check
-
-
 @checked
 def takes(
     n: int = 1,
@@ -344,8 +338,6 @@ def test_what_does_not_fit_is_said_in_words(given: dict[str, Any], message: str)
     with pytest.raises((TypeError, ValueError), match=message):
         takes(**given)
 
-
-# ------------------------------------------------------------------------------------------- every problem counts once
 
 REPLICATIONS: dict[str, dict[str, Any]] = {
     "patch_heads": {},

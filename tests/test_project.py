@@ -25,8 +25,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONSTRAINTS = {"constraints.txt": "3.9.0", "constraints-tl4.txt": "4.3.0"}
 
-# ------------------------------------------------------------------------------------------------------------- pins
-
 
 def pins(name: str) -> dict[str, str]:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
@@ -60,9 +58,6 @@ def test_the_package_states_the_version_of_the_project() -> None:
     assert mless_interp.__version__ == version("mless_interp") == PROJECT["version"]
 
 
-# -------------------------------------------------------------------------------------------------------- documents
-
-
 def test_citation_names_this_toolkit_and_the_paper() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["cff-version"] == "1.2.0"
@@ -76,9 +71,6 @@ def test_the_newest_change_log_entry_is_this_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.findall(r"^## (.+)$", text, re.MULTILINE)[0]
     assert PROJECT["version"] in newest
-
-
-# ------------------------------------------------------------------------------------------------------------ links
 
 
 def broken_links(folder: Path) -> list[str]:
@@ -101,9 +93,6 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert len(broken_links(tmp_path)) == 4
 
 
-# --------------------------------------------------------------------------------------------------------- commands
-
-
 def test_make_alone_prints_every_target() -> None:
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
     printed = subprocess.run(["make"], cwd=ROOT, env=outside, capture_output=True, text=True, check=True).stdout
@@ -118,9 +107,6 @@ def test_the_documents_name_only_targets_that_exist() -> None:
     for document in ("README.md", "CONTRIBUTING.md", "AGENTS.md", ".ci/run"):
         named = re.findall(r"(?:`|^\s*|\$ )make ([a-z][a-z0-9-]*)", (ROOT / document).read_text(encoding="utf-8"), re.M)
         assert set(named) <= targets, document
-
-
-# --------------------------------------------------------------------------------------------------- the tests' own
 
 
 def test_shapes_are_checked_in_every_test() -> None:

@@ -41,8 +41,7 @@ class Profile:
 
     @property
     def span(self) -> Tensor:
-        assert self.layout.span is not None
-        return self.layout.span
+        return self.layout.inside
 
     @property
     def shared_question(self) -> Tensor:

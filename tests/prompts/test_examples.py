@@ -32,16 +32,6 @@ def test_examples_stand_between_system_prompt_and_question() -> None:
     assert tuple(rest) == plain.ids
 
 
-@pytest.mark.parametrize(
-    ("place", "neighbours"), [("question", ("examples", "question")), ("system", ("bos", "system"))]
-)
-def test_an_insertion_keeps_its_place(place: Any, neighbours: tuple[str, str]) -> None:
-    shown = mi.with_examples(POOL[:1], POOL[1:], form=FORM)
-    (pair,) = make_pairs(word_tokenizer(), shown, Insertion.meaningless(" /", 4, before=place))
-    a, b = pair.span
-    assert (pair.inserted.segments[a - 1], pair.inserted.segments[b]) == neighbours
-
-
 @pytest.mark.parametrize("make", [qwen2_tokenizer, word_tokenizer])
 def test_a_chat_template_shows_them_in_the_message_of_the_question(make: Callable[[], Any]) -> None:
     tokenizer = make()

@@ -79,9 +79,6 @@ def patterns_of(model: Model, pair: PromptPair, condition: str) -> list[torch.Te
     return [captured[name][0] for name in names]
 
 
-# ------------------------------------------------------------------------------------------------------------ by hand
-
-
 def test_the_methods_vectors_come_out_of_a_cache() -> None:
     scores = score_cache(
         cache_of(A1),
@@ -129,9 +126,6 @@ def test_a_median_keeps_what_never_recovers() -> None:
     six = np.array([[6.0], [1.0], [2.0], [3.0], [4.0], [np.inf]])
     found = median_interval(six)  # 1 - 2 / 2**6 = 0.97
     assert [found.estimate[0], found.low[0], found.high[0]] == [3.5, 1.0, np.inf]
-
-
-# ------------------------------------------------------------------------------------------------------------- oracle
 
 
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
@@ -205,9 +199,6 @@ def test_a_users_cache_gives_what_the_model_gives(backend: str, tiny_model_dir: 
     assert mine.problem_ids == (pair.id,) and mine.heads == model.info.heads
     alone = score_cache(caches[0], pair.inserted, windows=model.info.windows, metrics=["span_mass"])
     np.testing.assert_allclose(alone.of("span_mass"), mine.of("span_mass"))
-
-
-# --------------------------------------------------------------------------------------------------------------- laws
 
 
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
@@ -336,12 +327,6 @@ def test_the_null_of_every_metric_is_that_of_uniform_attention(tiny_model_dir: A
     np.testing.assert_allclose(null["collapse_relative"], 0, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------------ planted
-
-
-# ------------------------------------------------------------------------------------------------------------ results
-
-
 @pytest.fixture
 def scores(tiny_model_dir: Any) -> HeadScores:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
@@ -423,9 +408,6 @@ def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_witho
             assert np.isfinite(scores.of("retention", condition)).all(), condition
         if blocks == 2:
             assert np.isnan(scores.of("onset_step")).all() and np.isnan(scores.of("recovery_tau", "gap")).all()
-
-
-# ----------------------------------------------------------------------------------------------------------- messages
 
 
 @pytest.mark.parametrize(
