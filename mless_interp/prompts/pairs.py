@@ -205,24 +205,22 @@ class PromptPair:
 
     def record(self) -> dict[str, object]:
         """Everything that identifies this pair's prompts, ready for JSON."""
-        return {
+        found: dict[str, object] = {
             "problem": self.id,
             "template": self.base.template,
             "insertion": self.insertion.label,
-            "span_source": self.span_source,
             "span": list(self.span),
-            **({"spans": [list(block) for block in self.spans]} if len(self.spans) > 1 else {}),
             "base_ids": list(self.base.ids),
             "inserted_ids": list(self.inserted.ids),
             "bos_added": self.base.bos_added,
             "joined_differs": self.base.joined_differs,
-            "special_as_text": list(self.special_as_text),
-            "sink_moved": self.sink_moved,
-            "answer_prefix": self.answer_prefix,
-            "answer_prefix_ids": list(self.answer_prefix_ids),
-            "answer_ids": list(self.answer_ids),
-            **({} if self.clean is None else {"clean_ids": list(self.clean.ids)}),
         }
+        for name in "span_source special_as_text sink_moved answer_prefix answer_prefix_ids answer_ids".split():
+            value = getattr(self, name)
+            found[name] = list(value) if isinstance(value, tuple) else value
+        if len(self.spans) > 1:
+            found["spans"] = [list(block) for block in self.spans]
+        return found if self.clean is None else {**found, "clean_ids": list(self.clean.ids)}
 
     def condition(self, name: str, *, held_positions: str = "first") -> Inputs:
         """The input of one of the conditions of methods §2 (`CONDITIONS` says what each is).
@@ -236,9 +234,8 @@ class PromptPair:
                 f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is "
                 'not defined; make the pair with template="raw"'
             )
-        if (
-            chosen.prompt == "clean" and self.first_change >= 0 and self.clean is not None
-        ):  # the first says what is missing
+        if chosen.prompt == "clean" and self.first_change >= 0:  # which says what is missing
+            assert self.clean is not None
             return Inputs(self.clean.tokens)
         if name != "inserted":
             self.need_span(f"condition {name!r}")
