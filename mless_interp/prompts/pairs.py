@@ -410,10 +410,8 @@ def over_pairs(
 ) -> list[Any]:
     """`over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
 
-    def in_turn(
-        unit: Unit, tick: Tick
-    ) -> Sequence[Any]:  # as the model's identity says, also what is made of its passes
-        with model.turn(of_passes=False):
+    def in_turn(unit: Unit, tick: Tick) -> Sequence[Any]:
+        with model.turn(of_passes=False):  # as the model's identity says, also what is made of its passes
             return compute(unit, tick)
 
     told = [pair.fingerprint() for pair in pairs] if prompts is None else prompts

@@ -142,19 +142,14 @@ def test_several_places_share_the_tokens_in_equal_blocks() -> None:
 
 
 def test_a_pair_by_hand() -> None:
-    pair = pair_of()
-    slash, (bos, *rest) = (
-        words().convert_tokens_to_ids("/"),
-        encode(words(), "<bos> reason . How many apples ?", markers=True),
-    )
+    pair, slash = pair_of(), words().convert_tokens_to_ids("/")
+    bos, *rest = encode(words(), "<bos> reason . How many apples ?", markers=True)
     assert pair.base.ids == (bos, *rest)
     assert pair.inserted.ids == (bos, *rest[:2], *[slash] * 4, *rest[2:])
     assert (pair.span, pair.n_inserted, pair.n_after, pair.sink_moved) == ((3, 7), 4, 4, False)
-    assert pair.alignment == (0, 1, 2, 7, 8, 9, 10)
-    assert pair.shared.tolist() == [0, 1, 2, 7, 8, 9, 10]
+    assert pair.alignment == tuple(pair.shared.tolist()) == (0, 1, 2, 7, 8, 9, 10)
     assert pair.span_mask.tolist() == [False] * 3 + [True] * 4 + [False] * 4
-    assert pair.inserted.indices("inserted") == (3, 4, 5, 6)
-    assert (pair.id, pair.span_source, pair.boundary_merge, pair.n_answer) == ("p", "unit", False, 0)
+    assert (pair.span_source, pair.boundary_merge, pair.n_answer) == ("unit", False, 0)
     assert pair.answer_prefix_ids == encode(words(), "\nThe final answer is \\boxed{")
     assert pair.answer_ids == encode(words(), "3") and pair.distractor_ids == encode(words(), "5")
     assert pair.solution_ids == encode(words(), "Anna has 3 apples .")
@@ -271,19 +266,6 @@ def test_an_insertion_at_the_start_moves_the_sink_by_hand() -> None:
     assert spread == pytest.approx([-2 / 3, -1 / 3, 0, 1, 2, 3, 4, 5])
     seen = visibility(8, attention_mask=pair.condition("masked").attention_mask)[0, 0]
     assert seen[:4].tolist() == table("x. ......", "xx ......", ".. x.....", ".. xx....")
-
-
-@pytest.mark.parametrize("window", [None, 1, 3, 6])
-@pytest.mark.parametrize("at", [0, 3, 6])
-def test_shared_tokens_see_the_same_in_gap_and_masked(at: int, window: int | None) -> None:
-    pair = hand_pair(at)
-    gap, masked = pair.condition("gap"), pair.condition("masked")
-    short = visibility(6, window=window, position_ids=gap.position_ids)[0, 0]
-    long = visibility(8, window=window, attention_mask=masked.attention_mask)[0, 0]
-    shared = pair.shared
-    assert torch.equal(short, long[shared][:, shared])
-    outside = long[shared][:, pair.span_mask]
-    assert not outside.any()
 
 
 def test_an_answered_pair_ends_with_prefix_and_answer_on_both_sides() -> None:

@@ -15,7 +15,6 @@ import mless_interp as mi
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import (
     CHAT_SYSTEM,
-    PAPER_SYSTEM,
     Prompt,
     build_prompt,
     encode,
@@ -106,18 +105,6 @@ def test_a_chat_template_that_cannot_be_cut_apart_is_refused(template: str | Non
 
 
 Folder = Callable[[str], Path]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
-def test_every_part_of_a_raw_math500_prompt_decodes_to_its_text(
-    name: str, tokenizer_dir: Folder, math500_path: Path
-) -> None:
-    tokenizer = read_tokenizer(tokenizer_dir(name))
-    bos = [] if name == "qwen2_5" else [("bos", tokenizer.bos_token)]
-    for pair in slash_pairs(tokenizer_dir(name), math500_path, "raw"):
-        assert texts(tokenizer, pair.base) == [*bos, ("system", PAPER_SYSTEM), ("question", pair.problem.question)]
-        assert pair.base.bos_added == bool(bos)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS, ONE_OF_EACH
+from conftest import BACKENDS, ONE_OF_EACH
 from formulas_under_test import A0, A1, rollout
 from models_under_test import loaded, pairs_for
 from small_results import scored
@@ -175,22 +175,6 @@ def test_recomputed_patterns_give_every_metric_of_eager_ones(
     pairs = pairs_for(model, count=1)
     eager = score_heads(model, pairs, metrics="all", source="pattern", progress=False)
     close(score_heads(model, pairs, metrics="all", source="recomputed", progress=False), eager)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_fused_model_gives_every_metric_of_an_eager_one(architecture: str, tiny_model_dir: Any) -> None:
-    folder = tiny_model_dir(architecture)
-    fused = loaded(folder, "nnsight", attention="sdpa")
-    assert fused.info.attention == "sdpa"
-    eager = loaded(folder, "nnsight")
-    pairs = pairs_for(eager, count=1)
-    options: dict[str, Any] = {
-        "metrics": "all",
-        "progress": False,
-        "conditions": ("base", "inserted", "masked", "held"),
-    }
-    close(score_heads(fused, pairs, **options), score_heads(eager, pairs, **options))
 
 
 @pytest.mark.parametrize("source", ["pattern", "recomputed"])
