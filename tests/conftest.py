@@ -30,7 +30,6 @@ def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# ---------------------------------------------------------------------------------------------------------- backends
 
 needs_hooked_transformer = pytest.mark.skipif(
     int(version("transformer-lens").split(".")[0]) >= 4,
@@ -44,9 +43,6 @@ BACKENDS = [pytest.param("hooked_transformer", marks=needs_hooked_transformer), 
 def backend(request: pytest.FixtureRequest) -> str:
     """Each backend's name in turn; skipped with the reason where it is not installed."""
     return request.param
-
-
-# ------------------------------------------------------------------------------------------------------- shared data
 
 
 @pytest.fixture(scope="session")
@@ -79,8 +75,6 @@ def math500_path(shared_dir: Path) -> Path:
         pytest.skip(f"{path} is absent")
     return path
 
-
-# ------------------------------------------------------------------------------------------------------- tiny models
 
 ARCHITECTURES = ("qwen2", "llama", "gemma3")
 ONE_OF_EACH = [pytest.param("qwen2", "hooked_transformer", marks=needs_hooked_transformer), ("llama", "bridge")]
@@ -226,9 +220,6 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
         return made[architecture]
 
     return directory
-
-
-# ------------------------------------------------------------------------------------------------------ random cases
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

@@ -92,14 +92,9 @@ def located(scale: float = 1.0, n: int = 12) -> mi.LocatedHeads:
     z = np.full((n, 2, 2), np.nan)
     z[:, [0, 1, 0], [1, 0, 0]] = scale * np.array([0.5, 0.3, 0.0]) + of_problem[:, None]
     settings = LOCATING | {"direction": "denoising"}
+    patches = PatchScores(problems(n), z, np.zeros(n), 1.0 + of_problem, HEADS, "nats", settings)
     return mi.LocatedHeads(
-        problem_ids=problems(n),
-        heads=HEADS,
-        values=measures(scale, n),
-        total=1.0 + of_problem,
-        patches=PatchScores(problems(n), z, np.zeros(n), 1.0 + of_problem, HEADS, "nats", settings),
-        controls=beside(n, 2),
-        settings=settings,
+        problems(n), HEADS, measures(scale, n), 1.0 + of_problem, patches, controls=beside(n, 2), settings=settings
     )
 
 
@@ -259,26 +254,16 @@ def attributed(n: int = 4) -> HeadAttribution:
     exact = np.full_like(scores, np.nan)
     exact[:, 1, 2] = 0.4
     settings = {"method": "gate_ig", "steps": 16}
-    return HeadAttribution(
-        problems(n), scores, np.zeros(n), scores.sum((1, 2)), "nats", settings, 0.9 * scores, 0.8 * scores, exact
-    )
+    estimates = (0.9 * scores, 0.8 * scores, exact)
+    return HeadAttribution(problems(n), scores, np.zeros(n), scores.sum((1, 2)), "nats", settings, *estimates)
 
 
 def knocked_out(n: int = 6) -> JointKnockout:
     """Two heads that back each other up, against three random sets."""
     singles = np.full((n, 2), 0.3) + spread(n, 0.02)[:, None]
     sets = tuple((mi.Head(0, a), mi.Head(0, b)) for a, b in ((3, 4), (4, 5), (3, 5)))
-    return JointKnockout(
-        problem_ids=problems(n),
-        heads=(mi.Head(0, 1), mi.Head(0, 2)),
-        effect=0.8 + spread(n),
-        singles=singles,
-        random=np.full((n, 3), 0.1) + spread(n)[:, None],
-        sets=sets,
-        n_possible=3,
-        unit="nats",
-        settings={"n_random_sets": 100},
-    )
+    heads, effect, random = (mi.Head(0, 1), mi.Head(0, 2)), 0.8 + spread(n), np.full((n, 3), 0.1) + spread(n)[:, None]
+    return JointKnockout(problems(n), heads, effect, singles, random, sets, 3, "nats", {"n_random_sets": 100})
 
 
 def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:
@@ -286,9 +271,8 @@ def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:
     values = np.full((n, 3, 3), -2.0) + carries * np.eye(3) + spread(n, 0.1)[:, None, None] * np.eye(3)
     ids = problems(n)
     partners = tuple((ids[(at + 1) % n], ids[(at + 2) % n]) for at in range(n))
-    return Transplant(
-        ids, partners, values, "nats", SETTINGS | {"outcome": "answer_logprob", "insertion": "Mless ' /' x8"}
-    )
+    settings = SETTINGS | {"outcome": "answer_logprob", "insertion": "Mless ' /' x8"}
+    return Transplant(ids, partners, values, "nats", settings)
 
 
 def read_apart(bias: float = 0.4, n: int = 12) -> ReadEffects:
@@ -318,20 +302,8 @@ def readable(known: float = 1.0, n: int = 24) -> SpanReadings:
     blocks = tuple((2 * at, 2 * at + 2) for at in range(4))
     settings = SETTINGS | {"what": "answer", "insertion": "Mless ' /' x8, after question"}
     tokens = tuple(str(at % 5) for at in range(n))
-    return SpanReadings(
-        problems(n),
-        tokens,
-        units,
-        blocks,
-        rank,
-        -rank / 10,
-        own,
-        own - margin,
-        margin,
-        margin,
-        right,
-        settings=settings,
-    )
+    of_token = (rank, -rank / 10, own, own - margin, margin, margin)
+    return SpanReadings(problems(n), tokens, units, blocks, *of_token, right, settings=settings)
 
 
 def enriched() -> mi.Enrichment:
@@ -349,17 +321,8 @@ def answered(first: float = 0.72, n: int = 500) -> mi.AccuracyResults:
     done = ~np.isnan(right)
     one = np.where(done, 1.0, np.nan)
     texts = tuple(tuple(("x",) if done[p, c, 0] else (None,) for c in range(3)) for p in range(n))
-    return mi.AccuracyResults(
-        problems(n),
-        ("none", "Mless", "Mful"),
-        dict.fromkeys(GRADERS, right),
-        one,
-        0 * one,
-        20 * one,
-        texts,
-        np.where(done, "text", ""),
-        settings={"model": "tiny"},
-    )
+    graded = (dict.fromkeys(GRADERS, right), one, 0 * one, 20 * one, texts, np.where(done, "text", ""))
+    return mi.AccuracyResults(problems(n), ("none", "Mless", "Mful"), *graded, settings={"model": "tiny"})
 
 
 def checked() -> mi.ClaimChecks:
@@ -377,38 +340,23 @@ def hook_compared(n: int = 4) -> mi.HookComparison:
     """A hook that changes another head, in all problems but one."""
     found = tuple("as meant" if at == 1 else "it changes L1H1, not L1H2" for at in range(n))
     exact = -0.2 + spread(n)
-    return mi.HookComparison(
-        problems(n),
-        (mi.Head(1, 2),),
-        "the edit 'zero' of L1H2",
-        found,
-        exact - 0.1,
-        exact + 0.02,
-        exact,
-        exact * 0 + 0.3,
-        "",
-    )
+    heads, edit = (mi.Head(1, 2),), "the edit 'zero' of L1H2"
+    return mi.HookComparison(problems(n), heads, edit, found, exact - 0.1, exact + 0.02, exact, exact * 0 + 0.3, "")
 
 
 def certified() -> mi.Certificate:
-    info = ModelInfo(
-        name="tiny",
-        backend="bridge",
-        architecture="Qwen2ForCausalLM",
-        n_layers=2,
-        n_heads=3,
-        n_key_value_heads=3,
-        d_head=4,
-        d_model=12,
-        d_mlp=24,
-        d_vocab=50,
-        context_length=64,
-        windows=(None, 16),
-        dtype="float32",
-        device="cpu",
-        attention="eager",
-        versions={"torch": "2"},
-    )
+    sizes = {
+        "n_layers": 2,
+        "n_heads": 3,
+        "n_key_value_heads": 3,
+        "d_head": 4,
+        "d_model": 12,
+        "d_mlp": 24,
+        "d_vocab": 50,
+    }
+    kind = {"name": "tiny", "backend": "bridge", "architecture": "Qwen2ForCausalLM", "attention": "eager"}
+    where = {"dtype": "float32", "device": "cpu", "versions": {"torch": "2"}}
+    info = ModelInfo(**kind, **sizes, **where, context_length=64, windows=(None, 16))
     verdicts = (
         Verdict("S1", "logits = the plain pass", PASS, 3e-7, 1e-3),
         Verdict("I9", "heads add up", NOT_APPLICABLE, float("nan"), 1e-4, "the output is normed"),
@@ -428,19 +376,12 @@ def directed(n: int = 12) -> mi.DirectEffects:
 
 def traced(n: int = 12) -> mi.PathEffects:
     """L0H1 acts on L1H0 by its value and on the last MLP; L0H0 against the effect."""
-    texts = (
-        "L0H1 -> L1H0 q",
-        "L0H1 -> L1H0 v",
-        "L0H1 -> L1H0",
-        "L0H0 -> L1H0",
-        "L0H1 -> MLP1",
-        "L1H0 -> MLP1",
-        "MLP1 -> logits",
-    )
-    size = np.array([0.0, 0.4, 0.4, -0.2, 0.3, 0.5, 0.9])
+    into = {"q": 0.0, "v": 0.4}
+    sizes = {f"L0H1 -> L1H0 {part}": size for part, size in into.items()} | {"L0H1 -> L1H0": 0.4, "L0H0 -> L1H0": -0.2}
+    sizes |= {"L0H1 -> MLP1": 0.3, "L1H0 -> MLP1": 0.5, "MLP1 -> logits": 0.9}
     settings = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}
-    values = size + spread(n)[:, None]
-    return mi.PathEffects(problems(n), tuple(map(mi.Edge.parse, texts)), values, 1 + spread(n), "nats", settings)
+    values = np.array(list(sizes.values())) + spread(n)[:, None]
+    return mi.PathEffects(problems(n), tuple(map(mi.Edge.parse, sizes)), values, 1 + spread(n), "nats", settings)
 
 
 def placed(n: int = 16) -> mi.SitePatches:
@@ -563,40 +504,36 @@ def studied(n: int = 8) -> mi.StudyResult:
     )
 
 
-RESULTS: dict[str, Callable[[], Any]] = {
-    "PatchScores": patched,
-    "LocatedHeads": located,
-    "Confirmation": confirmed,
-    "HeadScores": scored,
-    "SegmentAttention": between_segments,
-    "AttentionProfile": profiled,
-    "CircuitCurve": curve,
-    "DoseResponse": doses,
-    "AttentionDecomposition": decomposed,
-    "Mediation": mediated,
-    "ActivationShift": activations,
-    "HeadAttribution": attributed,
-    "JointKnockout": knocked_out,
-    "Transplant": transplanted,
-    "ReadEffects": read_apart,
-    "SpanReadings": readable,
-    "DirectEffects": directed,
-    "PathEffects": traced,
-    "SitePatches": placed,
-    "PositionMap": spots,
-    "HeadSet": head_set,
-    "MinimalSets": sets_found,
-    "Transfer": transferred,
-    "Circuit": circuit,
+MADE = (
+    patched,
+    located,
+    confirmed,
+    scored,
+    between_segments,
+    profiled,
+    curve,
+    doses,
+    decomposed,
+    mediated,
+    activations,
+)
+MADE += (
+    attributed,
+    knocked_out,
+    transplanted,
+    read_apart,
+    readable,
+    directed,
+    traced,
+    placed,
+    spots,
+    head_set,
+    sets_found,
+)
+MADE += (transferred, circuit, written, enriched, answered, studied, checked, certified, hook_compared)
+RESULTS: dict[str, Callable[[], Any]] = {made.__annotations__["return"].__name__: made for made in MADE} | {
     "RunsCompared": lambda: mi.compare_runs({"one": located(), "other": located()}),
-    "HeadWrites": written,
-    "Enrichment": enriched,
-    "AccuracyResults": answered,
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),
     "Comparisons": lambda: answered(n=20).compare_all(),
-    "StudyResult": studied,
-    "ClaimChecks": checked,
-    "Certificate": certified,
-    "HookComparison": hook_compared,
 }
 """A result of every kind, by its class."""

@@ -25,8 +25,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONSTRAINTS = {"constraints.txt": "3.9.0", "constraints-tl4.txt": "4.3.0"}
 
-# ------------------------------------------------------------------------------------------------------------- pins
-
 
 def pins(name: str) -> dict[str, str]:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
@@ -39,6 +37,17 @@ def pins(name: str) -> dict[str, str]:
     return found
 
 
+def test_the_two_environments_and_all_papers_state_one_version() -> None:
+    import mless_interp
+
+    first, second = (pins(name) for name in CONSTRAINTS)
+    assert (first.pop("transformer-lens"), second.pop("transformer-lens")) == tuple(CONSTRAINTS.values())
+    assert first == second
+    assert mless_interp.__version__ == version("mless_interp") == PROJECT["version"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert PROJECT["version"] in re.findall(r"^## (.+)$", changes, re.MULTILINE)[0]
+
+
 @pytest.mark.parametrize("name", CONSTRAINTS)
 def test_constraints_pin_every_dependency_within_its_range(name: str) -> None:
     pinned = pins(name)
@@ -48,21 +57,6 @@ def test_constraints_pin_every_dependency_within_its_range(name: str) -> None:
         assert needed.specifier.contains(pinned[canonicalize_name(needed.name)])
 
 
-def test_the_two_environments_differ_in_transformer_lens_only() -> None:
-    first, second = (pins(name) for name in CONSTRAINTS)
-    assert (first.pop("transformer-lens"), second.pop("transformer-lens")) == tuple(CONSTRAINTS.values())
-    assert first == second
-
-
-def test_the_package_states_the_version_of_the_project() -> None:
-    import mless_interp
-
-    assert mless_interp.__version__ == version("mless_interp") == PROJECT["version"]
-
-
-# -------------------------------------------------------------------------------------------------------- documents
-
-
 def test_citation_names_this_toolkit_and_the_paper() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["cff-version"] == "1.2.0"
@@ -70,15 +64,6 @@ def test_citation_names_this_toolkit_and_the_paper() -> None:
     assert citation["version"] == citation["preferred-citation"]["version"] == PROJECT["version"]
     (paper,) = citation["references"]
     assert paper["identifiers"] == [{"type": "other", "value": "arXiv:2510.01032"}]
-
-
-def test_the_newest_change_log_entry_is_this_version() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    newest = re.findall(r"^## (.+)$", text, re.MULTILINE)[0]
-    assert PROJECT["version"] in newest
-
-
-# ------------------------------------------------------------------------------------------------------------ links
 
 
 def broken_links(folder: Path) -> list[str]:
@@ -101,26 +86,15 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert len(broken_links(tmp_path)) == 4
 
 
-# --------------------------------------------------------------------------------------------------------- commands
-
-
-def test_make_alone_prints_every_target() -> None:
+def test_make_alone_prints_every_target_and_documents_name_no_others() -> None:
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
     printed = subprocess.run(["make"], cwd=ROOT, env=outside, capture_output=True, text=True, check=True).stdout
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split()
-    assert [line.split()[1] for line in printed.splitlines()] == phony
-
-
-def test_the_documents_name_only_targets_that_exist() -> None:
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split())
+    targets = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split()
+    assert [line.split()[1] for line in printed.splitlines()] == targets
     for document in ("README.md", "CONTRIBUTING.md", "AGENTS.md", ".ci/run"):
         named = re.findall(r"(?:`|^\s*|\$ )make ([a-z][a-z0-9-]*)", (ROOT / document).read_text(encoding="utf-8"), re.M)
-        assert set(named) <= targets, document
-
-
-# --------------------------------------------------------------------------------------------------- the tests' own
+        assert set(named) <= set(targets), document
 
 
 def test_shapes_are_checked_in_every_test() -> None:
@@ -176,12 +150,6 @@ def test_a_tiny_model_is_small_loads_and_attends_unevenly(
     n_visible = torch.tensor([a[0, 0, -1].count_nonzero() for a in out.attentions])
     assert (entropy.mean(-1) < 0.95 * n_visible.log()).all()
     assert 0.5 < out.logits[0, -1].std() < 5
-
-
-def test_the_tiny_gemma_has_windows(tiny_model_dir: Callable[[str], Path]) -> None:
-    config = json.loads((tiny_model_dir("gemma3") / "config.json").read_text(encoding="utf-8"))
-    assert config["sliding_window"] == 16
-    assert sorted(set(config["layer_types"])) == ["full_attention", "sliding_attention"]
 
 
 def test_a_notebook_offers_what_a_researcher_uses_and_the_rest_is_there_all_the_same() -> None:

@@ -43,12 +43,11 @@ def outside_autocast() -> Iterator[None]:
 
 
 def checked(function: F) -> F:
-    """The function (or dataclass) with its plainly typed arguments checked before it runs.
+    """The function (or dataclass) with its plainly typed arguments checked before it runs, outside `torch.autocast`.
 
-    What each parameter's annotation says is checked: whole numbers, finite numbers, `bool`, text, paths, objects, several of
-    these, mappings, alternatives. NumPy's numbers become Python's, what can be gone through once becomes a tuple, and a
-    head's name a `Head`. `TypeError` (`ValueError` for NaN) says what was expected, what came and what to do. Annotations of
-    other kinds (arrays with shapes) are left to the function, which runs outside `torch.autocast`.
+    NumPy's numbers become Python's, what can be gone through once becomes a tuple, and a head's name a `Head`. `TypeError`
+    (`ValueError` for NaN) says what was expected, what came and what to do. Annotations of other kinds (arrays with shapes)
+    are left to the function.
 
     >>> @checked
     ... def doubled(n: int) -> int:
@@ -64,7 +63,7 @@ def checked(function: F) -> F:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
@@ -79,21 +78,22 @@ def checked(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def as_annotated(value: Any, annotation: Any, name: str) -> Any:
+def as_annotated(value: object, annotation: object, name: str) -> Any:
     """The value of the argument `name` as its annotation wants it; `TypeError` or `ValueError` where it is something else."""
     try:
         return _fitted(value, annotation)
     except _Unfit as found:
         wrong = found.culprit
-        message = f"{name} must be {found.expected}, got {shown(wrong)}{found.where}"
-        remedy = _remedy(found.expected, wrong)
         kind = ValueError if isinstance(wrong, float) and not math.isfinite(wrong) else TypeError
-        raise kind(message + (f": {remedy}" if remedy else "")) from None
+        remedy = _remedy(found.expected, wrong)
+        raise kind(
+            f"{name} must be {found.expected}, got {shown(wrong)}{found.where}{remedy and f': {remedy}'}"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """What came, in a few words."""
     kind = type(value).__name__
     if value is None:
@@ -106,7 +106,7 @@ def shown(value: Any) -> str:
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
-def listed(items: Iterable[Any], at_most: int = 6) -> str:
+def listed(items: Iterable[object], at_most: int = 6) -> str:
     """Return items with commas, those that are too many counted.
 
     >>> listed("abc", 2), listed("ab", 2)
@@ -117,7 +117,7 @@ def listed(items: Iterable[Any], at_most: int = 6) -> str:
     return ", ".join(found[:at_most]) + (f" and {more} more" if more > 0 else "")
 
 
-def nearest(name: Any, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """The known name that is most like this one, as a question; "" where none is.
 
     >>> nearest("contnet", ["content", "shift"]), nearest("x", ["content"])
@@ -141,7 +141,7 @@ def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
     return f"{n} {one if n == 1 else several or one + 's'}"
 
 
-def check_count(value: Any, *, name: str, at_least: int = 1) -> int:
+def check_count(value: object, *, name: str, at_least: int = 1) -> int:
     """A whole number that is large enough, as an `int`."""
     number: int = as_annotated(value, int, name)
     if number < at_least:
@@ -164,7 +164,7 @@ def check_choice(value: str, *, name: str, choices: tuple[str, ...]) -> None:
 class _Unfit(Exception):
     """`culprit` is not `expected`; `where` it stands among several."""
 
-    def __init__(self, culprit: Any, expected: str, where: str = "") -> None:
+    def __init__(self, culprit: object, expected: str, where: str = "") -> None:
         super().__init__(expected)
         self.culprit, self.expected, self.where = culprit, expected, where
 
@@ -177,15 +177,14 @@ def _fitted(value: Any, wanted: Any) -> Any:
     if origin in (Union, types.UnionType):
         return _any_of(value, inner)
     if origin is Literal and all(isinstance(word, str) for word in inner):
-        return _text(value)  # which words it knows the function says
+        return _of(str)(value)  # which words it knows the function says
     if origin in (Iterable, Sequence, list) or (origin is tuple and inner[1:] == (...,)):
         return _several(value, inner[0])
     if origin is Callable and not callable(value):
         raise _Unfit(value, "a function")
     if origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise _Unfit(value, _words(wanted))
-        return {_fitted(key, inner[0]): _fitted(held, inner[1]) for key, held in value.items()}
+        entries = _of(Mapping)(value).items()
+        return {_fitted(key, inner[0]): _fitted(held, inner[1]) for key, held in entries}
     if _is_object(wanted) and not isinstance(value, wanted):
         if isinstance(value, str) and hasattr(wanted, "parse"):
             return wanted.parse(value)
@@ -193,7 +192,7 @@ def _fitted(value: Any, wanted: Any) -> Any:
     return value
 
 
-def _any_of(value: Any, alternatives: tuple[Any, ...]) -> Any:
+def _any_of(value: object, alternatives: tuple[object, ...]) -> object:
     refused = []
     for alternative in alternatives:
         try:
@@ -205,22 +204,28 @@ def _any_of(value: Any, alternatives: tuple[Any, ...]) -> Any:
     raise _Unfit(deepest.culprit, expected, deepest.where)
 
 
-def _several(value: Any, each: Any) -> Any:
+def _several(value: object, each: object) -> tuple[object, ...]:
+    expected = f"several {_words(each, plural=True)}"
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise _Unfit(value, f"several {_words(each, plural=True)}")
+        raise _Unfit(value, expected)
     found = []
     for place, item in enumerate(value):
         try:
             found.append(_fitted(item, each))
         except _Unfit as wrong:
-            expected = f"several {_words(each, plural=True)}"
             raise _Unfit(wrong.culprit, expected, f" at place {place} (zero-based)") from None
     return tuple(found)
 
 
-def _nothing(value: Any) -> None:
-    if value is not None:
-        raise _Unfit(value, "None")
+def _of(kind: type) -> Callable[[Any], Any]:
+    """The value if it is of that class."""
+
+    def same(value: object) -> object:
+        if not isinstance(value, kind):
+            raise _Unfit(value, _words(kind))
+        return value
+
+    return same
 
 
 def _flag(value: Any) -> bool:
@@ -229,48 +234,34 @@ def _flag(value: Any) -> bool:
     return bool(value)
 
 
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _Unfit(value, "a whole number")
-    return int(value)
-
-
-def _number(value: Any) -> float | int:
+def _number(value: object) -> float | int:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
         raise _Unfit(value, "a number")
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _Unfit(value, "text")
-    return value
-
-
-def _path(value: Any) -> Any:
-    if not isinstance(value, os.PathLike):
-        raise _Unfit(value, "a path")
-    return value
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise _Unfit(value, "a whole number")
+    return int(value)
 
 
 _PLAIN: dict[Any, Callable[[Any], Any]] = {
-    None: _nothing,
-    type(None): _nothing,
+    type(None): _of(type(None)),
     bool: _flag,
     int: _whole,
     float: _number,
-    str: _text,
-    Path: _path,
+    str: _of(str),
+    Path: _of(os.PathLike),
 }
 _WORDS: dict[Any, tuple[str, str]] = {
-    bool: ("True or False",) * 2,
-    Any: ("a value", "values"),
+    bool: ("True or False", "True or False"),
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("text", "texts"),
     Path: ("a path", "paths"),
-    None: ("None",) * 2,
-    type(None): ("None",) * 2,
+    os.PathLike: ("a path", "paths"),
+    type(None): ("None", "None"),
 }
 
 

@@ -1,14 +1,10 @@
 """One attention head, named once and for all with zero-based numbers."""
 
-import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import SupportsIndex
 
-from .arguments import checked
-
-_LABEL = re.compile(r"^\s*L?(\d+)\s*(?:H|:|\.|,)\s*(\d+)\s*$", re.IGNORECASE)
+from .arguments import as_annotated, checked
 
 
 @dataclass(frozen=True, order=True)
@@ -31,14 +27,13 @@ class Head:
 
     def __post_init__(self) -> None:
         for name, value in (("layer", self.layer), ("head", self.head)):
-            if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-                raise TypeError(f"{name} must be a whole number (zero-based), got {value!r} ({type(value).__name__})")
-            object.__setattr__(self, name, operator.index(value))  # numpy's whole numbers too
-            if value < 0:
+            whole = as_annotated(value, int, name)  # numpy's too
+            if whole < 0:
                 raise ValueError(
-                    f"{name} must be 0 or more (zero-based), got {value}; for the paper's one-based numbers use "
+                    f"{name} must be 0 or more (zero-based), got {whole}; for the paper's one-based numbers use "
                     "Head.from_paper(layer=..., head=...)"
                 )
+            object.__setattr__(self, name, whole)
 
     @classmethod
     @checked
@@ -56,12 +51,12 @@ class Head:
         >>> Head.parse("0:13"), Head.parse("L2H5")
         (L0H13, L2H5)
         """
-        match = _LABEL.match(text)
+        match = re.match(r"^\s*L?(\d+)\s*[H:.,]\s*(\d+)\s*$", text, re.IGNORECASE)
         if not match:
             raise ValueError(
                 f"cannot read {text!r} as a head: write LAYER:HEAD, for example 0:13, or L0H13 (both zero-based)"
             )
-        return cls(int(match.group(1)), int(match.group(2)))
+        return cls(int(match[1]), int(match[2]))
 
     @property
     def paper_label(self) -> str:
@@ -74,20 +69,18 @@ class Head:
     __repr__ = __str__
 
 
-def as_head(head: "Head | str") -> Head:
+def as_head(head: Head | str) -> Head:
     """A head, or the one that a label names, `"L0H13"` or `"0:13"` (zero-based).
 
     >>> as_head("L0H13"), as_head(Head(0, 13))
     (L0H13, L0H13)
     """
-    if isinstance(head, str):
-        return Head.parse(head)
-    if not isinstance(head, Head):
+    if not isinstance(head, Head | str):
         raise TypeError(f'expected a Head, got {head!r}; write Head(layer, head) or "L0H13" (zero-based)')
-    return head
+    return head if isinstance(head, Head) else Head.parse(head)
 
 
-def as_heads(heads: "Iterable[Head | str]") -> tuple[Head, ...]:
+def as_heads(heads: Iterable[Head | str]) -> tuple[Head, ...]:
     """Heads and labels of heads as heads, in their order.
 
     >>> as_heads(["L0H13", Head(1, 4)])
@@ -99,21 +92,17 @@ def as_heads(heads: "Iterable[Head | str]") -> tuple[Head, ...]:
 
 
 def check_heads(heads: Iterable[Head | str], *, n_layers: int, n_heads: int) -> tuple[Head, ...]:
-    """The heads as a tuple, each inside the model and none twice; errors name the offender (zero-based).
-
-    Labels of heads are taken for heads.
-    """
-    checked: list[Head] = []
-    for head in as_heads(heads):
-        if head.layer >= n_layers:
-            raise ValueError(
-                f"{head}: layer {head.layer} is out of range (zero-based): the model has layers 0 to {n_layers - 1}"
-            )
-        if head.head >= n_heads:
-            raise ValueError(
-                f"{head}: head {head.head} is out of range (zero-based): the model has query heads 0 to {n_heads - 1}"
-            )
-        if head in checked:
+    """The heads (or their labels) as a tuple, each inside the model and none twice; errors name the offender (zero-based)."""
+    found = as_heads(heads)
+    for at, head in enumerate(found):
+        for what, named, number, n in (
+            ("layer", "layers", head.layer, n_layers),
+            ("head", "query heads", head.head, n_heads),
+        ):
+            if number >= n:
+                raise ValueError(
+                    f"{head}: {what} {number} is out of range (zero-based): the model has {named} 0 to {n - 1}"
+                )
+        if head in found[:at]:
             raise ValueError(f"{head} is given twice")
-        checked.append(head)
-    return tuple(checked)
+    return found

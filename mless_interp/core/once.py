@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_KNOWN: ContextVar[dict[Any, Any] | None] = ContextVar("_KNOWN", default=None)
+_KNOWN: ContextVar[dict[tuple[object, ...], tuple[object, object]] | None] = ContextVar("_KNOWN", default=None)
 
 
 @contextmanager
@@ -33,6 +33,6 @@ def once(function: Callable[P, R]) -> Callable[P, R]:
         key = function, tuple(kwargs), tuple(map(id, given))
         if key not in known:
             known[key] = given, function(*args, **kwargs)  # what was given stays alive, so that its id is nobody else's
-        return known[key][1]
+        return cast(R, known[key][1])
 
     return wrapped

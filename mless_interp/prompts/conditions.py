@@ -1,27 +1,37 @@
-"""The conditions of methods §2 and the contrasts between them: one table each, which everything reads.
+"""The conditions of methods §2 and the contrasts between them: a new one is one entry in `CONDITIONS` or `CONTRASTS`."""
 
-A new condition is one entry in `CONDITIONS`; a new comparison of two of them is one entry in `CONTRASTS`.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ..core.arguments import nearest
 
-Positions = Literal["inserted", "base"]
+if TYPE_CHECKING:  # torch takes seconds, and help texts need the tables alone
+    from torch import Tensor
+else:
+    Tensor = object
+
+T = TypeVar("T")
 HELD_POSITIONS = ("first", "spread")
 """Where the span itself stands when the question keeps its positions: all at the insertion point's, or just before it."""
+
+
+@runtime_checkable
+class Segmented(Protocol):
+    """A `Prompt`."""
+
+    def mask(self, *names: str) -> Tensor:
+        """Boolean `[token]`."""
 
 
 class Hidden(NamedTuple):
     """Boolean `[token]` each: none of the `rows` sees any of the `keys`."""
 
-    rows: Any
-    keys: Any
+    rows: Tensor
+    keys: Tensor
 
     @property
-    def mask(self) -> Any:
+    def mask(self) -> Tensor:
         """Boolean `[dest, src]`: True where a row may not see a key."""
         return self.rows[:, None] & self.keys[None, :]
 
@@ -38,11 +48,11 @@ class Condition:
 
     name: str
     code: str
-    prompt: Literal["base", "inserted", "clean"]
-    positions: Positions
+    prompt: str
+    positions: str
     title: str
     says: str
-    hides: Callable[[Any], Hidden] | None = None
+    hides: Callable[[Segmented], Hidden] | None = None
     twin: str | None = None
 
     @property
@@ -56,89 +66,48 @@ class Condition:
         return self.has_span and self.hides is not span_from_others
 
 
-def span_from_others(prompt: Any) -> Hidden:
-    """The span's keys, hidden from every row outside it, in a `Prompt` with an insertion."""
+def span_from_others(prompt: Segmented) -> Hidden:
+    """The span's keys, hidden from every row outside it."""
     span = prompt.mask("inserted")
     return Hidden(~span, span)
 
 
-def question_from_span(prompt: Any) -> Hidden:
-    """The question's keys, hidden from the span's rows, in a `Prompt` with an insertion.
-
-    The question and everything after it that is not inserted: what stands behind a question has read it, as the end of a
-    chat template's turn has.
-    """
+def question_from_span(prompt: Segmented) -> Hidden:
+    """The question's keys, and those of what is not inserted behind it (it has read the question), hidden from the span."""
     span, behind = prompt.mask("inserted"), prompt.mask("question").cumsum(0) > 0
     return Hidden(span & behind, ~span & behind)
 
 
-def span_from_span(prompt: Any) -> Hidden:
-    """The span's keys, hidden from its own rows, in a `Prompt` with something before the span that they can see instead."""
+def span_from_span(prompt: Segmented) -> Hidden:
+    """The span's keys, hidden from its own rows; `ValueError` where the first token would see nothing."""
     span = prompt.mask("inserted")
     if bool(span[0]):
         raise ValueError("the span holds the first token, which would see nothing at all: let it begin later")
     return Hidden(span, span)
 
 
-CONDITIONS: dict[str, Condition] = {
-    made.name: made
-    for made in (
-        Condition("base", "C0", "base", "base", "without insertion", "the prompt without insertion"),
-        Condition("inserted", "C1", "inserted", "inserted", "with insertion", "the prompt with it"),
-        Condition(
-            "gap",
-            "C2",
-            "base",
-            "inserted",
-            "without, positions as with it",
-            "without it, but the question keeps the position ids that it has with it",
-            twin="masked",
-        ),
-        Condition(
-            "masked",
-            "C3",
-            "inserted",
-            "inserted",
-            "with, but nobody sees it",
-            "with it, but nobody outside the span may see the span",
-            hides=span_from_others,
-            twin="gap",
-        ),
-        Condition(
-            "held",
-            "C4",
-            "inserted",
-            "base",
-            "with, positions as without it",
-            "with it, but the question keeps the position ids that it has without it",
-        ),
-        Condition(
-            "blind",
-            "C5",
-            "inserted",
-            "inserted",
-            "with, but it cannot see the question",
-            "with it, but the span may not see the question (or what has read it)",
-            hides=question_from_span,
-        ),
-        Condition(
-            "apart",
-            "C6",
-            "inserted",
-            "inserted",
-            "with, but its tokens cannot see one another",
-            "with it, but the span's rows may not see the span",
-            hides=span_from_span,
-        ),
-        Condition(
-            "clean",
-            "C7",
-            "clean",
-            "inserted",
-            "with other tokens",
-            "the clean prompt of a pair of equal length, as `pairs_from_ids(clean=...)` makes them",
-        ),
-    )
+HIDES = {"masked": span_from_others, "blind": question_from_span, "apart": span_from_span}
+TWINS = {"gap": "masked", "masked": "gap"}
+
+
+def _rows(text: str) -> list[list[str]]:
+    """The cells of a table, line by line."""
+    return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
+
+
+_PLAIN = _rows("""
+base| base| base| without insertion| the prompt without insertion
+inserted| inserted| inserted| with insertion| the prompt with it
+gap| base| inserted| without, positions as with it| without it, but the question keeps the position ids that it has with it
+masked| inserted| inserted| with, but nobody sees it| with it, but nobody outside the span may see the span
+held| inserted| base| with, positions as without it| with it, but the question keeps the position ids that it has without it
+blind| inserted| inserted| with, but it cannot see the question| with it, but the span may not see the question or what read it
+apart| inserted| inserted| with, but its tokens cannot see one another| with it, but the span's rows may not see the span
+clean| clean| inserted| with other tokens| the clean prompt of a pair of equal length, as `pairs_from_ids(clean=...)` makes them
+""")
+CONDITIONS = {
+    name: Condition(name, f"C{number}", prompt, positions, title, says, HIDES.get(name), TWINS.get(name))
+    for number, (name, prompt, positions, title, says) in enumerate(_PLAIN)
 }
 
 
@@ -154,8 +123,8 @@ class Contrast:
     name: str
     clean: str
     corrupted: str
+    changes_from: str
     says: str
-    changes_from: Literal["after", "span", "tokens"] = "after"
     cuts: str = ""
 
     @property
@@ -186,14 +155,14 @@ class Contrast:
         """One of the two runs holds inserted tokens that are read, so that other tokens make another effect."""
         return any(condition.reads_span for condition in self.conditions)
 
-    def cut(self, prompt: Any) -> Hidden:
+    def cut(self, prompt: Segmented) -> Hidden:
         """What the clean run may not see and the corrupted one may; `ValueError` where that is not all that differs.
 
         A head is knocked out by hiding these keys from these rows for this head alone.
         """
         hides = self.conditions[0].hides
         if not self.cuts or hides is None:
-            known = ", ".join(f"{made.name!r}" for made in CONTRASTS.values() if made.cuts)
+            known = ", ".join(repr(made.name) for made in CONTRASTS.values() if made.cuts)
             raise ValueError(
                 f"the runs of contrast {self.name!r} differ in more than in what may be seen, so no head can be cut off "
                 f"from it: use one of {known}"
@@ -209,58 +178,32 @@ class Contrast:
         return first if self.changes_from == "span" or not condition.has_span else stop
 
 
-CONTRASTS: dict[str, Contrast] = {
-    made.name: made
-    for made in (
-        Contrast(
-            "content",
-            "masked",
-            "inserted",
-            "the span can be read; positions and length are the same",
-            cuts="see the span from the rows after it",
-        ),
-        Contrast("shift", "base", "gap", "the question stands further back; nothing is inserted"),
-        Contrast("total", "base", "inserted", "both: the span can be read and the question stands further back"),
-        Contrast("held", "base", "held", "the span can be read; the question keeps its positions"),
-        Contrast(
-            "presence",
-            "masked",
-            "blind",
-            "the span can be read, but has not read the question",
-        ),
-        Contrast(
-            "computed",
-            "blind",
-            "inserted",
-            "the span has read the question; everybody may read the span in both",
-            changes_from="span",
-            cuts="see the question from the span's rows",
-        ),
-        Contrast(
-            "inside",
-            "apart",
-            "inserted",
-            "the span's rows can read the span; everybody else may in both",
-            changes_from="span",
-            cuts="see the span from its own rows",
-        ),
-        Contrast(
-            "replaced",
-            "clean",
-            "inserted",
-            "some tokens are others; length and positions are the same",
-            changes_from="tokens",
-        ),
-    )
+CUTS = {
+    "content": "see the span from the rows after it",
+    "computed": "see the question from the span's rows",
+    "inside": "see the span from its own rows",
+}
+CONTRASTS = {
+    name: Contrast(name, clean, corrupted, changes_from, says, CUTS.get(name, ""))
+    for name, clean, corrupted, changes_from, says in _rows("""
+content  | masked | inserted | after  | the span can be read; positions and length are the same
+shift    | base   | gap      | after  | the question stands further back; nothing is inserted
+total    | base   | inserted | after  | both: the span can be read and the question stands further back
+held     | base   | held     | after  | the span can be read; the question keeps its positions
+presence | masked | blind    | after  | the span can be read, but has not read the question
+computed | blind  | inserted | span   | the span has read the question; everybody may read the span in both
+inside   | apart  | inserted | span   | the span's rows can read the span; everybody else may in both
+replaced | clean  | inserted | tokens | some tokens are others; length and positions are the same
+    """)
 }
 
 DIRECTIONS = {"denoising": -1, "noising": 1}
-"""How heads are patched -> what turns the change that patching makes (patched - receiving) into the part that a head carries
-of the insertion's effect (corrupted - clean). Denoising puts a clean activation into the corrupted run and takes that part
-out, noising puts a corrupted one into the clean run and brings it in. No other place knows a sign."""
+"""How heads are patched -> the sign that turns the change of patching (patched - receiving) into a head's part of the
+insertion's effect (corrupted - clean). Denoising puts a clean activation into the corrupted run, noising a corrupted one into
+the clean run. No other place knows a sign."""
 
 
-def one_of(name: Any, known: Any, what: str) -> Any:
+def one_of(name: object, known: Mapping[str, T], what: str) -> T:
     """The entry of that name; `ValueError` lists the names.
 
     >>> one_of("shift", CONTRASTS, "contrast").clean
@@ -271,7 +214,7 @@ def one_of(name: Any, known: Any, what: str) -> Any:
     return known[name]
 
 
-def several_of(names: Any, known: Any, what: str) -> tuple[str, ...]:
+def several_of(names: Collection[str], known: Mapping[str, object], what: str) -> tuple[str, ...]:
     """One or more different names of `known`, as a tuple; `ValueError` lists what there is.
 
     >>> several_of(["shift"], CONTRASTS, "contrast")
@@ -284,12 +227,15 @@ def several_of(names: Any, known: Any, what: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def as_words(table: dict[str, Any]) -> str:
+def as_words(table: Mapping[str, Condition | Contrast]) -> str:
     """A table of conditions or contrasts as one sentence, for help texts.
 
     >>> as_words(CONTRASTS).partition(";")[0]
     'content (masked -> inserted)'
     """
-    if all(isinstance(entry, Contrast) for entry in table.values()):
-        return "; ".join(f"{entry.name} ({entry.clean} -> {entry.corrupted})" for entry in table.values())
-    return "; ".join(f"{entry.name} ({entry.code}): {entry.says}" for entry in table.values())
+    return "; ".join(
+        f"{each.name} ({each.clean} -> {each.corrupted})"
+        if isinstance(each, Contrast)
+        else f"{each.name} ({each.code}): {each.says}"
+        for each in table.values()
+    )

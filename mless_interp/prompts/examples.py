@@ -30,8 +30,7 @@ def with_examples(
     >>> with_examples([asked], [shown], form="Q: {question} A: {answer}. ")[0].examples
     'Q: 1+1? A: 2. '
 
-    Raises `ValueError` for an empty text, examples that hold the problem's own question or come twice, too few other problems,
-    and a form with unknown fields.
+    Raises `ValueError` for no text, a problem's own question among the examples, too few others, and unknown fields.
     """
     asked = tuple(problems)
     if isinstance(examples, str):
@@ -54,14 +53,10 @@ def with_examples(
     made = []
     for problem in asked:
         others = [other for other in pool if other.id != problem.id and other.asked[1] != problem.asked[1]]
-        if n is None and len(others) < len(pool):
+        if len(others) < (len(pool) or 1 if n is None else n):
             raise ValueError(
-                f"problem {problem.id!r} is itself among the examples: give others, or n= to draw from the others for each"
-            )
-        if len(others) < (n or 1):
-            raise ValueError(
-                f"problem {problem.id!r}: {n or 1} examples are asked for, but only {len(others)} of the {len(pool)} given "
-                "ask another question: give more"
+                f"problem {problem.id!r}: only {len(others)} of the {len(pool)} examples ask another question: give others, "
+                "fewer, or n= to draw from the others for each"
             )
         if n is not None:
             key = hashlib.sha256(f"examples|{seed}|{problem.id}".encode()).digest()[:8]

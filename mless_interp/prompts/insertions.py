@@ -1,7 +1,4 @@
-"""Insertions: what is put in, and where.
-
-They work on token ids: joining strings re-merges tokens at the seams and inside runs ("////").
-"""
+"""Insertions: what is put in, and where, as token ids (joined strings re-merge tokens at the seams and inside runs)."""
 
 import hashlib
 import random
@@ -15,9 +12,10 @@ from typing import Any, Literal
 from ..core.arguments import check_count, checked
 from .conditions import one_of
 from .problems import Problem
-from .prompt import MAX_UNKNOWN, Prompt, encode_within, special_ids, spells_special
+from .prompt import MAX_UNKNOWN, Prompt, Tokenizer, encode_within, special_ids, spells_special
 
 Segment = Literal["bos", "template", "system", "question", "answer"]
+COMMON_WORDS = files("mless_interp") / "data" / "common_words.txt"
 PLACES: tuple[Segment, ...] = ("question", "system", "template", "bos")
 """The segments of a prompt before or after which something can be inserted; `before="answer"` is the prompt's end."""
 
@@ -28,14 +26,12 @@ class Insertion:
     """What to insert and where, counted in tokens; make one with the class methods.
 
     A unit, word or text may name a special token of the tokenizer (`<|reserved_special_token_0|>`): it is inserted as such,
-    unlike the text of problems, which is text whatever it spells. `InsertedSpan.source` says so. What depends on the problem
-    (`repeat_question`, `from_key`) has another length in each; analyses group problems of equal geometry.
+    unlike the text of problems, which is text whatever it spells. `InsertedSpan.source` says so.
 
     The place is `before=` or `after=` a segment of the prompt ("question", "system", "template", "bos": its first or last
     token), or `at=` a token index of the prompt without insertion; `before="answer"` is the prompt's end. The paper's
-    positions: `before="question"` (2, the default), `before="system"` (1), `after="question"` (3). Only what is given
-    counts: `at=4` is there alone. Several places, as in `before="question", after="question"` or `at=(4, 9)`, share the
-    tokens in equal blocks, from the first place to the last.
+    positions: `before="question"` (2, the default), `before="system"` (1), `after="question"` (3). Several places, as in
+    `before="question", after="question"` or `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
     """
 
     kind: str
@@ -55,54 +51,51 @@ class Insertion:
         if self.n_tokens is not None or kind.counted:
             check_count(self.n_tokens, name="n_tokens")
         check_count(self.times, name="times")
+        if kind.unit in ("unit", "word", "key", "text") and not self.unit:
+            raise ValueError(f"{self.kind} needs the {kind.unit} to insert, which is empty")
         if (self.before, self.after, self.at) == (None, None, None):
             object.__setattr__(self, "before", "question")
-        if not (self._before or self._after or self._at):
-            raise ValueError(_NO_PLACE)
-        if not {*self._before, *self._after} - {"answer"} <= set(PLACES) or "answer" in self._after:
+        if not self._spots:
             raise ValueError(
-                f"unknown place before={self.before!r} after={self.after!r}; before and after take "
-                f"{', '.join(map(repr, PLACES))}, before= also 'answer', at= takes token indices"
+                'give a place: before= or after= "question", "system", "template" or "bos", or at=<token index>'
             )
-        if any(index < 0 for index in self._at):
-            raise ValueError(f"at must be a token index, 0 or more, got {self.at}")
+        known = {(side, segment) for side in ("before", "after") for segment in PLACES} | {("before", "answer")}
+        if any(spot not in known if spot[0] != "at" else int(spot[1]) < 0 for spot in self._spots):
+            raise ValueError(
+                f"unknown place {self.where}; before and after take {', '.join(map(repr, PLACES))}, before= also 'answer', at= "
+                "takes token indices, 0 or more"
+            )
+        if self.token_ids and min(self.token_ids) < 0:
+            raise ValueError(f"token ids are 0 or more, got {min(self.token_ids)}")
 
     @property
-    def _before(self) -> tuple[Segment, ...]:
-        return _several(self.before)
-
-    @property
-    def _after(self) -> tuple[Segment, ...]:
-        return _several(self.after)
-
-    @property
-    def _at(self) -> tuple[int, ...]:
-        return _several(self.at)
+    def _spots(self) -> list[tuple[str, str | int]]:
+        """Every place, with its side: before, after, at."""
+        found: list[tuple[str, str | int]] = []
+        for side, given in (("before", self.before), ("after", self.after), ("at", self.at)):
+            several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
+            found += [(side, each) for each in several if each is not None]
+        return found
 
     @classmethod
     @checked
     def meaningless(cls, unit: str = " /", n_tokens: int = 55, **place: Any) -> "Insertion":
         """A run of one meaningless unit (Mless): 55 slashes in the paper. A unit of k tokens must divide `n_tokens`."""
-        if not unit:
-            raise ValueError("the unit to insert is empty: give a text such as ' /'")
         return cls("meaningless", unit, n_tokens, **place)
 
     @classmethod
     @checked
     def meaningful(cls, word: str = "he", n_tokens: int = 55, **place: Any) -> "Insertion":
         """A repeated word with a meaning that does not bear on the question (Mful): 55 times "he" in the paper."""
-        if not word.strip():
-            raise ValueError("the word to insert is empty")
-        return cls("meaningful", " " + word.strip(), n_tokens, **place)
+        return cls("meaningful", word.strip() and " " + word.strip(), n_tokens, **place)
 
     @classmethod
     @checked
     def random_sentence(cls, n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any) -> "Insertion":
         """A bag of unrelated words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number.
 
-        Common English words that the tokenizer can encode, in random order: no grammar holds them together. Where it knows
-        none of them, its own ordinary tokens (recorded in `InsertedSpan.source`). Sentences that were written by somebody
-        are `other_questions`.
+        Common English words in random order. Where the tokenizer knows none of them, its own ordinary tokens (recorded in
+        `InsertedSpan.source`). Sentences that were written by somebody are `other_questions`.
         """
         return cls("random_sentence", "", n_tokens, seed=seed, draw=draw, **place)
 
@@ -111,10 +104,9 @@ class Insertion:
     def other_questions(
         cls, problems: Iterable[Problem], n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any
     ) -> "Insertion":
-        """Real sentences of the problems' own kind: questions of other problems, cut to exactly `n_tokens` tokens.
+        """Questions of other problems, cut to exactly `n_tokens` tokens: a control for "any text", not for "no meaning".
 
-        Which ones, and in which order, is drawn by seed, problem id and draw number; a problem's own question is never
-        among them. They have meaning, and numbers: a control for "any text", not for "no meaning".
+        Which ones, and in which order, is drawn by seed, problem id and draw number; a problem's own is never among them.
         """
         pool = tuple((problem.id, problem.question.strip()) for problem in problems)
         if len({question for _, question in pool}) < 2:
@@ -131,15 +123,13 @@ class Insertion:
     @checked
     def text(cls, text: str, n_tokens: int | None = None, **place: Any) -> "Insertion":
         """Any text once, as it is; `n_tokens`, if given, must be its length in tokens."""
-        if not text:
-            raise ValueError("the text to insert is empty")
         return cls("text", text, n_tokens, **place)
 
     @classmethod
     @checked
     def whitespace(cls, n_tokens: int = 55, *, unit: str = " ", **place: Any) -> "Insertion":
         """A run of white space: one unit of it (" ", "\\n") as often as it takes, never merged into longer tokens."""
-        if unit.strip() or not unit:
+        if unit.strip():
             raise ValueError(
                 f"whitespace inserts white space alone, got {unit!r}; Insertion.meaningless takes any unit"
             )
@@ -159,23 +149,23 @@ class Insertion:
     def pause(cls, n_tokens: int = 10, *, token: str | int | None = None, **place: Any) -> "Insertion":
         """A run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
 
-        `token`: its name or id; None takes the tokenizer's own: one named pause, else the first of its reserved or unused ones
-        (`<|reserved_special_token_0|>`, `<unused0>`). Where it has none, and for an ordinary word, `span` refuses: no row is
-        added to anybody's model. Many models have rows beyond their tokenizer's last id, which may be given as an id
-        (`token=151665` for Qwen2.5). Such rows are untrained: their embeddings are whatever training left of the initial ones,
-        unlike the trained pause tokens of the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
+        `token`: its name or id; None takes one named pause, else the first reserved or unused one
+        (`<|reserved_special_token_0|>`, `<unused0>`). An id beyond the tokenizer's last one (151665 for Qwen2.5) is an
+        untrained row of the model, unlike the trained pause tokens of the source: Goyal et al. 2023 (arXiv 2310.02226).
+        `span` refuses an ordinary word, and a tokenizer that has no such token.
         """
-        name, ids = ("", (token,)) if isinstance(token, int) else (token or "", ())
-        return cls("pause", name, n_tokens, token_ids=_ids_given(ids), **place)
+        if isinstance(token, int):
+            return cls("pause", "", n_tokens, token_ids=(token,), **place)
+        return cls("pause", token or "", n_tokens, **place)
 
     @classmethod
     @checked
     def ids(cls, token_ids: Iterable[int], n_tokens: int | None = None, **place: Any) -> "Insertion":
         """These token ids as they are (glitch tokens, special tokens): once, or again and again until there are `n_tokens`.
 
-        The one kind that is not text; `InsertedSpan.source` says where special tokens or rows without a name are among them.
+        `InsertedSpan.source` says where special tokens or rows without a name are among them.
         """
-        given = _ids_given(token_ids)
+        given = tuple(token_ids)
         if not given:
             raise ValueError("there are no token ids to insert")
         return cls("ids", "", n_tokens, token_ids=given, **place)
@@ -193,9 +183,7 @@ class Insertion:
 
         A field of `Problem` (`solution`, `distractor`, ...) or any other text of its line in the file (`Problem.extra`).
         """
-        if not key.strip():
-            raise ValueError("from_key needs the key under which the problem's text stands, such as 'distractor_text'")
-        return cls("from_key", key, None, **place)
+        return cls("from_key", key.strip(), None, **place)
 
     @classmethod
     @checked
@@ -212,21 +200,20 @@ class Insertion:
         """The insertion of a kind's name, as command lines give it.
 
         `unit` is the unit, word or text; the key of `from_key`; how many times `repeat_question` repeats; the ids of `ids`,
-        "128002,128003"; the token of `pause`, by name or id. `n_tokens` is 55 where a kind is counted in tokens and nothing
-        is given. `problems`: those that `other_questions` draws from. `ValueError` for a unit or a number of tokens that the
-        kind has no use for.
+        "128002,128003"; the token of `pause`, by name or id. `n_tokens` defaults to 55 where a kind is counted in tokens.
+        `problems`: those that `other_questions` draws from. `ValueError` for what the kind has no use for.
         """
         asked = one_of(kind, KINDS, "insertion")
         if unit is not None and not asked.unit:
             raise ValueError(f"insertion {kind!r} has no unit, got {unit!r}: leave it out")
-        if n_tokens is not None and asked.own_length:
+        given: dict[str, Any] = dict(place)
+        if not asked.own_length:
+            given["n_tokens"] = 55 if asked.counted and n_tokens is None else n_tokens
+        elif n_tokens is not None:
             raise ValueError(
                 f"insertion {kind!r} is as long as each problem's own text, so it takes no number of tokens, got "
                 f"{n_tokens}: leave it out"
             )
-        given: dict[str, Any] = dict(place)
-        if not asked.own_length:
-            given["n_tokens"] = 55 if asked.counted and n_tokens is None else n_tokens
         if asked.drawn:
             given["seed"] = seed
         if kind == "other_questions":
@@ -239,9 +226,7 @@ class Insertion:
     @property
     def label(self) -> str:
         """A short name for tables and legends: `Mless ' /' x55`."""
-        shown = f" {self.unit!r}" if self.unit else ""
-        if self.token_ids:
-            shown = f" {_ids_label(self.token_ids)}"
+        shown = f" {_ids_label(self.token_ids)}" if self.token_ids else f" {self.unit!r}" if self.unit else ""
         size = f" x{self.n_tokens}" if self.n_tokens is not None else ""
         again = f", {self.times} times" if self.times > 1 else ""
         where = "" if self.where == "before question" else f", {self.where}"
@@ -250,8 +235,7 @@ class Insertion:
     @property
     def where(self) -> str:
         """The place in words: `before question`, `at 4 and at 9`."""
-        named = [f"before {segment}" for segment in self._before] + [f"after {segment}" for segment in self._after]
-        return " and ".join([*named, *(f"at {index}" for index in self._at)])
+        return " and ".join(f"{side} {place}" for side, place in self._spots)
 
     @property
     def length(self) -> int:
@@ -269,18 +253,18 @@ class Insertion:
         """Whether it can also be put into a string (`template="paper"`); token ids cannot."""
         return KINDS[self.kind].is_text
 
-    def span(self, tokenizer: Any, problem: Problem | str, *, question: str = "") -> "InsertedSpan":
+    def span(self, tokenizer: Tokenizer, problem: Problem | str, *, question: str = "") -> "InsertedSpan":
         """The token ids that this insertion puts into this problem's prompt; its own `question` is never drawn from the others.
 
-        An id instead of the `Problem` is enough for what does not depend on it. Raises `ValueError` if a unit has the unknown
-        token, encodes to nothing or does not divide `n_tokens`, and naming the problem where its own text cannot be inserted.
+        An id instead of the `Problem` is enough for what does not depend on it. Raises `ValueError` if a text has the unknown
+        token, encodes to nothing or does not divide `n_tokens`.
         """
         if isinstance(problem, Problem):
             question = problem.question
         others = tuple((other, text) for other, text in self.pool if text != question.strip())
         return KINDS[self.kind].ids(replace(self, pool=others), tokenizer, problem)
 
-    def other_repeats(self, tokenizer: Any, n: int = 20, *, seed: int = 0) -> tuple["Insertion", ...]:
+    def other_repeats(self, tokenizer: Tokenizer, n: int = 20, *, seed: int = 0) -> tuple["Insertion", ...]:
         """`n` other tokens, drawn from the vocabulary, each repeated as often in this repeated unit's place: its null.
 
         A unit of several tokens is compared with units of as many. `ValueError` for an insertion that repeats no text, and
@@ -288,7 +272,7 @@ class Insertion:
         """
         if not self.repeats:
             raise ValueError(f"{self.label} repeats no unit, so other repeated tokens are no null of it")
-        unit = _encoded(self, tokenizer)
+        unit = _encoded(tokenizer, self.unit)
         pool = [token for (token,) in _ordinary_tokens(tokenizer) if token not in unit]
         if len(pool) < n * len(unit):
             raise ValueError(
@@ -298,37 +282,27 @@ class Insertion:
         units = (tuple(drawn[at : at + len(unit)]) for at in range(0, len(drawn), len(unit)))
         return tuple(Insertion.ids(ids, self.length).placed_as(self) for ids in units)
 
-    def placed_as(self, other: "Insertion") -> "Insertion":
+    def placed_as(self, other: Any) -> "Insertion":
         """This insertion, in the place of another one."""
         return replace(self, before=other.before, after=other.after, at=other.at)
 
     def places(self, prompt: Prompt) -> tuple[int, ...]:
         """The token indices at which its blocks go into `prompt`, rising; `ValueError` where it has no such place."""
-        found = list(self._at)
-        if found and max(found) > len(prompt):
-            raise ValueError(f"at={max(found)} is beyond the prompt's {len(prompt)} tokens")
-        for segment in (*self._before, *self._after):
-            if segment != "answer" and not prompt.indices(segment):
-                raise ValueError(f'the prompt has no {segment} tokens; use before="question" or at=<token index>')
-        found += [len(prompt) if segment == "answer" else prompt.indices(segment)[0] for segment in self._before]
-        found += [prompt.indices(segment)[-1] + 1 for segment in self._after]
+        found = []
+        for side, place in self._spots:
+            if isinstance(place, int):
+                if place > len(prompt):
+                    raise ValueError(f"at={place} is beyond the prompt's {len(prompt)} tokens")
+                found.append(place)
+            elif place == "answer":
+                found.append(len(prompt))
+            elif there := prompt.indices(place):
+                found.append(there[0] if side == "before" else there[-1] + 1)
+            else:
+                raise ValueError(f'the prompt has no {place} tokens; use before="question" or at=<token index>')
         if len(set(found)) < len(found):
             raise ValueError(f"two of the places ({self.where}) are the same token of this prompt: give each once")
         return tuple(sorted(found))
-
-
-def _several(place: Any) -> tuple[Any, ...]:
-    """None, one or several places as a tuple."""
-    if place is None:
-        return ()
-    return tuple(place) if isinstance(place, Sequence) and not isinstance(place, str) else (place,)
-
-
-def _ids_given(token_ids: Iterable[int]) -> tuple[int, ...]:
-    found = tuple(token_ids)
-    if found and min(found) < 0:
-        raise ValueError(f"token ids are 0 or more, got {min(found)}")
-    return found
 
 
 def _ids_label(ids: tuple[int, ...]) -> str:
@@ -342,14 +316,19 @@ def _ids_label(ids: tuple[int, ...]) -> str:
     return f"{','.join(map(str, ids[:3]))},... #{hashlib.sha256(repr(ids).encode()).hexdigest()[:6]}"
 
 
+def _first_number(text: str) -> int:
+    return _whole_numbers(text)[0]
+
+
+def _name_or_number(text: str) -> str | int:
+    return int(text) if text.isdecimal() else text
+
+
 def _whole_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"cannot read {text!r}: give whole numbers such as 128002,128003") from None
-
-
-_NO_PLACE = 'give a place: before= or after= "question", "system", "template" or "bos", or at=<token index>'
 
 
 @dataclass(frozen=True)
@@ -360,60 +339,54 @@ class InsertedSpan:
     source: str
 
 
-@lru_cache(maxsize=1)
-def _common_words() -> tuple[str, ...]:
-    return tuple((files("mless_interp") / "data" / "common_words.txt").read_text(encoding="utf-8").split())
-
-
 @lru_cache(maxsize=8)
-def _encodable_words(tokenizer: Any) -> dict[int, tuple[tuple[int, ...], ...]]:
+def _encodable_words(tokenizer: Tokenizer) -> dict[int, list[tuple[int, ...]]]:
     """Token count -> the encodings of all common words of that many tokens that this tokenizer knows."""
     by_size: dict[int, list[tuple[int, ...]]] = {}
-    for word in _common_words():
+    for word in COMMON_WORDS.read_text(encoding="utf-8").split():
         ids = encode_within(tokenizer, " " + word)
-        if ids and tokenizer.unk_token_id not in ids and tokenizer.decode(list(ids)).strip() == word:
+        if ids and tokenizer.unk_token_id not in ids and str(tokenizer.decode(list(ids))).strip() == word:
             by_size.setdefault(len(ids), []).append(ids)
-    return {size: tuple(found) for size, found in by_size.items()}
+    return by_size
 
 
 @lru_cache(maxsize=8)
-def _ordinary_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+def _ordinary_tokens(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     special = set(tokenizer.all_special_ids)
-    texts = ((i, tokenizer.decode([i])) for i in range(len(tokenizer)) if i not in special)
-    return tuple((i,) for i, text in texts if text.strip() and not any(c.isdigit() for c in text))
+    texts = ((i, str(tokenizer.decode([i]))) for i in range(len(tokenizer)) if i not in special)
+    return [(i,) for i, text in texts if text.strip() and not any(c.isdigit() for c in text)]
+
+
+def _keyed(insertion: Insertion, name: str) -> random.Random:
+    key = f"{insertion.seed}|{name}|{insertion.draw}"
+    return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
 
 
 def _id_of(problem: Problem | str) -> str:
     return problem.id if isinstance(problem, Problem) else problem
 
 
-def _keyed(insertion: Insertion, problem: Problem | str) -> random.Random:
-    key = f"{insertion.seed}|{_id_of(problem)}|{insertion.draw}"
-    return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
-
-
-def _other_questions(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    draw, n_tokens, name = _keyed(insertion, problem), insertion.length, _id_of(problem)
+def _other_questions(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    name, n_tokens = _id_of(problem), insertion.length
     own = {text for other, text in insertion.pool if other == name}
     texts = [text for other, text in insertion.pool if other != name and text not in own]
     ids: tuple[int, ...] = ()
-    for text in draw.sample(texts, len(texts)):
+    for text in _keyed(insertion, name).sample(texts, len(texts)):
         try:
             ids += encode_within(tokenizer, " " + text)
         except ValueError as error:
             raise ValueError(f"a question to insert: {error}") from error
         if len(ids) >= n_tokens:
-            _check_known(
-                tokenizer, ids[:n_tokens], "the inserted questions'", "draw from problems of the model's own kind"
-            )
-            return InsertedSpan(ids[:n_tokens], "questions of other problems")
+            ids = ids[:n_tokens]
+            _check_known(tokenizer, ids, "the inserted questions'", "draw from problems of the model's own kind")
+            return InsertedSpan(ids, "questions of other problems")
     raise ValueError(
         f"all other questions together are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more "
         "problems to draw them from, or insert fewer tokens"
     )
 
 
-def _check_known(tokenizer: Any, ids: tuple[int, ...], whose: str, remedy: str) -> None:
+def _check_known(tokenizer: Tokenizer, ids: tuple[int, ...], whose: str, remedy: str) -> None:
     unknown = ids.count(tokenizer.unk_token_id) / len(ids)
     if unknown > MAX_UNKNOWN:
         raise ValueError(
@@ -422,14 +395,11 @@ def _check_known(tokenizer: Any, ids: tuple[int, ...], whose: str, remedy: str) 
         )
 
 
-def _random_sentence(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    n_tokens, draw = insertion.length, _keyed(insertion, problem)
-    words = _encodable_words(tokenizer)
-    source = "words"
+def _random_sentence(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    n_tokens, draw = insertion.length, _keyed(insertion, _id_of(problem))
+    words, source = _encodable_words(tokenizer), "words"
     if 1 not in words or len(words[1]) < 8:
         words, source = {1: _ordinary_tokens(tokenizer)}, "tokens"
-    if not words[1]:
-        raise ValueError("this tokenizer has no tokens to draw random words from")
     ids: list[int] = []
     while len(ids) < n_tokens:
         fitting = [word for size, found in words.items() if size <= n_tokens - len(ids) for word in found]
@@ -437,8 +407,7 @@ def _random_sentence(insertion: Insertion, tokenizer: Any, problem: Problem | st
     return InsertedSpan(tuple(ids), source)
 
 
-def _encoded(insertion: Insertion, tokenizer: Any, unit: str | None = None) -> tuple[int, ...]:
-    text = insertion.unit if unit is None else unit
+def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     ids = encode_within(tokenizer, text, markers=True)
     if not ids:
         raise ValueError(f"the insertion {text!r} encodes to no tokens with this tokenizer")
@@ -450,7 +419,7 @@ def _encoded(insertion: Insertion, tokenizer: Any, unit: str | None = None) -> t
     return ids
 
 
-def _source(kind: str, insertion: Insertion, tokenizer: Any) -> str:
+def _source(kind: str, insertion: Insertion, tokenizer: Tokenizer) -> str:
     return f"{kind}, with special tokens" if spells_special(tokenizer, insertion.unit) else kind
 
 
@@ -463,28 +432,28 @@ def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
     return ids * (n_tokens // len(ids))
 
 
-def _repeated(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    ids = _filled(_encoded(insertion, tokenizer), insertion.length, repr(insertion.unit))
+def _repeated(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    ids = _filled(_encoded(tokenizer, insertion.unit), insertion.length, repr(insertion.unit))
     return InsertedSpan(ids, _source("unit", insertion, tokenizer))
 
 
-def _once(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    ids = _encoded(insertion, tokenizer)
+def _once(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    ids = _encoded(tokenizer, insertion.unit)
     if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
         raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
     return InsertedSpan(ids, _source("text", insertion, tokenizer))
 
 
-def _bos(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
     if tokenizer.bos_token_id is None:
         raise ValueError("this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted")
     return InsertedSpan((tokenizer.bos_token_id,) * insertion.length, "bos token")
 
 
-def _counting(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+def _counting(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
     n_tokens = insertion.length
     numbers = "".join(f" {number}" for number in range(1, n_tokens + 1))  # a number is a token or more
-    return InsertedSpan(_encoded(insertion, tokenizer, numbers)[:n_tokens], "numbers")
+    return InsertedSpan(_encoded(tokenizer, numbers)[:n_tokens], "numbers")
 
 
 RESERVED = re.compile(r"<\|?(reserved\w*?|unused|extra_)(\d+)\|?>|\[unused(\d+)\]")
@@ -494,26 +463,23 @@ PAUSE = ("<pause>", "<|pause|>", "[PAUSE]")
 
 
 @lru_cache(maxsize=8)
-def _pause_token(tokenizer: Any, n_tokens: int) -> str | None:
+def _pause_token(tokenizer: Tokenizer, n_tokens: int) -> str | None:
     """The tokenizer's own pause token, or the first of its reserved ones; `n_tokens` as it may be given more of them."""
     vocabulary = tokenizer.get_vocab()
-    named = next((name for name in PAUSE if name in vocabulary), None)
     reserved = (name for name in vocabulary if RESERVED.fullmatch(name))
+    named = next((name for name in PAUSE if name in vocabulary), None)
     return named or min(reserved, key=lambda name: vocabulary[name], default=None)
 
 
-def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    name = insertion.unit or _pause_token(tokenizer, len(tokenizer))
-    if insertion.token_ids:
-        (number,) = insertion.token_ids
-        if number >= len(tokenizer):
-            return InsertedSpan(insertion.token_ids * insertion.length, _source_of_ids(insertion.token_ids, tokenizer))
-        name = tokenizer.convert_ids_to_tokens(number)
+def _pause(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    ids, n_known = insertion.token_ids, len(tokenizer)
+    if ids and ids[0] >= n_known:
+        return InsertedSpan(ids * insertion.length, _source_of_ids(ids, tokenizer))
+    name = str(tokenizer.convert_ids_to_tokens(ids[0])) if ids else insertion.unit or _pause_token(tokenizer, n_known)
     if name is None:
         raise ValueError(
             "this tokenizer has no reserved token to pause with, and none is added: name a token of its own (token='...'), or "
-            f"give the id of a row that the model has and its tokenizer leaves unused, {len(tokenizer)} or more, "
-            f"token={len(tokenizer)}"
+            f"give the id of a row that the model has and its tokenizer leaves unused, {n_known} or more, token={n_known}"
         )
     number = tokenizer.get_vocab().get(name)
     if number is None:
@@ -526,47 +492,36 @@ def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> Inse
     return InsertedSpan((number,) * insertion.length, f"token {name!r}")
 
 
-def _given_ids(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+def _given_ids(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
     ids = insertion.token_ids
     if insertion.n_tokens is not None:
         ids = _filled(ids, insertion.n_tokens, "of ids")
     return InsertedSpan(ids, _source_of_ids(ids, tokenizer))
 
 
-def _source_of_ids(ids: tuple[int, ...], tokenizer: Any) -> str:
+def _source_of_ids(ids: tuple[int, ...], tokenizer: Tokenizer) -> str:
     special = ", with special tokens" if not special_ids(tokenizer).isdisjoint(ids) else ""
     return f"ids{special}{', with rows that no token names' if max(ids) >= len(tokenizer) else ''}"
 
 
-def _own_text(tokenizer: Any, problem: Problem | str, key: str) -> InsertedSpan:
-    """What a problem says under a key, after a space, as plain text."""
+def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    """What a problem says under a key (its question), after a space, as plain text."""
+    key = insertion.unit or "question"
     if not isinstance(problem, Problem):
         raise ValueError(f"this insertion depends on the problem: give the Problem, not its id {problem!r} alone")
     text = (problem.text(key) or "").strip()
-    where = f"problem {problem.id!r}, its {key}"
-    if not text:
-        known = ", ".join(problem.keys)
-        raise ValueError(
-            f"{where}: there is no such text to insert (it has {known}); give it one or leave the problem out"
-        )
     try:
+        if not text:
+            known = ", ".join(problem.keys)
+            raise ValueError(f"there is no such text to insert (it has {known}); give it one or leave the problem out")
         ids = encode_within(tokenizer, f" {text}")
         if not ids:
             raise ValueError("it encodes to no tokens with this tokenizer")
         _check_known(tokenizer, ids, "its", "leave the problem out, or give it words of the model's own")
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"problem {problem.id!r}, its {key}: {error}") from error
     spelt = ", special tokens in it as text" if spells_special(tokenizer, text) else ""
-    return InsertedSpan(ids, f"the problem's {key}{spelt}")
-
-
-def _own_question(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    found = _own_text(tokenizer, problem, "question")
-    return replace(found, ids=found.ids * insertion.times)
-
-
-def _own_key(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    return _own_text(tokenizer, problem, insertion.unit)
+    return InsertedSpan(ids * insertion.times, f"the problem's {key}{spelt}")
 
 
 @dataclass(frozen=True)
@@ -579,28 +534,25 @@ class Kind:
     """
 
     short: str
-    ids: Callable[[Insertion, Any, Problem | str], InsertedSpan]
+    ids: Callable[[Insertion, Tokenizer, Problem | str], InsertedSpan]
     unit: str = ""
-    read: Callable[[str], Any] = str
+    read: Callable[[str], object] = str
     counted: bool = True
     own_length: bool = False
     drawn: bool = False
     is_text: bool = True
 
 
-OF_PROBLEM: dict[str, Any] = {"counted": False, "own_length": True}
 KINDS: dict[str, Kind] = {
     "meaningless": Kind("Mless", _repeated, "unit"),
     "meaningful": Kind("Mful", _repeated, "word"),
     "random_sentence": Kind("random words", _random_sentence, drawn=True),
     "other_questions": Kind("other questions", _other_questions, drawn=True),
-    "repeat_question": Kind(
-        "question again", _own_question, "times", lambda text: _whole_numbers(text)[0], **OF_PROBLEM
-    ),
-    "from_key": Kind("its own", _own_key, "key", **OF_PROBLEM),
+    "repeat_question": Kind("question again", _own_text, "times", _first_number, counted=False, own_length=True),
+    "from_key": Kind("its own", _own_text, "key", counted=False, own_length=True),
     "counting": Kind("counting", _counting),
     "whitespace": Kind("whitespace", _repeated, "unit"),
-    "pause": Kind("pause", _pause, "token", lambda text: int(text) if text.isdecimal() else text, is_text=False),
+    "pause": Kind("pause", _pause, "token", _name_or_number, is_text=False),
     "repeated_bos": Kind("repeated_bos", _bos, is_text=False),
     "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False, is_text=False),
     "text": Kind("text", _once, "text", counted=False),

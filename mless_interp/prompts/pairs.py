@@ -1,8 +1,4 @@
-"""Prompt pairs with proved alignment, and their inputs under each condition.
-
-A pair is the prompt without and with an insertion and the map between them; the paper's own text mode
-(`template="paper"`), which may merge tokens at the borders, is kept for accuracy and figures and flags every merged border.
-"""
+"""Pairs of prompts, without and with an insertion, the proved map between their tokens, and their input in each condition."""
 
 import hashlib
 import json
@@ -10,13 +6,16 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, Literal
+from functools import cached_property
+from itertools import pairwise, zip_longest
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..core.arguments import checked
+from ..models.base import Model
+from ..models.info import ModelInfo
 from ..models.inputs import Inputs
 from ..runtime.engines import Compute, Tick, Unit
 from ..runtime.loop import over_problems
@@ -28,6 +27,7 @@ from .prompt import (
     TEMPLATES,
     Prompt,
     Template,
+    Tokenizer,
     build_prompt,
     check_known,
     encode_part,
@@ -41,6 +41,8 @@ from .prompt import (
     tokenizer_of,
     word_boundaries,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,21 +66,19 @@ class PromptPair:
     """Two or three prompts of one problem and the map between them, proved at construction.
 
     `inserted` is the prompt under study, `base` the same without its span, `clean` (where there is one) other tokens in as
-    many places. An insertion is one way to make a pair (`make_pairs`), token ids another (`pairs_from_ids`); without a span
-    `base` is `inserted`. `span` = (first inserted position, one past the last) in the inserted prompt; where the insertion
-    lies in several blocks (`spans`), other tokens stand between. `alignment[t]` is the position in the
-    inserted prompt of base token `t` (-1: none, only where a text-level insertion merged it). `boundary_merge`: tokens
-    merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0:
-    this pair holds the bare prompts, or none had to be fed; `answered` makes the other). `special_as_text`: the parts of
-    the problem that spell special tokens of the tokenizer; they are encoded as the text that they are. `tokenizer`: whose
-    ids these are, where `make_pairs` made them. `insertion`: an `Insertion`, or what
-    takes its place (`Given`). `names`: what views call token ids, where the caller said it.
+    many places; without a span `base` is `inserted`. `make_pairs` and `pairs_from_ids` make pairs. `span` = (first inserted
+    position, one past the last) in the inserted prompt; where the insertion lies in several blocks (`spans`), other tokens
+    stand between. `alignment[t]` is the position in the inserted prompt of base token `t` (-1: none, only where a text-level
+    insertion merged it). `boundary_merge`: tokens merged at a border of a text-level insertion. `n_answer`: how many last
+    tokens are the teacher-forced answer (0: bare prompts, or none had to be fed). `special_as_text`: the parts of the problem
+    that spell special tokens and are encoded as text. `tokenizer`: whose ids these are, where `make_pairs` made them.
+    `names`: what views call token ids, where the caller said it.
     """
 
     problem: Problem
     base: Prompt
     inserted: Prompt
-    insertion: Any
+    insertion: Any  # an `Insertion`, or `Given`
     span: tuple[int, int]
     alignment: tuple[int, ...]
     span_source: str
@@ -91,38 +91,28 @@ class PromptPair:
     n_answer: int = 0
     template: Template = TEMPLATES["raw"]
     special_as_text: tuple[str, ...] = ()
-    tokenizer: Any = None
+    tokenizer: Tokenizer | None = None
     clean: Prompt | None = None
     names: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
-        start, stop = self.span
-        if not 0 <= start <= stop <= len(self.inserted) or (start == stop and self.clean is None):
-            raise ValueError(f"pair {self.id!r}: the span {self.span} is empty or outside the prompt")
-        if set(self.inserted.segments) == {"inserted"}:
-            raise ValueError(f"pair {self.id!r}: the inserted span covers the whole prompt")
         if self.boundary_merge:
             return
-        if start < stop and (not self.spans or (self.spans[0][0], self.spans[-1][1]) != self.span):
+        ends = (self.spans[0][0], self.spans[-1][1]) if self.spans else self.span[:1] * 2
+        if ends != self.span or not (self.spans or self.clean):
             raise ValueError(
                 f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else, but its tokens "
                 f"lie in {list(self.spans)}"
             )
-        kept = tuple(self.shared_positions)
-        rest = tuple(self.inserted.ids[at] for at in kept)
-        if rest != self.base.ids:
-            both = list(zip(rest, self.base.ids, strict=False))
-            at = next((i for i, (x, y) in enumerate(both) if x != y), len(both))
-            came, wanted = (ids[at] if at < len(ids) else "nothing" for ids in (rest, self.base.ids))
+        kept = self.shared_positions
+        rest = [(self.inserted.ids[at], self.inserted.segments[at], at) for at in kept]
+        base = list(zip(self.base.ids, self.base.segments, self.alignment, strict=True))
+        if rest != base or not kept:
+            at = next((at for at, (x, y) in enumerate(zip_longest(rest, base)) if x != y), 0)
             raise ValueError(
-                f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt; they first "
-                f"differ at clean position {at} ({came} vs {wanted}). Insert token ids with `Insertion`, or tokenise "
-                "the parts separately."
+                f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt, in tokens, segments "
+                f"and alignment; they first differ at clean position {at}. Insert token ids with `Insertion`"
             )
-        if self.alignment != kept:
-            raise ValueError(f"pair {self.id!r}: the alignment map does not skip exactly the inserted span {self.span}")
-        if tuple(self.inserted.segments[at] for at in kept) != self.base.segments:
-            raise ValueError(f"pair {self.id!r}: outside the span {self.span} both prompts must name the same segments")
 
     @property
     def id(self) -> str:
@@ -164,9 +154,9 @@ class PromptPair:
         both = zip(self.inserted.ids, self.clean.ids, strict=True)
         return min([next(at for at, (x, y) in enumerate(both) if x != y), *(start for start, _ in self.spans)])
 
-    def text_of(self, model: Any, token: int) -> str:
+    def text_of(self, model: Model, token: int) -> str:
         """What views call a token: by the caller's `names`, else as the model's tokenizer has it."""
-        return dict(self.names).get(token) or str(model.text_of([token]))
+        return dict(self.names).get(token) or model.text_of([token])
 
     @property
     def n_inserted(self) -> int:
@@ -213,26 +203,24 @@ class PromptPair:
             )
         return self.span
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Everything that identifies this pair's prompts, ready for JSON."""
-        return {
+        found: dict[str, object] = {
             "problem": self.id,
             "template": self.base.template,
             "insertion": self.insertion.label,
-            "span_source": self.span_source,
             "span": list(self.span),
-            **({"spans": [list(block) for block in self.spans]} if len(self.spans) > 1 else {}),
             "base_ids": list(self.base.ids),
             "inserted_ids": list(self.inserted.ids),
             "bos_added": self.base.bos_added,
             "joined_differs": self.base.joined_differs,
-            "special_as_text": list(self.special_as_text),
-            "sink_moved": self.sink_moved,
-            "answer_prefix": self.answer_prefix,
-            "answer_prefix_ids": list(self.answer_prefix_ids),
-            "answer_ids": list(self.answer_ids),
-            **({} if self.clean is None else {"clean_ids": list(self.clean.ids)}),
         }
+        for name in "span_source special_as_text sink_moved answer_prefix answer_prefix_ids answer_ids".split():
+            value = getattr(self, name)
+            found[name] = list(value) if isinstance(value, tuple) else value
+        if len(self.spans) > 1:
+            found["spans"] = [list(block) for block in self.spans]
+        return found if self.clean is None else {**found, "clean_ids": list(self.clean.ids)}
 
     def condition(self, name: str, *, held_positions: str = "first") -> Inputs:
         """The input of one of the conditions of methods §2 (`CONDITIONS` says what each is).
@@ -246,9 +234,8 @@ class PromptPair:
                 f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is "
                 'not defined; make the pair with template="raw"'
             )
-        if chosen.prompt == "clean":
-            at = self.first_change  # says what is missing
-            assert self.clean is not None and at >= 0
+        if chosen.prompt == "clean" and self.first_change >= 0:  # which says what is missing
+            assert self.clean is not None
             return Inputs(self.clean.tokens)
         if name != "inserted":
             self.need_span(f"condition {name!r}")
@@ -289,9 +276,9 @@ class PromptPair:
     def _mask(self, condition: Condition) -> Tensor | None:
         return None if condition.hides is None else ~condition.hides(self.inserted).mask[None, None]
 
-    def fingerprint(self) -> list[Any]:
+    def fingerprint(self) -> list[object]:
         """What tells this pair's prompts, answer and distractor from any others, short and the same in every process."""
-        ids: list[Any] = [self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids]
+        ids = [self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids]
         ids += [] if self.clean is None else [self.clean.ids]
         digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
         blocks = [list(block) for block in self.spans] if len(self.spans) > 1 else []
@@ -312,16 +299,17 @@ class PromptPair:
         if not ids:
             raise ValueError(f"problem {self.id!r}: its {which} encodes to no tokens; leave it out or give it one")
         prefix, ids = self.answer_prefix_ids if which == "answer" else (), ids[: len(ids) - unfed]
-        prompts = [self.base, self.inserted, *([] if self.clean is None else [self.clean])]
-        grown = [prompt.extended(prefix, "template").extended(ids, "answer") for prompt in prompts]
-        more = len(prefix) + len(ids)
-        first = len(self.inserted)
+
+        def grown(prompt: Prompt) -> Prompt:
+            return prompt.extended(prefix, "template").extended(ids, "answer")
+
+        inserted = grown(self.inserted)
         return replace(
             self,
-            base=grown[0],
-            inserted=grown[1],
-            clean=grown[2] if len(grown) > 2 else None,
-            alignment=self.alignment + tuple(range(first, first + more)),
+            base=grown(self.base),
+            inserted=inserted,
+            clean=self.clean and grown(self.clean),
+            alignment=(*self.alignment, *range(len(self.inserted), len(inserted))),
             n_answer=len(ids),
         )
 
@@ -348,8 +336,8 @@ def blocks_of(span_ids: Sequence[int], n_blocks: int) -> list[Sequence[int]]:
     if len(span_ids) < n_blocks:
         raise ValueError(f"{len(span_ids)} tokens cannot be inserted in {n_blocks} places: give at least one for each")
     each, more = divmod(len(span_ids), n_blocks)
-    ends = [(at + 1) * each + min(at + 1, more) for at in range(n_blocks)]
-    return [span_ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    ends = [at * each + min(at, more) for at in range(n_blocks + 1)]
+    return [span_ids[start:end] for start, end in pairwise(ends)]
 
 
 def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
@@ -369,7 +357,7 @@ def digest_of(pairs: "Iterable[PromptPair]") -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
+def own_pairs(model: Model, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
     """The pairs; `ValueError` where they were made for another tokenizer, in which their ids are other tokens than here, or
     hold ids that this model has not."""
     found = tuple(pairs)
@@ -379,32 +367,29 @@ def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]
         theirs, ours = pair.tokenizer, model.tokenizer
         if theirs is ours or theirs is None or ours is None:
             continue
-        used = {*pair.base.ids, *pair.inserted.ids, *pair.answer_ids, *pair.distractor_ids, *pair.solution_ids}
-        for one in sorted({*used, *pair.answer_prefix_ids}):
-            meant, here = (
-                theirs.convert_ids_to_tokens(one),
-                ours.convert_ids_to_tokens(one) if one < len(ours) else None,
-            )
+        answers = {*pair.answer_prefix_ids, *pair.answer_ids, *pair.distractor_ids, *pair.solution_ids}
+        for one in sorted({*pair.base.ids, *pair.inserted.ids} | answers):
+            meant = theirs.convert_ids_to_tokens(one)
+            here = ours.convert_ids_to_tokens(one) if one < len(ours) else None
             if meant != here:
                 raise ValueError(
-                    f"pair {pair.id!r} was made for another tokenizer: its token {one} is {meant!r} there and "
-                    f"{'nothing' if here is None else repr(here)} in that of {model.info.name}; make the pairs with this "
-                    "model: make_pairs(model, problems, insertion)"
+                    f"pair {pair.id!r} was made for another tokenizer: its token {one} is {meant!r} there and {here!r} in that "
+                    f"of {model.info.name}; make the pairs with this model: make_pairs(model, problems, insertion)"
                 )
     return found
 
 
-def check_fits(info: Any, pair: PromptPair) -> None:
+def check_fits(info: ModelInfo, pair: PromptPair) -> None:
     """`ValueError` unless a model has a pair's token ids, and a context that holds it with all but the answer's last token."""
-    prompts = (pair.inserted, *([] if pair.clean is None else [pair.clean]))
-    answers = () if info.n_classes is not None else (*pair.answer_ids, *pair.distractor_ids)
-    highest = max((*(one for prompt in prompts for one in prompt.ids), *pair.answer_prefix_ids, *answers))
+    prompts = pair.inserted.ids + (pair.clean.ids if pair.clean else ())
+    answers = () if info.n_classes is not None else pair.answer_ids + pair.distractor_ids
+    highest = max(prompts + pair.answer_prefix_ids + answers)
     if highest >= info.d_vocab:
         own = pair.given or highest in pair.span_ids
-        remedy = "its tokenizer is another model's, or has words that were added later; put the model's own beside it"
+        remedy = ": its tokenizer is another model's, or has words that were added later; put the model's own beside it"
         raise ValueError(
             f"problem {pair.id!r} holds token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}"
-            + ("" if own else f": {remedy}")
+            f"{'' if own else remedy}"
         )
     fed = 0 if pair.n_answer else len(pair.answer_prefix_ids) + max(0, len(pair.answer_ids) - 1)
     needed = len(pair.inserted) + fed
@@ -416,21 +401,24 @@ def check_fits(info: Any, pair: PromptPair) -> None:
 
 
 def over_pairs(
-    model: Any, pairs: Sequence[PromptPair], compute: Compute, *, prompts: Sequence[Any] | None = None, **options: Any
+    model: Model,
+    pairs: Sequence[PromptPair],
+    compute: Compute,
+    *,
+    prompts: Sequence[object] | None = None,
+    **options: Any,
 ) -> list[Any]:
     """`over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
+
+    def in_turn(unit: Unit, tick: Tick) -> Sequence[Any]:
+        with model.turn(of_passes=False):  # as the model's identity says, also what is made of its passes
+            return compute(unit, tick)
+
     told = [pair.fingerprint() for pair in pairs] if prompts is None else prompts
-    alike = partial(_in_turn, model, compute)
-    return over_problems([pair.id for pair in pairs], alike, prompts=told, engine=model.engine, **options)
+    return over_problems([pair.id for pair in pairs], in_turn, prompts=told, engine=model.engine, **options)
 
 
-def _in_turn(model: Any, compute: Compute, unit: Unit, tick: Tick) -> Sequence[Any]:
-    """Compute a unit as the model's identity says, also what is made of its passes."""
-    with model.turn(of_passes=False):
-        return compute(unit, tick)
-
-
-def pairs_like(model: Any, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
+def pairs_like(model: Model, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
     """The same problems with another insertion in the same place, in each as long as its own where their lengths differ."""
     placed = insertion.placed_as(pairs[0].insertion)
     lengths = dict.fromkeys(pair.n_inserted for pair in pairs)
@@ -444,7 +432,7 @@ def pairs_like(model: Any, pairs: Sequence[PromptPair], insertion: Insertion) ->
 
 @checked
 def make_pairs(
-    model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
+    model: object, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
 ) -> tuple[PromptPair, ...]:
     """One `PromptPair` per problem.
 
@@ -467,7 +455,7 @@ def make_pairs(
 
 
 def pairs_of_any(
-    model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
+    model: object, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
 ) -> tuple[PromptPair, ...]:
     """`make_pairs` of whatever the tokenizer makes of the problems' words, for what holds for any tokens."""
     tokenizer, info = tokenizer_of(model), getattr(model, "info", None)
@@ -481,12 +469,13 @@ def pairs_of_any(
             "insert fewer tokens"
         )
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
-    for pair in pairs if info is not None else ():
-        check_fits(info, pair)
+    if info is not None:
+        for pair in pairs:
+            check_fits(info, pair)
     return pairs
 
 
-def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
+def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
     if template.as_text:
         return _make_text_pair(tokenizer, problem, insertion, template)
     base = build_prompt(tokenizer, problem, template)
@@ -508,7 +497,7 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
     )
 
 
-def _common(tokenizer: Any, problem: Problem, template: Template) -> dict[str, Any]:
+def _common(tokenizer: Tokenizer, problem: Problem, template: Template) -> dict[str, Any]:
     """What every pair has, however it is made, with what may follow its prompts: answer and prefix, wrong answer, solution.
 
     Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is.
@@ -519,33 +508,27 @@ def _common(tokenizer: Any, problem: Problem, template: Template) -> dict[str, A
     def part(name: str, *, within: bool = False) -> tuple[int, ...]:
         return () if getattr(problem, name) is None else encode_part(tokenizer, problem, name, within=within)
 
+    of_template = () if own else encode_within(tokenizer, template.answer_prefix, markers=True)
     return {
         "template": template,
         "special_as_text": special_as_text(tokenizer, problem),
         "tokenizer": tokenizer,
         "answer_prefix": prefix,
-        "answer_prefix_ids": part("answer_prefix")
-        if own
-        else encode_within(tokenizer, template.answer_prefix, markers=True),
+        "answer_prefix_ids": part("answer_prefix") or of_template,
         "answer_ids": part("answer", within=bool(prefix)),
         "distractor_ids": part("distractor", within=bool(prefix)),
         "solution_ids": part("solution"),
     }
 
 
-def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
+def _make_text_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
     """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets."""
-    if not insertion.is_text or insertion.where != "before question":
+    if not insertion.is_text or insertion.where != "before question" or spells_special(tokenizer, insertion.unit):
         raise ValueError(
-            'template="paper" inserts text between system and question; use template="raw" for anything else'
+            'template="paper" inserts text between system and question, no special tokens; use template="raw" for anything else'
         )
     system = text_system(tokenizer, problem, template)
-    if spells_special(tokenizer, insertion.unit):
-        raise ValueError(
-            f'template="paper" inserts text, and {insertion.unit!r} is a special token: use template="raw", which inserts '
-            "tokens"
-        )
-    filler = tokenizer.decode(list(insertion.span(tokenizer, problem).ids)).strip()
+    filler = str(tokenizer.decode(list(insertion.span(tokenizer, problem).ids))).strip()
     if insertion.repeats:
         repeats = insertion.length // len(encode_within(tokenizer, insertion.unit))
         filler = (insertion.unit * repeats).strip()
@@ -580,9 +563,9 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
     )
 
 
-def _numbered(items: Iterable[Any]) -> list[tuple[Any, int]]:
+def _numbered(items: Iterable[T]) -> list[tuple[T, int]]:
     """Each item with how many equal ones came before it."""
-    seen: Counter[Any] = Counter()
+    seen: Counter[T] = Counter()
     numbered = []
     for item in items:
         numbered.append((item, seen[item]))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from ..core.arguments import beside, check_count, checked, listed, nearest, shown
 from ..runtime.text_safety import one_line
@@ -58,10 +58,7 @@ class Problem:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys under which this problem has a text: its fields and those of `extra`."""
-        return (
-            *(name for name in FIELDS if getattr(self, name)),
-            *(key for key, text in dict(self.extra).items() if text),
-        )
+        return tuple(key for key in (*FIELDS, *self.tags) if self.text(key))
 
     @property
     def tags(self) -> dict[str, str]:
@@ -70,10 +67,10 @@ class Problem:
 
     def text(self, key: str) -> str | None:
         """What stands under a key, a field's name or one of `extra`; None where there is nothing."""
-        return getattr(self, key) if key in FIELDS else dict(self.extra).get(key)
+        return getattr(self, key) if key in FIELDS else self.tags.get(key)
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> "Problem":
+    def from_dict(cls, record: Mapping[str, Any]) -> "Problem":
         """A problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
         (system, distractor, answer_prefix, examples, group); other keys that hold text are kept as `extra`."""
         missing = [key for key in REQUIRED_KEYS if record.get(key) is None]
@@ -81,13 +78,12 @@ class Problem:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
         reserved = {*KEYS, *KEYS.values()}
         extra = {key: text for key, text in record.items() if isinstance(text, str) and key not in reserved}
-        texts = {key: str(record[key]) for key in MAY_BE_NUMBERS if _is_number(record.get(key))}
-        given: dict[str, Any] = {name: (record | texts).get(key) for name, key in KEYS.items()}
+        given: dict[str, Any] = {name: record.get(key) for name, key in KEYS.items()}
+        for name in ("id", "answer", "distractor", "level", "group"):  # these may be numbers
+            value = given[name]
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                given[name] = str(value)
         return cls(**given, extra=extra)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 FIELDS = tuple(field.name for field in fields(Problem) if field.name != "extra")
@@ -95,15 +91,6 @@ KEYS = {name: name for name in FIELDS} | {"id": "unique_id", "question": "proble
 """The key of a file in which each part of a problem stands."""
 RUN, LEAST = 5, 10
 """Words in a run, and how many shared runs are the fewest that say anything: `overlap`."""
-MAY_BE_NUMBERS = ("unique_id", "answer", "distractor", "level", "group")
-
-
-@runtime_checkable
-class DrawsProblems(Protocol):
-    """What has problems of its own, as many as are asked for (a `PlantedModel`)."""
-
-    def problems(self, n: int, *, seed: int = 0) -> tuple[Problem, ...]:
-        """`n` problems."""
 
 
 class Several(tuple[Any, ...]):
@@ -121,7 +108,7 @@ class Several(tuple[Any, ...]):
 
 
 @checked
-def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int | None = None) -> tuple[Problem, ...]:
+def load_problems(source: object = "demo", *, limit: int | None = None, seed: int | None = None) -> tuple[Problem, ...]:
     """Problems from "demo" (bundled), a .jsonl file with MATH-500's keys, or "math500" (from the hub, needs a network).
 
     A directory stands for the `problems.jsonl` in it; a `PlantedModel` draws its own (`limit` of them, default 64).
@@ -132,17 +119,16 @@ def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int |
     """
     if limit is not None:
         check_count(limit, name="limit")
-    if isinstance(source, DrawsProblems):
-        return source.problems(limit or 64, seed=seed or 0)
-    label = str(source)
-    if label == "math500":
+    if callable(draw := getattr(source, "problems", None)):
+        drawn: tuple[Problem, ...] = draw(limit or 64, seed=seed or 0)
+        return drawn
+    if not isinstance(source, str | Path):
+        raise TypeError(f'source must be "demo", "math500", a path or a PlantedModel, got {shown(source)}')
+    if source == "math500":
         problems = _from_hub()
     else:
-        if not isinstance(source, str | Path):
-            raise TypeError(f'source must be "demo", "math500", a path or a PlantedModel, got {shown(source)}')
-        path = DEMO_PROBLEMS if label == "demo" else Path(source)
-        if path.is_dir():
-            path = path / "problems.jsonl"
+        path = DEMO_PROBLEMS if source == "demo" else Path(source)
+        path = path / "problems.jsonl" if path.is_dir() else path
         if not path.is_file():
             meant = nearest(path.name, ["demo", "math500", *beside(path)])
             raise FileNotFoundError(f'no problem file at {str(path)!r}{meant}; give a .jsonl file, "demo" or "math500"')
@@ -160,31 +146,26 @@ def _read(path: Path) -> Iterator[Problem]:
     first_line: dict[str, int] = {}
     with path.open("rb") as lines:  # lines end at \n alone: JSON strings may hold other line ends
         for number, line in enumerate(lines, start=1):
-            where = f"{path.name}, line {number}"
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-            if not text.strip():
-                continue
-            problem = _problem(text, where)
-            if problem.id in first_line:
-                raise ValueError(f"{where}: id {problem.id!r} was already used in line {first_line[problem.id]}")
-            first_line[problem.id] = number
+                if not text.strip():
+                    continue
+                record = json.loads(text)
+                if not isinstance(record, dict):
+                    raise TypeError(f"expected a JSON object, got {type(record).__name__}")
+                problem = Problem.from_dict(record)
+                first = first_line.setdefault(problem.id, number)
+                if first != number:
+                    raise ValueError(f"id {problem.id!r} was already used in line {first}")
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path.name}, line {number}: {_told(error)}") from error
             yield problem
 
 
-def _problem(line: str, where: str) -> Problem:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{where}: not valid JSON ({error})") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: expected a JSON object, got {type(record).__name__}")
-    try:
-        return Problem.from_dict(record)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
+def _told(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text ({error.reason} at byte {error.start})"
+    return f"not valid JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -249,17 +230,15 @@ def overlap(problems: Sequence[Problem], used: Sequence[Problem] = ()) -> str:
         runs = {tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1)}
         sizes.append(len(runs))
         if at >= len(used):
-            elsewhere = (other for run in runs for other in holding.get(run, ()) if every[other].id != problem.id)
-            shared = Counter(elsewhere)
-            alike = [other for other, n in shared.items() if n >= LEAST and 2 * n > min(len(runs), sizes[other])]
-            if alike:
-                first = min(alike)
-                return (
-                    f"the questions of problems {every[first].id!r} and {problem.id!r} share {shared[first]} of "
-                    f"{min(len(runs), sizes[first])} runs of {RUN} words, so they look like variants of one problem. Give "
-                    "variants the same `group` (a key of the problem file), so that together they count once; where they are "
-                    "independent, give each a group of its own"
-                )
+            shared = Counter(first for run in runs for first in holding.get(run, ()) if every[first].id != problem.id)
+            for first in sorted(shared):
+                n, most = shared[first], min(len(runs), sizes[first])
+                if n >= LEAST and 2 * n > most:
+                    return (
+                        f"the questions of problems {every[first].id!r} and {problem.id!r} share {n} of {most} runs of {RUN} "
+                        "words, so they look like variants of one problem. Give variants the same `group` (a key of the "
+                        "problem file), so that together they count once; where they are independent, give each its own"
+                    )
         if at < len(used) or not used:
             for run in runs:
                 holding[run].append(at)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,6 +11,11 @@ from torch import Tensor
 from ..core.arguments import checked, shown
 from .conditions import one_of
 from .problems import Problem
+
+if TYPE_CHECKING:  # importing transformers takes seconds
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+else:
+    Tokenizer = object
 
 SEGMENTS = ("bos", "template", "system", "examples", "inserted", "question", "answer")
 
@@ -44,8 +49,6 @@ class Prompt:
     joined_differs: bool | None = None
 
     def __post_init__(self) -> None:
-        if len(self.ids) != len(self.segments):
-            raise ValueError(f"{len(self.ids)} token ids but {len(self.segments)} segment names")
         _check_segments(self.segments)
 
     def __len__(self) -> int:
@@ -63,8 +66,7 @@ class Prompt:
 
     def indices(self, *names: str) -> tuple[int, ...]:
         """The positions of these segments' tokens."""
-        _check_segments(names)
-        return tuple(i for i, segment in enumerate(self.segments) if segment in names)
+        return tuple(self.mask(*names).nonzero().flatten().tolist())
 
     def blocks(self, *names: str) -> tuple[tuple[int, int], ...]:
         """The runs of these segments' tokens, (first position, one past the last) each."""
@@ -113,13 +115,12 @@ TEMPLATES = {
 
 def template_named(template: str | Template) -> Template:
     """The template of that name, or the given one."""
-    made: Template = template if isinstance(template, Template) else one_of(template, TEMPLATES, "template")
-    return made
+    return template if isinstance(template, Template) else one_of(template, TEMPLATES, "template")
 
 
-def tokenizer_of(model: Any) -> Any:
+def tokenizer_of(model: Any) -> Tokenizer:
     """The tokenizer of a `Model`, or the one given; `TypeError` where there is none."""
-    tokenizer = getattr(model, "tokenizer", model)
+    tokenizer: Tokenizer = getattr(model, "tokenizer", model)
     if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):
         return tokenizer
     lacks = " without a tokenizer" if hasattr(model, "tokenizer") else ""
@@ -127,7 +128,7 @@ def tokenizer_of(model: Any) -> Any:
     raise TypeError(f"model must be a Model or a tokenizer, got {shown(model)}{lacks}: {instead}")
 
 
-def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ...]:
+def encode(tokenizer: Tokenizer, text: str, *, markers: bool = False) -> tuple[int, ...]:
     """The ids of a text, with no special tokens added. Text is text, also where it spells a special token (`<|im_end|>`).
 
     `markers`: what spells a special token is meant as one (a template's own text, an insertion's unit). Raises `ValueError`
@@ -137,19 +138,12 @@ def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ..
     return ids if markers else _all_text(tokenizer, ids)
 
 
-LEADS = ("\n", ".", "a", "1", "/")
-"""Texts of which one has the same ids whatever follows it."""
-
-
-def encode_within(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ...]:
-    """The ids that a text has in the middle of another one: without the space that some tokenizers put before what they encode.
-
-    SentencePiece's (Llama 2) put `▁` there, which a text brings only where it begins with a space.
-    """
+def encode_within(tokenizer: Tokenizer, text: str, *, markers: bool = False) -> tuple[int, ...]:
+    """The ids that a text has in the middle of another one: without the `▁` that SentencePiece's (Llama 2) put before it."""
     alone = encode(tokenizer, text, markers=markers)
     if not _begins_with_space(tokenizer):
         return alone
-    for lead in LEADS:
+    for lead in ("\n", ".", "a", "1", "/"):  # one of them has the same ids whatever follows it
         before, whole = (encode(tokenizer, part, markers=markers) for part in (lead, lead + text))
         if before and whole[: len(before)] == before:
             return whole[len(before) :]
@@ -159,13 +153,13 @@ def encode_within(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[
 
 
 @lru_cache(maxsize=8)
-def _begins_with_space(tokenizer: Any) -> bool:
+def _begins_with_space(tokenizer: Tokenizer) -> bool:
     """Whether a tokenizer puts a space before what it encodes."""
     first = tokenizer.convert_ids_to_tokens(list(encode(tokenizer, "a")))[:1]
     return bool(first) and first[0][:1] in ("▁", "Ġ")
 
 
-def _all_text(tokenizer: Any, ids: tuple[int, ...]) -> tuple[int, ...]:
+def _all_text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, ...]:
     """The ids; `ValueError` where one of them is a special token all the same."""
     found = special_ids(tokenizer).intersection(ids) - {tokenizer.unk_token_id}
     if found:
@@ -176,19 +170,19 @@ def _all_text(tokenizer: Any, ids: tuple[int, ...]) -> tuple[int, ...]:
     return ids
 
 
-def special_ids(tokenizer: Any) -> frozenset[int]:
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """The ids of a tokenizer's special tokens."""
     return _special_ids(tokenizer, len(tokenizer))
 
 
 @lru_cache(maxsize=8)
-def _special_ids(tokenizer: Any, n_tokens: int) -> frozenset[int]:
+def _special_ids(tokenizer: Tokenizer, n_tokens: int) -> frozenset[int]:
     """The ids of a tokenizer's special tokens; `n_tokens` as it may be given more of them."""
     return frozenset(at for at, token in tokenizer.added_tokens_decoder.items() if token.special)
 
 
 def encode_part(
-    tokenizer: Any, problem: Problem, part: str, text: str | None = None, *, within: bool = False
+    tokenizer: Tokenizer, problem: Problem, part: str, text: str | None = None, *, within: bool = False
 ) -> tuple[int, ...]:
     """The ids of a part of a problem, as text (`text` where a template changed it); errors name the problem and the part.
 
@@ -200,7 +194,7 @@ def encode_part(
         raise ValueError(f"problem {problem.id!r}, its {part}: {error}") from error
 
 
-def spells_special(tokenizer: Any, text: str) -> bool:
+def spells_special(tokenizer: Tokenizer, text: str) -> bool:
     """Whether a text would become special tokens of this tokenizer if it were not encoded as text."""
     markers, special = encode(tokenizer, text, markers=True), special_ids(tokenizer)
     if special.isdisjoint(markers):
@@ -209,7 +203,7 @@ def spells_special(tokenizer: Any, text: str) -> bool:
     return markers != text_ids or not (special - {tokenizer.unk_token_id}).isdisjoint(markers)
 
 
-def special_as_text(tokenizer: Any, problem: Problem) -> tuple[str, ...]:
+def special_as_text(tokenizer: Tokenizer, problem: Problem) -> tuple[str, ...]:
     """The parts of a problem that spell special tokens of this tokenizer and are encoded as the text that they are."""
     parts = ("system", "examples", "question", "answer_prefix", "answer", "distractor", "solution")
     return tuple(part for part in parts if getattr(problem, part) and spells_special(tokenizer, getattr(problem, part)))
@@ -217,16 +211,16 @@ def special_as_text(tokenizer: Any, problem: Problem) -> tuple[str, ...]:
 
 def special_words(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     """Of problems (id, parts that spell special tokens), what is said where any does; else nothing."""
-    first = next(((name, parts) for name, parts in found if parts), None)
-    if first is None:
+    spelt = [(name, parts) for name, parts in found if parts]
+    if not spelt:
         return ""
     return (
-        f"{sum(bool(parts) for _, parts in found)} of {len(found)} problems spell special tokens of this tokenizer (first: "
-        f"{first[0]!r}, its {' and '.join(first[1])}): they are encoded as the text that they are"
+        f"{len(spelt)} of {len(found)} problems spell special tokens of this tokenizer (first: {spelt[0][0]!r}, its "
+        f"{' and '.join(spelt[0][1])}): they are encoded as the text that they are"
     )
 
 
-def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
+def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
     """`ValueError` where the tokenizer does not know the problems: more than `MAX_UNKNOWN` of a question's tokens (with the
     system prompt and the examples that the problem brings) are the unknown token, or any of an answer's or a distractor's."""
     unknown = tokenizer.unk_token_id
@@ -234,24 +228,20 @@ def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
         return
     shares = []
     for problem in problems:
-        ids = [
-            at
-            for part in ("system", "examples", "question")
-            if getattr(problem, part)
-            for at in encode_part(tokenizer, problem, part)
-        ]
+        parts = [part for part in ("system", "examples", "question") if getattr(problem, part)]
+        ids = [at for part in parts for at in encode_part(tokenizer, problem, part)]
         shares.append(ids.count(unknown) / max(len(ids), 1))
-    many = [at for at, share in enumerate(shares) if share > MAX_UNKNOWN]
-    if many:
-        worst = problems[max(many, key=lambda at: shares[at])]
-        words = list(dict.fromkeys(f"{worst.system or ''} {worst.examples or ''} {worst.question}".split()))
+    worst = max(range(len(shares)), key=lambda at: shares[at], default=0)
+    if shares and shares[worst] > MAX_UNKNOWN:
+        problem = problems[worst]
+        words = dict.fromkeys(f"{problem.system or ''} {problem.examples or ''} {problem.question}".split())
         examples = [word for word in words if unknown in encode(tokenizer, word)][:5]
         raise ValueError(
-            f"{len(many)} of {len(problems)} problems hold words that this tokenizer does not know: {100 * max(shares):.3g} % "
-            f"of the tokens of problem {worst.id!r} are {tokenizer.unk_token!r} (for example "
-            f"{', '.join(map(repr, examples))}), and more than {100 * MAX_UNKNOWN:.0f} % are not allowed. The model knows the "
-            "words of its own texts only: use its own problems (--problems demo for the demo model, the problems.jsonl "
-            "beside a planted one), or another model"
+            f"{sum(share > MAX_UNKNOWN for share in shares)} of {len(problems)} problems hold words that this tokenizer does "
+            f"not know: {100 * shares[worst]:.3g} % of the tokens of problem {problem.id!r} are {tokenizer.unk_token!r} (for "
+            f"example {', '.join(map(repr, examples))}), and more than {100 * MAX_UNKNOWN:.0f} % are not allowed. The model "
+            "knows the words of its own texts only: use its own problems (--problems demo for the demo model, the "
+            "problems.jsonl beside a planted one), or another model"
         )
     for problem in problems:
         for part in ("answer", "distractor"):
@@ -262,14 +252,14 @@ def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
                 )
 
 
-def prepends_bos(tokenizer: Any) -> bool:
+def prepends_bos(tokenizer: Tokenizer) -> bool:
     """Whether this tokenizer puts a BOS before ordinary text of its own accord."""
     bos = tokenizer.bos_token_id
     return bos is not None and list(tokenizer.encode("a"))[:1] == [bos]
 
 
 @checked
-def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "raw") -> Prompt:
+def build_prompt(tokenizer: Tokenizer, problem: Problem, template: str | Template = "raw") -> Prompt:
     """The prompt of a problem without insertion, each part encoded on its own (so that insertion never re-merges).
 
     Special tokens are those of the template alone: what a problem spells is text. Raises `ValueError` where the tokenizer has
@@ -280,21 +270,19 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
     parts = [(system, "system"), (problem.examples or "", "examples"), (problem.question, "question")]
     if made.chat:
         parts = _chat_parts(tokenizer, problem, system)
-    ids: list[int] = []
-    segments: list[str] = []
-    bos_added = not made.chat and (prepends_bos(tokenizer) or (made.bos and tokenizer.bos_token_id is not None))
-    if bos_added:
-        ids, segments = [tokenizer.bos_token_id], ["bos"]
+    bos = tokenizer.bos_token_id
+    bos_added = not made.chat and (prepends_bos(tokenizer) or (made.bos and bos is not None))
+    ids: list[int] = [bos] if bos_added else []
+    segments = ["bos"] * bos_added
     for text, segment in parts:
         if segment == "template" or (segment == "system" and problem.system is None):
             encoded = encode(tokenizer, text, markers=True)
         else:
             encoded = encode_part(tokenizer, problem, segment, text)
-        names = [segment] * len(encoded)
-        if made.chat and segment == "template" and not ids and encoded[:1] == (tokenizer.bos_token_id,):
-            names[0] = "bos"
         ids += encoded
-        segments += names
+        segments += [segment] * len(encoded)
+    if made.chat and segments[0] == "template" and ids[0] == bos:
+        segments[0] = "bos"
     prompt = Prompt(tuple(ids), tuple(segments), made.name, bos_added)
     if not prompt.indices("question"):
         raise ValueError(f"problem {problem.id!r}: its question encodes to no tokens with this tokenizer")
@@ -304,28 +292,23 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
     return replace(prompt, joined_differs=prompt.ids[bos_added:] not in together)
 
 
-def _chat_parts(tokenizer: Any, problem: Problem, system: str) -> list[tuple[str, str]]:
+def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tuple[str, str]]:
     """The rendered chat prompt cut around the system prompt and the question."""
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError('this tokenizer has no chat template; use template="raw"')
-    marks = ("\u2039mless-system\u203a", "\u2039mless-question\u203a")
 
     def rendered(system: str, question: str) -> str:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
         try:
-            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:
             raise ValueError(
                 f'this tokenizer\'s chat template takes no system prompt ({error}); use template="raw"'
             ) from error
 
-    text = rendered(*marks)
-    if any(text.count(mark) != 1 for mark in marks) or text.index(marks[0]) > text.index(marks[1]):
-        raise ValueError(
-            'this tokenizer\'s chat template does not show system and question once each; use template="raw"'
-        )
-    head, rest = text.split(marks[0])
-    middle, tail = rest.split(marks[1])
+    marks = ("\u2039mless-system\u203a", "\u2039mless-question\u203a")
+    head, _, rest = rendered(*marks).partition(marks[0])
+    middle, _, tail = rest.partition(marks[1])
     shots, question = problem.examples or "", problem.question
     whole = rendered(system, shots + question)
     trimmed = (system.strip(), shots.lstrip(), question.rstrip() if shots.strip() else question.strip())
@@ -335,20 +318,18 @@ def _chat_parts(tokenizer: Any, problem: Problem, system: str) -> list[tuple[str
         if "".join(part for part, _ in parts) == whole:
             return [part for part in parts if part[0]]
     raise ValueError(
-        f"problem {problem.id!r}: this tokenizer's chat template changes the text of the system prompt or the "
-        'question, so their tokens cannot be told apart; use template="raw"'
+        f"problem {problem.id!r}: this tokenizer's chat template does not show system prompt and question once each, as they "
+        'are, so their tokens cannot be told apart; use template="raw"'
     )
 
 
-def word_boundaries(tokenizer: Any, text: str) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+def word_boundaries(tokenizer: Tokenizer, text: str) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
     """(ids, character range of each id) of a text encoded in one piece; needs a fast tokenizer."""
-    if not getattr(tokenizer, "is_fast", False):
-        raise ValueError('template="paper" needs a fast tokenizer (one with character offsets); use template="raw"')
     encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
     return _all_text(tokenizer, tuple(encoded["input_ids"])), [tuple(pair) for pair in encoded["offset_mapping"]]
 
 
-def text_system(tokenizer: Any, problem: Problem, template: Template) -> str:
+def text_system(tokenizer: Tokenizer, problem: Problem, template: Template) -> str:
     """The system prompt of a prompt that is encoded in one piece, as text; `ValueError` where the template's has markers."""
     if problem.examples:
         raise ValueError(

@@ -5,16 +5,15 @@ import warnings
 from collections.abc import Iterable
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 
 from ..core.arguments import check_count, checked
 from .problems import Problem, load_problems
-from .prompt import check_known, encode, tokenizer_of
+from .prompt import Tokenizer, check_known, encode, tokenizer_of
 
 
 @checked
 def problems_from_texts(
-    model: Any, texts: Iterable[str], *, n_context: int = 64, n_before: int = 16, n_answer: int = 1
+    model: object, texts: Iterable[str], *, n_context: int = 64, n_before: int = 16, n_answer: int = 1
 ) -> tuple[Problem, ...]:
     """A problem per text: the model is to go on with its next words. Any base model can be studied so.
 
@@ -28,7 +27,7 @@ def problems_from_texts(
     not know their words, or numbers make no sense.
     """
     tokenizer, sizes = tokenizer_of(model), _sizes(n_before, n_context, n_answer)
-    found = [_problem(tokenizer, f"text-{number}", text, sizes) for number, text in enumerate(texts)]
+    found = [_problem(tokenizer, number, text, sizes) for number, text in enumerate(texts)]
     made = tuple(problem for problem in found if problem is not None)
     short = len(found) - len(made)
     if not made:
@@ -43,7 +42,7 @@ def problems_from_texts(
 
 @checked
 def problems_from_file(
-    model: Any,
+    model: object,
     path: str | Path,
     *,
     limit: int | None = None,
@@ -67,14 +66,14 @@ def problems_from_file(
         raise ValueError(f"{file.name}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     made = []
     for number, part in enumerate(islice(re.finditer(r"\S.*(?:\n[^\S\n]*\S.*)*", whole), limit)):
-        where = f"{file.name}, the text that begins in line {whole.count(chr(10), 0, part.start()) + 1}"
-        problem = _problem(tokenizer, f"text-{number}", part.group().strip(), sizes)
+        text = part.group().strip()
+        problem = _problem(tokenizer, number, text, sizes)
         if problem is None:
-            n_tokens = len(encode(tokenizer, part.group().strip()))
+            line = whole.count("\n", 0, part.start()) + 1
             raise ValueError(
-                f"{where}, is {n_tokens} tokens long, too short to be cut between words after {n_before}, {n_context} and "
-                f"{sizes[2]} tokens: take it out, or ask for fewer (n_before, n_context, n_answer). Texts are parted by blank "
-                "lines"
+                f"{file.name}, the text that begins in line {line}, is {len(encode(tokenizer, text))} tokens long, too short "
+                f"to be cut between words after {n_before}, {n_context} and {sizes[2]} tokens: take it out, or ask for fewer "
+                "(n_before, n_context, n_answer). Texts are parted by blank lines"
             )
         made.append(problem)
     if not made:
@@ -108,32 +107,22 @@ def _sizes(n_before: int, n_context: int, n_answer: int) -> tuple[int, int, int]
     return n_before, n_context, n_context + n_answer
 
 
-def _problem(tokenizer: Any, name: str, text: str, sizes: tuple[int, int, int]) -> Problem | None:
-    """The problem of a text; None where it is too short."""
-    parts = _cut(tokenizer, text, sizes)
-    if parts is None:
-        return None
-    before, question, answer = parts
-    return Problem(name, question, answer, system=before, answer_prefix="")
-
-
-def _cut(tokenizer: Any, text: str, sizes: tuple[int, int, int]) -> tuple[str, str, str] | None:
-    """The three parts of a text, each ending at the first word's end at which it has its size in tokens."""
+def _problem(tokenizer: Tokenizer, number: int, text: str, sizes: tuple[int, int, int]) -> Problem | None:
+    """The problem of a text, each part ending at the first word's end at which it has its size in tokens; None where the text
+    is too short."""
     ends = [found.end() for found in re.finditer(r"\S+", text)]
     places = [0]
     for size in sizes:
         reached = (end for end in ends if end > places[-1] and len(encode(tokenizer, text[:end])) >= size)
-        for end in reached:
-            if _pieces(tokenizer, text, [*places, end]):
-                places.append(end)
-                break
-        else:
+        end = next((end for end in reached if _pieces(tokenizer, text, [*places, end])), None)
+        if end is None:
             return None
+        places.append(end)
     before, question, answer = _pieces(tokenizer, text, places)
-    return before, question, answer
+    return Problem(f"text-{number}", question, answer, system=before, answer_prefix="")
 
 
-def _pieces(tokenizer: Any, text: str, places: list[int]) -> list[str]:
+def _pieces(tokenizer: Tokenizer, text: str, places: list[int]) -> list[str]:
     """The pieces between these places: with the space in front, or without where the tokenizer adds it by itself."""
     whole = encode(tokenizer, text[: places[-1]])
     kept = [text[a:b] for a, b in pairwise(places)]

@@ -139,8 +139,8 @@ def _masses(
     for layer in layers:
         table = np.full((model.info.n_heads, len(segments), len(segments)), np.nan)
         table[:, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
-        for src in masks:
-            rows = run.layers[layer].rows[src].cpu()
+        for src, found_rows in run.layers[layer].of("rows").items():
+            rows = found_rows.cpu()
             for dest, mask in masks.items():
                 table[:, segments.index(dest), segments.index(src)] = segment_mean(rows, mask).numpy()
         found[layer] = table

@@ -127,23 +127,19 @@ def _layout(prompt: PromptPair | Prompt, length: int, rows: RowChoice) -> tuple[
                 f"the cache holds {length} tokens, the prompt has {len(prompt)}; was a token added in front?"
             )
         return "inserted" if prompt.indices("inserted") else "base", prompt_layout(prompt, rows=rows)
-    if not isinstance(prompt, PromptPair):
-        raise TypeError(f"score_cache needs a PromptPair or a Prompt, got {type(prompt).__name__}")
-    sizes = {"inserted": len(prompt.inserted), "base": len(prompt.base)}
-    for condition, size in sizes.items():
-        if length == size:
-            return condition, pair_layout(prompt, condition, rows=rows)
-    raise ValueError(
-        f"the cache holds {length} tokens, but the pair's prompts have {sizes['base']} (base) and {sizes['inserted']} "
-        "(inserted): run the model on `pair.inserted.tokens` or `pair.base.tokens` (prepend_bos=False)"
-    )
+    if length not in (len(prompt.inserted), len(prompt.base)):
+        raise ValueError(
+            f"the cache holds {length} tokens, but the pair's prompts have {len(prompt.base)} (base) and "
+            f"{len(prompt.inserted)} (inserted): run the model on `pair.inserted.tokens` or `pair.base.tokens` "
+            "(prepend_bos=False)"
+        )
+    condition = "inserted" if length == len(prompt.inserted) else "base"
+    return condition, pair_layout(prompt, condition, rows=rows)
 
 
 def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
     """layer -> pattern `[head, token, token]` of one prompt."""
-    if not hasattr(cache, "keys"):
-        raise TypeError(f"score_cache needs an ActivationCache or a dict of activations, got {type(cache).__name__}")
-    layers = sorted(int(match.group(1)) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
+    layers = sorted(int(match[1]) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
     if not layers:
         raise ValueError(
             "this cache holds no attention patterns (blocks.{layer}.attn.hook_pattern): run_with_cache without a "
@@ -158,7 +154,5 @@ def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
             if not -len(pattern) <= (item or 0) < len(pattern):
                 raise ValueError(f"item {item} is out of range: the cache holds {len(pattern)} prompts")
             pattern = pattern[item or 0]
-        if pattern.ndim != 3 or pattern.shape[-1] != pattern.shape[-2]:
-            raise ValueError(f"layer {layer}: a pattern must be [head, token, token], got {list(pattern.shape)}")
         found[layer] = pattern.detach()
     return found

@@ -3,8 +3,7 @@
 Four kinds. *Row* metrics are numbers per attention row, averaged over the question (`name`) or read at its last row
 (`name_last`). *Profile* metrics are functions of the attention that each token receives in one run. *Paired* metrics
 compare a run with the first condition's, on the tokens that both have. *State* metrics are numbers of the residual stream
-that enters a layer (the same for all its heads) or of its heads' values. Each entry declares what its formula needs beside
-the pattern; what a run is reduced to (`evaluation.plan_for`) follows from that alone.
+that enters a layer (the same for all its heads) or of its heads' values.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,8 +41,7 @@ class Profile:
 
     @property
     def span(self) -> Tensor:
-        assert self.layout.span is not None
-        return self.layout.span
+        return self.layout.inside
 
     @property
     def shared_question(self) -> Tensor:
@@ -89,20 +87,73 @@ class Metric:
         return not set(self.needs) & {"values", "residual", "output_weights", "flow", "first_rows"}
 
 
-def _row(name: str, unit: str, meaning: str, formula: RowFormula, *needs: Need, **more: Any) -> Metric:
-    return Metric(name, "row", unit, meaning, formula, needs, **more)
+WORDS = {
+    name: (unit, meaning)
+    for name, unit, meaning in (
+        [cell.strip() for cell in line.split("|")]
+        for line in """
+span_mass | share | attention on the span
+lam | share | attention kept outside the span
+span_mass_without_sink | share | attention on the span, of what does not go to the sink
+log_density_ratio | nats | attention per span token against another token's; 0 is even
+within_span_entropy | share | evenness of the attention inside the span
+entropy | nats | entropy of the attention row
+normalised_entropy | share | entropy over its maximum
+effective_tokens | tokens | tokens read as if evenly
+participation | tokens | participation ratio
+entropy_without_sink | nats | entropy without the sink
+entropy_between | nats | entropy: span or rest
+entropy_outside | nats | entropy: where outside the span
+entropy_inside | nats | entropy: where inside the span
+rollout_span_share | share | share of the span by attention rollout
+span_output_weight | share | share of the span by norm
+js_distance | sqrt bits | change of where shared tokens are read (Jensen-Shannon)
+hellinger | | the same by Hellinger
+total_variation | share | the same by total variation
+kurtosis | | excess kurtosis of received attention: spiky or diffuse
+sink_alpha | share | mean attention on the first token
+sink_rate | share | is the first token a sink
+span_sink_rate | share | share of the span's tokens that are sinks
+span_first_alpha | share | mean attention on the first inserted token
+span_first_alpha_ratio | ratio | the same over the mean of the other inserted tokens
+span_received | share | mean attention that a span token receives
+span_relative | ratio | the same over uniform attention's
+collapse | share | drop of the span below its reference, raw
+collapse_relative | share | drop of the span below its reference, relative to uniform
+collapsed_share | share | share of the span's tokens that are collapsed
+onset_step | ratio | step of relative attention where the span begins (one block)
+span_variation | | variation of received attention inside the span
+recovery_ratio | ratio | level after the span over the level before it, relative to uniform
+recovery_ratio_raw | ratio | the same, raw (largely positional)
+recovery_fraction | share | share of the drop into the span that is made up after it
+span_residual_norm | ratio | length of the span's residual stream over other tokens'
+span_first_residual_norm | ratio | the same of the first inserted token
+sink_residual_norm | ratio | the same of the first token of the prompt, the sink
+span_sink_cosine | | cosine of the span's residual stream to the sink's
+span_first_sink_cosine | | the same of the first inserted token
+span_value_norm | ratio | length of the span's values over other tokens'
+span_first_value_norm | ratio | the same of the first inserted token
+sink_value_norm | ratio | the same of the first token of the prompt, the sink
+retention | ratio | received attention that all shared tokens keep
+recovery_aligned | ratio | received attention that the question's tokens keep
+recovery_latency | tokens | tokens until attention is back; inf: never (one block)
+recovered | share | whether attention comes back at all
+recovery_tau | tokens | time constant of the recovery
+spike_spearman | | do the same tokens rank high
+spike_pearson | | the same, linear
+spike_slope | ratio | attenuation: slope through the origin
+spike_r_squared | share | explained by a pure scaling
+spike_f1 | | F1 of matched peaks
+peak_attenuation | ratio | height of the base run's peaks that is left
+""".strip().splitlines()
+    )
+}
+"""What each metric is, and its unit."""
 
 
 def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
     """A formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
-
-    def value(rows: Rows) -> Tensor:
-        given = {"span": rows.span} if "span" in masks else {}
-        if "sink" in masks:
-            given["sink"] = rows.sink
-        return formula(rows.block.pattern, **given, **rows.options)
-
-    return value
+    return lambda rows: formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
 
 
 def _chain(part: str) -> RowFormula:
@@ -145,84 +196,47 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
     return value
 
 
+def _row(name: str, formula: RowFormula, *needs: Need, default: bool = True, signed: bool = False) -> Metric:
+    variant = "after W_O" if "output_weights" in needs else ""
+    return Metric(name, "row", *WORDS[name], formula, needs, default, signed, variant=variant)
+
+
 ROWS = (
-    _row("span_mass", "share", "attention on the span", _from_pattern(attention.span_mass, "span"), "span"),
-    _row("lam", "share", "attention kept outside the span", _from_pattern(attention.retained_mass, "span"), "span"),
-    _row(
-        "span_mass_without_sink",
-        "share",
-        "attention on the span, of what does not go to the sink",
-        _from_pattern(attention.non_sink_span_mass, "span", "sink"),
-        "span",
-    ),
-    _row(
-        "log_density_ratio",
-        "nats",
-        "attention per span token against another token's; 0 is even",
-        _density,
-        "span",
-        "scores",
-        signed=True,
-    ),
-    _row(
-        "within_span_entropy",
-        "share",
-        "evenness of the attention inside the span",
-        _from_pattern(entropy.within_span_entropy, "span"),
-        "span",
-    ),
-    _row("entropy", "nats", "entropy of the attention row", _from_pattern(entropy.attention_entropy)),
-    _row("normalised_entropy", "share", "entropy over its maximum", _from_pattern(entropy.normalised_entropy)),
-    _row("effective_tokens", "tokens", "tokens read as if evenly", _from_pattern(entropy.effective_tokens)),
-    _row("participation", "tokens", "participation ratio", _from_pattern(entropy.participation)),
-    _row(
-        "entropy_without_sink", "nats", "entropy without the sink", _from_pattern(entropy.entropy_without_sink, "sink")
-    ),
-    _row("entropy_between", "nats", "entropy: span or rest", _chain("between"), "span"),
-    _row("entropy_outside", "nats", "entropy: where outside the span", _chain("outside"), "span"),
-    _row("entropy_inside", "nats", "entropy: where inside the span", _chain("inside"), "span"),
-    _row(
-        "rollout_span_share", "share", "share of the span by attention rollout", _rollout, "span", "flow", default=False
-    ),
-    _row(
-        "span_output_weight",
-        "share",
-        "share of the span by norm",
-        _output_weight,
-        "span",
-        "values",
-        "output_weights",
-        default=False,
-        variant="after W_O",
-    ),
-    _row(
-        "js_distance",
-        "sqrt bits",
-        "change of where shared tokens are read (Jensen-Shannon)",
-        _distance(distances.jensen_shannon_distance),
-        "first_rows",
-        default=False,
-    ),
-    _row("hellinger", "", "the same by Hellinger", _distance(distances.hellinger), "first_rows", default=False),
-    _row(
-        "total_variation",
-        "share",
-        "the same by total variation",
-        _distance(distances.total_variation),
-        "first_rows",
-        default=False,
-    ),
+    _row("span_mass", _from_pattern(attention.span_mass, "span"), "span"),
+    _row("lam", _from_pattern(attention.retained_mass, "span"), "span"),
+    _row("span_mass_without_sink", _from_pattern(attention.non_sink_span_mass, "span", "sink"), "span"),
+    _row("log_density_ratio", _density, "span", "scores", signed=True),
+    _row("within_span_entropy", _from_pattern(entropy.within_span_entropy, "span"), "span"),
+    _row("entropy", _from_pattern(entropy.attention_entropy)),
+    _row("normalised_entropy", _from_pattern(entropy.normalised_entropy)),
+    _row("effective_tokens", _from_pattern(entropy.effective_tokens)),
+    _row("participation", _from_pattern(entropy.participation)),
+    _row("entropy_without_sink", _from_pattern(entropy.entropy_without_sink, "sink")),
+    _row("entropy_between", _chain("between"), "span"),
+    _row("entropy_outside", _chain("outside"), "span"),
+    _row("entropy_inside", _chain("inside"), "span"),
+    _row("rollout_span_share", _rollout, "span", "flow", default=False),
+    _row("span_output_weight", _output_weight, "span", "values", "output_weights", default=False),
+    _row("js_distance", _distance(distances.jensen_shannon_distance), "first_rows", default=False),
+    _row("hellinger", _distance(distances.hellinger), "first_rows", default=False),
+    _row("total_variation", _distance(distances.total_variation), "first_rows", default=False),
 )
-
-
-def _profile(
-    name: str, unit: str, meaning: str, formula: Callable[[Profile], Tensor], *needs: Need, **more: Any
-) -> Metric:
-    return Metric(name, "profile", unit, meaning, formula, needs, **more)
 
 
 def _collapse(of: str) -> Callable[[Profile], Tensor]:
     return lambda p: profiles.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
+
+
+def _span_mean(of: str) -> Callable[[Profile], Tensor]:
+    return lambda p: segment_mean(getattr(p, of), p.span)
+
+
+def _sink_rate(of: str) -> Callable[[Profile], Tensor]:
+    return lambda p: received.sink_rate(p.alpha, getattr(p.layout, of), threshold=p.thresholds.sink)
+
+
+def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
+    return lambda p: profiles.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
 
 
 def _onset(p: Profile) -> Tensor:
@@ -231,122 +245,41 @@ def _onset(p: Profile) -> Tensor:
     return profiles.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
 
 
-def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: profiles.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
+def _collapsed_share(p: Profile) -> Tensor:
+    return profiles.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed)
 
 
+def _recovery_fraction(p: Profile) -> Tensor:
+    layout = p.layout
+    return profiles.recovery_fraction(
+        p.relative, before=layout.before, span=p.span, after=layout.question, tolerance=p.thresholds.step
+    )
+
+
+def _profile(
+    name: str, formula: Callable[[Profile], Tensor], *needs: Need, default: bool = True, signed: bool = False
+) -> Metric:
+    return Metric(name, "profile", *WORDS[name], formula, needs, default, signed)
+
+
+_SINKS: tuple[Need, Need] = ("span", "sink_levels")
 PROFILES = (
-    _profile(
-        "kurtosis",
-        "",
-        "excess kurtosis of received attention: spiky or diffuse",
-        lambda p: received.kurtosis(p.received),
-    ),
-    _profile(
-        "sink_alpha",
-        "share",
-        "mean attention on the first token",
-        lambda p: segment_mean(p.alpha, p.layout.sink),
-        "sink_levels",
-    ),
-    _profile(
-        "sink_rate",
-        "share",
-        "is the first token a sink",
-        lambda p: received.sink_rate(p.alpha, p.layout.sink, threshold=p.thresholds.sink),
-        "sink_levels",
-    ),
-    _profile(
-        "span_sink_rate",
-        "share",
-        "share of the span's tokens that are sinks",
-        lambda p: received.sink_rate(p.alpha, p.span, threshold=p.thresholds.sink),
-        "span",
-        "sink_levels",
-    ),
-    _profile(
-        "span_first_alpha",
-        "share",
-        "mean attention on the first inserted token",
-        lambda p: sinks.first_of(p.alpha, p.span),
-        "span",
-        "sink_levels",
-        default=False,
-    ),
-    _profile(
-        "span_first_alpha_ratio",
-        "ratio",
-        "the same over the mean of the other inserted tokens",
-        lambda p: sinks.first_against_rest(p.alpha, p.span),
-        "span",
-        "sink_levels",
-        default=False,
-    ),
-    _profile(
-        "span_received",
-        "share",
-        "mean attention that a span token receives",
-        lambda p: segment_mean(p.received, p.span),
-        "span",
-    ),
-    _profile(
-        "span_relative",
-        "ratio",
-        "the same over uniform attention's",
-        lambda p: segment_mean(p.relative, p.span),
-        "span",
-    ),
-    _profile(
-        "collapse", "share", "drop of the span below its reference, raw", _collapse("received"), "span", signed=True
-    ),
-    _profile(
-        "collapse_relative",
-        "share",
-        "drop of the span below its reference, relative to uniform",
-        _collapse("relative"),
-        "span",
-        signed=True,
-    ),
-    _profile(
-        "collapsed_share",
-        "share",
-        "share of the span's tokens that are collapsed",
-        lambda p: profiles.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed),
-        "span",
-    ),
-    _profile(
-        "onset_step",
-        "ratio",
-        "step of relative attention where the span begins (one block)",
-        _onset,
-        "span",
-        signed=True,
-    ),
-    _profile(
-        "span_variation",
-        "",
-        "variation of received attention inside the span",
-        lambda p: profiles.span_variation(p.received, span=p.span),
-        "span",
-    ),
-    _profile(
-        "recovery_ratio",
-        "ratio",
-        "level after the span over the level before it, relative to uniform",
-        _recovery_ratio("relative"),
-        "span",
-    ),
-    _profile("recovery_ratio_raw", "ratio", "the same, raw (largely positional)", _recovery_ratio("received"), "span"),
-    _profile(
-        "recovery_fraction",
-        "share",
-        "share of the drop into the span that is made up after it",
-        lambda p: profiles.recovery_fraction(
-            p.relative, before=p.layout.before, span=p.span, after=p.layout.question, tolerance=p.thresholds.step
-        ),
-        "span",
-        signed=True,
-    ),
+    _profile("kurtosis", lambda p: received.kurtosis(p.received)),
+    _profile("sink_alpha", lambda p: segment_mean(p.alpha, p.layout.sink), "sink_levels"),
+    _profile("sink_rate", _sink_rate("sink"), "sink_levels"),
+    _profile("span_sink_rate", _sink_rate("span"), *_SINKS),
+    _profile("span_first_alpha", lambda p: sinks.first_of(p.alpha, p.span), *_SINKS, default=False),
+    _profile("span_first_alpha_ratio", lambda p: sinks.first_against_rest(p.alpha, p.span), *_SINKS, default=False),
+    _profile("span_received", _span_mean("received"), "span"),
+    _profile("span_relative", _span_mean("relative"), "span"),
+    _profile("collapse", _collapse("received"), "span", signed=True),
+    _profile("collapse_relative", _collapse("relative"), "span", signed=True),
+    _profile("collapsed_share", _collapsed_share, "span"),
+    _profile("onset_step", _onset, "span", signed=True),
+    _profile("span_variation", lambda p: profiles.span_variation(p.received, span=p.span), "span"),
+    _profile("recovery_ratio", _recovery_ratio("relative"), "span"),
+    _profile("recovery_ratio_raw", _recovery_ratio("received"), "span"),
+    _profile("recovery_fraction", _recovery_fraction, "span", signed=True),
 )
 
 
@@ -377,138 +310,64 @@ def _peaks(c: TwoProfiles) -> tuple[Tensor, Tensor]:
     return spikes.spike_peaks(c.base), spikes.spike_peaks(c.inserted)
 
 
-def _paired(name: str, unit: str, meaning: str, formula: Callable[[TwoProfiles], Tensor], **more: Any) -> Metric:
-    return Metric(name, "paired", unit, meaning, formula, ("first_profile",), **more)
+def _aligned(tokens: Callable[[Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
+    return lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=tokens(c.question))
+
+
+def _runs(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
+    return lambda c: formula(c.base, c.inserted)
+
+
+def _paired(
+    name: str, formula: Callable[[TwoProfiles], Tensor], *, signed: bool = False, censored: bool = False
+) -> Metric:
+    return Metric(name, "paired", *WORDS[name], formula, ("first_profile",), signed=signed, censored=censored)
 
 
 PAIRED = (
-    _paired(
-        "retention",
-        "ratio",
-        "received attention that all shared tokens keep",
-        lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=torch.ones_like(c.question)),
-    ),
-    _paired(
-        "recovery_aligned",
-        "ratio",
-        "received attention that the question's tokens keep",
-        lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=c.question),
-    ),
-    _paired(
-        "recovery_latency", "tokens", "tokens until attention is back; inf: never (one block)", _latency, censored=True
-    ),
-    _paired("recovered", "share", "whether attention comes back at all", _recovered),
-    _paired("recovery_tau", "tokens", "time constant of the recovery", _tau),
-    _paired(
-        "spike_spearman",
-        "",
-        "do the same tokens rank high",
-        lambda c: spikes.timing_spearman(c.base, c.inserted),
-        signed=True,
-    ),
-    _paired("spike_pearson", "", "the same, linear", lambda c: spikes.timing_pearson(c.base, c.inserted), signed=True),
-    _paired(
-        "spike_slope",
-        "ratio",
-        "attenuation: slope through the origin",
-        lambda c: spikes.attenuation_slope(c.base, c.inserted),
-    ),
-    _paired(
-        "spike_r_squared",
-        "share",
-        "explained by a pure scaling",
-        lambda c: spikes.attenuation_r_squared(c.base, c.inserted),
-    ),
-    _paired("spike_f1", "", "F1 of matched peaks", lambda c: spikes.matched_peaks_f1(*_peaks(c)).to(c.base)),
-    _paired(
-        "peak_attenuation",
-        "ratio",
-        "height of the base run's peaks that is left",
-        lambda c: spikes.peak_attenuation(c.base, c.inserted, peaks=spikes.spike_peaks(c.base)),
-    ),
+    _paired("retention", _aligned(torch.ones_like)),
+    _paired("recovery_aligned", _aligned(lambda question: question)),
+    _paired("recovery_latency", _latency, censored=True),
+    _paired("recovered", _recovered),
+    _paired("recovery_tau", _tau),
+    _paired("spike_spearman", _runs(spikes.timing_spearman), signed=True),
+    _paired("spike_pearson", _runs(spikes.timing_pearson), signed=True),
+    _paired("spike_slope", _runs(spikes.attenuation_slope)),
+    _paired("spike_r_squared", _runs(spikes.attenuation_r_squared)),
+    _paired("spike_f1", lambda c: spikes.matched_peaks_f1(*_peaks(c)).to(c.base)),
+    _paired("peak_attenuation", lambda c: spikes.peak_attenuation(c.base, c.inserted, peaks=_peaks(c)[0])),
 )
 
 
-def _state(
-    name: str, unit: str, meaning: str, of: Need, formula: Callable[[States], Tensor], *, signed: bool = False
-) -> Metric:
-    return Metric(name, "state", unit, meaning, formula, ("span", of), default=False, signed=signed)
+def _norms(s: States, of: Need) -> Tensor:
+    vectors = s.vectors(of)
+    return sinks.relative_norms(vectors, others=s.others.to(vectors.device))
 
 
-def _residual_norms(s: States) -> Tensor:
-    assert s.residual is not None
-    return sinks.relative_norms(s.residual, others=s.others.to(s.residual.device)).cpu().expand(s.n_heads, -1)
+def _cosines(s: States, of: Need) -> Tensor:
+    vectors = s.vectors(of)
+    return sinks.cosines_to_sink(vectors, sink=s.layout.sink.to(vectors.device))
 
 
-def _value_norms(s: States) -> Tensor:
-    assert s.values is not None
-    return sinks.relative_norms(s.values, others=s.others.to(s.values.device)).cpu()
+PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
+    "span": lambda values, s: segment_mean(values, s.span),
+    "span_first": lambda values, s: sinks.first_of(values, s.span),
+    "sink": lambda values, s: segment_mean(values, s.layout.sink),
+}
 
 
-def _cosines(s: States) -> Tensor:
-    assert s.residual is not None
-    return sinks.cosines_to_sink(s.residual, sink=s.layout.sink.to(s.residual.device)).cpu().expand(s.n_heads, -1)
+def _state(place: str, what: str, of: Need, values: Callable[[States, Need], Tensor]) -> Metric:
+    def formula(s: States) -> Tensor:
+        return PLACES[place](values(s, of).cpu().expand(s.n_heads, -1), s)
+
+    name = f"{place}_{what}"
+    return Metric(name, "state", *WORDS[name], formula, ("span", of), default=False, signed=values is _cosines)
 
 
 STATES = (
-    _state(
-        "span_residual_norm",
-        "ratio",
-        "length of the span's residual stream over other tokens'",
-        "residual",
-        lambda s: segment_mean(_residual_norms(s), s.span),
-    ),
-    _state(
-        "span_first_residual_norm",
-        "ratio",
-        "the same of the first inserted token",
-        "residual",
-        lambda s: sinks.first_of(_residual_norms(s), s.span),
-    ),
-    _state(
-        "sink_residual_norm",
-        "ratio",
-        "the same of the first token of the prompt, the sink",
-        "residual",
-        lambda s: segment_mean(_residual_norms(s), s.layout.sink),
-    ),
-    _state(
-        "span_sink_cosine",
-        "",
-        "cosine of the span's residual stream to the sink's",
-        "residual",
-        lambda s: segment_mean(_cosines(s), s.span),
-        signed=True,
-    ),
-    _state(
-        "span_first_sink_cosine",
-        "",
-        "the same of the first inserted token",
-        "residual",
-        lambda s: sinks.first_of(_cosines(s), s.span),
-        signed=True,
-    ),
-    _state(
-        "span_value_norm",
-        "ratio",
-        "length of the span's values over other tokens'",
-        "values",
-        lambda s: segment_mean(_value_norms(s), s.span),
-    ),
-    _state(
-        "span_first_value_norm",
-        "ratio",
-        "the same of the first inserted token",
-        "values",
-        lambda s: sinks.first_of(_value_norms(s), s.span),
-    ),
-    _state(
-        "sink_value_norm",
-        "ratio",
-        "the same of the first token of the prompt, the sink",
-        "values",
-        lambda s: segment_mean(_value_norms(s), s.layout.sink),
-    ),
+    *(_state(place, "residual_norm", "residual", _norms) for place in PLACES),
+    *(_state(place, "sink_cosine", "residual", _cosines) for place in ("span", "span_first")),
+    *(_state(place, "value_norm", "values", _norms) for place in PLACES),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *STATES, *PAIRED)}
@@ -542,8 +401,6 @@ def chosen_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for name in names:
         metric_named(name)
-    if not names:
-        raise ValueError("no metrics to compute")
-    if len(set(names)) != len(names):
-        raise ValueError("a metric is given twice")
+    if not names or len(set(names)) != len(names):
+        raise ValueError("no metrics to compute" if not names else "a metric is given twice")
     return names

@@ -40,27 +40,27 @@ def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exc
 
 def profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thresholds) -> Profile:
     """A layer's profile from its sums."""
-    found = reduced.received_mean(thresholds.min_rows).cpu()
-    uniform = null.received_mean(thresholds.min_rows).cpu()
-    alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else None
+    found, uniform = (each.mean("received", thresholds.min_rows).cpu() for each in (reduced, null))
+    alpha = reduced.mean("alpha", 1).cpu() if reduced.of("alpha") else None
     return Profile(found, relative_received(found, uniform.to(found).expand_as(found)), alpha, layout, thresholds)
 
 
 def head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base: Profile | None) -> dict[str, Tensor]:
     """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
     values: dict[str, Tensor] = {}
+    rows, states = reduced.of("rows"), reduced.of("states")
     comparison = None if base is None else compared(base, profile)
     for name in names:
         metric = metric_named(name)
-        if metric.kind == "row" and metric.name in reduced.rows:
-            rows = reduced.rows[metric.name].cpu()
-            last = name != metric.name
-            found = rows[:, -1] if last else segment_mean(rows, torch.ones(rows.shape[-1], dtype=torch.bool))
-            values[name] = found.masked_fill(
-                found.isinf(), torch.nan
+        if metric.name in rows:
+            found = rows[metric.name].cpu()
+            mean = segment_mean(found, torch.ones(found.shape[-1], dtype=torch.bool))
+            value = found[:, -1] if name != metric.name else mean
+            values[name] = value.masked_fill(
+                value.isinf(), torch.nan
             )  # a probability underflowed: unknown, not nothing
-        elif name in reduced.states:
-            values[name] = reduced.states[name].cpu()
+        elif name in states:
+            values[name] = states[name].cpu()
         elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
             values[name] = metric.formula(profile)
         elif metric.kind == "paired" and comparison is not None:

@@ -1,13 +1,14 @@
 """Where everything stands in one prompt: span, question, sink, the rows that count, the tokens that both runs have."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ..core.arguments import check_count
 from ..metrics.segments import RowChoice, flanks, row_mask
-from ..prompts.conditions import CONDITIONS
+from ..prompts.conditions import CONDITIONS, one_of
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
 
@@ -34,11 +35,9 @@ class Thresholds:
     reference: Reference = "prefix"
 
     def __post_init__(self) -> None:
-        for name in ("min_rows", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        if self.reference not in ("prefix", "flanks"):
-            raise ValueError(f'reference must be "prefix" or "flanks", got {self.reference!r}')
+        check_count(self.min_rows, name="min_rows")
+        check_count(self.width, name="width")
+        one_of(self.reference, dict.fromkeys(get_args(Reference)), "reference")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,72 +57,57 @@ class Layout:
     shared: Tensor
     one_block: bool = True
 
+    @property
+    def inside(self) -> Tensor:
+        """The span, of a prompt that has one."""
+        assert self.span is not None
+        return self.span
+
     def reference(self, thresholds: Thresholds) -> Tensor:
         """The tokens whose level the span is compared with."""
         if thresholds.reference == "prefix":
             return self.before
-        assert self.span is not None
-        return flanks(self.span, width=thresholds.width, exclude=self.sink)
+        return flanks(self.inside, width=thresholds.width, exclude=self.sink)
 
 
 def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
-    """The layout of a pair's prompt in one condition.
-
-    Raises `ValueError` where nothing follows the insertion.
-    """
+    """The layout of a pair's prompt in one condition; `ValueError` where nothing follows the insertion."""
     start, stop = pair.spans[0]
+    if CONDITIONS[condition].has_span:
+        return _layout(pair.inserted, start, stop, pair.shared, rows, problem=pair.id)
     kept = [token for token, position in enumerate(pair.alignment) if position >= 0]
-    if not CONDITIONS[condition].has_span:
-        after = [token for token in kept if pair.alignment[token] >= stop]
-        if not after:
-            raise _nothing_after(pair.id)
-        first = min(after)
-        return _layout(len(pair.base), None, start, first, torch.tensor(kept), rows, n_blocks=len(pair.spans))
-    if not pair.n_after:
-        raise _nothing_after(pair.id)
-    return _layout(len(pair.inserted), pair.span_mask, start, stop, pair.shared, rows, n_blocks=len(pair.spans))
+    first = next((token for token in kept if pair.alignment[token] >= stop), len(pair.base))
+    return _layout(pair.base, start, first, torch.tensor(kept), rows, n_blocks=len(pair.spans), problem=pair.id)
 
 
 def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
     """The layout of one prompt from its segment names; without inserted tokens the question begins at its segment."""
-    inserted = prompt.indices("inserted")
-    if inserted:
-        start, stop = prompt.blocks("inserted")[0]
-        span = prompt.mask("inserted")
-        if bool(span.all()):
-            raise ValueError("the inserted span covers the whole prompt: there is nothing left to compare it with")
-    else:
-        found = prompt.indices("question")
-        if not found:
-            raise ValueError("the prompt has neither inserted nor question tokens: nothing says where its question is")
-        start = stop = found[0]
-        span = None
-    if stop >= len(prompt) or len(prompt) - 1 in inserted:
-        raise _nothing_after("(this prompt)")
-    others = torch.arange(len(prompt)) if span is None else torch.arange(len(prompt))[~span]
-    return _layout(len(prompt), span, start, stop, others, rows, n_blocks=len(prompt.blocks("inserted")))
+    blocks = prompt.blocks("inserted") or tuple((at, at) for at in prompt.indices("question")[:1])
+    if not blocks:
+        raise ValueError("the prompt has neither inserted nor question tokens: nothing says where its question is")
+    (others,) = (~prompt.mask("inserted")).nonzero(as_tuple=True)
+    return _layout(prompt, *blocks[0], others, rows, problem="(this prompt)")
 
 
 def _layout(
-    n: int, span: Tensor | None, start: int, stop: int, shared: Tensor, rows: RowChoice, *, n_blocks: int
+    prompt: Prompt, start: int, stop: int, shared: Tensor, rows: RowChoice, *, problem: str, n_blocks: int = 1
 ) -> Layout:
-    position = torch.arange(n)
-    question = (position >= stop) if span is None else (position >= stop) & ~span
-    sink = position == (stop if span is not None and start == 0 else 0)
+    position, spans = torch.arange(len(prompt)), prompt.blocks("inserted")
+    span = prompt.mask("inserted") if spans else None
+    if stop >= len(prompt) or (spans and spans[-1][1] == len(prompt)):
+        raise ValueError(
+            f"problem {problem!r}: no tokens follow the insertion, so there is no question whose attention could be "
+            'described: give the pair with its answer (`pair.answered()`), or insert before="question"'
+        )
+    question = (position >= stop) & ~prompt.mask("inserted")
+    sink = position == (stop if spans and start == 0 else 0)
     return Layout(
-        n_tokens=n,
+        n_tokens=len(prompt),
         span=span,
         question=question,
         before=(position < start) & ~sink,
         sink=sink,
         rows=row_mask(rows, question=question, span=span),
         shared=shared,
-        one_block=n_blocks < 2,
-    )
-
-
-def _nothing_after(problem: str) -> ValueError:
-    return ValueError(
-        f"problem {problem!r}: no tokens follow the insertion, so there is no question whose attention could be "
-        'described: give the pair with its answer (`pair.answered()`), or insert before="question"'
+        one_block=max(n_blocks, len(spans)) < 2,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,8 @@ def attention_profile(
                 layout = pair_layout(pair, condition, rows=rows)
                 inputs = pair.condition(condition)
                 run = PromptReduction(model, inputs, layout, plan, layers=layers, source=source).run()
-                real = {layer: run.layers[layer].received_mean(min_rows).cpu() for layer in layers}
-                null = {layer: run.nulls[layer].received_mean(min_rows).cpu() for layer in layers}
+                real = {layer: run.layers[layer].mean("received", min_rows).cpu() for layer in layers}
+                null = {layer: run.nulls[layer].mean("received", min_rows).cpu() for layer in layers}
             except ValueError as error:
                 raise in_context(error, f"condition {condition}") from error
             made[condition] = {
@@ -245,18 +246,13 @@ class AttentionProfile(Result):
     def curves(self, *, heads: Iterable[Head | str] | None = None) -> pd.DataFrame:
         """Every curve as numbers, one row per head, condition, tokens ("shared" or "whole") and position."""
         parts = []
-        for head in self.heads if heads is None else as_heads(heads):
-            for condition in self.conditions:
-                for tokens in ("shared", "whole"):
-                    curve = self.curve(head, condition, aligned=tokens == "shared")
-                    null = self.curve(head, condition, aligned=tokens == "shared", null=True)
-                    fixed = {
-                        "label": str(head),
-                        "paper_label": head.paper_label,
-                        "condition": condition,
-                        "tokens": tokens,
-                    }
-                    parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": null.mean}))
+        chosen = self.heads if heads is None else as_heads(heads)
+        for head, condition, tokens in product(chosen, self.conditions, ("shared", "whole")):
+            aligned = tokens == "shared"
+            curve = self.curve(head, condition, aligned=aligned)
+            null = self.curve(head, condition, aligned=aligned, null=True)
+            fixed = {"label": str(head), "paper_label": head.paper_label, "condition": condition, "tokens": tokens}
+            parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": null.mean}))
         return pd.concat(parts, ignore_index=True)
 
     def shaded(self, condition: str) -> tuple[tuple[int, int], ...]:
@@ -276,43 +272,31 @@ class AttentionProfile(Result):
         """One tidy row per problem, condition, head and token: position, base_position (-1 inside the span), segment,
         text, received, uniform, relative."""
         places = head_columns(self.heads)
-        del places["paper_label"]
         parts = []
         for condition in self.conditions:
             relative = self.whole(condition, relative=True)
             for index, problem in enumerate(self.problem_ids):
-                values = self.received[condition][index]
-                n_heads, n_tokens = values.shape
+                n_heads, n_tokens = self.received[condition][index].shape
                 base, segments, texts = self._tokens(condition, index)
-                parts.append(
-                    pd.DataFrame(
-                        {
-                            "problem": problem,
-                            "condition": condition,
-                            **{name: np.repeat(of_head, n_tokens) for name, of_head in places.items()},
-                            "position": np.tile(np.arange(n_tokens), n_heads),
-                            "base_position": np.tile(base, n_heads),
-                            "segment": np.tile(segments, n_heads),
-                            "text": np.tile(texts, n_heads),
-                            "received": values.ravel(),
-                            "uniform": self.uniform[condition][index].ravel(),
-                            "relative": relative[index].ravel(),
-                        }
-                    )
-                )
+                of_tokens = {"position": np.arange(n_tokens), "base_position": base, "segment": segments, "text": texts}
+                columns: dict[str, Any] = {"problem": problem, "condition": condition}
+                columns |= {name: np.repeat(places[name], n_tokens) for name in ("layer", "head", "label")}
+                columns |= {name: np.tile(each, n_heads) for name, each in of_tokens.items()}
+                columns["received"] = self.received[condition][index].ravel()
+                columns["uniform"] = self.uniform[condition][index].ravel()
+                parts.append(pd.DataFrame({**columns, "relative": relative[index].ravel()}))
         return pd.concat(parts, ignore_index=True)
 
     def _tokens(self, condition: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(base position, segment, text) of each token of one problem's prompt in a condition."""
         start, stop = self.spans[index]
-        if not CONDITIONS[condition].has_span:
-            texts, at = self.base_texts[index], np.arange(len(self.base_texts[index]))
-            return at, np.where(at < start, "before", "question"), np.array(texts, dtype=object)
-        texts = self.inserted_texts[index]
-        base = np.full(len(texts), -1)
-        alignment = self.alignment[index]
-        base[alignment[alignment >= 0]] = np.flatnonzero(alignment >= 0)
-        at = np.arange(len(texts))
+        inside = CONDITIONS[condition].has_span
+        texts = (self.inserted_texts if inside else self.base_texts)[index]
+        at = base = np.arange(len(texts))
+        if inside:
+            alignment = self.alignment[index]
+            base = np.full(len(texts), -1)
+            base[alignment[alignment >= 0]] = np.flatnonzero(alignment >= 0)
         segments = np.where(at < start, "before", np.where((at < stop) & (base < 0), "inserted", "question"))
         return base, segments, np.array(texts, dtype=object)
 
@@ -322,20 +306,20 @@ class AttentionProfile(Result):
 
     def level(self, condition: str, segment: str, *, relative: bool = False) -> np.ndarray:
         """Mean over a segment's tokens ("before", "inserted" or "question"), `[problem, head]`; NaN if it has none."""
-        rows = []
-        for index, values in enumerate(self.whole(condition, relative=relative)):
-            rows.append(defined_mean(values[:, self._tokens(condition, index)[1] == segment], axis=1))
-        return np.stack(rows)
+        found = [
+            defined_mean(values[:, self._tokens(condition, index)[1] == segment], axis=1)
+            for index, values in enumerate(self.whole(condition, relative=relative))
+        ]
+        return np.stack(found)
 
     def table(self) -> pd.DataFrame:
         """One row per head and condition: mean received attention and its ratio to uniform, by segment."""
         parts = []
         for condition in self.conditions:
             columns: dict[str, Any] = {**head_columns(self.heads), "condition": condition}
-            for segment in SEGMENTS:
-                for name, relative in (("received", False), ("relative", True)):
-                    level = self.level(condition, segment, relative=relative)
-                    columns[f"{segment}_{name}"] = defined_mean(self.by_group(level))
+            for segment, (name, relative) in product(SEGMENTS, (("received", False), ("relative", True))):
+                level = self.level(condition, segment, relative=relative)
+                columns[f"{segment}_{name}"] = defined_mean(self.by_group(level))
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 

@@ -1,9 +1,8 @@
 """`score_heads`: model and prompt pairs in, attention metrics of every head out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -79,13 +78,46 @@ def score_heads(
         **{metric.name: metric.variant for metric in map(metric_named, names) if metric.variant},
     }
     counted = {name: sum(getattr(pair, name) for pair in found) for name in ("sink_moved", "boundary_merge")}
-    scorer = _Scorer(
-        model, names, tuple(conditions), model.info.mask_of(chosen), rows, exclude_sink, renorm, thresholds, source
-    )
+    asked, layers = model.info.mask_of(chosen), sorted({head.layer for head in chosen})
+
+    def plan(layout: Layout, *, other: bool) -> Plan:
+        span = layout.span is not None
+        return plan_for(names, span=span, other=other, values=True, exclude_sink=exclude_sink, renorm=renorm)
+
+    def scored(pair: PromptPair, tick: Tick) -> dict[str, Found]:
+        """One problem in every condition: values `[layer, head]` and nulls `[layer]`."""
+        values: Found = {}
+        null: Found = {}
+        base: dict[int, tuple[Profile, Profile]] = {}
+        other: dict[int, Other] | None = None
+        for number, condition in enumerate(conditions):
+            layout = pair_layout(pair, condition, rows=rows)
+            keep = number == 0 and len(conditions) > 1 and "first_rows" in plan(layout, other=True).needs
+            options: dict[str, Any] = {"layers": layers, "source": source, "keep": keep, "compare": other}
+            try:
+                inputs = pair.condition(condition)
+                run = PromptReduction(model, inputs, layout, plan(layout, other=number > 0), **options).run()
+                for layer in layers:
+                    made, nulls, profiles = layer_values(
+                        names, run.layers[layer], run.nulls[layer], layout, thresholds, base.get(layer)
+                    )
+                    for name, heads_ in made.items():
+                        cells = np.where(asked[layer], heads_.double().numpy(), np.nan)
+                        put(values, name, condition, layer, cells, shape=asked.shape)
+                    for name, one in nulls.items():
+                        put(null, name, condition, layer, float(one[0]), shape=len(asked))
+                    if number == 0 and len(conditions) > 1:
+                        base[layer] = profiles
+            except ValueError as error:
+                raise in_context(error, f"condition {condition}") from error
+            other = run.kept if keep else other or {}
+            tick(1)
+        return {"values": values, "null": null}
+
     done = over_pairs(
         model,
         found,
-        lambda unit, tick: [scorer.problem(found[at], tick) for at in unit],
+        lambda unit, tick: [scored(found[at], tick) for at in unit],
         label="scoring heads",
         settings={**settings, "source": source},
         checkpoint=checkpoint,
@@ -104,23 +136,18 @@ def score_heads(
     )
 
 
-def check_rows(rows: str, *, min_rows: int = 1) -> None:
-    """`ValueError` for a choice of rows that there is not, or that has fewer rows than a token's mean takes."""
-    one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
-    if rows == "last" and min_rows > 1:
-        raise ValueError(
-            f"rows 'last' is one row, and a token that fewer than min_rows={min_rows} rows read is undefined: choose shared, "
-            "all or question, or (in Python) min_rows=1"
-        )
-
-
 def described_pairs(
     pairs: Iterable[PromptPair], conditions: Sequence[str], source: str, rows: str, *, min_rows: int = 1
 ) -> tuple[PromptPair, ...]:
     """The pairs, and errors for unknown conditions, sources or rows, for no pairs, or repeated problems."""
     several_of(conditions, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
-    check_rows(rows, min_rows=min_rows)
+    one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
+    if rows == "last" and min_rows > 1:
+        raise ValueError(
+            f"rows 'last' is one row, and a token that fewer than min_rows={min_rows} rows read is undefined: choose shared, "
+            "all or question, or (in Python) min_rows=1"
+        )
     found = followed(pairs)
     if not found:
         raise ValueError("there are no prompt pairs to describe")
@@ -128,68 +155,3 @@ def described_pairs(
     for pair in found:
         pair.need_span("its attention")
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Scorer:
-    """What stays the same from problem to problem; `asked` `[layer, head]`."""
-
-    model: Model
-    names: tuple[str, ...]
-    conditions: tuple[str, ...]
-    asked: np.ndarray
-    rows: RowChoice
-    exclude_sink: bool
-    renorm: bool
-    thresholds: Thresholds
-    source: Source
-
-    def problem(self, pair: PromptPair, tick: Tick) -> dict[str, Found]:
-        """One problem in every condition: values `[layer, head]` and nulls `[layer]`."""
-        values: Found = {}
-        null: Found = {}
-        base: dict[int, tuple[Profile, Profile]] = {}
-        other: dict[int, Other] = {}
-        layers = np.flatnonzero(self.asked.any(1)).tolist()
-        for number, condition in enumerate(self.conditions):
-            layout = pair_layout(pair, condition, rows=self.rows)
-            plan = self._plan(layout, first=number == 0)
-            keep = number == 0 and len(self.conditions) > 1 and "first_rows" in self._plan(layout, first=False).needs
-            try:
-                run = PromptReduction(
-                    self.model,
-                    pair.condition(condition),
-                    layout,
-                    plan,
-                    layers=layers,
-                    source=self.source,
-                    keep=keep,
-                    compare=other if number else None,
-                ).run()
-                for layer in layers:
-                    made, nulls, profiles = layer_values(
-                        self.names, run.layers[layer], run.nulls[layer], layout, self.thresholds, base.get(layer)
-                    )
-                    for name, heads in made.items():
-                        asked = np.where(self.asked[layer], heads.double().numpy(), np.nan)
-                        put(values, name, condition, layer, asked, shape=self.asked.shape)
-                    for name, one in nulls.items():
-                        put(null, name, condition, layer, float(one[0]), shape=len(self.asked))
-                    if number == 0 and len(self.conditions) > 1:
-                        base[layer] = profiles
-            except ValueError as error:
-                raise in_context(error, f"condition {condition}") from error
-            if keep:
-                other = run.kept
-            tick(1)
-        return {"values": values, "null": null}
-
-    def _plan(self, layout: Layout, *, first: bool) -> Plan:
-        return plan_for(
-            self.names,
-            span=layout.span is not None,
-            other=not first,
-            values=True,
-            exclude_sink=self.exclude_sink,
-            renorm=self.renorm,
-        )

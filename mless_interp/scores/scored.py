@@ -1,6 +1,6 @@
 """`HeadScores`: what every head does with an insertion, `[problem, layer, head]` per metric and condition."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ..runtime.results import (
     rows_of,
     undefined,
 )
-from ..statistics import CONFIDENCE, defined_mean, mean_interval, median_interval, wilson
+from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
 from .catalogue import metric_named
 
 USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
@@ -69,12 +69,6 @@ class HeadScores(Result):
         ("null", "problem layer"),
     )
 
-    def __post_init__(self) -> None:
-        for metric, found in self.values.items():
-            for condition, array in found.items():
-                if array.ndim != 3 or len(array) != len(self.problem_ids):
-                    raise ValueError(f"{metric}, {condition}: [problem, layer, head] expected, got shape {array.shape}")
-
     @property
     def reported(self) -> tuple[str, ...]:
         """`label`, `layer`, `head` and each metric; of more than five the usual ones (`USUAL`)."""
@@ -90,8 +84,7 @@ class HeadScores(Result):
         """One metric `[problem, layer, head]`; `condition` defaults to the last one that has it."""
         place_of(metric, self.values, "metric")
         found = self.values[metric]
-        if condition is None:
-            condition = list(found)[-1]
+        condition = list(found)[-1] if condition is None else condition
         if condition not in found:
             raise ValueError(f"metric {metric!r} is not defined in condition {condition!r}, only in {', '.join(found)}")
         return found[condition]
@@ -115,9 +108,7 @@ class HeadScores(Result):
         """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median of metrics
         that may be infinite), interval `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined, in how many of
         them it is infinite (`_infinite`, where any is), uniform attention's `_null`, and the untrained twins' mean
-        `_untrained`.
-
-        Intervals of means are `mean_interval`'s (t below 20 problems), of medians those of order statistics.
+        `_untrained`. Intervals of means are `mean_interval`'s (t below 20 problems), of medians those of order statistics.
         """
         condition = self._condition(condition)
         columns: dict[str, Any] = dict(head_columns(self.heads))
@@ -125,11 +116,7 @@ class HeadScores(Result):
             if condition not in found:
                 continue
             cells = self.by_group(of_heads(found[condition], self.heads))
-            if metric_named(metric).censored:
-                columns |= interval_columns(metric, median_interval(cells, confidence=self.confidence))
-            else:
-                estimate, low, high = self._interval(cells)
-                columns |= {metric: estimate, f"{metric}_ci_low": low, f"{metric}_ci_high": high}
+            columns |= interval_columns(metric, self._interval(cells, censored=metric_named(metric).censored))
             columns[f"{metric}_n"] = (~np.isnan(cells)).sum(0)
             if np.isinf(cells).any():
                 columns[f"{metric}_infinite"] = np.isinf(cells).sum(0)
@@ -166,9 +153,8 @@ class HeadScores(Result):
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
         """The `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `table`."""
         self.of(metric, condition)
-        if condition is None:
-            condition = list(self.values[metric])[-1]
-        return self.table(condition).sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
+        table = self.table(condition or list(self.values[metric])[-1])
+        return table.sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
 
     def headline(self) -> str:
         """Return which head's attention drops most inside the span, and which head attends to it most."""
@@ -180,15 +166,12 @@ class HeadScores(Result):
         for metric in [name for name in TOLD if name in known] or known[:1]:
             row = table.loc[table[metric].idxmax()]
             value = f"{row[metric]:.3g}{limits_of(row[f'{metric}_ci_low'], row[f'{metric}_ci_high'], '.3g')}"
-            null = (
-                f", uniform attention {row[f'{metric}_null']:.3g}"
-                if np.isfinite(row.get(f"{metric}_null", np.nan))
-                else ""
-            )
+            null = row.get(f"{metric}_null", np.nan)
+            beside = f", uniform attention {null:.3g}" if np.isfinite(null) else ""
             if self.twins:
                 of_twins = np.mean([np.nanmax(of_heads(twin.middle(metric), twin.heads)) for twin in self.twins])
-                null += f", untrained twins {of_twins:.3g}"
-            told.append(f"{metric} is largest in {row['label']} ({value}{null})")
+                beside += f", untrained twins {of_twins:.3g}"
+            told.append(f"{metric} is largest in {row['label']} ({value}{beside})")
         of = f"{count_of(len(self.heads), 'head')}, means over {n}"
         return f"{self.settings.get('insertion', 'No insertion')}: {'; '.join(told)} ({of})."
 
@@ -200,19 +183,15 @@ class HeadScores(Result):
             f"{count_of(len(self.problem_ids), 'problem')}, "
             f"{s.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
-        if s.get("sink_moved"):
-            found.append(
-                f"On {s['sink_moved']} the span holds the first token: their sink is the first token after it."
-            )
-        if s.get("boundary_merge"):
-            found.append(
-                f"On {s['boundary_merge']} tokens merged at a border of the span and are left out of comparisons."
-            )
+        for name, says in (
+            ("sink_moved", "the span holds the first token: their sink is the first token after it."),
+            ("boundary_merge", "tokens merged at a border of the span and are left out of comparisons."),
+        ):
+            found += [f"On {s[name]} {says}"] if s.get(name) else []
         if set(OF_SINKS) <= set(self.values):
             found.append(_sink_words(self))
         counted = undefined(self.values, self.heads)
-        if counted:
-            found.append(f"Undefined (NaN): {counted}.")
+        found += [f"Undefined (NaN): {counted}."] if counted else []
         infinite = []
         for metric, by_condition in self.values.items():
             cells = np.stack([of_heads(array, self.heads) for array in by_condition.values()])
@@ -267,11 +246,13 @@ class HeadScores(Result):
     def _condition(self, condition: str | None) -> str:
         return self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
 
-    def _interval(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _interval(self, cells: np.ndarray, *, censored: bool) -> Interval:
+        if censored:
+            return median_interval(cells, confidence=self.confidence)
         mean = defined_mean(cells)
         values = np.where(np.isinf(mean), np.nan, cells)
         found = mean_interval(values, confidence=self.confidence, n_resamples=self.n_resamples, seed=self.seed)
-        return mean, found.low, found.high
+        return replace(found, estimate=mean)
 
 
 def is_sink(scores: HeadScores) -> np.ndarray:

@@ -155,8 +155,7 @@ class Rows:
 
     @cached_property
     def span(self) -> Tensor:
-        assert self.layout.span is not None
-        return self.block.mask(self.layout.span)
+        return self.block.mask(self.layout.inside)
 
     @cached_property
     def sink(self) -> Tensor:
@@ -176,13 +175,18 @@ class States:
 
     @property
     def span(self) -> Tensor:
-        assert self.layout.span is not None
-        return self.layout.span
+        return self.layout.inside
 
     @property
     def others(self) -> Tensor:
         """The tokens of the prompt itself, without its sink."""
         return ~self.span & ~self.layout.sink
+
+    def vectors(self, of: Need) -> Tensor:
+        """The residual stream, or the values, that a metric needs."""
+        found = self.residual if of == "residual" else self.values
+        assert found is not None
+        return found
 
 
 RowFormula = Callable[[Rows], Tensor]
@@ -209,118 +213,68 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """What is left of a layer: (sum, count) `[head, token]` twice, `rows[name]` `[head, question row]`, `states[name]`
-    `[head]`."""
+    """What is left of a layer, by kind and name: "sum" and "count" `[head, token]` of "received" and "alpha"; "rows"
+    `[head, question row]`; "states" `[head]`."""
 
-    received: tuple[Tensor, Tensor] | None
-    alpha: tuple[Tensor, Tensor] | None
-    rows: dict[str, Tensor]
-    states: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[tuple[str, str], Tensor]
 
-    def received_mean(self, min_rows: int) -> Tensor:
-        """Mean received attention `[head, token]`, NaN for tokens read by fewer than `min_rows` rows."""
-        assert self.received is not None
-        return received_from_sums(*self.received, min_rows=min_rows)
+    def of(self, kind: str) -> dict[str, Tensor]:
+        """All numbers of a kind, by name."""
+        return {name: tensor for (each, name), tensor in self.numbers.items() if each == kind}
 
-    def alpha_mean(self) -> Tensor:
-        """Mean attention that each token receives from itself and all later ones `[head, token]`."""
-        assert self.alpha is not None
-        return received_from_sums(*self.alpha, min_rows=1)
+    def mean(self, kind: str, min_rows: int) -> Tensor:
+        """Mean attention that each token gets `[head, token]`, NaN for tokens read by fewer than `min_rows` rows: from later
+        tokens ("received"), or from itself and all later ones ("alpha")."""
+        return received_from_sums(self.numbers[kind, "sum"], self.numbers[kind, "count"], min_rows=min_rows)
 
 
 def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras: Any) -> Reduced:
     """All blocks of one layer, in order; sums of blocks add, numbers per row stand side by side."""
-    totals: dict[str, list[Tensor]] = {}
+    totals: dict[tuple[str, str], Tensor] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in plan.rows}
+
+    def add(kind: str, n_src: int, part: tuple[Tensor, Tensor]) -> None:
+        for what, new in zip(("sum", "count"), part, strict=True):
+            if (kind, what) not in totals:
+                totals[kind, what] = new.new_zeros((*new.shape[:-1], layout.n_tokens))
+            totals[kind, what][..., :n_src] += new[..., :n_src]
+
     for block in blocks:
         with computed_once():
-            _reduce_block(block, layout, plan, totals, rows, extras)
-    sums = {name: (total[0], total[1]) for name, total in totals.items()}
-    return Reduced(
-        sums.get("received"), sums.get("alpha"), {name: torch.cat(parts, -1) for name, parts in rows.items()}
-    )
-
-
-def _reduce_block(
-    block: Block,
-    layout: Layout,
-    plan: Plan,
-    totals: dict[str, list[Tensor]],
-    rows: dict[str, list[Tensor]],
-    extras: dict[str, Any],
-) -> None:
-    """One block's share of the sums, and its numbers per row."""
-    sink = block.mask(layout.sink, extra=True)
-    seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
-    if plan.received:
-        options: dict[str, Any] = {"rows": block.mask(layout.rows), "diag": plan.diag, "renorm": plan.renorm}
-        part = received_sums(block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen)
-        _add(totals, "received", part, block.n_src, layout.n_tokens)
-    if "sink_levels" in plan.needs:
-        _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), block.n_src, layout.n_tokens)
-    if plan.rows:
-        asked = block.only(layout.question)
-        if len(asked.positions):
-            context = Rows(asked, layout, **extras)
-            for name, formula in plan.rows.items():
-                rows[name].append(formula(context))
+            seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
+            if plan.received:
+                sink = block.mask(layout.sink, extra=True) if plan.exclude_sink or plan.renorm else None
+                asked: dict[str, Any] = {"rows": block.mask(layout.rows), "sink": sink}
+                add(
+                    "received",
+                    block.n_src,
+                    received_sums(block.pattern, **asked, diag=plan.diag, renorm=plan.renorm, **seen),
+                )
+            if "sink_levels" in plan.needs:
+                add("alpha", block.n_src, received_sums(block.pattern, diag=True, **seen))
+            question = block.only(layout.question)
+            if plan.rows and len(question.positions):
+                context = Rows(question, layout, **extras)
+                for name, formula in plan.rows.items():
+                    rows[name].append(formula(context))
+    return Reduced(totals | {("rows", name): torch.cat(parts, -1) for name, parts in rows.items()})
 
 
 def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
     """The same in memory; of each device all numbers of a kind come at once, so that it is waited for once."""
-    found = {
-        (layer, *name): tensor
-        for layer, reduced in layers.items()
-        for name, tensor in (
-            *((("received", at), tensor) for at, tensor in enumerate(reduced.received or ())),
-            *((("alpha", at), tensor) for at, tensor in enumerate(reduced.alpha or ())),
-            *((("rows", name), tensor) for name, tensor in reduced.rows.items()),
-            *((("states", name), tensor) for name, tensor in reduced.states.items()),
-        )
-    }
+    found = {(layer, key): tensor for layer, reduced in layers.items() for key, tensor in reduced.numbers.items()}
     kinds = {(tensor.device, tensor.dtype) for tensor in found.values() if tensor.device.type != "cpu"}
     for kind in kinds:
         several = {key: tensor for key, tensor in found.items() if (tensor.device, tensor.dtype) == kind}
         whole = torch.cat([tensor.flatten() for tensor in several.values()]).cpu()
         parts = whole.split([tensor.numel() for tensor in several.values()])
         found |= {key: part.view(tensor.shape) for (key, tensor), part in zip(several.items(), parts, strict=True)}
-
-    def pair(layer: int, name: str) -> tuple[Tensor, Tensor] | None:
-        return (found[layer, name, 0], found[layer, name, 1]) if (layer, name, 0) in found else None
-
-    return {
-        layer: Reduced(
-            pair(layer, "received"),
-            pair(layer, "alpha"),
-            {name: found[layer, "rows", name] for name in reduced.rows},
-            {name: found[layer, "states", name] for name in reduced.states},
-        )
-        for layer, reduced in layers.items()
-    }
-
-
-def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor], n_src: int, n_tokens: int) -> None:
-    sums, counts = (each[..., :n_src] for each in part)
-    if name not in totals:
-        shape = (*sums.shape[:-1], n_tokens)
-        totals[name] = [sums.new_zeros(shape), counts.new_zeros(shape)]
-    for total, new in zip(totals[name], (sums, counts), strict=True):
-        total[..., :n_src] += new
-
-
-class Flow:
-    """Attention rollout from the span, carried from layer to layer: `share` `[token]` after the layers seen so far.
-
-    One head's step is `flow_step`; their mean over heads is the next share, without ever holding a tokens x tokens product.
-    Source: attention rollout, Abnar & Zuidema 2020 (arXiv 2005.00928). It ignores values, MLPs and norms.
-    """
-
-    def __init__(self, span: Tensor) -> None:
-        self.share = span.double()
+    return {layer: Reduced({key: found[layer, key] for key in reduced.numbers}) for layer, reduced in layers.items()}
 
 
 def flow_step(block: Block, share: Tensor) -> Tensor:
-    """The span's share of the residual after one more layer, in a block's rows, head by head, `[head, dest]`."""
+    """One head's step of attention rollout: the span's share of the residual after one more layer, in a block's rows,
+    `[head, dest]`. Source: Abnar & Zuidema 2020 (arXiv 2005.00928). It ignores values, MLPs and norms."""
     u = share.to(block.pattern)
     return 0.5 * (block.pattern[..., : block.n_src] @ u[: block.n_src]) + 0.5 * u[block.positions]
 
@@ -346,7 +300,7 @@ class PromptReduction:
         self.keep, self.compare = keep, compare
         self.visible = [mask[0] for mask in model.visible(inputs.to("cpu"))]
         self._there: dict[tuple[int, torch.device], Tensor] = {}
-        self.flow = Flow(layout.span) if "flow" in plan.needs and layout.span is not None else None
+        self.share = layout.span.double() if "flow" in plan.needs and layout.span is not None else None
         self.layers: dict[int, Reduced] = {}
         self.nulls: dict[int, Reduced] = {}
         self.kept: dict[int, Other] = {}
@@ -355,7 +309,7 @@ class PromptReduction:
     def run(self) -> "PromptReduction":
         """The forward pass: no logits, no pattern outlives its layer."""
         capture: dict[str, Reducer] = {}
-        for layer in range(self.model.info.n_layers) if self.flow is not None else self.asked:
+        for layer in range(self.model.info.n_layers) if self.share is not None else self.asked:
             if "residual" in self.plan.needs:
                 capture |= self._held.captures(site(layer, "hook_resid_pre"))
             if "values" in self.plan.needs:
@@ -369,7 +323,13 @@ class PromptReduction:
                 capture[site(layer, "attn.hook_pattern")] = self._pattern(layer)
         self.model.run(self.inputs, capture=capture, logits_at="none")
         self.layers = brought_in(self.layers)
-        self._null_plan()
+        made: dict[int, Reduced] = {}
+        for layer in self.asked:  # uniform attention reduced in the same way, once for each different visibility
+            visible, n_extra = self.visible[layer], self.model.attention_rule(layer).n_extra
+            if id(visible) not in made:
+                blocks = uniform_blocks(visible, torch.float32, n_extra=n_extra)
+                made[id(visible)] = reduce_blocks(blocks, self.layout, self.plan.of_uniform())
+            self.nulls[layer] = made[id(visible)]
         return self
 
     def _entered(self, layer: int) -> Callable[[Tensor], None]:
@@ -412,35 +372,22 @@ class PromptReduction:
             extras["output_weights"] = weights.to(extras["values"].device) if "values" in extras else weights
         if self.compare is not None:
             extras["other"] = self.compare.get(layer)
-        if self.flow is not None:
-            extras["flow"] = self.flow.share
-            blocks = self._flowing(blocks)
+        if self.share is not None:
+            extras["flow"] = self.share
+            blocks = self._flowing(blocks, self.share)
         if layer in self.asked:
             reduced = reduce_blocks(blocks, self.layout, self.plan, **extras)
             seen = States(self.layout, self.model.info.n_heads, residual, extras.get("values"))
-            states = {name: formula(seen) for name, formula in self.plan.states.items()}
-            self.layers[layer] = replace(reduced, states=states)
+            states = {("states", name): formula(seen) for name, formula in self.plan.states.items()}
+            self.layers[layer] = Reduced(reduced.numbers | states)
         else:
             for _ in blocks:
                 pass
 
-    def _flowing(self, blocks: Iterator[Block]) -> Iterator[Block]:
+    def _flowing(self, blocks: Iterator[Block], share: Tensor) -> Iterator[Block]:
         """The same blocks; when the last has been taken, the rollout has gone one layer further."""
-        assert self.flow is not None
         steps = []
         for block in blocks:
-            steps.append(flow_step(block, self.flow.share).double().mean(0))
+            steps.append(flow_step(block, share).double().mean(0))
             yield block
-        self.flow.share = torch.cat(steps).cpu()
-
-    def _null_plan(self) -> None:
-        """Uniform attention reduced in the same way, once for each different visibility."""
-        plan = self.plan.of_uniform()
-        made: dict[int, Reduced] = {}
-        n_extra = self.model.attention_rule(0).n_extra
-        for layer in self.asked:
-            visible = self.visible[layer]
-            if id(visible) not in made:
-                blocks = uniform_blocks(visible, torch.float32, n_extra=n_extra)
-                made[id(visible)] = reduce_blocks(blocks, self.layout, plan)
-            self.nulls[layer] = made[id(visible)]
+        self.share = torch.cat(steps).cpu()

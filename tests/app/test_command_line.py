@@ -249,7 +249,7 @@ WRONG = {
     "circuit --model demo": "the model is no option here: .*circuit MODEL",
     "circuit demo --without egdes": "unknown part to leave out 'egdes'; .*did you mean edges",
     "circuit demo --heads 0:1 --without direct,edges,sites,positions,writes,sets,transfer": "--without leaves out every",
-    "profiles --insertion meaningful=": "the word to insert is empty",
+    "profiles --insertion meaningful=": "meaningful needs the word to insert, which is empty",
     "profiles --metrics x": "unknown metric 'x'",
     "mechanism --c 0": "Invalid value for '--c'",
     "accuracy --top-p 1.5": "Invalid value for '--top-p'",

@@ -32,16 +32,6 @@ def test_examples_stand_between_system_prompt_and_question() -> None:
     assert tuple(rest) == plain.ids
 
 
-@pytest.mark.parametrize(
-    ("place", "neighbours"), [("question", ("examples", "question")), ("system", ("bos", "system"))]
-)
-def test_an_insertion_keeps_its_place(place: Any, neighbours: tuple[str, str]) -> None:
-    shown = mi.with_examples(POOL[:1], POOL[1:], form=FORM)
-    (pair,) = make_pairs(word_tokenizer(), shown, Insertion.meaningless(" /", 4, before=place))
-    a, b = pair.span
-    assert (pair.inserted.segments[a - 1], pair.inserted.segments[b]) == neighbours
-
-
 @pytest.mark.parametrize("make", [qwen2_tokenizer, word_tokenizer])
 def test_a_chat_template_shows_them_in_the_message_of_the_question(make: Callable[[], Any]) -> None:
     tokenizer = make()
@@ -78,11 +68,11 @@ def test_which_examples_depends_on_seed_and_problem_never_on_the_list() -> None:
     [
         (" ", {}, "the text of the examples is empty"),
         (f"Look :  {POOL[0].question} 3", {}, "problem 'p0': the examples hold its own question"),
-        (POOL[:1], {}, "problem 'p0' is itself among the examples: give others, or n= to draw"),
-        (POOL[:1], {"n": 1}, "problem 'p0': 1 examples are asked for, but only 0 of the 1 given ask another question"),
+        (POOL[:1], {}, "problem 'p0': only 0 of the 1 examples ask another question: give others, fewer, or n="),
+        (POOL[:1], {"n": 1}, "problem 'p0': only 0 of the 1 examples"),
         ([*POOL[1:], POOL[1]], {"n": 1}, "among the examples, the problem id 'p1' is given twice"),
         ("Two is 2 .", {"form": FORM}, "n and form write examples that are given as problems"),
-        (POOL, {"n": 3}, "problem 'p0': 3 examples are asked for, but only 2 of the 3 given"),
+        (POOL, {"n": 3}, "problem 'p0': only 2 of the 3 examples"),
         (POOL[1:], {"form": "{question} {hint}"}, "its fields are {question}, {answer} and {solution}"),
     ],
 )

@@ -14,9 +14,8 @@ from models_under_test import loaded, problems
 from tokenizers_under_test import REAL, read_tokenizer
 
 import mless_interp as mi
-from mless_interp.prompts import pairs as prompt_pairs
 from mless_interp.prompts.insertions import KINDS, Insertion
-from mless_interp.prompts.pairs import make_pairs
+from mless_interp.prompts.pairs import make_pairs, pairs_like
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import Template, build_prompt, encode
 
@@ -25,10 +24,6 @@ words, bytewise = lru_cache(word_tokenizer), lru_cache(qwen2_tokenizer)
 ASKED = Problem(
     "p", "How many apples ?", "3", system="reason .", distractor="5", extra={"distractor_text": "Ben has 7 cards ."}
 )
-
-
-def shown(insertion: Insertion, problem: Problem = ASKED) -> str:
-    return words().decode(list(insertion.span(words(), problem).ids))
 
 
 def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None:
@@ -45,19 +40,41 @@ def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None
         own.other_repeats(words(), 9999)
 
 
-def test_a_problem_s_own_text_is_inserted_by_its_key() -> None:
-    assert shown(Insertion.from_key("distractor_text")) == "Ben has 7 cards ."
-    assert shown(Insertion.from_key("distractor")) == "5"
-    with pytest.raises(
-        ValueError, match=r"problem 'p', its hint: there is no such text to insert \(it has id, question, "
-    ):
-        Insertion.from_key("hint").span(words(), ASKED)
-    with pytest.raises(ValueError, match="problem 'p', its solution: there is no such text"):
-        Insertion.from_key("solution").span(words(), ASKED)
-    with pytest.raises(ValueError, match="problem 'p', its hint: 100 % of its tokens are '<unk>'"):
-        Insertion.from_key("hint").span(words(), replace(ASKED, extra={"hint": "zebra zebra"}))
-    with pytest.raises(ValueError, match="from_key needs the key"):
-        Insertion.from_key(" ")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Insertion.from_key("hint").span(words(), ASKED),
+            r"'p', its hint: there is no such text .* has id, question",
+        ),
+        (
+            lambda: Insertion.from_key("hint").span(words(), replace(ASKED, extra={"hint": "zebra"})),
+            "100 % of its tokens are",
+        ),
+        (lambda: Insertion.from_key(" "), "from_key needs the key to insert, which is empty"),
+        (lambda: Insertion.named("from_key"), "from_key needs the key to insert"),
+        (lambda: Insertion.whitespace(7, unit=" /"), "inserts white space alone, got ' /'"),
+        (
+            lambda: Insertion.ids([9, 10], 5).span(words(), "p"),
+            "the unit of ids is 2 tokens .* divide n_tokens=5; use 4",
+        ),
+        (lambda: Insertion.ids([]), "there are no token ids to insert"),
+        (lambda: Insertion.ids([-1]), "token ids are 0 or more, got -1"),
+        (lambda: Insertion.named("ids"), "cannot read '': give whole numbers such as 128002,128003"),
+        (lambda: Insertion.named("noise"), "unknown insertion 'noise'; choose one of meaningless, meaningful"),
+        (lambda: Insertion.named("counting", unit="x"), "insertion 'counting' has no unit, got 'x': leave it out"),
+        (lambda: Insertion.named("repeat_question", n_tokens=9), "is as long as each problem's own text, .* got 9"),
+        (
+            lambda: Insertion.pause(3).span(words(), "p"),
+            "no reserved token to pause with, and none is added: .* token=",
+        ),
+        (lambda: Insertion.pause(1, token="<none>").span(words(), "p"), "has no token '<none>' to pause with"),
+        (lambda: Insertion.pause(1, token="apples").span(words(), "p"), "'apples' is an ordinary token"),
+    ],
+)
+def test_what_makes_no_insertion_is_said(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 @pytest.mark.parametrize("make", [qwen2_tokenizer, word_tokenizer])
@@ -65,33 +82,22 @@ def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], An
     tokenizer = make()
     many = "Ben has 7 cards . " * 20  # so that letters the tokenizer does not know are few
     spelt = replace(ASKED, question=f"{many}<|im_end|> ?", extra={"distractor_text": f"{many}<|im_end|>"})
-    special = tokenizer.convert_tokens_to_ids("<|im_end|>")
     for insertion in (Insertion.repeat_question(), Insertion.from_key("distractor_text")):
         span = insertion.span(tokenizer, spelt)
-        assert special not in span.ids and "special tokens in it as text" in span.source
+        assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in span.ids
+        assert "special tokens in it as text" in span.source
 
 
-def test_white_space_is_repeated_without_merging_and_nothing_else_is_white_space() -> None:
-    span = Insertion.whitespace(7, unit="\n").span(bytewise(), "p")
-    assert span.ids == encode(bytewise(), "\n") * 7
-    with pytest.raises(ValueError, match="inserts white space alone, got ' /'"):
-        Insertion.whitespace(7, unit=" /")
-    with pytest.raises(ValueError, match="inserts white space alone, got ''"):
-        Insertion.whitespace(7, unit="")
-
-
-def test_ids_go_in_as_they_are() -> None:
-    special = words().convert_tokens_to_ids("<|im_end|>")
-    once = Insertion.ids([9, special])
-    assert once.span(words(), "p").ids == (9, special) and once.span(words(), "p").source == "ids, with special tokens"
-    assert Insertion.ids([9, 10], 4).span(words(), "p").ids == (9, 10, 9, 10)
-    assert Insertion.ids([len(words())]).span(words(), "p").source == "ids, with rows that no token names"
-    with pytest.raises(ValueError, match="the unit of ids is 2 tokens .* does not divide n_tokens=5; use 4"):
-        Insertion.ids([9, 10], 5).span(words(), "p")
-    with pytest.raises(ValueError, match="there are no token ids to insert"):
-        Insertion.ids([])
-    with pytest.raises(ValueError, match="token ids are 0 or more, got -1"):
-        Insertion.ids([-1])
+def test_a_pause_is_the_first_reserved_token_or_one_that_was_trained() -> None:
+    grown = word_tokenizer()
+    names = ["<|reserved_special_token_1|>", "<|reserved_special_token_0|>"]
+    grown.add_special_tokens({"additional_special_tokens": names})
+    first = grown.convert_tokens_to_ids(names[0])
+    assert Insertion.pause(3).span(grown, "p").ids == (first,) * 3, "the lowest id"
+    assert Insertion.pause(2, token=names[1]).span(grown, "p").ids == (first + 1,) * 2
+    assert Insertion.pause(2, token=len(grown)).span(grown, "p").ids == (len(grown),) * 2
+    grown.add_special_tokens({"additional_special_tokens": ["<pause>"]})
+    assert Insertion.pause(1).span(grown, "p").source == "token '<pause>'", "a token trained as a pause comes first"
 
 
 def test_words_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(tiny_model_dir: Folder) -> None:
@@ -99,31 +105,12 @@ def test_words_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(ti
     model = copy.copy(loaded(tiny_model_dir("qwen2"), "bridge"))
     model.tokenizer = copy.deepcopy(model.tokenizer)
     model.tokenizer.add_tokens([f"added{index}" for index in range(model.info.d_vocab)])
-    highest = model.info.d_vocab + 3
-    word = model.tokenizer.convert_ids_to_tokens(highest)
+    word = model.tokenizer.convert_ids_to_tokens(model.info.d_vocab + 3)
     last = replace(problems()[2], question=f"How many {word} does Ben have ?")
-    with pytest.raises(ValueError, match=rf"problem 'p2' holds token id {highest}, but .* has the ids 0 to"):
+    with pytest.raises(
+        ValueError, match=rf"problem 'p2' holds token id {model.info.d_vocab + 3}, but .* has the ids 0 to"
+    ):
         make_pairs(model, [*problems()[:2], last], Insertion.meaningless(" /", 3))
-
-
-def test_a_pause_is_a_reserved_token_or_refused_with_the_remedy() -> None:
-    with pytest.raises(ValueError, match="no reserved token to pause with, and none is added: .* token=") as refused:
-        Insertion.pause(3).span(words(), "p")
-    row = int(str(refused.value).rsplit("=", 1)[1])
-    assert Insertion.pause(3, token=row).span(words(), "p").ids == (row,) * 3
-    grown = word_tokenizer()
-    grown.add_special_tokens(
-        {"additional_special_tokens": ["<|reserved_special_token_1|>", "<|reserved_special_token_0|>"]}
-    )
-    first = grown.convert_tokens_to_ids("<|reserved_special_token_1|>")
-    span = Insertion.pause(3).span(grown, "p")
-    assert span.ids == (first,) * 3 and span.source == "token '<|reserved_special_token_1|>'", "the lowest id"
-    other = Insertion.pause(2, token="<|reserved_special_token_0|>").span(grown, "p")
-    assert other.ids == (first + 1,) * 2
-    grown.add_special_tokens({"additional_special_tokens": ["<pause>"]})
-    assert Insertion.pause(1).span(grown, "p").source == "token '<pause>'", "a token trained as a pause comes first"
-    with pytest.raises(ValueError, match="this tokenizer has no token '<none>' to pause with"):
-        Insertion.pause(1, token="<none>").span(words(), "p")
 
 
 def spaced(form: str) -> Any:
@@ -242,22 +229,20 @@ def test_every_kind_says_where_its_tokens_come_from() -> None:
     assert found == {name: name for name in made}
 
 
-# ---------------------------------------------------------------------------------------------------- names and places
-
-
-@pytest.mark.parametrize(
-    "place", [{"before": "template"}, {"after": "question", "before": ("bos", "system")}, {"at": (0, 2)}]
-)
-def test_an_insertion_takes_the_place_of_another(place: dict[str, Any]) -> None:
-    """Whatever its own was; places in a list are those in a tuple."""
-    other = Insertion.meaningless(" /", 4, **place)
-    for own in ({}, {"at": 3}, {"after": "bos"}):
-        assert Insertion.counting(4, **own).placed_as(other) == Insertion.counting(4, **place)
-    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in place.items()}
-    assert (
-        Insertion.meaningless(" /", 4, **listed) == other
-        and len({other, Insertion.meaningless(" /", 4, **listed)}) == 1
-    )
+def test_labels_tell_insertions_apart_and_places_are_taken_over() -> None:
+    for made, label in (
+        (Insertion.repeat_question(2), "question again, 2 times"),
+        (Insertion.from_key("hint"), "its own 'hint'"),
+        (Insertion.pause(9, token=17), "pause 17 x9"),
+        (Insertion.ids(range(4)), "ids 0,1,2,3"),
+        (Insertion.ids(range(5)), "ids 0,1,2,... #93f215"),
+        (Insertion.counting(9, at=3, after="bos"), "counting x9, after bos and at 3"),
+    ):
+        assert made.label == label
+    for place in ({"before": "template"}, {"after": "question", "before": ("bos", "system")}, {"at": (0, 2)}):
+        other = Insertion.meaningless(" /", 4, **place)
+        assert Insertion.counting(4, at=3).placed_as(other) == Insertion.counting(4, **place)
+    assert Insertion.counting(4, at=[0, 2]) == Insertion.counting(4, at=(0, 2))
 
 
 NAMED = {
@@ -284,44 +269,7 @@ def test_a_command_line_names_every_kind(kind: str) -> None:
     assert Insertion.named(kind, **options) == made
     assert Insertion.named(kind, **options, at=0) == replace(made, before=None, at=0)
     assert not KINDS[kind].counted or Insertion.named(kind, problems=problems()).n_tokens == 55
-    if KINDS[kind].own_length:
-        with pytest.raises(ValueError, match=f"insertion '{kind}' is as long as each problem's own text, .* got 9"):
-            Insertion.named(kind, unit=unit, n_tokens=9)
 
-
-@pytest.mark.parametrize(
-    ("kind", "unit", "message"),
-    [
-        ("ids", None, "cannot read '': give whole numbers such as 128002,128003"),
-        ("noise", None, "unknown insertion 'noise'; choose one of meaningless, meaningful, random_senten"),
-        ("counting", "x", "insertion 'counting' has no unit, got 'x': leave it out"),
-        ("from_key", None, "from_key needs the key"),
-    ],
-)
-def test_what_a_command_line_gets_wrong_is_said(kind: str, unit: str | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Insertion.named(kind, unit=unit)
-
-
-def test_labels_are_short_and_tell_insertions_apart() -> None:
-    made = {
-        "question again": Insertion.repeat_question(),
-        "question again, 2 times": Insertion.repeat_question(2),
-        "its own 'hint'": Insertion.from_key("hint"),
-        "counting x9": Insertion.counting(9),
-        "whitespace '\\n' x9": Insertion.whitespace(9, unit="\n"),
-        "pause x9": Insertion.pause(9),
-        "pause 17 x9": Insertion.pause(9, token=17),
-        "ids 5,6 x4": Insertion.ids([5, 6], 4),
-        "ids 0,1,2,3": Insertion.ids(range(4)),
-        "ids 0,1,2,... #93f215": Insertion.ids(range(5)),
-    }
-    assert {name: insertion.label for name, insertion in made.items()} == {name: name for name in made}
-    many, others = Insertion.ids(range(100)).label, Insertion.ids([*range(99), 200]).label
-    assert many != others and len(many) < 30
-
-
-# ------------------------------------------------------------------------------------------------------- every analysis
 
 UNEVEN = [
     replace(problem, question=question, system="Please reason step by step .", extra={"hint": f"Dan {'gets ' * at}7 ."})
@@ -332,28 +280,21 @@ UNEVEN = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "insertion", [Insertion.repeat_question(), Insertion.from_key("hint")], ids=lambda made: made.kind
-)
-def test_every_analysis_takes_spans_of_several_lengths(insertion: Insertion, tiny_model_dir: Folder) -> None:
+@pytest.mark.parametrize("insertion", [Insertion.repeat_question(), Insertion.from_key("hint")])
+def test_analyses_take_spans_of_several_lengths(insertion: Insertion, tiny_model_dir: Folder) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = make_pairs(model, UNEVEN, insertion)
-    assert len({pair.n_inserted for pair in pairs}) == 3
+    own = [pair.n_inserted for pair in pairs]
+    assert len(set(own)) == 3
+    assert [pair.n_inserted for pair in pairs_like(model, pairs, Insertion.random_sentence(1))] == own
     quiet: dict[str, Any] = {"progress": False}
-    alone = [mi.patch_heads(model, [pair], contrast="content", **quiet) for pair in pairs]
-    found = mi.patch_heads(model, pairs, contrast="content", **quiet)
-    for at, one in enumerate(alone):
-        np.testing.assert_allclose(found.per_head[at], one.per_head[0], atol=1e-5)
+    alone = [mi.patch_heads(model, [pair], contrast="content", **quiet).per_head[0] for pair in pairs]
+    np.testing.assert_allclose(mi.patch_heads(model, pairs, contrast="content", **quiet).per_head, alone, atol=1e-5)
     assert mi.score_heads(model, pairs, **quiet).count("span_mass").min() == 3
-    assert len(mi.attention_profile(model, pairs, heads=["L0H1"], **quiet).curves())
-    mi.attribute_heads(model, pairs, **quiet)
-    mi.joint_knockout(model, pairs, ["L0H1", "L1H2"], n_random_sets=2, **quiet)
-    mi.read_effects(model, pairs, ["L0H1"], **quiet)
-    mi.activation_shift(model, pairs, **quiet)
-    mi.mediate(model, pairs, **quiet)
+    for analysis in (mi.attribute_heads, mi.activation_shift, mi.mediate, mi.attention_profile):
+        analysis(model, pairs, **quiet)
     parts = mi.decompose_attention(model, pairs, control="random_sentence", n_control_draws=2, **quiet)
     assert parts.control is not None and np.isfinite(parts.control).all()
-    mi.views.attention(model, pairs, [mi.Head(0, 1)])
     mi.evaluate_accuracy(model, UNEVEN, [None, insertion], max_new_tokens=2, **quiet)
     with pytest.raises(ValueError, match="has one length only, so it has no dose"):
         mi.dose_response(model, UNEVEN, insertion, doses=(2, 4), **quiet)

@@ -33,60 +33,39 @@ def write(tmp_path: Path) -> Write:
     return file_of
 
 
-# ------------------------------------------------------------------------------------------------------------ reading
-
-
 def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
-    path = write(
-        record(
-            solution="S",
-            subject="Algebra",
-            level=5,
-            system="Y",
-            distractor="4",
-            answer_prefix="So: ",
-            group=7,
-            other="kept",
-        )
-    )
-    assert load_problems(path) == (
-        Problem(
-            id="id-1",
-            question="What is 1?",
-            answer="1",
-            system="Y",
-            solution="S",
-            distractor="4",
-            answer_prefix="So: ",
-            subject="Algebra",
-            level="5",
-            extra={"other": "kept"},
-            group="7",
-        ),
-    )
+    keys = {"solution": "S", "subject": "A", "system": "Y", "distractor": "4", "answer_prefix": "So: "}
+    path = write(record(**keys, level=5, group=7, other="kept"))
+    made = Problem("id-1", "What is 1?", "1", **keys, level="5", group="7", extra={"other": "kept"})
+    assert load_problems(path) == (made,)
 
 
-def test_blank_lines_are_skipped_but_counted(write: Write) -> None:
-    path = write("", record(1), "   ", record(2), "")
+def test_blank_lines_line_ends_of_windows_and_byte_order_marks_are_read(write: Write) -> None:
+    path = write("\r", json.dumps(record(1)) + "\r", "   ", json.dumps(record(2)) + "\r", encoding="utf-8-sig")
     assert [problem.id for problem in load_problems(path)] == ["id-1", "id-2"]
-    with pytest.raises(ValueError, match=r"p.jsonl, line 4: not valid JSON"):
-        load_problems(write("", record(1), "   ", "{"))
+    for lines, encoding, message in (
+        (("", record(1), "  ", "{"), "utf-8", "line 4: not valid JSON"),
+        (
+            ("", record(1), record(2), record(1, problem="another")),
+            "utf-8",
+            "line 4: id 'id-1' was already used in line 2",
+        ),
+        (("", " "), "utf-8", " holds no problems"),
+        (('{"problem": "What is caf\u00e9?"}',), "latin-1", r"line 1: not UTF-8 text \(invalid .* at byte 24\)"),
+    ):
+        with pytest.raises(ValueError, match=f"p.jsonl.*{message}"):
+            load_problems(write(*lines, encoding=encoding))
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig"])
-def test_windows_line_ends_and_byte_order_marks_are_read(write: Write, encoding: str) -> None:
-    path = write(json.dumps(record(1)) + "\r", json.dumps(record(2)) + "\r", encoding=encoding)
-    assert len(load_problems(path)) == 2
-
-
-def test_all_of_math500_is_read(math500_path: Path) -> None:
-    problems = load_problems(math500_path)
-    assert len(problems) == len({problem.id for problem in problems}) == 500
-    assert {problem.level for problem in problems} == set("12345")
-    assert all(problem.question and problem.answer and problem.solution and problem.subject for problem in problems)
-
-
-# ------------------------------------------------------------------------------------------------------- wrong files
+def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("")
+    for path, message in (
+        (tmp_path / "mien.jsonl", r"mien.jsonl. \(did you mean mine.jsonl\?\); give a .jsonl file"),
+        ("dmo", r"'dmo' \(did you mean demo\?\)"),
+        (tmp_path, "no problem file at .*problems.jsonl"),
+    ):
+        with pytest.raises(FileNotFoundError, match=message):
+            load_problems(path)
 
 
 @pytest.mark.parametrize(
@@ -107,39 +86,6 @@ def test_a_faulty_line_is_refused_with_its_number(write: Write, line: object, me
         load_problems(write(record(9), line))
 
 
-def test_an_id_used_twice_is_refused_with_both_lines(write: Write) -> None:
-    with pytest.raises(ValueError, match="p.jsonl, line 4: id 'id-1' was already used in line 2"):
-        load_problems(write("", record(1), record(2), record(1, problem="another")))
-
-
-@pytest.mark.parametrize("lines", [[], ["", "  "]])
-def test_a_file_without_problems_is_refused(write: Write, lines: list[str]) -> None:
-    with pytest.raises(ValueError, match="p.jsonl holds no problems"):
-        load_problems(write(*lines))
-
-
-def test_a_file_that_is_no_text_is_refused_by_name(write: Write) -> None:
-    with pytest.raises(ValueError, match=r"p.jsonl, line 1: not UTF-8 text \(invalid .* at byte 24\)"):
-        load_problems(write('{"problem": "What is caf\u00e9?"}', encoding="latin-1"))
-
-
-def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r'no problem file at .*none.jsonl.; give a .jsonl file, "demo" or "math500"'
-    ):
-        load_problems(tmp_path / "none.jsonl")
-    (tmp_path / "mine.jsonl").write_text("")
-    with pytest.raises(FileNotFoundError, match=r"mien.jsonl. \(did you mean mine.jsonl\?\); give"):
-        load_problems(tmp_path / "mien.jsonl")
-    with pytest.raises(FileNotFoundError, match=r"'dmo' \(did you mean demo\?\)"):
-        load_problems("dmo")
-    with pytest.raises(FileNotFoundError, match=r"no problem file at .*problems.jsonl"):
-        load_problems(tmp_path)
-
-
-# ------------------------------------------------------------------------------------------------------------ the hub
-
-
 def test_math500_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
@@ -152,9 +98,6 @@ def test_math500_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("HuggingFaceH4/MATH-500", "test")]
 
 
-# ------------------------------------------------------------------------------------------------------------- limits
-
-
 @pytest.mark.parametrize("rest", ["{", "\xff"])
 def test_a_limit_reads_no_further_than_it_has_to(write: Write, rest: str) -> None:
     path = write(*(record(i) for i in range(3)), rest, encoding="latin-1")
@@ -162,12 +105,6 @@ def test_a_limit_reads_no_further_than_it_has_to(write: Write, rest: str) -> Non
     for further in ({"limit": 4}, {}, {"limit": 3, "seed": 0}):
         with pytest.raises(ValueError, match=r"p.jsonl, line 4: "):
             load_problems(path, **further)
-
-
-def levels_of(counts: dict[str | None, int], limit: int, seed: int, write: Write) -> Counter[str | None]:
-    levels = [level for level, count in counts.items() for _ in range(count)]
-    path = write(*(record(i, level=level) for i, level in enumerate(levels)))
-    return Counter(problem.level for problem in load_problems(path, limit=limit, seed=seed))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -184,20 +121,16 @@ def levels_of(counts: dict[str | None, int], limit: int, seed: int, write: Write
 def test_levels_keep_their_shares_by_largest_remainders(
     write: Write, limit: int, drawn: dict[str, int], seed: int
 ) -> None:
-    assert levels_of({"1": 5, "2": 3, "3": 2}, limit, seed, write) == Counter(drawn)
+    path = write(*(record(i, level=level) for i, level in enumerate("1111122233")))
+    assert Counter(problem.level for problem in load_problems(path, limit=limit, seed=seed)) == Counter(drawn)
 
 
 def test_a_draw_is_the_same_for_its_seed_in_file_order_and_another_for_another(math500_path: Path) -> None:
     everything = [problem.id for problem in load_problems(math500_path)]
-    drawn = {seed: [p.id for p in load_problems(math500_path, limit=50, seed=seed)] for seed in (0, 1)}
-    again = [problem.id for problem in load_problems(math500_path, limit=50, seed=0)]
-    assert drawn[0] == again
-    assert drawn[0] == [name for name in everything if name in set(drawn[0])]
-    assert set(drawn[0]) != set(drawn[1]) and len(set(drawn[0])) == 50
-    assert set(drawn[0]) != set(everything[:50])
-
-
-# ------------------------------------------------------------------------------------------------- each problem once
+    assert len(set(everything)) == 500 and overlap(load_problems(math500_path)) == "" == overlap(load_problems("demo"))
+    drawn = [[p.id for p in load_problems(math500_path, limit=50, seed=seed)] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] == [name for name in everything if name in set(drawn[0])]
+    assert set(drawn[0]) != set(drawn[2]) and len(set(drawn[0])) == 50 and drawn[0] != everything[:50]
 
 
 def problem(name: str, question: str = "What is 1 ?", **more: Any) -> Problem:
@@ -215,14 +148,9 @@ def problem(name: str, question: str = "What is 1 ?", **more: Any) -> Problem:
 def test_a_problem_counts_once(second: Problem, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         distinct([problem("a"), second])
+    asked = (problem("a"), problem("b", "What is 2 ?"), problem("c", answer="2"), problem("d", system="Y"))
+    assert distinct(asked) == asked
 
-
-def test_another_question_answer_or_system_prompt_is_another_problem() -> None:
-    asked = [problem("a"), problem("b", "What is 2 ?"), problem("c", answer="2"), problem("d", system="Y")]
-    assert distinct(asked) == tuple(asked)
-
-
-# ----------------------------------------------------------------------------------------------- variants of a problem
 
 STORY = (
     "Every week a {} baker in the old town sells {} loaves and {} cakes to the people"
@@ -242,11 +170,6 @@ def test_variants_without_a_group_are_told_with_the_pair_and_the_remedy() -> Non
     assert overlap(others) == "" == overlap([alike[1], *others])
     assert overlap([alike[3]], used=[alike[1]]) == told and overlap(alike[1:4:2], used=others) == ""
     assert overlap([replace(one, group=one.id) for one in alike]) == "", "the groups say what is a variant"
-
-
-def test_a_phrase_that_questions_share_makes_them_no_variants(math500_path: Path) -> None:
-    """Twelve questions of MATH-500 end as its shortest does, which is no longer than that phrase and three words."""
-    assert overlap(load_problems(math500_path)) == "" == overlap(load_problems("demo"))
 
 
 def test_parts_of_a_list_share_no_group() -> None:

@@ -11,11 +11,10 @@ from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import loaded, problems
 from tokenizers_under_test import REAL, read_tokenizer, slash_pairs
 
+import mless_interp as mi
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import (
     CHAT_SYSTEM,
-    PAPER_SYSTEM,
-    TEMPLATES,
     Prompt,
     build_prompt,
     encode,
@@ -36,20 +35,6 @@ def texts(tokenizer: Any, prompt: Prompt) -> list[tuple[str, str]]:
     return [(name, tokenizer.decode(list(ids))) for name, ids in runs(prompt)]
 
 
-# ------------------------------------------------------------------------------------------------------------- Prompt
-
-
-# ---------------------------------------------------------------------------------------------------------- templates
-
-
-def test_the_papers_code_sends_doubled_braces_and_ours_does_not() -> None:
-    assert TEMPLATES["raw"].system == "Please reason step by step and put your final answer within \\boxed{}."
-    assert TEMPLATES["raw_as_sent"].system.endswith("\\boxed{{}}.")
-    assert TEMPLATES["paper"].system == TEMPLATES["raw_as_sent"].system
-    assert [name for name, template in TEMPLATES.items() if template.as_text] == ["paper"]
-    assert all(name == template.name for name, template in TEMPLATES.items())
-
-
 def test_a_raw_prompt_is_system_then_question_by_hand() -> None:
     prompt = build_prompt(words(), PROBLEM)
     ids = words().convert_tokens_to_ids
@@ -67,9 +52,6 @@ def test_a_seam_that_would_merge_in_one_piece_is_recorded_not_mended() -> None:
     assert merges.joined_differs and merges.ids == encode(bytewise(), "red ap") + encode(bytewise(), "ples ?")
     assert "".join(text for _, text in texts(bytewise(), merges)) == "red apples ?"
     assert apart.joined_differs is not None
-
-
-# --------------------------------------------------------------------------------------------------------------- chat
 
 
 def with_template(template: str | None) -> Any:
@@ -105,12 +87,15 @@ def test_white_space_around_a_question_is_what_the_chat_template_makes_of_it(que
     [
         (None, 'this tokenizer has no chat template; use template="raw"'),
         ("{{ raise_exception('System role not supported') }}", r"takes no system prompt \(System role not supported\)"),
-        ("{{ messages[1]['content'] }}", "does not show system and question once each"),
-        ("{% for m in messages * 2 %}{{ m['content'] }}{% endfor %}", "does not show system and question once each"),
-        ("{{ messages[1]['content'] + messages[0]['content'] }}", "does not show system and question once each"),
+        ("{{ messages[1]['content'] }}", "does not show system prompt and question once each"),
+        (
+            "{% for m in messages * 2 %}{{ m['content'] }}{% endfor %}",
+            "does not show system prompt and question once each",
+        ),
+        ("{{ messages[1]['content'] + messages[0]['content'] }}", "does not show system prompt and question once each"),
         (
             "{{ messages[0]['content'] + messages[1]['content'] | replace('How', 'Why') }}",
-            "problem 'p': this tokenizer's chat template changes the text of the system prompt or the question",
+            "problem 'p': .* as they are",
         ),
     ],
 )
@@ -119,24 +104,7 @@ def test_a_chat_template_that_cannot_be_cut_apart_is_refused(template: str | Non
         build_prompt(with_template(template), PROBLEM, "chat")
 
 
-# ------------------------------------------------------------------------------------------------------- text offsets
-
-
-# ---------------------------------------------------------------------------------- published tokenizers, all MATH-500
-
 Folder = Callable[[str], Path]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
-def test_every_part_of_a_raw_math500_prompt_decodes_to_its_text(
-    name: str, tokenizer_dir: Folder, math500_path: Path
-) -> None:
-    tokenizer = read_tokenizer(tokenizer_dir(name))
-    bos = [] if name == "qwen2_5" else [("bos", tokenizer.bos_token)]
-    for pair in slash_pairs(tokenizer_dir(name), math500_path, "raw"):
-        assert texts(tokenizer, pair.base) == [*bos, ("system", PAPER_SYSTEM), ("question", pair.problem.question)]
-        assert pair.base.bos_added == bool(bos)
 
 
 @pytest.mark.slow
@@ -154,47 +122,15 @@ def test_a_chat_prompt_is_what_the_tokenizers_own_template_encodes(
     assert compared == 500
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "count"), [("qwen2_5", 4), ("llama3_1", 4), ("gemma3", 2)])
-def test_few_raw_prompts_would_merge_in_one_piece(
-    name: str, count: int, tokenizer_dir: Folder, math500_path: Path
-) -> None:
-    tokenizer = read_tokenizer(tokenizer_dir(name))
-    pairs = slash_pairs(tokenizer_dir(name), math500_path, "raw")
-    assert sum(pair.base.joined_differs for pair in pairs) == count
-    for pair in pairs:
-        whole = tuple(tokenizer.encode(PAPER_SYSTEM + pair.problem.question))
-        assert pair.base.joined_differs == (whole != pair.base.ids)
-
-
-# ------------------------------------------------------------------------------------------------- of another tokenizer
-
-
 def test_pairs_of_another_tokenizer_are_refused_by_every_analysis(tiny_model_dir: Any) -> None:
     """Their ids are tokens here too, but others: all numbers would be of prompts that nobody wrote."""
-    import mless_interp as mi
-    from mless_interp.ground_truth.planted import planted_model
-
     model = loaded(tiny_model_dir("llama"), "bridge")
-    planted = planted_model(readers=[mi.Head(0, 2)], n_heads=8, n_key_value_heads=2)
-    other = mi.load_model(planted, backend="bridge")
-    pairs = mi.make_pairs(other, mi.load_problems(planted, limit=2), mi.Insertion.meaningless(" /", 4))
+    planted = mi.planted_model(readers=[mi.Head(0, 2)], n_heads=8, n_key_value_heads=2)
+    pairs = mi.make_pairs(planted.tokenizer, mi.load_problems(planted, limit=2), mi.Insertion.meaningless(" /", 4))
+    works = [mi.patch_heads, mi.locate_heads, mi.score_heads, mi.attention_profile, mi.decompose_attention]
+    for work in (*works, mi.activation_shift, mi.mediate):
+        with pytest.raises(ValueError, match="made for another tokenizer: its token .* make the pairs with this model"):
+            work(model, pairs, progress=False)
+    copied = mi.load_model(tiny_model_dir("llama"), backend="bridge")
     own = mi.make_pairs(model, problems(), mi.Insertion.meaningless(" /", 4))
-    works = {
-        mi.patch_heads: {"progress": False},
-        mi.locate_heads: {"progress": False},
-        mi.score_heads: {"progress": False},
-        mi.attention_profile: {"progress": False},
-        mi.decompose_attention: {"progress": False},
-        mi.activation_shift: {"progress": False},
-        mi.mediate: {"layer": 1, "progress": False},
-    }
-    for work, options in works.items():
-        with pytest.raises(
-            ValueError, match="was made for another tokenizer: its token .* make the pairs with this model"
-        ):
-            work(model, pairs, **options)
-    same = mi.load_model(tiny_model_dir("llama"), backend="bridge")
-    assert mi.score_heads(same, own, progress=False).problem_ids == ("p0", "p1", "p2"), (
-        "a copy of the tokenizer will do"
-    )
+    assert mi.score_heads(copied, own, metrics="lam", progress=False).problem_ids == ("p0", "p1", "p2")

@@ -1,6 +1,5 @@
 """Attention profiles: alignment, curves and levels by hand, the formulas as oracle, pictures, messages."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from mless_interp.metrics.patterns import uniform_pattern
 from mless_interp.metrics.received import received_attention
 from mless_interp.models.sites import site
 from mless_interp.scores import AttentionProfile, attention_profile
-from mless_interp.views.plots import Picture
 
 NAN = np.nan
 
@@ -42,13 +40,6 @@ def by_hand() -> AttentionProfile:
     )
 
 
-def test_aligned_profiles_leave_out_the_span() -> None:
-    first, second = by_hand().aligned("inserted")
-    np.testing.assert_allclose(first, [[0.3, 0.1, NAN]])
-    np.testing.assert_allclose(second, [[0.5, 0.2, 0.1, NAN]])
-    np.testing.assert_allclose(by_hand().aligned("inserted", relative=True)[0], [[1.0, 1.0, NAN]])
-
-
 def test_curves_put_insertion_points_on_each_other() -> None:
     curve = by_hand().curve(Head(0, 13), "inserted")
     np.testing.assert_allclose(curve.mean, [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
@@ -63,6 +54,8 @@ def test_curves_put_insertion_points_on_each_other() -> None:
 
 def test_levels_are_means_over_segments() -> None:
     made = by_hand()
+    np.testing.assert_allclose(made.aligned("inserted")[0], [[0.3, 0.1, NAN]])
+    np.testing.assert_allclose(made.aligned("inserted", relative=True)[0], [[1.0, 1.0, NAN]])
     np.testing.assert_allclose(made.level("inserted", "before"), [[0.3], [0.35]])
     np.testing.assert_allclose(made.level("inserted", "inserted"), [[0.1], [0.15]])
     np.testing.assert_allclose(made.level("inserted", "question", relative=True), [[1.0], [0.5]])
@@ -117,21 +110,6 @@ def test_the_first_token_is_left_out_where_it_is_a_bos(tiny_model_dir: Any) -> N
         assert np.isnan(forced.received["base"][0][0, 0]) != undefined
 
 
-def test_profiles_are_drawn_with_both_ways_of_counting(tmp_path: Path) -> None:
-    made = by_hand()
-    both = mi.views.profiles(made)
-    assert isinstance(both, Picture) and len(both.axes) == 2
-    assert "L0H13 (paper: layer 1, head 14)" in both.axes[0].get_title()
-    assert "probability" in both.axes[0].get_ylabel() and "token" in both.axes[1].get_xlabel()
-    labels = [text.get_text() for text in both.axes[1].get_legend().get_texts()]
-    assert labels == ["with insertion", "uniform attention", "inserted tokens"]
-    assert mi.views.profile(made, Head(0, 13)).save(tmp_path / "p.png").stat().st_size > 5000
-    panels = [("one", Head(0, 13), {"Mless": made, "random words": made})]
-    assert len(mi.views.compare_profiles(panels).axes) == 1
-    with pytest.raises(ValueError, match="there is nothing to draw: no heads"):
-        mi.views.profiles(made, [])
-
-
 def test_only_inserted_tokens_are_shaded_also_in_several_blocks(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = pairs_for(model, 8, before=("question",), at=(2,))
@@ -142,9 +120,3 @@ def test_only_inserted_tokens_are_shaded_also_in_several_blocks(tiny_model_dir: 
     drawn = [tuple(patch.get_extents().transformed(axes.transData.inverted()).intervalx) for patch in axes.patches]
     assert np.allclose(drawn, [(start - 0.5, stop - 0.5), (again - 0.5, end - 0.5)]), "nothing between the blocks"
     assert [text.get_text() for text in axes.get_legend().get_texts()].count("inserted tokens") == 1
-
-
-def test_a_prompt_shorter_than_min_rows_has_an_undefined_profile(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    found = attention_profile(model, pairs_for(model), min_rows=500, progress=False)
-    assert all(np.isnan(values).all() for of in found.received.values() for values in of)
