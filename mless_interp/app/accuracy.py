@@ -45,7 +45,8 @@ class Options(Asking):
     treatments: Annotated[
         str,
         Option(
-            help="Any of none, mless, mful, random_sentence, arm; the first is what others are compared with.",
+            help="Any of none, mless, mful, random_sentence, arm; the first is what others are compared with. A place of its "
+            "own follows an @: none,mless,mless@after-question,mless@before-answer.",
         ),
     ] = "none,mless,mful,random_sentence,arm"
     unit: Annotated[str, Option(help="The meaningless unit of mless.")] = " /"
@@ -103,7 +104,11 @@ def compute(options: Options) -> Computed:
     """
     chosen_heads(options.knockout)
     for name in chosen_names(options.treatments):
-        one_of(name, dict.fromkeys(TREATMENTS), "treatment")
+        kind, at, place = name.partition("@")
+        one_of(kind, dict.fromkeys(TREATMENTS), "treatment")
+        if at and kind in ("none", "arm"):
+            raise ValueError(f"--treatments: {name!r}: {kind} inserts nothing, so it has no place")
+        chosen_place(place or options.place)
     questions = options.questions()
     from ..answers import Treatment, evaluate_accuracy
     from ..answers.evaluate import check_asked
@@ -114,7 +119,9 @@ def compute(options: Options) -> Computed:
     check_asked(treatments, **asked)
     model = options.load()
     if options.knockout is not None:
-        treatments.append(Treatment(_mless(options), knockout=chosen_heads(options.knockout) or (), name="knockout"))
+        treatments.append(
+            Treatment(_mless(options, options.place), knockout=chosen_heads(options.knockout) or (), name="knockout")
+        )
     found = evaluate_accuracy(
         model,
         questions,
@@ -192,21 +199,25 @@ def _treatments(options: Options) -> "list[Treatment]":
     from ..mechanism import ARM
     from ..prompts.insertions import Insertion
 
-    n, seed, place = options.n_tokens, options.seed, chosen_place(options.place)
-    known: dict[str, Any] = {
-        "none": dict,
-        "mless": lambda: {"insertion": _mless(options)},
-        "mful": lambda: {"insertion": Insertion.meaningful(options.word, n, **place)},
-        "random_sentence": lambda: {"insertion": Insertion.random_sentence(n, seed=seed, **place)},
-        "arm": lambda: {"arm": ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=seed)},
-    }
-    return [Treatment(name=name, **known[name]()) for name in chosen_names(options.treatments)]
+    def made(name: str) -> dict[str, Any]:
+        kind, _, place = name.partition("@")
+        n, seed, where = options.n_tokens, options.seed, place or options.place
+        match kind:
+            case "none":
+                return {}
+            case "arm":
+                return {"arm": ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=seed)}
+            case "mless":
+                return {"insertion": _mless(options, where)}
+            case "mful":
+                return {"insertion": Insertion.meaningful(options.word, n, **chosen_place(where))}
+        return {"insertion": Insertion.random_sentence(n, seed=seed, **chosen_place(where))}
+
+    return [Treatment(name=name, **made(name)) for name in chosen_names(options.treatments)]
 
 
-def _mless(options: Options) -> "Insertion":
-    return chosen_insertion(
-        "meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed, place=options.place
-    )
+def _mless(options: Options, place: str) -> "Insertion":
+    return chosen_insertion("meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed, place=place)
 
 
 app = program("accuracy", compute, present)

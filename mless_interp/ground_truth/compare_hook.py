@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, count_of, listed
+from ..core.arguments import checked, count_of, listed, nearest
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelError
@@ -30,6 +30,7 @@ from .identities import tolerance_of
 COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post")
 """Sites at which a hook is held against the exact edit, in the order of a forward pass."""
 READ_OF_HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z")
+ROTATED = ("attn.hook_rot_q", "attn.hook_rot_k")
 READ_OF_STREAM = ("hook_attn_out", "hook_resid_pre", "hook_resid_mid", "hook_resid_post")
 AS_MEANT = "as meant"
 
@@ -151,7 +152,7 @@ def compare_hook(
             exact = _ran(model, inputs, sites, _exact(model, pair, inputs, chosen, edit))
             with _added(model, hook, calls):
                 hooked = _ran(model, inputs, sites)
-            words, error = _first_difference(model, plain, hooked, exact, chosen, calls)
+            words, error = _first_difference(model, pair, plain, hooked, exact, chosen, calls)
             found.append(words)
             errors.append(error)
             outcomes.append([_preferred(run, plain) for run in (plain, hooked, exact)])
@@ -200,7 +201,8 @@ def compare_capture(
     values = capture([list(pair.inserted.ids) for pair in made])
     if len(values) != len(made):
         raise ValueError(f"capture must return one entry per prompt, {len(made)}, got {len(values)}")
-    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in (*READ_OF_HEADS, *READ_OF_STREAM)]
+    read = (*READ_OF_HEADS, *(ROTATED if model.has_rotated_sites else ()), *READ_OF_STREAM)
+    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in read]
     sites = _that_pass(model, made[0].condition("inserted"), sites)
     found, errors = [], []
     for pair, value in zip(made, values, strict=True):
@@ -249,7 +251,8 @@ def _exact(
 ) -> dict[str, Edit]:
     """Return the edits of a run that do to the heads what is meant."""
     if isinstance(edit, str) and edit != "zero":
-        return run_edits(model, inputs, INTERVENTIONS[edit], heads, span=pair.span_mask[None], start=0)
+        span = pair.span_mask[None]
+        return run_edits(model, inputs, INTERVENTIONS[edit], heads, span=span, rows=~span, start=0)
     change = torch.zeros_like if isinstance(edit, str) else edit
 
     def of_layer(z: Tensor, numbers: Sequence[int]) -> Tensor:
@@ -282,7 +285,17 @@ def _added(model: Model, hook: Any, calls: Counter[str]) -> Iterator[None]:
                     "(name, function) pairs are hooks of TransformerLens; for other models give a function that adds hooks "
                     "and returns their handles"
                 )
-            named = [(name, _counted(str(name), function, calls)) for name, function in hook]
+            known = getattr(library, "hook_dict", {})
+            for name, _ in hook:
+                if isinstance(name, str) and known and name not in known and name.split(".")[-1] != "hook_result":
+                    raise ValueError(f"{model.info.name} has no hook point {name!r}{nearest(name, known)}")
+            named = [
+                (
+                    name,
+                    _counted(name if isinstance(name, str) else getattr(name, "__name__", "a filter"), function, calls),
+                )
+                for name, function in hook
+            ]
             stack.enter_context(library.hooks(fwd_hooks=named))
         yield
 
@@ -325,6 +338,7 @@ def _differs(model: Model, first: Tensor, second: Tensor) -> bool:
 
 def _first_difference(
     model: Model,
+    pair: PromptPair,
     plain: Mapping[str, Tensor],
     hooked: Mapping[str, Tensor],
     exact: Mapping[str, Tensor],
@@ -333,48 +347,84 @@ def _first_difference(
 ) -> tuple[str, float]:
     """Return what a hook does where it first departs from the exact edit, and the largest difference there."""
     differ = partial(_differs, model)
-    at = next((name for name in exact if differ(exact[name], hooked[name])), None)
-    if at is None:
-        return AS_MEANT, worst(apart(exact[name], hooked[name]) for name in exact).relative
+    departs = [name for name in exact if differ(exact[name], hooked[name])]
+    changes = [name for name in plain if differ(plain[name], hooked[name])]
+    if not departs or _behind_z(model, departs, changes, hooked, exact, heads):
+        return AS_MEANT, worst(apart(exact[name], hooked[name]) for name in exact if name not in departs).relative
+    at = departs[0]
     error = apart(exact[at], hooked[at]).relative
-    if not any(differ(plain[name], hooked[name]) for name in plain):
-        never = [name for name, n in calls.items() if not n]
-        flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
-        why = (
-            f": nothing passes at {listed(never)}{flag}"
-            if never
-            else ": its function runs and changes nothing" * bool(calls)
-        )
-        if not why and model.info.attention != "eager":
-            why = f": {model.info.attention} attention makes no pattern that a hook could change"
-        return f"it has no effect{why}", error
-    first, order = next(name for name in plain if differ(plain[name], hooked[name])), list(plain)
-    begun = order.index(at) > order.index(first)
-    if begun:  # what it changes before is as meant
-        first, plain = at, exact
-    known = parsed(first)
-    if known is None:
+    if not changes:
+        return f"it has no effect{_why_none(model, calls)}", error
+    order = list(plain)
+    begun = order.index(at) > order.index(changes[0])
+    first, plain = (at, exact) if begun else (changes[0], plain)  # what it changes before is as meant
+    (layer, what), meant = parsed(first) or (None, ""), parsed(at)
+    if layer is None:
         return "it changes the logits alone", error
-    layer, what = known
+    if meant is not None and meant[0] < layer:
+        return f"it leaves {listed([head for head in heads if head.layer == meant[0]] or heads)} as it is", error
     asked = [head for head in heads if head.layer == layer]
     if what == "attn.hook_z":
-        changed = [Head(layer, n) for n in range(model.info.n_heads) if differ(plain[first][:, n], hooked[first][:, n])]
+        changed = _heads_apart(model, layer, plain[first], hooked[first])
         if changed != asked and not begun:
             return f"it changes {_named(changed, model)}, not {listed(asked or heads)}", error
         rows = [row for row in range(len(plain[first])) if differ(plain[first][row], hooked[first][row])]
         if at == first and not differ(exact[first][rows], hooked[first][rows]):
             return f"it changes {_span('row', rows)} only", error
-        return f"it gives {listed(changed)} other values than that edit", error
+        wrong = _heads_apart(model, layer, exact[first], hooked[first])
+        off = [row for row in range(len(exact[first])) if differ(exact[first][row], hooked[first][row])]
+        own = " in rows of the inserted tokens themselves" * bool(pair.span_mask[off].all())
+        return f"it gives {listed(wrong)} other values than that edit{own}", error
     if what in ("hook_attn_out", "hook_resid_mid"):
         axis = (plain[first] - hooked[first]).abs().amax(0)
         scale = float(plain[first].abs().max())
         places = (axis > tolerance_of(model) * scale).nonzero().flatten().tolist()
+        if len(places) == model.info.d_model:
+            return f"it changes what layer {layer}'s attention adds otherwise than that edit", error
         return (
             f"it changes {_span('coordinate', places)} of what layer {layer}'s attention adds, after the output projection "
             f"W_O has mixed all heads; {listed(heads)} is z[:, :, head] before it"
         ), error
     where = {"hook_resid_pre": "the residual stream before", "hook_mlp_out": "what the MLP adds in"}
     return f"it changes {where.get(what, 'the residual stream after')} layer {layer}, no head's output", error
+
+
+def _behind_z(
+    model: Model,
+    departs: Sequence[str],
+    changes: Sequence[str],
+    hooked: Mapping[str, Tensor],
+    exact: Mapping[str, Tensor],
+    heads: Sequence[Head],
+) -> bool:
+    """Whether the heads named are edited right behind z (their `hook_result`, their part of W_O): z alone is as it was."""
+    layers = {name: layer for name in departs for layer, what in [parsed(name) or (-1, "")] if what == "attn.hook_z"}
+    return (
+        len(layers) == len(departs)
+        and departs[0] not in changes
+        and bool(changes)
+        and all(
+            set(_heads_apart(model, layer, exact[name], hooked[name])) <= {*heads} for name, layer in layers.items()
+        )
+    )
+
+
+def _heads_apart(model: Model, layer: int, one: Tensor, other: Tensor) -> list[Head]:
+    """Return the heads of a layer whose z differ."""
+    return [Head(layer, n) for n in range(model.info.n_heads) if _differs(model, one[:, n], other[:, n])]
+
+
+def _why_none(model: Model, calls: Counter[str]) -> str:
+    """Return why a hook has no effect, where that is known."""
+    never = [name for name, n in calls.items() if not n]
+    if never:
+        flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
+        return f": nothing passes at {listed(never)}{flag}"
+    if calls:
+        return ": its function runs and changes nothing"
+    if model.info.attention != "eager":
+        return f": {model.info.attention} attention makes no pattern that a hook could change"
+    return ""
 
 
 def _named(heads: Sequence[Head], model: Model) -> str:
@@ -421,16 +471,21 @@ def _padded(model: Model, short: PromptPair, long: PromptPair, hook: Any, heads:
     except Exception as error:  # noqa: BLE001  a user's own code: whatever it raises is the finding
         return f"in a batch of two prompts it raises {type(error).__name__}"
     if any(map(partial(_differs, model), *both)):
-        return "in a batch that is padded on the left it changes other rows of the shorter prompt: it counts them from the left"
+        return (
+            "in a batch that is padded on the left it does something else to the shorter prompt: it counts rows from the left, "
+            "or takes padding for tokens"
+        )
     return ""
 
 
 def _what_it_is(model: Model, run: Mapping[str, Tensor], value: Tensor, head: Head, of: str) -> tuple[str, float]:
     """Return what a captured value is, and how far it is from what was meant."""
     meant = _candidate(model, run, head.layer, f"attn.hook_{of}", head.head)
-    if value.dim() != 2 or value.shape[-1] != model.info.d_head or len(value) < len(meant):
+    if value.dim() != 2 or value.shape[-1] != meant.shape[1] or len(value) < len(meant):
+        if value.shape == (len(meant), model.info.d_model) and (wrote := _writer(model, run, value, head.layer)):
+            return f"it is what {wrote} writes, z W_O, of width {model.info.d_model}", np.nan
         shape = list(value.shape)
-        return f"it has shape {shape}, where [{len(meant)}, {model.info.d_head}] is meant", np.nan
+        return f"it has shape {shape}, where {list(meant.shape)} is meant", np.nan
     error = apart(meant, value[: len(meant)]).relative
     if error <= tolerance_of(model):
         return AS_MEANT, error
@@ -445,6 +500,16 @@ def _what_it_is(model: Model, run: Mapping[str, Tensor], value: Tensor, head: He
     return "it is nothing that was looked for", error
 
 
+def _writer(model: Model, run: Mapping[str, Tensor], value: Tensor, layer: int) -> Head | None:
+    """Return the head of the layer that writes this, if any."""
+    try:
+        weights = model.output_weights(layer).detach().cpu().double()
+    except ModelError:
+        return None
+    wrote = torch.einsum("thd,hdm->htm", run[site(layer, "attn.hook_z")], weights)
+    return next((Head(layer, at) for at, each in enumerate(wrote) if not _differs(model, each, value)), None)
+
+
 def _candidate(model: Model, run: Mapping[str, Tensor], layer: int, name: str, number: int) -> Tensor:
     """Return one query head's rows of a site, `[token, d_head]`; of keys and values those that it reads."""
     values = run[site(layer, name)]
@@ -454,8 +519,8 @@ def _candidate(model: Model, run: Mapping[str, Tensor], layer: int, name: str, n
 def _candidates(model: Model, run: Mapping[str, Tensor], head: Head, of: str) -> Iterator[tuple[str, Tensor]]:
     """Yield what a capture could be instead, with its words: the head itself at other rows, other heads, slices."""
     order = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
-    for name in sorted(READ_OF_HEADS, key=lambda name: name != f"attn.hook_{of}"):
-        for layer in order:
+    for name in sorted((*READ_OF_HEADS, *ROTATED), key=lambda name: name != f"attn.hook_{of}"):
+        for layer in order if site(head.layer, name) in run else ():
             for number in sorted(range(model.info.n_heads), key=lambda number: number != head.head):
                 words = f"{name.removeprefix('attn.hook_')} of {Head(layer, number)}"
                 yield words, _candidate(model, run, layer, name, number)

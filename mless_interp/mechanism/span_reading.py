@@ -21,7 +21,7 @@ from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import encode_within
 from ..statistics import CONFIDENCE, defined_mean, forward_folds, swap_margins, swap_partners
-from .span_readings import ANSWER, N_BLOCKS, SMALLEST_MARGIN, SpanReadings
+from .span_readings import ANSWER, N_BLOCKS, SMALLEST_MARGIN, SpanReadings, block_ends
 
 What = str | Callable[[PromptPair], Any]
 LEAST = 0.01
@@ -136,7 +136,7 @@ def read_span(
             for pair, token in zip(found, tokens, strict=True)
         ),
         units=units,
-        blocks=tuple((at * longest // n_blocks, (at + 1) * longest // n_blocks) for at in range(n_blocks)),
+        blocks=tuple(pairwise(block_ends(longest, n_blocks))),
         **per_row,
         own=values[np.arange(len(found)), labels],
         others=_mean_over(values, fair),
@@ -234,8 +234,7 @@ def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
 
 def _pooled(x: Tensor, n_blocks: int) -> np.ndarray:
     """The mean over the rows of each block, `[block, ...]` of `[row, ...]`."""
-    ends = [at * len(x) // n_blocks for at in range(n_blocks + 1)]
-    return np.stack([x[start:stop].mean(0).cpu().numpy() for start, stop in pairwise(ends)])
+    return np.stack([x[start:stop].mean(0).cpu().numpy() for start, stop in pairwise(block_ends(len(x), n_blocks))])
 
 
 def _unpacked(text: str, shape: tuple[int, ...]) -> np.ndarray:

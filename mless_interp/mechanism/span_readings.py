@@ -23,6 +23,15 @@ READERS = {"lens": "the model's own unembedding", "probe": "a linear probe"}
 """Who reads, and in words; the axis `reader`."""
 
 
+def block_ends(length: int, n_blocks: int) -> list[int]:
+    """Where the blocks of a span of this length begin, and its end.
+
+    >>> block_ends(5, 2)
+    [0, 2, 5]
+    """
+    return [at * length // n_blocks for at in range(n_blocks + 1)]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class SpanReadings(Result):
     """What is readable at the inserted positions: `rank` and `logprob` of each problem's token `[problem, layer, position]`.
@@ -146,17 +155,28 @@ class SpanReadings(Result):
     def _ranks(self) -> np.ndarray:
         """Median rank of the own token in each block, `[reader, layer, block]`; the probe has none."""
         ranks = np.full(self.own.shape[1:], np.nan)
-        for at, (start, stop) in enumerate(self.blocks):
-            rows = np.nanmedian(self.rank[:, :, start:stop], axis=2)
-            ranks[0, :, at] = median_interval(self.by_group(rows)).estimate
+        for at in range(len(self.blocks)):
+            here = np.where(self._block_of[:, None] == at, self.rank, np.nan)
+            ranks[0, :, at] = median_interval(self.by_group(np.nanmedian(here, axis=2))).estimate
         return ranks
+
+    @property
+    def _lengths(self) -> np.ndarray:
+        """Rows of each problem's span."""
+        return np.isfinite(self.rank[:, 0]).sum(1)
+
+    @property
+    def _block_of(self) -> np.ndarray:
+        """The block of each problem's row, `[problem, position]`, in a span of its own length; -1 behind its end."""
+        found = np.full((len(self.rank), self.rank.shape[2]), -1)
+        for at, length in enumerate(self._lengths.tolist()):
+            found[at, :length] = np.repeat(range(len(self.blocks)), np.diff(block_ends(length, len(self.blocks))))
+        return found
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, layer, position in the span and measure: rank, logprob (nats), probe (its block's)."""
-        probe = np.full_like(self.rank, np.nan)
-        for at, (start, stop) in enumerate(self.blocks):
-            probe[:, :, start:stop] = self.own[:, 1, :, at, None]
-        probe[np.isnan(self.rank)] = np.nan
+        at = self._block_of[:, None]
+        probe = np.where(at < 0, np.nan, np.take_along_axis(self.own[:, 1], np.maximum(at, 0), axis=2))
         values = np.stack([self.rank, self.logprob, probe], -1)
         positions = range(self.rank.shape[2])
         axes = {"problem": self.problem_ids, "layer": self.layers, "position": positions}
@@ -225,6 +245,10 @@ class SpanReadings(Result):
             f"{count_of(len(set(self.tokens)), 'token')} in {count_of(len(self.margins), 'pair')}, {n_tests} tests (Holm) of "
             f"margins above {self._least:g}."
         ]
+        if len(set(self._lengths)) > 1:
+            found.append(
+                "Spans differ in length: a block is the same share of each, named by the longest one's tokens."
+            )
         alone = sum(not unit for unit in self.units)
         if alone:
             found.append(f"No partner with another token: {count_of(alone, 'problem')}, which no pair counts.")

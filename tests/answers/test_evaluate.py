@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import needs_hooked_transformer
 from models_under_test import loaded
 from tokenizers_under_test import read_tokenizer
@@ -363,3 +364,25 @@ def test_the_default_length_is_the_papers_or_what_the_context_leaves(
     longest = len(make_pairs(demo, problems[:1], SLASHES)[0].inserted)
     assert found.settings["max_new_tokens"] == 512 - longest
     assert np.isfinite(found.n_tokens).all()
+
+
+def test_filler_before_the_answer_is_filler_that_the_model_was_forced_to_emit(
+    demo: Model, problems: tuple[Problem, ...]
+) -> None:
+    """Behind the prompt a cache takes the filler token by token, then what the model says next."""
+    filler = Insertion.meaningless(" /", 9)
+    places = [None, filler, replace(filler, before="answer")]
+    table = evaluate_accuracy(demo, problems[:2], places, stop_after_box=False, **QUICK).to_frame()
+    said = table.set_index(["treatment", "problem"])["completion"]
+    assert table["treatment"].nunique() == 3
+    for pair in make_pairs(demo, problems[:2], places[2]):
+        cache, fed, waiting, emitted = None, list(pair.base.ids), list(pair.span_ids), []
+        while len(emitted) < QUICK["max_new_tokens"]:
+            with torch.no_grad():
+                made = demo.hf_model(torch.tensor([fed]), past_key_values=cache, use_cache=True)
+            cache, forced = made.past_key_values, bool(waiting)
+            fed = [waiting.pop(0) if forced else int(made.logits[0, -1].argmax())]
+            emitted += [] if forced else fed
+            if emitted and emitted[-1] == demo.tokenizer.eos_token_id:
+                break
+        assert said[pair.insertion.label, pair.id] == demo.tokenizer.decode(emitted, skip_special_tokens=True)

@@ -254,6 +254,8 @@ WRONG = {
     "mechanism --c 0": "Invalid value for '--c'",
     "accuracy --top-p 1.5": "Invalid value for '--top-p'",
     "accuracy --treatments none,none": "the treatment 'none' is named twice",
+    "accuracy --treatments none,mless@before-anser": "--place: 'before-anser' is no place .did you mean before-answer",
+    "accuracy --treatments none@after-question": ".*none inserts nothing, so it has no place",
     "accuracy --knockout x": "cannot read 'x' as a head",
     "accuracy --knockout 0:99": "L0H99: head 99 is out of range",
     "accuracy --engine x": "unknown engine 'x'|.*engine 'x'",

@@ -28,7 +28,7 @@ RUNS: dict[str, list[Any]] = {
     "locate": [*QUICK, "--mode", "sweep", "--layers", "0", "--contrast", "total", "--direction", "noising"],
     "profiles": [*QUICK, "--heads", "0:2,1:4", "--metrics", "collapse_relative,span_mass", "--twins", 1],
     "mechanism": [*QUICK, "--no-control", "--layers", "0"],
-    "accuracy": [*QUICK, "--treatments", "none,mless", "--knockout", "0:2", "--max-new-tokens", 2],
+    "accuracy": [*QUICK, "--treatments", "none,mless,mless@before-answer", "--knockout", "0:2", "--max-new-tokens", 2],
     "figures": ["--figure", "10", "--tiny", "--limit", 2, "--twins", 1, "--draws", 1, "--no-progress", "--report"],
     "dose": ["--doses", "1,4", "--limit", 3, "--no-progress", "--backend", "bridge", "--report"],
     "circuit": [*QUICK, "--heads", "0:2,1:4", "--n-rows", 1, "--mlps", "none"],

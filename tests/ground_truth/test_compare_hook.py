@@ -1,6 +1,7 @@
 """A user's own hook beside the exact edit: the usual silent errors of this field are each named."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def test_what_is_wrong_behind_a_right_edit_is_named_where_it_is(case: Any) -> No
     first = ablation(model, [0], layer=0)
     half = mi.compare_hook(model, pairs, first, ["L0H0", "L1H2"], progress=False)
     assert set(half.found) == {"it gives L1H2 other values than that edit"}
+    forgot = mi.compare_hook(model, pairs, ablation(model, [2]), ["L0H0", "L1H2"], progress=False)
+    assert set(forgot.found) == {"it leaves L0H0 as it is"}
     both = mi.compare_hook(model, pairs, lambda m: [first(m), *sliced_output(model)(m)], ["L0H0"], progress=False)
     assert all(
         words.startswith("it changes coordinates 0 to") and "layer 1's attention" in words for words in both.found
@@ -96,7 +99,7 @@ def test_a_knockout_hides_the_inserted_tokens_alone_where_they_stand_at_two_plac
     span = pair.span_mask[None]
     assert int(span.sum()) == 6 < pair.span[1] - pair.span[0]
     inputs, name = pair.condition("inserted"), "blocks.1.attn.hook_z"
-    edits = run_edits(model, inputs, INTERVENTIONS["knockout"], ["L1H0"], span=span, start=0)
+    edits = run_edits(model, inputs, INTERVENTIONS["knockout"], ["L1H0"], span=span, rows=~span, start=0)
     z = model.run(inputs, edits=edits, capture={name: None}).captured[name][0, :, 0]
     width = model.info.d_head
 
@@ -151,19 +154,32 @@ def test_hooks_of_transformer_lens_by_name(tiny_model_dir: Callable[[str], Path]
 
     right = mi.compare_hook(model, pairs, [("blocks.1.attn.hook_z", zero)], ["L1H0"], progress=False)
     assert right.passed
-    never = mi.compare_hook(model, pairs, [("blocks.1.attn.hook_result", zero)], ["L1H0"], progress=False)
+    result = [("blocks.1.attn.hook_result", zero)]
+    never = mi.compare_hook(model, pairs, result, ["L1H0"], progress=False)
     assert "nothing passes at blocks.1.attn.hook_result (it needs set_use_attn_result(True))" in never.headline()
+    model.underlying.set_use_attn_result(True)
+    assert mi.compare_hook(model, pairs, result, ["L1H0"], progress=False).passed, "behind z, it is the same edit"
+    other = mi.compare_hook(model, pairs, result, ["L1H1"], progress=False)
+    assert set(other.found) == {"it changes what layer 1's attention adds otherwise than that edit"}
+    model.underlying.set_use_attn_result(False)
+    with pytest.raises(
+        ValueError, match="has no hook point 'blocks.1.attn.hook_zz' .did you mean blocks.1.attn.hook_z"
+    ):
+        mi.compare_hook(model, pairs, [("blocks.1.attn.hook_zz", zero)], ["L1H0"], progress=False)
     start, end = pairs[0].span
 
-    def blind(pattern: torch.Tensor, hook: Any) -> torch.Tensor:
+    def blind(pattern: torch.Tensor, hook: Any, first: int) -> torch.Tensor:
         shown = pattern.clone()
-        shown[:, 0, :, start:end] = 0
+        shown[:, 0, first:, start:end] = 0
         return shown / shown.sum(-1, keepdim=True)
 
-    knocked = mi.compare_hook(
-        model, pairs, [("blocks.1.attn.hook_pattern", blind)], ["L1H0"], edit="knockout", progress=False
-    )
-    assert set(knocked.found) == {"as meant"}
+    for first, words in (
+        (end, "as meant"),
+        (0, "it gives L1H0 other values than that edit in rows of the inserted tokens"),
+    ):
+        hook = [("blocks.1.attn.hook_pattern", partial(blind, first=first))]
+        knocked = mi.compare_hook(model, pairs, hook, ["L1H0"], edit="knockout", progress=False)
+        assert all(found.startswith(words) for found in knocked.found), knocked.found
 
 
 def test_a_capture_is_recognised(case: Any) -> None:
@@ -192,5 +208,12 @@ def test_a_capture_is_recognised(case: Any) -> None:
     assert all(words.startswith(f"it is coordinates 0 to {d - 1} of hook_attn_out in layer 1") for words in mixed.found)
     padded = mi.compare_capture(model, pairs, lambda prompts: captured(prompts, first), "L1H0")
     assert padded.found[0].endswith("the batch is padded on the left") and padded.found[1] == "as meant"
-    wide = mi.compare_capture(model, pairs, alone(slice(None)), "L1H0")
+    ids = [torch.tensor([pair.inserted.ids]) for pair in pairs]
+    rotated = [model.run(each, capture={"blocks.1.attn.hook_rot_k": None}) for each in ids]
+    keys = [run.captured["blocks.1.attn.hook_rot_k"][0, :, 0] for run in rotated]
+    assert set(mi.compare_capture(model, pairs, lambda _: keys, "L1H0", of="k").found) == {"it is rot_k of L1H0"}
+    weights = projection(hf).weight[:, d : 2 * d].detach()
+    wrote = mi.compare_capture(model, pairs, lambda prompts: [z @ weights.T for z in alone(second)(prompts)], "L1H0")
+    assert all(words.startswith("it is what L1H1 writes, z W_O") for words in wrote.found)
+    wide = mi.compare_capture(model, pairs, alone(slice(0, 2 * d)), "L1H0")
     assert all(words.startswith("it has shape") for words in wide.found)

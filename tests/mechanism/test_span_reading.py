@@ -172,6 +172,31 @@ def test_tags_of_token_ids_are_ids(tiny_model_dir: Any) -> None:
     np.testing.assert_allclose(found.logprob[1, -1], logits[:, 9].cpu(), atol=2e-4)
 
 
+def test_spans_of_different_length_are_cut_into_the_same_shares(tiny_model_dir: Any) -> None:
+    model, draw = loaded(tiny_model_dir("qwen2"), "bridge"), np.random.default_rng(0)
+    lengths, answers = [3, 5, 8] * 8, [1, 2, 3, 4] * 6
+    ids = [[5, 6, *draw.integers(10, 40, length + 1).tolist()] for length in lengths]
+    pairs = mi.pairs_from_ids(ids, answers, span=[(2, 2 + length) for length in lengths])
+    found = mi.read_span(model, pairs, n_blocks=3, **QUIET)
+    assert found.blocks == ((0, 2), (2, 5), (5, 8)) and any(
+        "Spans differ in length" in each for each in found.details()
+    )
+    rows, read = found.to_frame().query("measure == 'probe'"), found.own[:, 1, -1]
+    for at, length in enumerate(lengths):
+        ends = [0, length // 3, 2 * length // 3, length]
+        shown = rows.query(f"problem == {found.problem_ids[at]!r} and layer == {model.info.n_layers - 1}")[
+            "value"
+        ].to_numpy()
+        np.testing.assert_array_equal(shown[:length], np.repeat(read[at], np.diff(ends)))
+        assert np.isnan(shown[length:]).all()
+    ends = [[length * block // 3 for block in range(4)] for length in lengths]
+    medians = [
+        np.median([np.median(found.rank[at, 0, e[b] : e[b + 1]]) for at, e in enumerate(ends)]) for b in range(3)
+    ]
+    table = found.table().query("reader == 'lens' and stream == 'embedding'")
+    np.testing.assert_array_equal(table["own_rank"], medians)
+
+
 # -------------------------------------------------------------------------------------------------------------- by hand
 
 

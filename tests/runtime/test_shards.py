@@ -167,6 +167,7 @@ def command(*arguments: str, code: int = 0) -> str:
 
 
 SWEEP = ["locate", "--mode", "sweep", "--limit", "6", "--n-tokens", "4", "--layers", "1", "--no-progress"]
+READ = ["read-span", "--limit", "6", "--n-tokens", "4", "--no-progress"]
 
 
 def results_of(folder: Path) -> Any:
@@ -176,14 +177,15 @@ def results_of(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", [SWEEP, READ], ids=["locate", "read-span"])
+def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path, asked: list[str]) -> None:
     whole, here = (str(tmp_path / name) for name in ("whole", "here"))
-    command(*SWEEP, "--out", whole)
+    command(*asked, "--out", whole)
     for index in range(2):
-        said = command(*SWEEP, "--out", here, "--shard", f"{index}/2")
-        repeat = shlex.join(["mless-interp", *SWEEP, "--out", here])
+        said = command(*asked, "--out", here, "--shard", f"{index}/2")
+        repeat = shlex.join(["mless-interp", *asked, "--out", here])
         assert repeat in said and "--shard" not in said.rpartition("mless-interp")[2] and not Path(here).exists()
-    command(*SWEEP, "--out", here)
+    command(*asked, "--out", here)
     ours, theirs = results_of(Path(here)), results_of(Path(whole))
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equals(theirs[name]) for name in ours)
