@@ -14,6 +14,7 @@ from models_under_test import loaded, problems
 from tokenizers_under_test import REAL, read_tokenizer
 
 import mless_interp as mi
+import mless_interp.prompts.pairs as prompt_pairs
 from mless_interp.prompts.insertions import KINDS, Insertion
 from mless_interp.prompts.pairs import make_pairs, pairs_like
 from mless_interp.prompts.problems import Problem
