@@ -97,6 +97,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             rope_parameters={**_LONGER, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0},
         ),
     ),
+    "GLM-4.7 Flash": ("Glm4MoeLite", _named(**_LATENT, q_lora_rank=20, n_group=1, topk_group=1)),
+    "Granite MoE": ("GraniteMoe", _named(num_local_experts=4, **_EXPERTS)),
     "SmolLM3": ("SmolLM3", _named(intermediate_size=128, num_key_value_heads=2, no_rope_layer_interval=2)),
     "HunYuan": ("HunYuanDenseV1", _named(intermediate_size=128, num_key_value_heads=2, head_dim=8)),
     "Llama": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),

@@ -21,6 +21,7 @@ from .traced_ops import got, is_half, unembedded
 # ------------------------------------------------------------------------------------- the names that parts go by: data
 
 ATTENTIONS = ("self_attn", "attn.attention", "attn", "attention", "self_attention")
+MLP_PATHS = ("mlp", "block_sparse_moe")
 INPUTS = {
     ("q_proj", "k_proj", "v_proj"): "apart",
     ("qkv_proj",): "in a row",
@@ -61,6 +62,8 @@ ROTATED: dict[str, Callable[[Any], bool]] = {
 PAIRED: dict[str, Callable[[Any], tuple[bool, bool]]] = {
     "DeepseekV2Attention": lambda attention: (True, True),
     "DeepseekV3Attention": lambda attention: (bool(attention.config.rope_interleave), False),
+    "Glm4MoeLiteAttention": lambda attention: (bool(attention.config.rope_interleave), False),
+    "YoutuAttention": lambda attention: (bool(attention.config.rope_interleave), False),
 }
 """Latent attention that is known: whether what it turns together lies side by side, before it is turned and after it; else
 half a width apart."""
@@ -286,7 +289,7 @@ class DecoderLayer:
         """What the MLP adds of its normed input, be it plain or experts."""
         if self.mlp is not None:
             return self.mlp
-        whole = unwrapped(self.module.mlp)
+        whole = unwrapped(_at(self.module, self.mlp_path))
 
         def add(x: Tensor) -> Tensor:
             made = whole(x)
@@ -390,7 +393,7 @@ def _described(module: nn.Module, heads: Geometry) -> DecoderLayer:
     norms = {name for name, _ in module.named_children() if "norm" in name or name.startswith("ln_")}
     attention_path, attention = _first(module, ATTENTIONS)
     output_path, output = _first(module, OUTPUTS, attention_path)
-    mlp_path = "mlp" if getattr(module, "mlp", None) is not None else ""
+    mlp_path, _ = _first(module, MLP_PATHS)
     layout = next((known for known in NORMS.values() if known.names == norms), None)
     if not getattr(module, "do_layer_norm_before", True):  # the smallest OPT norms after each part
         layout = None

@@ -29,6 +29,7 @@ from .decoder import (
     Positions,
     attention_rule_of,
     decoder_layers,
+    decoder_of,
     unwrapped,
 )
 from .derived_sites import turned_taps
@@ -109,6 +110,8 @@ def _not_taken(hf_model: Any, config: Any) -> str | None:
         return f"has no {lacks} in its config, so it is no decoder whose layers are all attention over positions"
     if encodes:
         return "is an encoder (is_decoder=False), whose tokens see later ones, so conditions are undefined"
+    if getattr(config, "is_heterogeneous", False) or len(_key_widths(hf_model)) > 1:
+        return "has layers whose heads differ in number or width, and only layers of one shape are taken"
     if getattr(config, "clip_qkv", None) is not None or getattr(clip, "clip_qkv", None):
         return "clips its queries, keys and values (clip_qkv), and no backend shows values as they are mixed then"
     if narrow not in (None, config.hidden_size):
@@ -125,6 +128,12 @@ def _not_taken(hf_model: Any, config: Any) -> str | None:
             f"{', '.join(sorted(latent - PAIRED.keys()))}, and only {' and '.join(PAIRED)} are known"
         )
     return next((what for part, what in _OTHER_ATTENTION.items() if part in modules), None)
+
+
+def _key_widths(hf_model: Any) -> set[int]:
+    """All widths of the decoder's key projections (Gemma 4 and MiMo have several)."""
+    modules = decoder_of(hf_model).named_modules()
+    return {getattr(part, "out_features", 0) for path, part in modules if path.endswith("self_attn.k_proj")}
 
 
 def _one_rotation(config: Any) -> int:
