@@ -124,6 +124,10 @@ def test_attention_of_another_kind_is_refused(tmp_path: Path) -> None:
     llama = {"intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 8, "layer_types": types}
     said = refused("Llama4Text", tmp_path, "nnsight", **small, **heads, **llama)
     assert "has layers of chunked_attention, and only those that attend to all tokens before" in said
+    mimo = {"swa_num_key_value_heads": 4, "n_routed_experts": 2, "num_experts_per_tok": 1}
+    for kind, shape in (("Gemma4Text", {}), ("MiMoV2Flash", mimo)):
+        said = refused(kind, tmp_path / kind, "nnsight", **small, **heads, **shape)
+        assert "has layers whose heads differ in number or width" in said
 
 
 @pytest.mark.filterwarnings("ignore:Module .* has a submodule named:UserWarning")  # nnsight's, of BERT
