@@ -273,22 +273,22 @@ def test_the_model_answers_and_stops() -> None:
 
 
 def test_tokens_of_the_prompts_are_known_and_single() -> None:
-    for planted in (planted_model(n_heads=8),):
-        unknown = planted.tokenizer.unk_token_id
-        for text in (" /", "/", "he", "?", "}", "\\boxed{", "Answer"):
-            assert len(encode(planted, text)) == 1 and encode(planted, text) != [unknown]
-        assert len(encode(planted, "/ " * 54 + "/")) == 55
-        paper = r"Please reason step by step and put your final answer within \boxed{{}}."
-        assert unknown not in encode(planted, paper)
-        for problem in planted.problems(50, n_clauses=(0, 6)):
-            for text in (problem.question, problem.solution, problem.system):
-                assert unknown not in encode(planted, text)
-            assert len(encode(planted, problem.answer)) == len(encode(planted, problem.distractor)) == 1
-            numbers = [int(word) for word in problem.question.split() if word.isdigit()]
-            assert sorted(numbers)[-2:] == [int(problem.distractor), int(problem.answer)]
-            assert 1 <= int(problem.level) <= 5
-            questions = set(problem.question.split()) - {".", ",", "?"}
-            assert not any(planted.vocabulary.is_system(word) for word in questions)
+    planted = planted_model(n_heads=8)
+    unknown = planted.tokenizer.unk_token_id
+    for text in (" /", "/", "he", "?", "}", "\\boxed{", "Answer"):
+        assert len(encode(planted, text)) == 1 and encode(planted, text) != [unknown]
+    assert len(encode(planted, "/ " * 54 + "/")) == 55
+    paper = r"Please reason step by step and put your final answer within \boxed{{}}."
+    assert unknown not in encode(planted, paper)
+    for problem in planted.problems(50, n_clauses=(0, 6)):
+        for text in (problem.question, problem.solution, problem.system):
+            assert unknown not in encode(planted, text)
+        assert len(encode(planted, problem.answer)) == len(encode(planted, problem.distractor)) == 1
+        numbers = [int(word) for word in problem.question.split() if word.isdigit()]
+        assert sorted(numbers)[-2:] == [int(problem.distractor), int(problem.answer)]
+        assert 1 <= int(problem.level) <= 5
+        questions = set(problem.question.split()) - {".", ",", "?"}
+        assert not any(planted.vocabulary.is_system(word) for word in questions)
 
 
 def test_problems_depend_on_their_seed_and_number_only() -> None:
