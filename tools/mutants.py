@@ -52,12 +52,12 @@ class Room:
 ROOMS = {
     "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
     "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
-    "patching": Room(("mless_interp/patching/*.py",), ("tests/patching",)),
-    "circuits": Room(("mless_interp/circuits/*.py",), ("tests/circuits",)),
-    "mechanism": Room(("mless_interp/mechanism/*.py",), ("tests/mechanism",)),
-    "scores": Room(("mless_interp/scores/*.py",), ("tests/scores",)),
-    "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
-    "models": Room(("mless_interp/models/*.py",), ("tests/models",)),
+    "interventions": Room(("mless_interp/patching/interventions.py",), ("tests/patching/test_interventions.py",)),
+    "insertions": Room(
+        ("mless_interp/prompts/insertions.py",),
+        ("tests/prompts/test_insertions.py", "tests/prompts/test_insertion_kinds.py"),
+    ),
+    "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
     "grading": Room(
         tuple(
             f"mless_interp/answers/{name}.py"
@@ -81,6 +81,16 @@ ROOMS = {
             "tests/fuzz/test_damaged_files.py::test_saved_results_are_right_or_refused",
             "tests/fuzz/test_damaged_files.py::test_a_damaged_checkpoint_never_changes_a_number",
         ),
+    ),
+    "precision": Room(
+        (
+            "mless_interp/models/traced_ops.py",
+            "mless_interp/patching/outcomes.py",
+            "mless_interp/patching/sweep.py",
+            "mless_interp/models/checks.py::_resolution",
+            "mless_interp/models/checks.py::_log_probability",
+        ),
+        ("tests/models/test_unembedding.py", "tests/models/test_resolution.py", "tests/patching/test_sweeps.py"),
     ),
     "devices": Room(
         (

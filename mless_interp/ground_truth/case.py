@@ -99,11 +99,7 @@ class Case:
             sites += ["attn.hook_rot_q", "attn.hook_rot_k"] if self.model.has_rotated_sites else []
             sites += ["attn.hook_pattern"] if info.attention == "eager" else []
             names = [site(layer, name) for layer in self.layers for name in sites]
-            inputs = self.pair.condition(condition)
-            done = self.model.run(
-                inputs,
-                capture=dict.fromkeys(names),
-            )
+            done = self.model.run(self.pair.condition(condition), capture=dict.fromkeys(names))
             assert done.logits is not None
             self.runs[condition] = {**done.captured, "logits": done.logits}
         return self.runs[condition]

@@ -233,20 +233,11 @@ def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
             return [Verdict("self-check", "what the backend promises", FAIL, np.nan, allowed, str(error))], None
     largest = max(checks.largest_logit, 1.0)
     fused = "fused attention makes no pattern" if model.info.attention != "eager" else ""
+    own, remote = "a wrapped object has none beside it", "not run where a remote model counts windows by index"
     rows = (
-        (
-            "S1",
-            "logits = the plain Hugging Face forward pass",
-            checks.logits_difference,
-            "a wrapped object has none beside it",
-        ),
+        ("S1", "logits = the plain Hugging Face forward pass", checks.logits_difference, own),
         ("S2", "rows of the pattern sum to 1", checks.row_sum_error, fused),
-        (
-            "S3",
-            "gap = masked on random tokens",
-            checks.gap_difference,
-            "not run where a remote model counts windows by index",
-        ),
+        ("S3", "gap = masked on random tokens", checks.gap_difference, remote),
         ("S4", "replay layer by layer = one whole forward pass", checks.replay_difference, checks.replay),
         ("S5", "attention adds z W_O + b, at random z", checks.output_error, "what single heads write is not known"),
     )

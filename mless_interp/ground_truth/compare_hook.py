@@ -346,7 +346,7 @@ def _first_difference(
     calls: Counter[str],
 ) -> tuple[str, float]:
     """Return what a hook does where it first departs from the exact edit, and the largest difference there."""
-    differ = partial(_differs, model)
+    differ, order = partial(_differs, model), list(plain)
     departs = [name for name in exact if differ(exact[name], hooked[name])]
     changes = [name for name in plain if differ(plain[name], hooked[name])]
     if not departs or _behind_z(model, departs, changes, hooked, exact, heads):
@@ -355,7 +355,6 @@ def _first_difference(
     error = apart(exact[at], hooked[at]).relative
     if not changes:
         return f"it has no effect{_why_none(model, calls)}", error
-    order = list(plain)
     begun = order.index(at) > order.index(changes[0])
     first, plain = (at, exact) if begun else (changes[0], plain)  # what it changes before is as meant
     (layer, what), meant = parsed(first) or (None, ""), parsed(at)

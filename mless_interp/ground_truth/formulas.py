@@ -90,11 +90,7 @@ def before_it_is_blind(case: Case) -> Finding:
 
 
 def presence_and_computed(case: Case) -> Finding:
-    """I14: content = presence + computed: in layer 0 the first lies outside the span alone, the second in its rows alone.
-
-    There the two runs of `computed` differ by nothing but what hiding the question from these rows does, and in no layer does
-    a row before the span differ.
-    """
+    """I14: content = presence + computed: in layer 0 the first lies outside the span alone, the second in its rows alone."""
     pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
     masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
     found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]

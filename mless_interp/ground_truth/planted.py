@@ -1,38 +1,25 @@
 """Planted models: real Hugging Face language models, weights set in code, whose true heads are known.
 
-The ground truth for everything that locates heads. A prompt is `system, inserted span, question, answer prefix`; the
-model answers with the largest number of the question. Its parts, all exact functions of content, not of position:
+A prompt is `system, inserted span, question, answer prefix`; the model answers with the largest number of the question. Its
+parts, all exact functions of content, not of position:
 
-- every token's embedding holds a large constant (it keeps RMSNorm's scale fixed), the classes of the token (inserted
-  unit, question word, system word, number, size of the number) and the identity of the number;
-- all key-value heads of all layers expose the same features, so any query head of any group can play any role: keys
-  show the classes in dimensions that RoPE turns by less than 0.01 rad over 512 positions; values show *unit*, *word*,
-  the *signal* channel of the residual stream and the number;
+- every token's embedding holds a large constant (it fixes RMSNorm's scale), the token's classes and the number's identity;
+- all key-value heads expose the same features, keys in dimensions that RoPE hardly turns: any query head can play any role;
 - the `copier` reads the numbers of the question, the larger the stronger, and writes them down;
-- a `reader` attends to the unit's tokens and writes what it reads of them to the *signal* channel;
+- a `reader` writes what it reads of the unit's tokens to the *signal* channel, in all rows or in those of some tokens
+  (`reads_from`; of one number: `rare`); a head `against` writes with the opposite sign;
 - a `mediator` attends to the question's numbers, never to the unit, and carries their *signal* on to the *carried* channel;
-- a `conditional` reader looks at the unit only in rows where the *switch* channel is on, which an earlier head, the
-  `switch`, writes where it sees the unit: an AND circuit of attention;
-- a head `against` is a reader that writes with the opposite sign;
-- a reader may be restricted to the rows of some tokens (`reads_from`): of the one that predicts the answer, of the
-  numbers (then only mediators hand on what it wrote), or of one number, so that it acts in few problems (`rare`);
+- a `conditional` reader looks at the unit only in rows where an earlier `switch` wrote that it sees the unit;
 - a `span writer` writes in the span's own rows what a later `relay` brings from there to the question;
-- a `thinker` reads the question's numbers from the span's own rows, where the span stands after them, and writes the largest
-  there; a later `recaller` copies it from the span to the answer, beside the copier: a span that really computes, in a
-  model whose other heads do the same with a span that has read nothing;
-- the last MLP multiplies the copied numbers by `2 + 2 (signal + carried)` (`4 - 2 (...)` with `sign=-1`) and the
-  unembedding reads the product: the span makes the model surer (or less sure) of its answer. With `combine="any"` or
-  `"all"` a step takes the sum's place, at one contribution or at all of them: circuits of OR and of AND;
-- decoys: `silent` attends to the unit more than any reader and has no output weights, `unread` writes what it reads
-  where nobody reads, `avoids` has a larger output on the answer than any reader, but never attends to the unit;
-- all other heads and MLPs are small random weights, and the residual basis is turned by a random rotation, so that no
-  channel lies on an axis. Queries and keys of the idle heads are not small: their patterns look like patterns.
+- a `thinker` writes the question's largest number in the rows of a span behind it; a later `recaller` copies it to the answer;
+- the last MLP multiplies the copied numbers by `2 + 2 (signal + carried)` (`4 - 2 (...)` with `sign=-1`), or by a step at one
+  contribution (`combine="any"`) or at all of them (`"all"`), and the unembedding reads the product;
+- decoys: `silent` attends to the unit more than any reader and has no output weights, `unread` writes where nobody reads,
+  `avoids` has a larger output on the answer than any reader, but never attends to the unit;
+- all other heads and MLPs are small random weights, and a random rotation turns the residual basis.
 
-Which verdict each head must get, and why, is declared (`PlantedModel.expected`) from how the parts work, not measured.
-
-Source: methods section 10 (the toy with readers, a mediator and three decoys), and sections 8 and 17 (AND and OR circuits,
-writers in the span's rows); here with grouped queries, problems of their own, any number of layers, and as a model that
-every backend loads.
+Which verdict each head must get, and why, is declared (`PlantedModel.expected`), not measured.
+Source: methods §8, §10, §17.
 """
 
 import json
@@ -115,9 +102,7 @@ class PlantedModel:
     def expected(self) -> dict[Head, Expected]:
         """The verdict that every head must get in enough problems, with its sense and the reason.
 
-        Of a model without readers it says "undecided": that holds with `noise=0`, where the span does nothing, and for
-        `problems(swap=True)` under `logit_diff`, where it has no tendency. Idle heads' tiny tendency under other outcomes is
-        an effect, which a method may find.
+        Without readers "undecided": exact with `noise=0`, and for `problems(swap=True)` under `logit_diff`.
         """
         config = self.hf_model.config
         heads = [Head(at, h) for at in range(config.num_hidden_layers) for h in range(config.num_attention_heads)]
@@ -128,11 +113,7 @@ class PlantedModel:
 
     @property
     def edges(self) -> dict[tuple[str, str], str]:
-        """(sender, receiver) -> by which input of the receiver ("q", "v", "") it acts: the only edges that carry anything.
-
-        Denoising finds them where contributions add up or all are needed, noising where any is enough. What passes along
-        the rows of the span (`relayed`) no edit of question rows can show.
-        """
+        """(sender, receiver) -> by which input of the receiver ("q", "v", "") it acts: the only edges that carry anything."""
         return self.roles.edges()
 
     @property
@@ -148,8 +129,7 @@ class PlantedModel:
 
         A question names 2 or 3 of the numbers 2 to 13 and, by `n_clauses` (fewest, most), other clauses; the answer is
         the largest number, the distractor the second largest. With `swap` the two are exchanged in half of the
-        problems, at random: a null for outcomes that compare them (`logit_diff`), whose effects then have either sign
-        with equal chance, however strong they are (methods section 8).
+        problems, at random: a null for `logit_diff`, whose effects then have either sign with equal chance.
         """
         return tuple(map(Problem.from_dict, self._records(n, seed=seed, n_clauses=n_clauses, swap=swap)))
 
@@ -228,23 +208,19 @@ def planted_model(
     - `sign`: +1, the span raises the answer's log-probability; -1, it lowers it.
     - `reads`: the tokens that readers (and decoys) read, or a mapping of tokens to strengths in (0, 1].
     - `noise`: standard deviation of the weights that should do nothing (output weights of idle heads, MLPs).
-    - `null`: no reader and no mediator; the default decoys leave out `unread`, which acts a little through the norm.
-      What idle heads do remains, about 0.005 nats, with a tendency of its own in each model; with `noise=0` as well
-      the span changes nothing. Data with effects but no tendency: `PlantedModel.problems(..., swap=True)`.
+    - `null`: no reader and no mediator. What idle heads do remains, about 0.005 nats; with `noise=0` the span changes nothing.
     - `conditional`: each conditional reader -> the earlier head that must see the span for it to look at it.
     - `against`: readers that take back a quarter of what all readers bring.
     - `relayed`: each reader of what the span's own rows hold -> the earlier head that writes it there.
-    - `recalls`: each reader of what the span's rows made of the question -> the earlier head that makes it there. Only a span
-      after the question (`Insertion...(after="question")`) has anything to make it of.
+    - `recalls`: each reader of what a span after the question made of it -> the earlier head that makes it there.
     - `reads_from`: reader -> the tokens in whose rows alone it looks at the span: `"\\boxed{"` (which predicts the answer),
       numbers "2" to "13" (only mediators hand on what is written there), or both. One number: it acts in a few problems.
     - `combine`: "sum", contributions add up; "any", each is enough; "all", all are needed. The last two for two or more
       readers without mediators, or one reader from rows of numbers and two or more mediators.
     - `dtype`: of the returned model; weights are computed in float64.
 
-    The roles' nominal shares of the span's effect are in `.shares`. Readers' shares add up to 1; a mediator's share is
-    the part of theirs that passes through it. A configuration in which a share would fall below 0.1 is
-    refused: its heads could not be told from noise one by one.
+    The roles' nominal shares of the span's effect are in `.shares`: readers' add up to 1, a mediator's is the part of theirs
+    that passes through it. A share below 0.1 is refused: such heads could not be told from noise.
 
     >>> planted_model(n_heads=8, n_key_value_heads=2).truth
     {L0H0: 'silent', L0H1: 'unread', L0H3: 'reader', L0H6: 'reader', L1H0: 'avoids', L1H1: 'mediator', L1H2: 'copier'}
@@ -294,25 +270,11 @@ def planted_model(
     with torch.random.fork_rng(devices=[]):  # the random initialisation is replaced: leave the caller's generator alone
         model = LlamaForCausalLM(config)
     model.to(dtype=dtype).load_state_dict(plan.state_dict())  # type: ignore[call-arg]
-    settings = {
-        "readers": [str(head) for head in roles.readers],
-        "mediators": [str(head) for head in roles.mediators],
-        "decoys": {kind: [str(head) for head in heads] for kind, heads in roles.decoys.items()},
-        "copier": str(roles.copier),
-        "n_layers": roles.n_layers,
-        "n_heads": n_heads,
-        "n_key_value_heads": n_key_value_heads,
-        "seed": seed,
-        "sign": sign,
-        "reads": strengths,
-        "noise": noise,
-        "null": null,
-        "conditional": {str(reader): str(switch) for reader, switch in roles.conditional.items()},
-        "against": [str(head) for head in roles.against],
-        "relayed": {str(reader): str(writer) for reader, writer in roles.relayed.items()},
-        "recalls": {str(reader): str(writer) for reader, writer in roles.recalls.items()},
-        "reads_from": {str(head): sorted(tokens) for head, tokens in roles.reads_from.items()},
-        "combine": roles.combine,
+    said = {name: getattr(roles, name) for name in ("readers", "mediators", "decoys", "copier", "n_layers")}
+    said |= {"n_heads": n_heads, "n_key_value_heads": n_key_value_heads, "seed": seed, "sign": sign, "reads": strengths}
+    said |= {"noise": noise, "null": null}
+    said |= {
+        name: getattr(roles, name) for name in ("conditional", "against", "relayed", "recalls", "reads_from", "combine")
     }
     return PlantedModel(
         hf_model=model.eval(),
@@ -320,8 +282,19 @@ def planted_model(
         roles=roles,
         shares=shares,
         vocabulary=vocabulary,
-        settings=settings,
+        settings={name: _plain(value) for name, value in said.items()},
     )
+
+
+def _plain(value: Any) -> Any:
+    """Heads by name, tokens in order: as JSON has it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, tuple) and not isinstance(value, Head):
+        return [str(each) for each in value]
+    return str(value) if isinstance(value, Head) else value
 
 
 @checked

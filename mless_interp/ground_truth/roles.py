@@ -33,14 +33,14 @@ class Expected:
     why: str
 
 
+_IN_SPAN = "it writes in the rows of the span, which are the same in both runs: no edit of question rows can show it"
 _NOTHING = {
     "silent": "it attends to the span and has no output weights",
     "unread": "it writes what it reads of the span where nobody reads",
     "avoids": "its output acts on the answer, and does not change with the span, which it never attends to",
     "copier": "it copies the question's numbers, with the span or without",
-    "span writer": "its own writing stands in the rows of the span, which are the same in both runs: no edit of question "
-    "rows can show it",
-    "thinker": "it writes in the rows of the span, which are the same in both runs: no edit of question rows can show it",
+    "span writer": _IN_SPAN,
+    "thinker": _IN_SPAN,
     "rare": "it reads the span in a few problems only, and a verdict is about most problems",
     "idle": "its weights are small noise",
 }
@@ -58,14 +58,10 @@ _SUM = {
     "conditional": Expected(
         "conditional reader",
         1,
-        "patching its output moves its whole effect either way; cutting its sight takes the effect away; but its sight alone "
-        "brings nothing into the run without the span, where the head that makes it look has nothing to say",
+        "cutting its sight takes its effect away; its sight alone brings nothing without the switch",
     ),
     "switch": Expected(
-        "necessary reader",
-        1,
-        "without what it writes no conditional reader looks at the span, so cutting its sight takes their effect away; "
-        "alone it brings nothing, for they still cannot see the span",
+        "necessary reader", 1, "without it no conditional reader looks at the span; alone it brings nothing"
     ),
 }
 _COMPUTED = {
@@ -148,19 +144,10 @@ class Roles:
 
     def passes(self, head: Head) -> bool:
         """Whether what it writes can be carried on by a later mediator, which reads the rows of numbers."""
-        return (
-            head not in self.relayed
-            and head not in self.recalls
-            and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
-        )
+        return head not in {*self.relayed, *self.recalls} and self.reads_from.get(head) != {ANSWER_ROW}
 
     def edges(self, contrast: str = "content") -> dict[tuple[str, str], str]:
-        """(sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits).
-
-        The last MLP takes what is written in the answer's row, mediators take signals of earlier readers by their values, a
-        conditional reader its switch's by its queries. Under "computed" heads that recall take by their values what was made
-        of the question in the span's rows. Nothing else passes anything on.
-        """
+        """(sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits)."""
         last = f"MLP{self.n_layers - 1}"
         if contrast == "computed":
             found = {(str(thinker), str(recaller)): "v" for recaller, thinker in self.recalls.items()}
@@ -209,15 +196,15 @@ class Roles:
         combine: str = "sum",
     ) -> "Roles":
         """The given roles, checked, with defaults for what is missing."""
-        unknown = set(decoys or {}) - set(DECOY_KINDS)
-        if unknown:
-            raise ValueError(f"unknown decoy kind {min(unknown)!r}; the kinds are {', '.join(DECOY_KINDS)}")
+        for kind in decoys or {}:
+            check_choice(kind, name="the kind of decoys", choices=DECOY_KINDS)
         check_choice(combine, name="combine", choices=COMBINE)
         conditional, relayed, recalls = dict(conditional or {}), dict(relayed or {}), dict(recalls or {})
-        given: dict[str, list[Head]] = {"readers": list(readers or ()), "mediators": list(mediators or ())}
-        given |= {f"{kind} decoys": list((decoys or {}).get(kind, ())) for kind in DECOY_KINDS}
-        given["copier"] = [] if copier is None else [copier]
-        given |= {
+        given: dict[str, list[Head]] = {
+            "readers": list(readers or ()),
+            "mediators": list(mediators or ()),
+            **{f"{kind} decoys": list((decoys or {}).get(kind, ())) for kind in DECOY_KINDS},
+            "copier": [] if copier is None else [copier],
             "conditional readers": list(conditional),
             "switches": list(dict.fromkeys(conditional.values())),
             "readers of the span's rows": list(relayed),
@@ -286,15 +273,9 @@ class Roles:
         return roles
 
     def _check(self) -> None:
-        for needed, what in (
-            (self.conditional, "made to look"),
-            ({**self.relayed, **self.recalls}, "given anything to read"),
-        ):
-            for reader, earlier in needed.items():
-                if earlier.layer >= reader.layer:
-                    raise ValueError(
-                        f"{reader} cannot be {what} by {earlier}, which must lie in an earlier layer (zero-based)"
-                    )
+        for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
+            if earlier.layer >= reader.layer:
+                raise ValueError(f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)")
         feeding = [head for head in (*self.readers, *self.conditional) if self.passes(head) and head not in self.rare]
         for mediator in self.mediators:
             if not any(reader.layer < mediator.layer for reader in feeding):

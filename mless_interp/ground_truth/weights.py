@@ -240,61 +240,49 @@ class PlantedWeights:
         """
         lift = 0.2 * float(normal(1, scale=1.0).clamp(-2, 2))
         sees = 2.0 + lift if self.roles.combine == "sum" else 3.5 + lift
+        blind = ("unit", "constant", _BLIND)
         if head in self.roles.reads_from:
-            return [("unit", "constant", _BLIND), ("unit", f"from {head}", sees - _BLIND)]
-        if kind in ("reader", "against", "relay"):
-            return [("unit", "constant", sees)]
-        if kind == "recaller":
-            return [("system", "constant", 6.0), ("unit", "constant", 12.0 + lift)]
-        if (
-            kind == "thinker"
-        ):  # in the span's rows at the question's numbers, elsewhere (and without any) at the system prompt
-            number = [("number", "unit", 20.0), ("size", "unit", 6.0)]
-            return [("system", "constant", 8.0), ("unit", "constant", _BLIND), *number]
-        if kind == "conditional":
-            return [
-                ("unit", "constant", _BLIND),
-                ("unit", f"switch {self.roles.conditional[head]}", 3.0 + lift - _BLIND),
-            ]
-        if kind == "span writer":
-            return [("unit", "constant", _BLIND), ("unit", "unit", 4.0 + lift - _BLIND)]
-        if kind in ("silent", "unread", "switch"):
-            return [("unit", "constant", 3.5 + lift)]
-        if kind == "mediator":
-            return [("number", "constant", 8.0), ("unit", "constant", _BLIND)]
-        if kind == "avoids":
-            return [("question", "constant", 8.0), ("system", "constant", 8.0), ("unit", "constant", _BLIND)]
-        assert kind == "copier"
-        return [("number", "constant", 8.0), ("size", "constant", 5.0), ("unit", "constant", _BLIND)]
+            return [blind, ("unit", f"from {head}", sees - _BLIND)]
+        switch = f"switch {self.roles.conditional.get(head)}"
+        steady = [("unit", "constant", sees)]
+        strong = [("unit", "constant", 3.5 + lift)]
+        return {
+            "reader": steady,
+            "against": steady,
+            "relay": steady,
+            "silent": strong,
+            "unread": strong,
+            "switch": strong,
+            "recaller": [("system", "constant", 6.0), ("unit", "constant", 12.0 + lift)],
+            # in the span's rows at the question's numbers, elsewhere (and without any) at the system prompt
+            "thinker": [("system", "constant", 8.0), blind, ("number", "unit", 20.0), ("size", "unit", 6.0)],
+            "conditional": [blind, ("unit", switch, 3.0 + lift - _BLIND)],
+            "span writer": [blind, ("unit", "unit", 4.0 + lift - _BLIND)],
+            "mediator": [("number", "constant", 8.0), blind],
+            "avoids": [("question", "constant", 8.0), ("system", "constant", 8.0), blind],
+            "copier": [("number", "constant", 8.0), ("size", "constant", 5.0), blind],
+        }[kind]
 
     def _writes(self, head: Head, kind: str) -> list[tuple[str, str, float]]:
         """What a head does with what it reads: (value feature, residual channel, size)."""
-        if kind in ("reader", "conditional"):
-            return [("unit", "signal", self.gains[head])]
-        if kind == "mediator":
-            return [("signal", "carried", self.gains[head])]
-        if kind == "against":
-            return [("unit", "carried", self.gains[head])]
-        if kind == "relay":
-            return [("noted", "carried", self.gains[head])]
-        if kind == "recaller":
-            base, slope = _FACTOR[self.sign]
-            gain = self.gains[head] * slope / base  # the answer's factor multiplies what is copied
-            return list(zip(_IDENTITIES, _COPIES, [gain] * len(NUMBERS), strict=True))
-        if kind == "thinker":
-            return list(zip(_IDENTITIES, _IDENTITIES, [1.0] * len(NUMBERS), strict=True))
-        if kind == "switch":
-            return [("unit", f"switch {head}", 1.0)]
-        if kind == "span writer":
-            return [("unit", "noted", 1.0)]
-        if kind == "unread":
-            return [("unit", f"unread {head}", _UNREAD_SIZE)]
-        if kind == "avoids":
-            return [("word", "drive", _DRIVE)]
-        if kind == "copier":
-            return list(zip(_IDENTITIES, _COPIES, [1.0] * len(NUMBERS), strict=True))
-        assert kind == "silent"
-        return []
+        base, slope = _FACTOR[self.sign]
+        gain = self.gains.get(head, 0.0)
+        if kind in ("copier", "thinker", "recaller"):  # the answer's factor multiplies what is copied
+            size = gain * slope / base if kind == "recaller" else 1.0
+            targets = _IDENTITIES if kind == "thinker" else _COPIES
+            return [(source, target, size) for source, target in zip(_IDENTITIES, targets, strict=True)]
+        writes = {
+            "reader": ("unit", "signal", gain),
+            "conditional": ("unit", "signal", gain),
+            "mediator": ("signal", "carried", gain),
+            "against": ("unit", "carried", gain),
+            "relay": ("noted", "carried", gain),
+            "switch": ("unit", f"switch {head}", 1.0),
+            "span writer": ("unit", "noted", 1.0),
+            "unread": ("unit", f"unread {head}", _UNREAD_SIZE),
+            "avoids": ("word", "drive", _DRIVE),
+        }
+        return [writes[kind]] if kind in writes else []  # silent
 
     def _mlp(self, layer: int, channel: Mapping[str, int], normal: _Normal) -> tuple[Tensor, Tensor, Tensor]:
         """Gate, up and down matrices: noise, but the last MLP multiplies the copied numbers by the answer's factor."""

@@ -118,37 +118,30 @@ class ActivationShift(Result):
         `p_fdr` is corrected over all rows of a contrast (Benjamini-Hochberg): a map to explore, not a test of a claim.
         Distances have no sign, so no test (`n_up` is 0).
         """
-        each = [self.by_group(values) for values in (self.difference, self.before, self.after)]
-        made, before, after = (mean_interval(values, confidence=self.confidence, seed=self.seed) for values in each)
+        runs = {"change": self.difference, "before": self.before, "after": self.after}
+        each = {name: self.by_group(values) for name, values in runs.items()}
+        limits = {
+            name: mean_interval(values, confidence=self.confidence, seed=self.seed) for name, values in each.items()
+        }
         rows = []
         for i, contrast in enumerate(self.contrasts):
             for j, group in enumerate(self.token_groups):
                 for k, metric in enumerate(self.metrics):
-                    found = self._signs(metric, contrast, group)
-                    rows.append(
-                        {
-                            "contrast": contrast,
-                            "token_class": group,
-                            "metric": metric,
-                            "unit": UNITS[metric],
-                            "before": float(defined_mean(each[1][:, i, j, k])),
-                            "before_ci_low": before.low[i, j, k],
-                            "before_ci_high": before.high[i, j, k],
-                            "after": float(defined_mean(each[2][:, i, j, k])),
-                            "after_ci_low": after.low[i, j, k],
-                            "after_ci_high": after.high[i, j, k],
-                            "change": made.estimate[i, j, k],
-                            "change_ci_low": made.low[i, j, k],
-                            "change_ci_high": made.high[i, j, k],
-                            "n": found.n,
-                            "n_undefined": self.n_groups - found.n,
-                            "tokens_per_problem": float(self.n_tokens[:, j].mean()),
-                            "n_up": 0 if metric in DISTANCES else found.n_up,
-                            "n_down": found.n_down,
-                            "n_tied": found.n_tied,
-                            "p": np.nan if metric in DISTANCES else found.p,
-                        }
-                    )
+                    found, distance, at = self._signs(metric, contrast, group), metric in DISTANCES, (i, j, k)
+                    row: dict[str, Any] = {
+                        "contrast": contrast,
+                        "token_class": group,
+                        "metric": metric,
+                        "unit": UNITS[metric],
+                    }
+                    for name in ("before", "after", "change"):
+                        made = limits[name]
+                        mean = made.estimate[at] if name == "change" else float(defined_mean(each[name][:, i, j, k]))
+                        row |= {name: mean, f"{name}_ci_low": made.low[at], f"{name}_ci_high": made.high[at]}
+                    row |= {"n": found.n, "n_undefined": self.n_groups - found.n}
+                    row |= {"tokens_per_problem": float(self.n_tokens[:, j].mean())}
+                    row |= {"n_up": 0, "n_down": 0} if distance else {"n_up": found.n_up, "n_down": found.n_down}
+                    rows.append(row | {"n_tied": found.n_tied, "p": np.nan if distance else found.p})
         table = pd.DataFrame(rows)
         table["p_fdr"] = np.nan
         for contrast in self.contrasts:
@@ -227,13 +220,6 @@ class ActivationShift(Result):
         missing = [f"{name} in {n}" for name, n in zip(self.token_groups, absent, strict=True) if n]
         if missing:
             found.append(f"No token of a class (NaN): {', '.join(missing)} problems.")
-        found.append(
-            "This says how the distribution moves, in this layer and for this c: not which part of attention moves it "
-            "(decompose_attention, mediation), not that answers change, nor that other layers do not move; "
-            '"undecided" is no evidence of no change.'
-        )
-        if s.get("positions") == "shared":
-            found.append("Tokens before the insertion cannot change and dilute every difference.")
         return found
 
     def printed(self) -> pd.DataFrame:

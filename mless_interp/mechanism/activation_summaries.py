@@ -49,10 +49,7 @@ class NearZero:
     def of(cls, activations: Float[Tensor, "token d_mlp"], *, c: float, q: float) -> "NearZero":
         """The thresholds of a run, over all its tokens."""
         flat = activations.flatten()
-        return cls(
-            float(metrics.arm_threshold(flat, c=c)),
-            float(metrics.quantile(flat.abs(), q=q)),
-        )
+        return cls(float(metrics.arm_threshold(flat, c=c)), float(metrics.quantile(flat.abs(), q=q)))
 
 
 def summarise(

@@ -8,7 +8,7 @@ What the paper describes and what its code does differ, so both are here (`readi
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -40,12 +40,10 @@ GateActivations = Float[Tensor, "token d_mlp"]
 
 @dataclass(frozen=True, eq=False)
 class ArmPlan:
-    """What ARM would do to one prompt's activations, before anything is drawn.
+    """What ARM would do to one prompt's activations, before anything is drawn; one group ("tensor") or one per token.
 
-    One number per group: a single group for the scope "tensor", one per token for "token". `threshold` is half the width
-    of near zero (NaN where the fraction is given directly), `share` the share of activations inside it, `fraction` the
-    clipped share that is to be changed, `lower` and `upper` the ends of the range that is drawn from, in the activations'
-    unit (for "code_replace" the two magnitudes). `selected` marks the elements that change.
+    `threshold`: half the width of near zero (NaN where the fraction is given); `share` of activations inside it; `fraction`:
+    the clipped share that changes; `lower`, `upper`: ends of the range that is drawn from (of "code_replace" two magnitudes).
     """
 
     threshold: Float[Tensor, " group"]
@@ -88,13 +86,10 @@ class ARM:
     upper : p1 of the "signed" activations or of the "absolute" ones (Gemma).
     mad : the medians are of "absolute" activations (as in the code), or "signed".
 
-    Medians are the lower middle value and MAD is at least 1e-12, as in the code. Without a negative element the code
-    stops with an unassigned variable; here the lower bound is then 0, and no element needs it. If the p1 percentile is
-    negative, non-negative selected elements land below zero, as in the code. All activations equal to v: near zero holds
-    all (v = 0) or none, and p_max or p_min of them change, to draws from 0 to v ("paper_add": to 2 v).
+    Medians are the lower middle value and MAD is at least 1e-12, as in the code. Without a negative element the lower bound is
+    0. If the p1 percentile is negative, non-negative selected elements land below zero, as in the code.
 
-    An MLP without a gate (GPT-2, GPT-NeoX) is edited at a = act(up(x)), what enters its output projection: our extension, as
-    the paper has gated MLPs only. Under ReLU (OPT) many elements are 0, and of these those that come first change.
+    An MLP without a gate (GPT-2, GPT-NeoX) is edited at a = act(up(x)): our extension, as the paper has gated MLPs only.
     """
 
     c: float | int
@@ -133,12 +128,9 @@ class ARM:
     def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: Any) -> "ARM":
         """The published setting for a model and a benchmark.
 
-        `source`: "table" (Table 9) or "code"; they agree except where `arm_published` says otherwise. With
-        `reading="code_replace"` the rest follows the code for that model too (Llama's p_min of 0.2; Gemma's quantiles).
-        Any field can be given as an option.
-
-        Raises `ValueError` for a model or benchmark without published setting. The settings differ per model *and
-        benchmark* and no held-out selection is described: on these benchmarks they are no out-of-sample estimate.
+        `source`: "table" (Table 9) or "code". With `reading="code_replace"` the rest follows the code for that model too
+        (Llama's p_min of 0.2; Gemma's quantiles). Any field can be given as an option. Raises `ValueError` for a model or
+        benchmark without published setting; no held-out selection of these is described.
         """
         found = published_arm(model, benchmark)
         c, p1 = found.values(source)
@@ -159,11 +151,10 @@ class ARM:
         words.append("layer " + str(self.layers[0]) if len(self.layers) == 1 else f"layers {list(self.layers)}")
         words += [self.reading, f"per {self.scope}"]
         words += ["prefill only"] if self.prefill_only else []
-        plain = {"k": 1.0, "p_min": 0.02, "p_max": 0.25, "selection": "smallest", "upper": "signed", "mad": "absolute"}
-        for name, usual in plain.items():
-            value = getattr(self, name)
-            if value != usual:
-                words.append(f"{name}={value if isinstance(value, str) else format(value, 'g')}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in ("k", "p_min", "p_max", "selection", "upper", "mad") and value != each.default:
+                words.append(f"{each.name}={value if isinstance(value, str) else format(value, 'g')}")
         return f"ARM({', '.join([*words, f'seed {self.seed}'])})"
 
     def plan(self, activations: GateActivations) -> ArmPlan:
@@ -196,11 +187,9 @@ class ARM:
         return ArmPlan(threshold, share, fraction, lower, upper, selected.reshape(activations.shape))
 
     def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
-        """The redistributed activations of one prompt without padding, as a new tensor of the same shape and dtype.
+        """The redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN.
 
-        `generator` is a CPU generator (see `generator`); one number is drawn per element, used or not, so an element's
-        draw depends on its place alone. Computed in float32 or wider. Raises `ValueError` for activations that are empty,
-        infinite or NaN.
+        One number is drawn per element, used or not, so an element's draw depends on its place alone.
         """
         plan = self.plan(activations)
         draws = torch.rand(activations.shape, generator=generator, dtype=torch.float32)
@@ -236,8 +225,7 @@ class ARM:
             if it had been generated. None: all tokens are the prompt.
         step : the inputs are the tokens of this decode step alone (with `keys`); 0: a prompt.
 
-        Gives no edits for a decode step under `prefill_only`. Raises `ModelError` where a layer
-        has experts, which share no activation.
+        Raises `ModelError` where a layer has experts, which share no activation.
         """
         tokens = inputs.tokens if isinstance(inputs, Inputs) else inputs
         tokens = tokens[None] if tokens.dim() == 1 else tokens

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.arguments import check_choice
 from ..data import paper_table
 
 CODE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -31,11 +32,9 @@ class PublishedArm:
 
     def values(self, source: str) -> tuple[float, float | None]:
         """(c, p1) by "table" or "code"."""
-        if source not in ("table", "code"):
-            raise ValueError(f'source must be "table" or "code", got {source!r}')
-        found = self.table if source == "table" else self.code
+        check_choice(source, name="source", choices=("table", "code"))
+        found, other = (self.table, "code") if source == "table" else (self.code, "table")
         if found is None:
-            other = "code" if source == "table" else "table"
             raise ValueError(
                 f"the {source} has no ARM setting for {self.model} on {self.benchmark} ({self.note}); the {other} has: "
                 f'source="{other}"'

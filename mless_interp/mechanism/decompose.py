@@ -59,7 +59,6 @@ def decompose_attention(
         or None. `n_control_draws` draws of random words per problem are averaged within the problem.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
-    All runs of a pair are rows of one forward pass, reduced inside each layer; nothing of a token outlives its layer.
     Raises `ValueError` for pairs without tokens after the insertion, no heads or layers, heads or layers given twice or
     out of range; `ModelError` where the model shows no rotated queries and keys or no output weights.
 
@@ -157,11 +156,8 @@ class _OnePair:
 
     def control(self, draws: Sequence[PromptPair]) -> np.ndarray:
         """Mean lambda `[layer, head]` under other insertions."""
-        return np.mean([self._lam(pair) for pair in draws], axis=0)
-
-    def _lam(self, pair: PromptPair) -> np.ndarray:
         grid = np.full(self.asked.shape, np.nan)
-        grid[self.layers] = span_reads(self.model, pair, self.layers)["lam"]
+        grid[self.layers] = np.mean([span_reads(self.model, pair, self.layers)["lam"] for pair in draws], axis=0)
         return np.where(self.asked, grid, np.nan)
 
 

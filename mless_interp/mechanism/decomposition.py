@@ -172,10 +172,9 @@ class AttentionDecomposition(Result):
         return 1 - self.confidence
 
     def null_test(self, against: str = "uniform", contrast: str | None = None) -> Prevalence | None:
-        """In how many problems is lambda above its null, and below it? `[sense, head]`, heads as in `heads`.
+        """In how many problems is lambda above its null, and below it? `[sense, head]`, heads as in `heads`; exact, Holm.
 
-        Exact, Holm over heads and senses. Heads that differ by rounding alone are left out (p = NaN). None with a single
-        problem (nothing replicates), or where no head differs.
+        Heads that differ by rounding alone are left out (p = NaN). None with a single problem, or where no head differs.
         """
         difference = self.by_group(of_heads(self.of("lam", contrast) - self.null(against, contrast), self.heads))
         differs = (np.abs(difference) > SAME).any(0)
@@ -185,11 +184,7 @@ class AttentionDecomposition(Result):
 
     def table(self, contrast: str | None = None) -> pd.DataFrame:
         """One row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
-        beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads, and
-        `lam_minus_uniform`.
-
-        `fit_slope` is the slope of the best affine fit, not lambda.
-        """
+        beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads."""
         contrast = self._contrast(contrast)
         columns: dict[str, Any] = dict(head_columns(self.heads))
         for metric, found in self.values.items():
@@ -219,12 +214,8 @@ class AttentionDecomposition(Result):
         )
 
     def layer_table(self, contrast: str | None = None) -> pd.DataFrame:
-        """One row per layer: mean over heads and problems of what says how far attention is affine there.
-
-        `residual` is 0 in layer 0 (an identity); `lam`, `lam_null`, `fit_slope`, `fit_r2`; shares of the layer's change
-        summed over heads (`scale_share`, `bias_share`, `shift_share`, `rest_share`), `norm_share`; intervals are over
-        problems.
-        """
+        """One row per layer: means over heads of `lam`, `lam_null`, `residual`, `fit_slope`, `fit_r2`, shares of the layer's
+        change summed over heads, `norm_share`; intervals are over problems."""
         contrast = self._contrast(contrast)
         layers = list(self.layers)
         columns: dict[str, Any] = {"layer": layers, "paper_layer": [layer + 1 for layer in layers]}
@@ -279,103 +270,68 @@ class AttentionDecomposition(Result):
             f"{count_of(len(self.problem_ids), 'problem')}, "
             f"{self.settings.get('insertion', 'an insertion')}, contrast {contrast!r}.",
             *self._identity_words(contrast),
-            *self._fit_words(contrast),
             *self._share_words(contrast),
-            *self._shift_words(),
             *self._undefined_words(),
         ]
 
     def _identity_words(self, contrast: str) -> list[str]:
         residual = self.of("residual", contrast)
+        left = {at: float(np.nanmedian(residual[:, at])) for at in self.layers if np.isfinite(residual[:, at]).any()}
         words = []
-        if 0 in self.layers and np.isfinite(residual[:, 0]).any():
+        if 0 in left:
             words.append(
                 f"In layer 0 z' = lambda z + Sigma leaves {np.nanmax(residual[:, 0]):.1e} of the change open at most: that "
                 "form is an identity there, for any inserted text, not a finding."
             )
-        deeper = [layer for layer in self.layers if layer and np.isfinite(residual[:, layer]).any()]
-        if deeper:
-            known = {layer: float(np.nanmedian(residual[:, layer])) for layer in deeper}
-            low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-            where = f"(layer {low}) to {known[high]:.2f} (layer {high})" if low != high else f"(layer {low})"
-            words.append(
-                f"In deeper layers it leaves a residual of {known[low]:.2f} {where} of the change, median over heads and "
-                "problems: what upstream layers changed."
-            )
+        if deeper := {at: size for at, size in left.items() if at}:
+            ends = sorted({min(deeper, key=deeper.__getitem__), max(deeper, key=deeper.__getitem__)})
+            sizes = " and ".join(f"{deeper[at]:.2f} in layer {at}" for at in ends)
+            words.append(f"In deeper layers upstream changes leave more open, medians: {sizes}.")
         return words
 
     def _lambda_words(self, contrast: str) -> str:
         lam = self.mean("lam", contrast)
         null = self.layer_values["lam_null"][contrast][:, list(self.layers)].mean(0)
         low, high = float(np.nanmin(null)), float(np.nanmax(null))
-        words = (
-            f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep "
-        )
-        words += f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
+        kept = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
+        words = [
+            f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep {kept}"
+        ]
         if self.n_groups < 2:
-            return f"{words}; a single problem tests nothing."
-        few, least = [], 0
+            return f"{words[0]}; a single problem tests nothing."
         for against in self._nulls(contrast):
             name = str(self.settings.get("control")) if against == "control" else "uniform attention"
             test = self.null_test(against, contrast)
             if test is None:
-                words += f"; no head differs from {name}"
+                words.append(f"no head differs from {name}")
                 continue
             least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
             if test.n.max() < least:
-                few.append(name)
+                n = count_of(self.n_groups, "problem")
+                words.append(f"{n} are too few to test a head against {name} ({least} needed)")
                 continue
             above, below = (int((p < self.alpha).sum()) for p in test.p_corrected)
             keep = f"{count_of(above, 'head')} {'keeps' if above == 1 else 'keep'} more and {below} less"
-            words += f"; against {name} {keep} in most problems (corrected p < {self.alpha:.3g})"
-        if few:
-            n = count_of(self.n_groups, "problem")
-            words += f"; {n} are too few to test a head against {' or '.join(few)} ({least} needed)"
-        return words + "."
-
-    def _fit_words(self, contrast: str) -> list[str]:
-        slope, r2, lam = (self.mean(name, contrast) for name in ("fit_slope", "fit_r2", "lam"))
-        if not np.isfinite(slope).any():
-            return []
-        apart = np.abs(slope - lam)
-        outside = int(((slope < 0) | (slope > 1)).sum())
-        return [
-            "The slope of the best global affine fit is another number than lambda: median difference "
-            f"{np.nanmedian(apart):.3f}, largest {np.nanmax(apart):.3f}, {count_of(outside, 'head')} outside [0, 1], where "
-            f"lambda always lies; its R squared has median {np.nanmedian(r2):.3f}."
-        ]
+            words.append(f"against {name} {keep} in most problems (corrected p < {self.alpha:.3g})")
+        return "; ".join(words) + "."
 
     def _share_words(self, contrast: str) -> list[str]:
         layer = self.layers[0]
         row = self.layer_table(contrast).set_index("layer").loc[layer]
         if not np.isfinite(row["share"]):
             return []
-        words = (
-            f"In layer {layer} the change of attention's output is {row['scale_share']:+.2f} scale and "
-            f"{row['bias_share']:+.2f} bias"
-        )
-        words += "" if layer == 0 else f" and {row['rest_share']:+.2f} from upstream"
         complete = len([head for head in self.heads if head.layer == layer]) == self.settings.get("n_heads")
-        words += " of the whole (shares are signed)" if complete else " (of the asked heads; shares are signed)"
+        words = (
+            f"In layer {layer} the change of attention's output is {row['scale_share']:+.2f} scale, "
+            f"{row['bias_share']:+.2f} bias and {row['rest_share']:+.2f} from upstream, "
+            f"{'of the whole' if complete else 'of the asked heads'} (shares are signed)"
+        )
         if "norm_share" in row and np.isfinite(row["norm_share"]):
             words += (
-                f"; this model norms what attention writes, so shares are exact before that norm, and after it "
-                f"(scale frozen) {row['scale_share_after_norm']:+.2f} and {row['bias_share_after_norm']:+.2f} with "
-                f"{row['norm_share']:+.2f} for the norm's own rescaling"
+                f"; after this model's norm of it {row['scale_share_after_norm']:+.2f} and "
+                f"{row['bias_share_after_norm']:+.2f}, with {row['norm_share']:+.2f} for the norm's own rescaling"
             )
-        return [
-            f"{words}.",
-            "That a head writes something does not say whether anything reads it: that needs patching.",
-        ]
-
-    def _shift_words(self) -> list[str]:
-        left_out = self.values.get("shift_left_out", {}).get("total")
-        if left_out is None or 0 not in self.layers or not np.isfinite(left_out[:, 0]).any():
-            return []
-        return [
-            "Against the plain prompt the paper's Eq. 2 leaves out the shift of positions, lambda (z_gap - z_base): in "
-            f"layer 0 a median of {np.nanmedian(left_out[:, 0]):.2f} of the change."
-        ]
+        return [f"{words}."]
 
     def _undefined_words(self) -> list[str]:
         counted = undefined(self.values, self.heads)

@@ -14,7 +14,6 @@ from ..metrics.activations import histogram
 from ..metrics.segments import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Model
-from ..models.inputs import Inputs
 from ..models.sites import site
 from ..patching.prepared import fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
@@ -56,8 +55,8 @@ def activation_shift(
 ) -> ActivationShift:
     r"""What an insertion does to the activations $a = \operatorname{act}(\operatorname{gate}(x))$ of one layer's MLP.
 
-    Only tokens that both prompts have are read: the span's own would change the distribution by composition. Each
-    problem gives one number per metric, contrast and token class, before and after; elements are no replicates.
+    Only tokens that both prompts have are read. Each problem gives one number per metric, contrast and token class, before
+    and after; elements are no replicates.
 
     Parameters
     ----------
@@ -75,9 +74,8 @@ def activation_shift(
         `metrics.token_classes` on the tokenizer's text.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
-    An MLP without a gate has $a = \operatorname{act}(\operatorname{up}(x))$, what enters its output projection: our
-    extension of the paper's form, and the result says so. Where attention and MLP read the same input (GPT-J, GPT-NeoX,
-    Falcon, Phi-2), nothing that is inserted reaches the MLP of layer 0: ask for a later one.
+    An MLP without a gate has $a = \operatorname{act}(\operatorname{up}(x))$: our extension of the paper's form. Where
+    attention and MLP read the same input (GPT-J, GPT-NeoX, Falcon, Phi-2), nothing inserted reaches the MLP of layer 0.
 
     Raises `ModelError` for experts, which share no activation, and for MLPs of a build that is not known.
     Source: methods §5; arXiv 2510.01032, Figs. 4 and 7.
@@ -145,25 +143,17 @@ class _Reader:
     positions: str
 
     def __call__(self, pair: PromptPair, condition: str) -> Tensor:
-        inputs: Inputs = pair.condition(condition)
         places = torch.arange(len(pair.base)) if not CONDITIONS[condition].has_span else pair.shared
-        places = places[self.tokens(pair)]
-        result = self.model.run(
-            inputs,
-            capture={self.site: lambda pre: widened(self.activation(pre[0, places.to(pre.device)]))},
-            logits_at="none",
-        )
-        found: Tensor = result.captured[self.site]
+        places = places[self.first(pair) :]
+        keep = {self.site: lambda pre: widened(self.activation(pre[0, places.to(pre.device)]))}
+        found: Tensor = self.model.run(pair.condition(condition), capture=keep, logits_at="none").captured[self.site]
         if not bool(torch.isfinite(found).all()):
             raise ValueError(f"problem {pair.id!r}, condition {condition!r}: infinite or NaN activations")
         return found
 
-    def tokens(self, pair: PromptPair) -> Tensor:
-        """Which tokens of the base prompt are read, boolean `[token]`."""
-        wanted = torch.ones(len(pair.base), dtype=torch.bool)
-        if self.positions == "question":
-            wanted[: pair.spans[0][0]] = False
-        return wanted
+    def first(self, pair: PromptPair) -> int:
+        """The first token of the base prompt that is read."""
+        return pair.spans[0][0] if self.positions == "question" else 0
 
 
 def _one(
@@ -177,8 +167,7 @@ def _one(
     q: float,
 ) -> dict[str, Any]:
     """One problem: `before`, `after`, `difference` `[contrast, group, metric]`, token counts, thresholds, histograms."""
-    wanted = read.tokens(pair).tolist()
-    groups = token_groups_of(tuple(kind for kind, here in zip(kinds, wanted, strict=True) if here))
+    groups = token_groups_of(kinds[read.first(pair) :])
     runs = {"base": read(pair, "base")}
     thresholds = NearZero.of(runs["base"], c=c, q=q)
     parts: dict[str, list[Any]] = {"before": [], "after": [], "difference": [], "counts": []}

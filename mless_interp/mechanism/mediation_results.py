@@ -24,7 +24,15 @@ READINGS = {
     "variance": ("activation squared", "variance over tokens, median over neurons"),
 }
 """reading -> (unit, what it is)."""
-EFFECTS = ("scale", "bias", "both", "interaction", "rest", "total")
+EFFECTS: dict[str, dict[str, int]] = {
+    "scale": {"scale": 1, "reference": -1},
+    "bias": {"bias": 1, "reference": -1},
+    "both": {"both": 1, "reference": -1},
+    "interaction": {"both": 1, "scale": -1, "bias": -1, "reference": 1},
+    "rest": {"patched": 1, "both": -1},
+    "total": {"with": 1, "without": -1},
+}
+"""Effect -> the arms that it adds and takes away."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,21 +65,9 @@ class Mediation(Result):
         return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]
 
     def effect(self, reading: str, effect: str) -> np.ndarray:
-        """One effect on one reading, `[problem]`.
-
-        "scale", "bias", "both": that arm minus "reference"; "interaction": both - scale - bias; "rest": patched - both;
-        "total": the run with the span minus the one without.
-        """
-        if effect not in EFFECTS:
-            raise ValueError(f"unknown effect {effect!r}; choose one of {', '.join(EFFECTS)}")
-        arm = lambda name: self.of(reading, name)  # noqa: E731
-        if effect == "total":
-            return arm("with") - arm("without")
-        if effect == "rest":
-            return arm("patched") - arm("both")
-        if effect == "interaction":
-            return arm("both") - arm("scale") - arm("bias") + arm("reference")
-        return arm(effect) - arm("reference")
+        """One effect of `EFFECTS` on one reading, `[problem]`; "scale", "bias", "both": that arm minus "reference"."""
+        place_of(effect, EFFECTS, "effect")
+        return np.sum([sign * self.of(reading, arm) for arm, sign in EFFECTS[effect].items()], 0)
 
     def table(self) -> pd.DataFrame:
         """One row per reading and effect.
@@ -141,12 +137,6 @@ class Mediation(Result):
                 "No edit of attention moves this layer's activations beyond rounding: where attention and MLP read the same "
                 "input (GPT-J, GPT-NeoX, Falcon, Phi-2), none can."
             )
-        if s.get("layer"):
-            found.append(
-                "In this layer z' is not lambda z + Sigma: what upstream layers changed is the 'rest', not scale or bias."
-            )
-        if self.n_groups < 2:
-            found.append("A single problem has no interval.")
         return found
 
     def printed(self) -> pd.DataFrame:

@@ -36,12 +36,11 @@ def block_ends(length: int, n_blocks: int) -> list[int]:
 class SpanReadings(Result):
     """What is readable at the inserted positions: `rank` and `logprob` of each problem's token `[problem, layer, position]`.
 
-    Along `layer` the embedding stands first, then the stream after each layer; position is the place in the span. `own`,
-    `others`, `margin`, `advantage` `[problem, reader, layer, block]`: log-probabilities (lens) or scores (probe). `others`:
-    mean over other problems' tokens; `margin`: how much better the own tokens of a problem and its partner are read than the
-    exchanged ones, of which signs are tested, once for each of `units` (the two groups of a pair; "": no partner);
-    `advantage`: own less others, each less its mean over problems of other tokens. NaN: undefined (no partner; of the probe
-    also problems that only taught it, and tokens that it was not taught). `right`: whether the model's first token is.
+    Along `layer` the embedding stands first. `own`, `others` (mean over other problems' tokens), `margin`, `advantage`
+    `[problem, reader, layer, block]`: log-probabilities (lens) or scores (probe). `margin`: how much better the own tokens of
+    a problem and its partner are read than the exchanged ones, tested once for each of `units` (the two groups of a pair; "":
+    no partner); `advantage`: own less others, each less its mean over problems of other tokens. NaN: no partner, or of the
+    probe nothing taught. `right`: whether the model's first token is.
     """
 
     problem_ids: tuple[str, ...]
@@ -260,17 +259,13 @@ class SpanReadings(Result):
             )
         for at, words in enumerate(READERS.values()):
             if self.found[at].any():
-                found.append(self._right_words(at, words))
+                cell = (at, *self._surest(at))
+                right, of, wrong, of_wrong = (int(each[cell]) for it in (True, False) for each in self.above(right=it))
+                found.append(
+                    f"There {words} reads the own token better than others' in {right} of {of} answered rightly, in {wrong} of "
+                    f"{of_wrong} answered wrongly."
+                )
         return found
-
-    def _right_words(self, at: int, words: str) -> str:
-        """How often the token is read where the model answers rightly, and wrongly, in the surest cell of a reader."""
-        cell = (at, *self._surest(at))
-        (k, n), (wrong_k, wrong_n) = (tuple(int(each[cell]) for each in self.above(right=it)) for it in (True, False))
-        return (
-            f"There {words} reads the own token better than others' in {k} of {n} answered rightly, in {wrong_k} of {wrong_n} "
-            "answered wrongly."
-        )
 
     def caveats(self) -> list[str]:
         """Return what limits the finding."""

@@ -59,9 +59,10 @@ ROTATED: dict[str, Callable[[Any], bool]] = {
 """Attention that rotates in some layers only, and whether it is one of these; every other rotates in all."""
 PAIRED: dict[str, Callable[[Any], tuple[bool, bool]]] = {
     "DeepseekV2Attention": lambda attention: (True, True),
-    "DeepseekV3Attention": lambda attention: (bool(attention.config.rope_interleave), False),
-    "Glm4MoeLiteAttention": lambda attention: (bool(attention.config.rope_interleave), False),
-    "YoutuAttention": lambda attention: (bool(attention.config.rope_interleave), False),
+    **dict.fromkeys(
+        ("DeepseekV3Attention", "Glm4MoeLiteAttention", "YoutuAttention"),
+        lambda attention: (bool(attention.config.rope_interleave), False),
+    ),
 }
 """Latent attention that is known: whether what it turns together lies side by side, before it is turned and after it; else
 half a width apart."""

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,7 @@ def test_its_numbers_are_those_of_the_functions_that_it_calls(ran: Any, planted:
     )
     assert np.array_equal(mi.load(ran("locate")[0])["PatchScores"].effect, swept.effect, equal_nan=True)
     treatments = [mi.Treatment(name="none"), mi.Treatment(filler, name="mless")]
+    treatments.append(mi.Treatment(replace(filler, before="answer"), name="mless@before-answer"))
     treatments.append(mi.Treatment(filler, knockout=["L0H2"], name="knockout"))
     answered = mi.evaluate_accuracy(model, problems, treatments, max_new_tokens=2, progress=False)
     kept = mi.load(ran("accuracy")[0])["AccuracyResults"]

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ONE_OF_EACH, ROOT, needs_hooked_transformer
+from conftest import ONE_OF_EACH, needs_hooked_transformer
 from models_under_test import ignores_positions, loaded, lying
 from typer.testing import CliRunner
 
@@ -219,29 +217,3 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(tmp_path: Path, mo
         "passed": False,
         "error": "'x' on backend 'bridge' failed its check: the rows do not sum to 1",
     }
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["./none"], "there is no directory '"),
-        (["demo", "--json", "none/c.json"], "--json none/c.json: there is no folder"),
-    ],
-)
-def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: str, monkeypatch: Any) -> None:
-    monkeypatch.delenv("MLESS_TRACEBACK", raising=False)
-    done = check(*arguments)
-    assert done.exit_code == 2
-    assert message in done.output and done.output.splitlines()[-1].lower().startswith("error: ")
-
-
-def test_help_is_there_and_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, runpy\nsys.argv = ['mless_interp', 'check', '--help']\n"
-        "try: runpy.run_module('mless_interp', run_name='__main__')\n"
-        "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0 False"
-    said = " ".join(done.stdout.split())
-    assert "check [OPTIONS] {MODEL}" in said and "--backend" in said and "Exit code 0 if all is well" in said

@@ -206,8 +206,8 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: planted_model([], conditional={A: B}), r"L0H1 cannot be made to look by L0H4.*earlier layer \(zero-based\)"),
-        (lambda: planted_model([], relayed={A: C}), r"L0H1 cannot be given anything to read by L1H2"),
+        (lambda: planted_model([], conditional={A: B}), r"L0H1 needs L0H4.*earlier layer \(zero-based\)"),
+        (lambda: planted_model([], relayed={A: C}), r"L0H1 needs L1H2"),
         (lambda: planted_model([A], conditional={C: A}), "L0H1 is given two roles, readers and switches"),
         (lambda: planted_model(null=True, conditional={C: A}), "null=True is a model without readers"),
         (lambda: planted_model([A, B], [C], combine="any"), "combine='any' needs two or more readers and no mediators"),

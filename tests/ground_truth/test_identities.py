@@ -183,7 +183,6 @@ def test_i14_notices_a_wrong_row(condition: str, inside: bool, tiny_model_dir: A
 def test_the_entropy_chain_and_the_slope_notice_another_score_rule(tiny_model_dir: Any) -> None:
     """I11 is arithmetic of one pattern, so only rows that are no distribution break it; I12 breaks with the scores."""
     case = case_of(tiny_model_dir("qwen2"), "bridge", "eager")
-    broken = Case(case.model, case.pair, dict(case.runs))
     inside = case.pair.span_mask
 
     class Lying(type(case.model)):  # type: ignore[misc]

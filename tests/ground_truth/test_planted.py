@@ -223,23 +223,15 @@ def test_decoys_look_and_mediators_look_away(seed: int) -> None:
 
 @pytest.mark.slow
 def test_other_texts_are_not_read() -> None:
-    for seed in (7,):
-        planted = random_planted(seed)
-        slashes = mean_effects(planted, n_tokens=55, n_problems=1)
-        rng = random.Random(seed)
-        words = [token for token in planted.vocabulary.tokens if token.isalpha()]
-        sentence = [encode(planted, rng.choice(words))[0] for _ in range(55)]
-        for span in (
-            sentence,
-            encode(planted, "he") * 55,
-            encode(planted, "?") * 55,
-            encode(planted, "neverseen") * 55,
-        ):
-            other = mean_effects(planted, n_tokens=55, n_problems=1, span=span)
-            for name in ("knockout", "edge_noise"):
-                ratio = (other[name] * other["total"]).abs().max() / slashes["total"].abs()
-                assert ratio < NEARLY_NOTHING, name
-            assert other["total"].abs() < 0.05 * slashes["total"].abs()
+    planted, rng = random_planted(7), random.Random(7)
+    whole = mean_effects(planted, n_tokens=55, n_problems=1)["total"].abs()
+    words = [token for token in planted.vocabulary.tokens if token.isalpha()]
+    sentence = [encode(planted, rng.choice(words))[0] for _ in range(55)]
+    for span in (sentence, *(encode(planted, word) * 55 for word in ("he", "?", "neverseen"))):
+        other = mean_effects(planted, n_tokens=55, n_problems=1, span=span)
+        for name in ("knockout", "edge_noise"):
+            assert (other[name] * other["total"]).abs().max() / whole < NEARLY_NOTHING, name
+        assert other["total"].abs() < 0.05 * whole
 
 
 def test_reads_names_the_tokens_that_are_read_and_how_strongly() -> None:
@@ -281,23 +273,22 @@ def test_the_model_answers_and_stops() -> None:
 
 
 def test_tokens_of_the_prompts_are_known_and_single() -> None:
-    for seed in range(1):
-        planted = planted_model(n_heads=8, seed=seed)
-        unknown = planted.tokenizer.unk_token_id
-        for text in (" /", "/", "he", "?", "}", "\\boxed{", "Answer"):
-            assert len(encode(planted, text)) == 1 and encode(planted, text) != [unknown]
-        assert len(encode(planted, "/ " * 54 + "/")) == 55
-        paper = r"Please reason step by step and put your final answer within \boxed{{}}."
-        assert unknown not in encode(planted, paper)
-        for problem in planted.problems(50, n_clauses=(0, 6)):
-            for text in (problem.question, problem.solution, problem.system):
-                assert unknown not in encode(planted, text)
-            assert len(encode(planted, problem.answer)) == len(encode(planted, problem.distractor)) == 1
-            numbers = [int(word) for word in problem.question.split() if word.isdigit()]
-            assert sorted(numbers)[-2:] == [int(problem.distractor), int(problem.answer)]
-            assert 1 <= int(problem.level) <= 5
-            questions = set(problem.question.split()) - {".", ",", "?"}
-            assert not any(planted.vocabulary.is_system(word) for word in questions)
+    planted = planted_model(n_heads=8)
+    unknown = planted.tokenizer.unk_token_id
+    for text in (" /", "/", "he", "?", "}", "\\boxed{", "Answer"):
+        assert len(encode(planted, text)) == 1 and encode(planted, text) != [unknown]
+    assert len(encode(planted, "/ " * 54 + "/")) == 55
+    paper = r"Please reason step by step and put your final answer within \boxed{{}}."
+    assert unknown not in encode(planted, paper)
+    for problem in planted.problems(50, n_clauses=(0, 6)):
+        for text in (problem.question, problem.solution, problem.system):
+            assert unknown not in encode(planted, text)
+        assert len(encode(planted, problem.answer)) == len(encode(planted, problem.distractor)) == 1
+        numbers = [int(word) for word in problem.question.split() if word.isdigit()]
+        assert sorted(numbers)[-2:] == [int(problem.distractor), int(problem.answer)]
+        assert 1 <= int(problem.level) <= 5
+        questions = set(problem.question.split()) - {".", ",", "?"}
+        assert not any(planted.vocabulary.is_system(word) for word in questions)
 
 
 def test_problems_depend_on_their_seed_and_number_only() -> None:
@@ -378,7 +369,7 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
         (lambda: planted_model([Head(0, 1)], decoys={"silent": [Head(0, 1)]}), "two roles, readers and silent decoys"),
         (lambda: planted_model([Head(1, 1)], [Head(1, 2)]), r"mediator L1H2 has nothing to carry.*\(zero-based\)"),
         (lambda: planted_model([]), "no readers are given.*null=True"),
-        (lambda: planted_model(decoys={"loud": [Head(0, 1)]}), "unknown decoy kind 'loud'; the kinds are silent"),
+        (lambda: planted_model(decoys={"loud": [Head(0, 1)]}), "the kind of decoys must be one of 'silent'"),
         (lambda: planted_model(n_heads=10, n_key_value_heads=4), "multiple of n_key_value_heads, got 10 query heads"),
         (lambda: planted_model(reads=("unheard",)), "'unheard' is not a token"),
         (lambda: planted_model(reads=("?",)), "part of the prompts themselves"),

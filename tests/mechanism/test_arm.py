@@ -94,23 +94,11 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: " ".join(f"{k}={v}" for k, v in s.items()))
 def test_it_equals_the_slow_reference_element_by_element(reading: str, scope: str, settings: dict) -> None:
     arm = ARM(reading=reading, scope=scope, **settings)
-    for seed, shape in enumerate([(7, 12), (1, 33), (5, 20), (4, 1)]):
-        a = activations(*shape, seed=seed)
+    tied = activations(6, 10).mul(4).round().div(4)  # few different values: many ties, many zeros of both signs
+    for seed, a in enumerate([tied, *(activations(*shape) for shape in [(7, 12), (1, 33), (5, 20), (4, 1)])]):
         torch.testing.assert_close(
             arm.redistribute(a, generator=seeded(seed)), reference(arm, a, seeded(seed)), rtol=1e-12, atol=1e-14
         )
-
-
-@pytest.mark.parametrize("reading", ["paper_add", "code_replace"])
-def test_ties_and_zeros_follow_the_reference_too(reading: str) -> None:
-    a = activations(6, 10).mul(4).round().div(4)  # few different values: many ties, many zeros of both signs
-    assert len(a.unique()) < 12 and (a == 0).sum() > 5
-    for settings in SETTINGS:
-        for scope in ("tensor", "token"):
-            arm = ARM(reading=reading, scope=scope, **settings)
-            torch.testing.assert_close(
-                arm.redistribute(a, generator=seeded(3)), reference(arm, a, seeded(3)), rtol=1e-12, atol=1e-14
-            )
 
 
 # ------------------------------------------------------------------------------------------------------------ by hand
@@ -150,14 +138,8 @@ def test_seed_key_layer_and_step_each_change_the_draws() -> None:
     def draw(arm: ARM, key: object, **at: int) -> float:
         return float(torch.rand(1, generator=arm.generator(key, **at)))
 
-    arm = ARM(c=0.1, p1=99)
-    drawn = [
-        draw(arm, "a"),
-        draw(arm, "b"),
-        draw(arm, "a", layer=1),
-        draw(arm, "a", step=1),
-        draw(ARM(c=0.1, p1=99, seed=1), "a"),
-    ]
+    arm, other = ARM(c=0.1, p1=99), ARM(c=0.1, p1=99, seed=1)
+    drawn = [draw(arm, "a"), draw(arm, "b"), draw(arm, "a", layer=1), draw(arm, "a", step=1), draw(other, "a")]
     assert len(set(drawn)) == 5
     assert drawn[0] == draw(ARM(c=0.4, p1=80), "a")
 
@@ -266,14 +248,14 @@ def test_rows_of_a_batch_and_content_keys(bridge: Model) -> None:
 
 def test_what_edits_cannot_do_is_said(bridge: Model) -> None:
     tokens = pairs_for(bridge)[0].condition("base").tokens
-    with pytest.raises(ValueError, match="layer 7 is out of range"):
-        ARM(c=0.1, p1=99, layers=(7,)).edits(bridge, tokens)
-    with pytest.raises(ValueError, match="one key per row: got 2 keys for 1 rows"):
-        ARM(c=0.1, p1=99).edits(bridge, tokens, keys=["a", "b"])
-    with pytest.raises(ValueError, match="needs keys"):
-        ARM(c=0.1, p1=99).edits(bridge, tokens, step=1)
-    with pytest.raises(ValueError, match="n_prompt must lie between 1 and"):
-        ARM(c=0.1, p1=99).edits(bridge, tokens, n_prompt=0)
+    for layers, options, words in (
+        ((7,), {}, "layer 7 is out of range"),
+        ((0,), {"keys": ["a", "b"]}, "one key per row: got 2 keys for 1 rows"),
+        ((0,), {"step": 1}, "needs keys"),
+        ((0,), {"n_prompt": 0}, "n_prompt must lie between 1 and"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ARM(c=0.1, p1=99, layers=layers).edits(bridge, tokens, **options)
 
 
 # ---------------------------------------------------------------------------------------------------- published settings
@@ -286,13 +268,8 @@ def test_published_settings_and_their_disagreements() -> None:
     assert (llama.c, llama.p1, llama.p_min) == (0.45, 80, 0.2)
     assert ARM.from_paper("llama-3.1-8b-instruct", "GPQA").p_min == 0.02
     gemma = ARM.from_paper("gemma-3-4b-it", "AIME24", source="code", reading="code_replace")
-    assert (gemma.c, gemma.p1, gemma.fraction, gemma.selection, gemma.upper) == (
-        0.25,
-        85,
-        "direct",
-        "quantile",
-        "absolute",
-    )
+    assert (gemma.c, gemma.p1) == (0.25, 85)
+    assert (gemma.fraction, gemma.selection, gemma.upper) == ("direct", "quantile", "absolute")
     assert ARM.from_paper("gemma-3-4b-it", "AIME24").p1 == 96.5
     assert ARM.from_paper("qwen2.5-7b-instruct", "AIME25", source="code").c == 0.1
     assert ARM.from_paper("gemma-3-27b-it", "GPQA", source="code", p1=85).c == 0.5

@@ -154,7 +154,7 @@ def test_effects_by_hand() -> None:
     table = found.table()
     assert list(table["effect"][:6]) == list(EFFECTS) and (table["n"] == 2).all() and table["before"].eq(1).all()
     assert len(found.to_frame()) == 2 * 2 * 7
-    with pytest.raises(ValueError, match="unknown effect 'all'; choose one of scale, bias"):
+    with pytest.raises(ValueError, match="no effect 'all' here; there are scale, bias"):
         found.effect("mean", "all")
 
 

@@ -170,20 +170,6 @@ def test_arm_while_generating_with_a_cache_is_arm_by_whole_passes(name: str, bac
         assert float((found.logits[0] - without[key].logits[0]).abs().max()) > 1e-2, "ARM does something here"
 
 
-@needs_hooked_transformer
-@pytest.mark.parametrize("name", ["GPT-2", "OPT"])
-def test_arm_while_generating_on_a_hooked_transformer_is_that_of_the_cache(name: str) -> None:
-    """OPT, too: its activation is a module that plain generation passes through, though nnsight has no site for it."""
-    model, other = here(name, "hooked_transformer"), here(name, "nnsight")
-    requests = requests_of(model)
-    options: dict[str, Any] = {"max_new_tokens": 4, "keep_logits": True, "redistribution": ARM(1.0, 99.5, p_max=0.9)}
-    slow = generate_completions(model, requests, engine="forward", **options)
-    fast = generate_completions(other, requests, engine="hugging_face", **options)
-    for key, found in fast.items():
-        assert found.tokens == slow[key].tokens
-        torch.testing.assert_close(found.logits, slow[key].logits, atol=5e-4, rtol=1e-4)
-
-
 def requests_of(model: Model) -> list[Request]:
     """Two prompts of different length."""
     return [Request(pair.inserted.ids[at:], pair.id) for at, pair in enumerate(pairs_for(model, n_tokens=9, count=2))]
@@ -206,14 +192,6 @@ def test_mediation_reads_the_activation_where_attention_reaches_it(name: str) ->
     assert UNGATED in said
     assert (moved < 1e-6) is (name in PARALLEL) is ("none can" in said)
     assert np.abs(found.effect("outcome", "both")).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX (Pythia)"])
-def test_what_cannot_reach_the_first_mlp_of_a_parallel_model_is_said(name: str) -> None:
-    model = here(name, "nnsight")
-    shift = activation_shift(model, pairs_for(model)[:2], contrasts=("total",), progress=False)
-    still = float(np.abs(shift.of("mean_absolute")).max()) < 1e-6
-    assert still is (name in PARALLEL)
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused

@@ -398,6 +398,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "makes its keys and values of a latent vector by MiniCPM3Attention",
     ),
     "Doge": (KV, "takes no mask of its own for each head"),
+    "Gemma4Text": ({**KV, "head_dim": 8}, "has layers whose heads differ in number or width"),
+    "MiMoV2Flash": (
+        {**KV, "head_dim": 8, "swa_num_key_value_heads": 4, "n_routed_experts": 2, "num_experts_per_tok": 1},
+        "has layers whose heads differ in number or width",
+    ),
     "OPT": ({"ffn_dim": 32, "word_embed_proj_dim": 16}, "embeds its tokens in 16 dimensions .*: it is not taken"),
 }
 
