@@ -32,9 +32,8 @@ from scipy import stats
 import mless_interp as mi
 from mless_interp.answers.complete import generate_completions
 from mless_interp.answers.decoding import Request
-from mless_interp.circuits.judge import NAMED, SIDES, Judged, judge
+from mless_interp.circuits.judge import NAMED, PER_HEAD, SIDES, Judged, judge
 from mless_interp.circuits.located import LocatedHeads
-from mless_interp.circuits.judge import PER_HEAD
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
 from mless_interp.ground_truth.stand_ins import stand_in, stand_in_problems

@@ -70,8 +70,7 @@ class Site:
 @savable
 @dataclass(frozen=True)
 class Place:
-    """A token at which a head's output is patched ("row 0"; "position 0" where nothing is inserted), or a part of the span that
-    it cannot see ("span block 0")."""
+    """A token at which a head's output is patched ("row 0"), or a part of the span that it cannot see ("span block 0")."""
 
     of: Head
     place: str
@@ -84,9 +83,8 @@ class Place:
 class CellEffects(Parts, Grouped):
     """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`.
 
-    Positive is with the effect (in denoising: what a cell takes out of it, in noising what it brings in); NaN where a problem
-    has no such cell. What is claimed of a cell is in how many problems it carries more than the smallest effect of interest
-    (prevalence test, Holm over all cells and both senses); means describe.
+    Positive is with the effect; NaN where a problem has no such cell. What is claimed of a cell is in how many problems it
+    carries more than the smallest effect of interest (prevalence test, Holm over all cells and both senses); means describe.
     """
 
     problem_ids: tuple[str, ...]

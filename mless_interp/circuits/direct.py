@@ -52,23 +52,18 @@ def direct_effects(
     $$ Y_\text{direct} = Y\big(x_L + \Delta z\, W_O\big) - Y(x_L), \qquad
        Y_\text{indirect} = Y_\text{patched} - Y_\text{receiving} - Y_\text{direct} $$
 
-    each with the sign of `DIRECTIONS`, so that both are parts of the insertion's effect. Where attention's output is normed
-    before it is added (Gemma 2, OLMo 2) $\Delta z W_O$ goes through that norm. The indirect part holds all that later heads
-    and MLPs make of it, and what is not linear in both together.
-
-    A head of the last layer still acts through that layer's MLP, unless the layer is parallel (GPT-NeoX) or has none: there
-    its indirect part is 0.
+    each with the sign of `DIRECTIONS`, so that both are parts of the insertion's effect. The indirect part holds all that later
+    heads and MLPs make of it. A head of the last layer still acts through that layer's MLP, unless the two are parallel.
 
     Parameters
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads). Default all.
     contrast, direction, edit, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
     control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
-        run with the control, corrupted that with the insertion, and the span's own rows change too: what heads write there
-        for later ones to read is seen. Leave contrast and edit out.
+        run with the control, and the span's own rows change too: what heads write there for later ones to read is seen.
 
     Returns `DirectEffects` with values `[problem, head]` in the outcome's unit. Raises `ModelError` before anything runs for
-    models whose weights cannot be read (quantised, run elsewhere) or whose layers are not known one by one.
+    models whose weights or layers cannot be read (quantised, run elsewhere).
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
@@ -98,8 +93,7 @@ class DirectEffects(CellEffects, Result):
     """How much of each head's effect goes straight to the logits: `values` `[problem, cell]`, two cells (`Way`) per head.
 
     `effect` `[problem, head]` is the part of the insertion's effect (`total`, corrupted - clean) that the head carries,
-    `direct` what of it is left where only the unembedding sees what the head writes; `indirect` is the rest. Both ways of
-    every head are tested (`CellEffects`); means add up, medians need not.
+    `direct` and `indirect` what it consists of; both ways of every head are tested (`CellEffects`).
     """
 
     picture = "direct_bars"

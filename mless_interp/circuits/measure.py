@@ -163,15 +163,12 @@ def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterabl
     rows = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs])
     usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
     named = {str(at): sweep for at, sweep in enumerate(sweeps)}
-    layers: dict[int, list[Head]] = {}
-    for head in heads:
-        layers.setdefault(head.layer, []).append(head)
+    layers = [[head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}]
 
     def run(per_layer: int) -> None:
-        some = [head for members in layers.values() for head in members[:per_layer]]
-        sweep_heads(usual, named, some, progress=False)
+        sweep_heads(usual, named, [head for members in layers for head in members[:per_layer]], progress=False)
 
-    return len(rows) * extrapolated(run, max(map(len, layers.values())))
+    return len(rows) * extrapolated(run, max(map(len, layers)))
 
 
 def extrapolated(run: Callable[[int], Any], total: float | int, *, sizes: int = 1) -> float:

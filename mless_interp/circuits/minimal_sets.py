@@ -62,10 +62,9 @@ def minimal_sets(
     enough (OR) either is sufficient, both are necessary; of two that are needed (AND) both are sufficient, either is necessary.
 
     Each set grows by the head that adds most, exactly measured. Where none adds more than 5 % of the effect (as when two act
-    only together), the next one is taken by what each does alone, open or closed, and of those that do little by the gate
-    gradient (`attribute_heads`). The set is then pruned: the head whose loss costs least is left out as long as the rest
-    reaches the share. So no member can be left out, but a smaller set that lies elsewhere can be missed. The last look is for
-    stand-ins: which other candidate reaches the share too in the place of a member.
+    only together), the next one is taken by what each does alone, and of those that do little by the gate gradient. The set is
+    then pruned as long as the rest reaches the share: no member can be left out, but a smaller set that lies elsewhere can be
+    missed. The last look is for stand-ins: which other candidate reaches the share too in the place of a member.
 
     On fresh problems the set is measured again: the share with its interval, the test that it does more than `share` of the
     problem's own effect in most problems (prevalence, Holm over both sets), and its rank among `n_random_sets` sets of the same

@@ -151,11 +151,10 @@ def trace_paths(
     $$ q_r' = R_p\, W_Q^r\, n\big(x_l + \Delta z_s W_O^s\big), \qquad z_r' = A(q_r', k_r, v_r)\, v_r, \qquad
        Y_{s \to r} = Y(z_r \leftarrow z_r') - Y_\text{receiving} $$
 
-    (k and v alike; under grouped queries the receiver has its own copy of them, and where a norm spans the queries or keys of
-    all heads, OLMo 2, it is that of the whole changed input). Into an MLP the change is added to the stream that it reads, and
-    what it answers more is added to what it wrote; into the logits it is the direct effect.
+    (k and v alike; under grouped queries the receiver has its own copy of them). Into an MLP the change is added to the stream
+    that it reads, and what it answers more is added to what it wrote; into the logits it is the direct effect.
 
-    Edges do not add up to a head's effect: the model is not linear, and paths of several edges count in each.
+    Edges do not add up to a head's effect: paths of several edges count in each.
 
     Parameters
     ----------
