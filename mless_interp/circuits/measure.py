@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +83,7 @@ def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
     }
 
 
-def kept_file(folder: Path | None, name: str, *of: Any) -> Path | None:
+def kept_file(folder: Path | None, name: str, *of: object) -> Path | None:
     """The checkpoint of one sweep of an experiment, by the heads (and prompts) that it is of: with more problems others may
     be."""
     return None if folder is None else folder / f"{name}-{key_of(of)[:8]}.jsonl"
@@ -171,11 +170,9 @@ def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterabl
     return len(rows) * extrapolated(run, max(map(len, layers)))
 
 
-def extrapolated(run: Callable[[int], Any], total: float | int, *, sizes: int = 1) -> float:
-    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`.
-
-    What loads at the first call does not count, unless that call alone takes so long. `sizes`: run at least so many.
-    """
+def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int = 1) -> float:
+    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`, of
+    `sizes` at least; what loads at the first call does not count."""
 
     def timed(units: int) -> float:
         began = time.perf_counter()

@@ -21,9 +21,22 @@ from ..patching.sweep import Sweep
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.results import Result
-from .cells import POSITION, CellEffects, How, Made, Place, Site, compared, measured, of_cells
+from .cells import (
+    POSITION,
+    CellEffects,
+    Flow,
+    How,
+    Made,
+    Place,
+    Site,
+    compared,
+    has_mlps,
+    heads_of,
+    measured,
+    need_weights,
+    of_cells,
+)
 from .located import LocatedHeads
-from .stream_changes import Flow, has_mlps, heads_of, need_weights
 
 PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
 """What `patch_sites` patches, by TransformerLens' names, and which part of a layer that is."""
