@@ -16,15 +16,12 @@ from ..prompts.conditions import one_of, several_of
 from ..prompts.pairs import REPLACED, PromptPair
 from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
-from .cells import CellEffects
-from .direct import DirectEffects, direct_effects
-from .head_sets import MinimalSets
+from .cells import CellEffects, has_mlps, heads_of
 from .head_writes import HeadWrites, what_it_writes
 from .located import LocatedHeads
-from .minimal_sets import minimal_sets
-from .paths import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, Edge, PathEffects, trace_paths
+from .minimal_sets import MinimalSets, minimal_sets
+from .paths import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, DirectEffects, Edge, PathEffects, direct_effects, trace_paths
 from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites
-from .stream_changes import has_mlps, heads_of
 from .transfer import Transfer, transfer
 
 PARTS = {

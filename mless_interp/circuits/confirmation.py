@@ -232,8 +232,8 @@ class Confirmation(Verdicts, Result):
 
     @property
     def p(self) -> np.ndarray:
-        """Corrected p of each head's claim, `[head]`: the larger of its sides' own, Holm over the heads and their strata; of a
-        specialist the smallest of its strata's."""
+        """Corrected p of each head's claim, `[head]`: the larger of its sides'; of a specialist the smallest of its
+        strata's."""
         return self._p[0]
 
     @cached_property

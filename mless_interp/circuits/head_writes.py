@@ -26,9 +26,8 @@ from ..runtime.engines import Tick, Unit
 from ..runtime.results import Quantity, Result, Shown, ShownTable, tidy
 from ..runtime.text_safety import one_line
 from ..statistics import defined_mean
-from .cells import made_with
+from .cells import Flow, heads_of, made_with, named_words, need_weights
 from .located import LocatedHeads
-from .stream_changes import Flow, heads_of, named_words, need_weights
 
 WRITTEN = ("Sigma", "change")
 LOOKS = "query"

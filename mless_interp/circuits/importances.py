@@ -16,7 +16,7 @@ from ..models.base import Model
 from ..patching.scores import PatchScores
 from ..runtime.text_safety import visible
 from .located import LocatedHeads
-from .paths import INPUTS, LOGITS, Edge, Mlp, PathEffects
+from .paths import INPUTS, LOGITS, Edge, Mlp, Node, PathEffects
 
 _NODE = re.compile(r"a(\d+)\.h(\d+)|m(\d+)|input|logits")
 _EDGE = re.compile(r"([a-z0-9.]+)->([a-z0-9.]+?)(?:<([qkv])>)?")
@@ -114,12 +114,7 @@ def load_importances(path: str | Path) -> Importances:
     )
 
 
-def _name(node: Any) -> str:
-    """A node's name there.
-
-    >>> _name(Head(0, 13)), _name(Mlp(2)), _name("logits")
-    ('a0.h13', 'm2', 'logits')
-    """
+def _name(node: Node) -> str:
     if isinstance(node, Head):
         return f"a{node.layer}.h{node.head}"
     return f"m{node.layer}" if isinstance(node, Mlp) else str(node)

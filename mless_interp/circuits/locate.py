@@ -55,10 +55,9 @@ def locate_heads(
     """Name the heads that carry the insertion's content effect (or that of another `contrast`): who reads it, who passes it on,
     in how many problems.
 
-    Four measures, per problem and head, parts of the insertion's effect: `knockout` (what cutting this head's
-    sight of the span removes), `edge_noise` (what its sight alone adds to a run that cannot see the span), and the
-    upstream-mediated parts `mediated_removed`, `mediated_added` (z patch minus direct read, denoising and noising; exactly
-    0 in layer 0). Read and mediated part together are what patching the head's output removes and adds.
+    Four measures, per problem and head, parts of the insertion's effect: `knockout` (what cutting this head's sight of the span
+    removes), `edge_noise` (what its sight alone adds to a run that cannot see the span), and the upstream-mediated parts
+    `mediated_removed`, `mediated_added` (z patch minus direct read, denoising and noising; exactly 0 in layer 0).
 
     A head is named if patching its output removes, or adds, more than `smallest_effect` of the median total effect in most
     problems: the prevalence test (exact binomial, against half of all problems; Holm over all tested heads, both ways and

@@ -82,12 +82,9 @@ class LocatedHeads(Verdicts, Result):
         return {head: tuple(each.stratum for each in again if each.head == head) for head in found}
 
     def by_stratum(self) -> pd.DataFrame:
-        """One row per head and stratum that was tested, the largest first.
-
-        `n` problems; for both sides the `_k` with more than the smallest effect in the better sense, the `_median`, the
-        `_share` of the stratum's total with limits (NaN where that is not established), and the corrected `_p` (Holm over
-        heads, sides, senses, all problems and strata); `passes`, and whether fresh problems confirm it (`confirmed`).
-        """
+        """One row per head and stratum that was tested, the largest first: `n` problems; for both sides `_k`, `_median`,
+        `_share` of the stratum's total with limits, and corrected `_p`; `passes`, and whether fresh problems confirm it
+        (`confirmed`)."""
         judged, rows = self.judged, []
         again = () if self.confirmation is None else self.confirmation.confirmed_within
         sure, passed = ({(each.head, each.stratum) for each in some} for some in (again, judged.in_strata))
@@ -133,13 +130,11 @@ class LocatedHeads(Verdicts, Result):
     def table(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
-        Of the z sweep the fractions of `PatchScores.table()`; the verdict (`kind`, `sense`, `confirmed`; `reads_sink`: the span
-        that the head reads is a sink). For the sides `removed` (z patch, denoising) and `added` (noising): `_k` of `n` problems
-        with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the `_p` of the
-        better sense (Holm over heads, sides and senses), the `_median` and the `_share` of the total (NaN where that is not
-        established), both with limits. `p_either`: the smaller p of both sides. For the four measures their `_k`, the `_median`
-        with limits and the mean (`_effect`). Last, of named heads, the controls of `control_table` where they were run on these
-        problems. Effects are in the outcome's unit: parts of the insertion's (inserted - masked) that the head carries.
+        Of the z sweep the fractions of `PatchScores.table()`; the verdict; for the sides `removed` (z patch, denoising) and
+        `added` (noising): `_k` of `n` problems with more than the smallest effect in the head's sense, `_prevalence` with
+        exact limits, the `_p` of the better sense (Holm over heads, sides and senses), the `_median` and the `_share` of the
+        total (NaN where that is not established) with limits. `p_either`: the smaller p. For the four measures `_k`,
+        `_median` and the mean (`_effect`). Last the controls of `control_table`, where they were run on these problems.
         """
         judged, effect = self.judged, self.judged.effect
         sense = np.where(judged.named, np.where(judged.sense > 0, "with", "against"), "")
@@ -182,8 +177,7 @@ class LocatedHeads(Verdicts, Result):
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
 
     def reads_sink(self, head: Head | str) -> bool | None:
-        """Whether the span that a head reads is an attention sink in most problems (`scores.scored.is_sink`); None where it was
-        not looked at: the head does not read, or controls were left out."""
+        """Whether the span that a head reads is an attention sink in most problems; None where it was not looked at."""
         found, head = self.sinks, as_head(head)
         if found is None or head not in found.heads:
             return None
@@ -198,10 +192,8 @@ class LocatedHeads(Verdicts, Result):
         return replace(self.patches.quantity(column), p="p_either", claim=claim, level=level)
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`specificity.beside_controls`).
-
-        On the fresh problems where there were some; else `p_specific` is NaN: the heads were chosen on these problems.
-        """
+        """One row per named head: its effect beside the same under each control (`specificity.beside_controls`), on the fresh
+        problems where there were some; else `p_specific` is NaN: the heads were chosen on these problems."""
         if self.confirmation is not None:
             return self.confirmation.control_table()
         named = {measure: values[:, self.judged.named] for measure, values in self.values.items()}

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +83,7 @@ def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
     }
 
 
-def kept_file(folder: Path | None, name: str, *of: Any) -> Path | None:
+def kept_file(folder: Path | None, name: str, *of: object) -> Path | None:
     """The checkpoint of one sweep of an experiment, by the heads (and prompts) that it is of: with more problems others may
     be."""
     return None if folder is None else folder / f"{name}-{key_of(of)[:8]}.jsonl"
@@ -163,22 +162,17 @@ def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterabl
     rows = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs])
     usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
     named = {str(at): sweep for at, sweep in enumerate(sweeps)}
-    layers: dict[int, list[Head]] = {}
-    for head in heads:
-        layers.setdefault(head.layer, []).append(head)
+    layers = [[head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}]
 
     def run(per_layer: int) -> None:
-        some = [head for members in layers.values() for head in members[:per_layer]]
-        sweep_heads(usual, named, some, progress=False)
+        sweep_heads(usual, named, [head for members in layers for head in members[:per_layer]], progress=False)
 
-    return len(rows) * extrapolated(run, max(map(len, layers.values())))
+    return len(rows) * extrapolated(run, max(map(len, layers)))
 
 
-def extrapolated(run: Callable[[int], Any], total: float | int, *, sizes: int = 1) -> float:
-    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`.
-
-    What loads at the first call does not count, unless that call alone takes so long. `sizes`: run at least so many.
-    """
+def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int = 1) -> float:
+    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`, of
+    `sizes` at least; what loads at the first call does not count."""
 
     def timed(units: int) -> float:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Edges: what one part of the model does through another one alone."""
+"""Ways and edges: what a head does straight to the answer, and what one part of the model does through another one alone."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +20,25 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
+from ..runtime.columns import columns_of
 from ..runtime.registry import savable
-from ..runtime.results import Result
-from .cells import CellEffects, How, compared, measured
+from ..runtime.results import Result, largest_first
+from .cells import (
+    INPUTS,
+    PRINTED,
+    CellEffects,
+    Flow,
+    How,
+    Way,
+    compared,
+    has_mlps,
+    heads_of,
+    measured,
+    mlp_reads,
+    need_weights,
+    of_cells,
+)
 from .located import LocatedHeads
-from .stream_changes import INPUTS, Flow, has_mlps, heads_of, mlp_reads, need_weights
 
 LOGITS = "logits"
 TOGETHER = "".join(INPUTS)
@@ -151,11 +165,10 @@ def trace_paths(
     $$ q_r' = R_p\, W_Q^r\, n\big(x_l + \Delta z_s W_O^s\big), \qquad z_r' = A(q_r', k_r, v_r)\, v_r, \qquad
        Y_{s \to r} = Y(z_r \leftarrow z_r') - Y_\text{receiving} $$
 
-    (k and v alike; under grouped queries the receiver has its own copy of them, and where a norm spans the queries or keys of
-    all heads, OLMo 2, it is that of the whole changed input). Into an MLP the change is added to the stream that it reads, and
-    what it answers more is added to what it wrote; into the logits it is the direct effect.
+    (k and v alike; under grouped queries the receiver has its own copy of them). Into an MLP the change is added to the stream
+    that it reads, and what it answers more is added to what it wrote; into the logits it is the direct effect.
 
-    Edges do not add up to a head's effect: the model is not linear, and paths of several edges count in each.
+    Edges do not add up to a head's effect: paths of several edges count in each.
 
     Parameters
     ----------
@@ -241,7 +254,7 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge], edit: str | Inte
     need_weights(model, [head.layer for head in heads], "trace_paths")
 
 
-def _order(layers: Layers, edge: Edge) -> tuple[Any, ...]:
+def _order(layers: Layers, edge: Edge) -> tuple[int, bool, bool, str, str, str]:
     """In the order of the stages at which receivers write; within a layer sender by sender, so that projections are shared."""
     last = edge.receiver == LOGITS
     joins = _reads(layers, LOGITS) if last else _written(layers, edge.receiver)
@@ -250,7 +263,7 @@ def _order(layers: Layers, edge: Edge) -> tuple[Any, ...]:
 
 def _changes(flow: Flow, edges: Sequence[Edge], order: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
     """The places of the edges in this order, where each one's change enters the stream, and the change."""
-    sent: dict[Any, Tensor] = {}
+    sent: dict[Node, Tensor] = {}
     for place in order:
         sender, receiver = edges[place].sender, edges[place].receiver
         if sender not in sent:
@@ -281,11 +294,10 @@ class PathEffects(CellEffects, Result):
     def together(self) -> pd.DataFrame:
         """Compare inputs of a receiving head at once with each of them alone, per problem (methods §8.1).
 
-        One row per edge into two or all of q, k, v (`inputs`) that was traced with each input alone: the `share` of the effect
-        that it is and the `interaction`, its value minus the sum of the single ones, with the median over problems and the
-        prevalence test (`k` of `n`, `p`: Holm over these rows and both senses). `how`: "together" where the edge passes, none
-        of its inputs alone does, and the interaction has its sense; "either" where two inputs or more pass alone, in one
-        sense, and the interaction takes back (`inputs` are then those); else "".
+        One row per edge into two or all of q, k, v (`inputs`) that was traced with each input alone: its `share` of the effect,
+        the `interaction` (its value minus the sum of the single ones, median), tested like edges (`k` of `n`, `p`). `how`:
+        "together" where the edge passes, none of its inputs alone does, and the interaction has its sense; "either" where two
+        inputs or more pass alone, in one sense, and the interaction takes back (`inputs` are then those); else "".
         """
         at = {(edge.sender, edge.receiver, edge.part): place for place, edge in enumerate(self.edges)}
         rows = [
@@ -334,3 +346,109 @@ class PathEffects(CellEffects, Result):
         heads = sum(isinstance(node, Head) for node in nodes)
         mlps = count_of(len(nodes) - heads, "MLP") if len(nodes) > heads else "no MLPs"
         return f"{count_of(len(self.edges), 'edge')} among {count_of(heads, 'head')} and {mlps}"
+
+
+WAYS = ("direct", "indirect")
+"""The parts of a head's effect: straight to the logits, and through later parts of the model."""
+
+
+@checked
+def direct_effects(
+    model: Model,
+    pairs: Iterable[PromptPair] | Prepared,
+    heads: LocatedHeads | Iterable[Head | str] | None = None,
+    *,
+    contrast: str = "content",
+    direction: str = "denoising",
+    edit: str | Intervention = "z",
+    outcome: str | Outcome = "answer_logprob",
+    control: Iterable[PromptPair] | None = None,
+    checkpoint: str | Path | None = None,
+    max_rows: int | None = None,
+    smallest_effect: float = SMALLEST_EFFECT,
+    progress: bool = True,
+    seed: int = 0,
+) -> "DirectEffects":
+    r"""Split each head's effect into what it writes straight to the answer and what goes through later parts, exactly.
+
+    The edit changes the head's output by $\Delta z$ at every token that can change (`patch_heads`, "question"). Added to the
+    *last* residual stream $x_L$ only, where nothing but the final norm and the unembedding reads it, this is its direct effect:
+
+    $$ Y_\text{direct} = Y\big(x_L + \Delta z\, W_O\big) - Y(x_L), \qquad
+       Y_\text{indirect} = Y_\text{patched} - Y_\text{receiving} - Y_\text{direct} $$
+
+    each with the sign of `DIRECTIONS`, so that both are parts of the insertion's effect. The indirect part holds all that later
+    heads and MLPs make of it. A head of the last layer still acts through that layer's MLP, unless the two are parallel.
+
+    Parameters
+    ----------
+    heads : zero-based heads, or what `locate_heads` gave (its named heads). Default all.
+    contrast, direction, edit, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
+    control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
+        run with the control, and the span's own rows change too: what heads write there for later ones to read is seen.
+
+    Returns `DirectEffects` with values `[problem, head]` in the outcome's unit. Raises `ModelError` before anything runs for
+    models whose weights or layers cannot be read (quantised, run elsewhere).
+
+    Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
+    """
+    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
+    chosen = heads_of(model, heads, "split")
+    need_weights(model, [head.layer for head in chosen], "direct_effects")
+    sweep, prepared = compared(model, pairs, contrast, direction, edit, outcome, control)
+    ways = [Way(head, way) for head in chosen for way in WAYS]
+    ordered, end = sorted(chosen), 2 * model.info.n_layers
+
+    def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
+        """The whole effect of each head stands in the place of its indirect one."""
+        for head in ordered:
+            yield 2 * chosen.index(head) + 1, stage(flow.layers, head.layer, "attention"), flow.head_writes(head)
+        for head in ordered:
+            yield 2 * chosen.index(head), end, flow.head_writes(head)
+
+    label = "direct effects"
+    found = measured(DirectEffects, prepared, sweep, ways, changes, how=how, label=label, heads=heads)
+    values = found.values.copy()
+    values[:, 1::2] -= values[:, ::2]
+    return replace(found, values=values)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DirectEffects(CellEffects, Result):
+    """How much of each head's effect goes straight to the logits: `values` `[problem, cell]`, two cells (`Way`) per head.
+
+    `effect` `[problem, head]` is the part of the insertion's effect (`total`, corrupted - clean) that the head carries,
+    `direct` and `indirect` what it consists of; both ways of every head are tested (`CellEffects`).
+    """
+
+    picture = "direct_bars"
+    columns = columns_of("""
+        way | way | | direct: straight to the logits; indirect: through later parts of the model
+    """)
+    what = ("part", "parts")
+
+    heads = of_cells("of")
+    """The heads, in the order in which they were asked for."""
+
+    @property
+    def direct(self) -> np.ndarray:
+        """Straight to the logits, `[problem, head]`."""
+        return self.values[:, ::2]
+
+    @property
+    def indirect(self) -> np.ndarray:
+        """Through later parts of the model, `[problem, head]`."""
+        return self.values[:, 1::2]
+
+    @property
+    def effect(self) -> np.ndarray:
+        """Both together, `[problem, head]`."""
+        return self.direct + self.indirect
+
+    def _what_words(self) -> str:
+        return f"Direct and indirect effects of {count_of(len(self.heads), 'head')}"
+
+    def printed(self) -> pd.DataFrame:
+        """The heads' shares, the largest first."""
+        size = np.repeat(self.effect.mean(0), len(WAYS))
+        return largest_first(self.table().assign(size=size), "size")[list(PRINTED)].head(2 * 8)

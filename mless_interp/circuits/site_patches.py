@@ -21,9 +21,22 @@ from ..patching.sweep import Sweep
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.results import Result
-from .cells import POSITION, CellEffects, How, Made, Place, Site, compared, measured, of_cells
+from .cells import (
+    POSITION,
+    CellEffects,
+    Flow,
+    How,
+    Made,
+    Place,
+    Site,
+    compared,
+    has_mlps,
+    heads_of,
+    measured,
+    need_weights,
+    of_cells,
+)
 from .located import LocatedHeads
-from .stream_changes import Flow, has_mlps, heads_of, need_weights
 
 PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
 """What `patch_sites` patches, by TransformerLens' names, and which part of a layer that is."""
@@ -31,10 +44,8 @@ ALL = "all"
 """The name of all rows at once: every token that can change, those of the answer too; of a span, all of it."""
 SPAN = "span "
 """What labels of the span's own tokens begin with."""
-N_ROWS = 8
-"""Tokens from each end of the question, unless told otherwise."""
-N_BLOCKS = 8
-"""Blocks of the span, unless told otherwise."""
+N_ROWS = N_BLOCKS = 8
+"""Tokens from each end of the question, blocks of the span, unless told otherwise."""
 
 
 @checked
@@ -131,9 +142,9 @@ def map_positions(
     Parameters
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads).
-    n_rows, n_blocks : tokens from each end of the question; blocks of the span (as many as it has tokens, at most).
-    contrast, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Where nothing can be cut off ("replaced") or
-        the span's own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
+    n_rows, n_blocks : tokens from each end of the question; blocks of the span.
+    contrast, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Where nothing can be cut off or the span's
+        own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
     control : as in `trace_paths`; places are then rows alone, too.
 
     Returns `PositionMap` with values `[problem, head, place]`. Raises `ModelError` as `direct_effects` does.
@@ -251,20 +262,13 @@ def _of_one(state: LayerState, head: int, n_heads: int) -> LayerState:
     """A layer's state of one head alone."""
     group = head // (n_heads // state.k.shape[2])
     own, shared = slice(head, head + 1), slice(group, group + 1)
-    return replace(
-        state,
-        q=state.q[:, :, own],
-        z=state.z[:, :, own],
-        k=state.k[:, :, shared],
-        v=state.v[:, :, shared],
-        visible=state.visible if state.visible.shape[1] == 1 else state.visible[:, own],
-        unmasked=state.unmasked if state.unmasked.shape[1] == 1 else state.unmasked[:, own],
-        rule=state.rule.of(head),
-    )
+    seen = {name: getattr(state, name) for name in ("visible", "unmasked")}
+    seen = {name: each if each.shape[1] == 1 else each[:, own] for name, each in seen.items()}
+    q, z, k, v = state.q[:, :, own], state.z[:, :, own], state.k[:, :, shared], state.v[:, :, shared]
+    return replace(state, q=q, z=z, k=k, v=v, rule=state.rule.of(head), **seen)
 
 
 def _only(change: Tensor, rows: Tensor) -> Tensor:
-    """A change at some rows alone."""
     return torch.where(rows.to(change.device)[:, None], change, 0)
 
 

@@ -69,7 +69,7 @@ class Controls:
     seed: int
     contrast: Contrast = CONTRASTS["content"]
 
-    def _options(self, name: str, *of: Any) -> dict[str, Any]:
+    def _options(self, name: str, *of: object) -> dict[str, Any]:
         return {"checkpoint": kept_file(self.folder, name, *of), "progress": self.progress, "seed": self.seed}
 
     def held(
@@ -77,9 +77,8 @@ class Controls:
     ) -> "Held":
         """The named heads under other circumstances; those that read, as a set and taken apart.
 
-        `knockouts` `[problem, head]` of the named heads (None where nothing can be cut off); `spare` is swept where
-        none is, for the total of the gap alone; `fresh`: the heads were chosen on other problems, so that the set and
-        its reads may be tested.
+        `knockouts` `[problem, head]` of the named heads (None: nothing can be cut off); `spare` is swept where none is named;
+        `fresh`: the heads were chosen on other problems, so that the set and its reads may be tested.
         """
         named, contrast = claims.heads, self.contrast
         held = Held(self._gap_alone(prepared, named, spare) if prepared.bare[0].spans else {})
@@ -198,11 +197,8 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Specificity:
-    """In how many problems each named head does more (by more than the smallest effect) than under its controls, `[named]`.
-
-    `exceeds` of `n` more than random words; `exceeds_mass` of `n_mass` more than a knockout of as much attention elsewhere
-    (heads whose knockout is tested; 0 of 0 else); `p`: Holm over the named heads, the larger of both.
-    """
+    """In how many problems each named head does more (by more than the smallest effect) than under its controls, `[named]`:
+    `exceeds` of `n`, and than as much attention elsewhere `exceeds_mass` of `n_mass`; `p`: the larger of both, after Holm."""
 
     exceeds: np.ndarray
     n: np.ndarray
@@ -241,10 +237,9 @@ def beside_controls(
 ) -> pd.DataFrame:
     """One row per named head: its effect and the same measure under each control, medians over problems with intervals.
 
-    Parts of the effect of what is inserted, in the outcome's unit; the z patch of the head's side. `random`:
-    random words; `questions`: those of other problems; `mful`: a repeated word; `matched_mass`: as much attention taken
-    elsewhere (readers); `shift`: the head's part in what the gap alone does. `random_words_share`: the share of the head's
-    effect that comes with random words too; the rest is of `Specificity`, `p_specific` NaN unless the problems are `fresh`.
+    The z patch of the head's side, in the outcome's unit. `random`: random words; `questions`: those of other problems;
+    `mful`: a repeated word; `matched_mass`: as much attention taken elsewhere (readers); `shift`: the gap alone. The rest is
+    of `Specificity`, `p_specific` NaN unless the problems are `fresh`.
     """
     made = specificity(effect, claims, values, controls)
     columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}

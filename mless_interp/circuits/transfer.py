@@ -1,6 +1,6 @@
 """The effect without the tokens: what a span does to some heads on average, given to prompts that lack it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..core.heads import Head
 from ..mechanism.decomposition import AttentionDecomposition
 from ..mechanism.runs import DECOMPOSED, span_reads
 from ..models.base import Model
+from ..models.inputs import Inputs
 from ..models.memory import rows_per_pass
 from ..models.sites import site
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for
@@ -32,12 +33,11 @@ from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, tidy
 from ..statistics import CONFIDENCE, Prevalence
 from ..statistics.arguments import check_count, derive_generator
-from .head_sets import count_as_large
+from .cells import heads_of, named_on, named_words
 from .located import LocatedHeads
 from .measure import kept_file
-from .minimal_sets import halves
+from .minimal_sets import count_as_large, halves
 from .specificity import draws_beside, under
-from .stream_changes import heads_of, named_on, named_words
 
 CELLS = ("Transfer", "Random heads", "Other insertion")
 """What is given: the named heads' means, those of random heads of the same layers, those heads' under another insertion."""
@@ -167,7 +167,9 @@ def _check(search: Prepared, fresh: Prepared) -> None:
         pair.one_block("a transfer of heads")
 
 
-def _controls(search: Prepared, control: Any, n_draws: int, seed: int) -> list[Prepared]:
+def _controls(
+    search: Prepared, control: str | Insertion | Iterable[PromptPair] | None, n_draws: int, seed: int
+) -> list[Prepared]:
     """The problems of the search with another insertion, draw by draw; `ValueError` where it is their own."""
     if control is None:
         return []
@@ -232,10 +234,12 @@ def _given(problems: Prepared, at: int, contrast: Contrast, edits: Sequence[Head
     return {"given": np.concatenate(brought), "ends": ends}
 
 
-def _moved(model: Model, inputs: Any, edits: Sequence[HeadTransfer], start: int, read: Sequence[int]) -> Tensor | None:
+def _moved(
+    model: Model, inputs: Inputs, edits: Sequence[HeadTransfer], start: int, read: Sequence[int]
+) -> Tensor | None:
     """Logits of a run whose first row is left alone, each other one edited, from `start` on."""
 
-    def edit(layer: int) -> Any:
+    def edit(layer: int) -> Callable[[Tensor], Tensor]:
         def move(z: Tensor) -> Tensor:
             rows = [each.moved(z[row, start:], layer) for row, each in enumerate(edits, start=1)]
             return torch.cat([z[:1], torch.cat([z[1:, :start], torch.stack(rows)], 1)])
@@ -294,10 +298,8 @@ class Transfer(Parts, Result):
 
     @property
     def per_cell(self) -> np.ndarray:
-        """What each of `cells` brings, `[problem, cell]`: of several sets or draws their mean.
-
-        Of random sets, those that hold none of the heads, if there are any; the rank (`p_random`) is among all.
-        """
+        """What each of `cells` brings, `[problem, cell]`, of several sets (without the heads, if any is) or draws their
+        mean."""
         random = self.random[:, self.apart] if self.apart.any() else self.random
         groups = dict(zip(CELLS, (self.given[:, None], random, self.other), strict=True))
         return np.stack([groups[name].mean(1) for name in self.cells], 1)

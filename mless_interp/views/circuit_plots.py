@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..circuits.cells import POSITION
-from ..circuits.direct import WAYS, DirectEffects
-from ..circuits.paths import LOGITS, TOGETHER, PathEffects
+from ..circuits.paths import LOGITS, TOGETHER, WAYS, DirectEffects, PathEffects
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
 from ..core.arguments import count_of
 from ..core.heads import Head

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..circuits.head_sets import HeadSet, MinimalSets
+from ..circuits.minimal_sets import HeadSet, MinimalSets
 from ..circuits.transfer import Transfer
 from ..core.arguments import count_of
 from ..statistics import median_interval

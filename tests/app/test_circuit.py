@@ -89,7 +89,7 @@ def test_parts_are_those_that_were_asked_for_and_what_is_left_out_has_its_reason
     assert found.left_out["sites"] == "not asked for" and found.left_out["sets"].endswith("there are 2 and 2")
     needed = re.search(r"up to \d+ edges would be tested, which takes at least (\d+) problems", found.left_out["MLPs"])
     assert needed is not None and int(needed[1]) > 4
-    direct = mi.circuits.direct.direct_effects(model, pairs[:4], ["L0H2", "L1H4"], progress=False)
+    direct = mi.circuits.paths.direct_effects(model, pairs[:4], ["L0H2", "L1H4"], progress=False)
     assert np.array_equal(found.direct.direct, direct.direct)
     assert set(found.to_frame()["part"]) == {"direct", "edges", "sufficient"}
     with pytest.raises(

@@ -150,7 +150,7 @@ def test_its_numbers_are_those_of_the_functions_that_it_calls(ran: Any, planted:
     kept = mi.load(ran("accuracy")[0])["AccuracyResults"]
     pd.testing.assert_frame_equal(kept.to_frame(), answered.to_frame())
     circuit = mi.load(ran("circuit")[0])["Circuit"]
-    direct = mi.circuits.direct.direct_effects(model, pairs, ["L0H2", "L1H4"], progress=False)
+    direct = mi.circuits.paths.direct_effects(model, pairs, ["L0H2", "L1H4"], progress=False)
     assert same(circuit.direct.direct, direct.direct) and circuit.located is None
 
 

@@ -11,10 +11,8 @@ from models_under_test import planted_here, planted_problems
 
 from mless_interp.circuits import locate
 from mless_interp.circuits.confirmation import Confirmation
-from mless_interp.circuits.judge import few_problems
 from mless_interp.circuits.locate import locate_heads
 from mless_interp.circuits.measure import MEASURES
-from mless_interp.core.heads import Head
 from mless_interp.patching.prepared import prepare
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
@@ -55,24 +53,6 @@ def test_claims_against_the_effect_are_tested_against_it() -> None:
     values = {name: -array for name, array in made().values.items()}
     assert made(values=values, senses=np.array([-1, -1, 1])).confirmed.tolist() == [True, True, False]
     assert not made(values=values).confirmed.any()
-
-
-@pytest.mark.parametrize(("n", "n_heads", "needed"), [(6, 1, 7), (7, 1, 0), (6, 3, 7), (7, 3, 0), (7, 6, 8), (8, 6, 0)])
-def test_too_few_fresh_problems_are_counted(n: int, n_heads: int, needed: int) -> None:
-    """2^-n x heads < 0.04 for the heads; 2^-n < 0.01 for the smallest effect."""
-    words = few_problems(n, n_heads, 0.95, per_head=1)
-    assert bool(words) == bool(needed) and (f"{needed} problems are needed" in words) == bool(needed)
-    heads = tuple(Head(1, at) for at in range(n_heads))
-    values = {name: np.full((n, n_heads), 0.3) for name in MEASURES}
-    found = made(
-        problem_ids=results.problems(n),
-        heads=heads,
-        kinds=("reader",) * n_heads,
-        senses=np.ones(n_heads, int),
-        values=values,
-        total=np.ones(n),
-    )
-    assert bool(found.confirmed.all()) == (not needed)
 
 
 @pytest.mark.slow

@@ -79,12 +79,6 @@ def test_what_specific_means_by_hand(
     assert found.n_mass[0] == (7 if needed else 0)
 
 
-def test_the_effect_and_the_claimed_sense_turn_together() -> None:
-    shape = np.linspace(0.9, 1.1, 7)
-    assert one(-shape, 0.1 * shape, 0.1 * shape, direction=-1.0).p[0] == 1 / 2**7
-    assert one(-shape, 0.1 * shape, 0.1 * shape, sense=-1, direction=-1.0).p[0] == 1.0
-
-
 def test_few_problems_still_meet_the_matched_knockout() -> None:
     """All 7 of 7 problems are enough; 5 of 20 are not, 9 of 20 neither, 10 of 20 are."""
     five = np.array([1.0, 1.1, 0.9, 1.05, 0.95])

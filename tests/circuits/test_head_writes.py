@@ -60,14 +60,6 @@ def test_readers_look_at_the_unit_and_mediators_at_numbers() -> None:
         assert f" /{INSERTED}" in avoids[:2]
 
 
-def test_sigma_of_identical_tokens_has_one_direction_in_the_first_layer_alone() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
-    found = mi.what_it_writes(model, pairs_for(model), HEADS, progress=False)
-    np.testing.assert_allclose(found.alike[:, 0, 0], 1, atol=1e-5)
-    np.testing.assert_allclose(found.rows_alike[:, 0, 0], 1, atol=1e-5)
-    assert found.rows_alike[:, 1:, 0].max() < 0.9999 and found.rows_alike[:, 0, 1].max() < 0.9999
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "Gemma 2"])

@@ -100,12 +100,6 @@ def test_pruning_leaves_out_what_a_later_head_makes_superfluous() -> None:
     assert way.swaps(Told(), "sufficient", chosen, (a, b, c)) == []
 
 
-def test_nothing_is_sought_where_no_effect_is_established() -> None:
-    made, model = planted_here(1, null=True, noise=0.0)
-    found = mi.minimal_sets(model, planted_pairs(made, model, 12, n_tokens=12), **QUIET)
-    assert not found.sufficient.steps and not found.necessary.found
-
-
 def test_too_few_used_and_bare_problems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made, model = planted_here(1, **EITHER)
     pairs = planted_pairs(made, model, 14)

@@ -173,32 +173,6 @@ def test_wrong_edges_are_refused_before_anything_runs(options: dict[str, Any], w
         trace_paths(model, pairs_for(model, count=1), **options)
 
 
-def test_a_parallel_layer_has_no_edge_to_its_own_mlp() -> None:
-    model = loaded(folder_of("GPT-NeoX (Pythia)"), "bridge")
-    with pytest.raises(ValueError, match="the two are parallel"):
-        trace_paths(model, pairs_for(model, count=1), edges=["L1H0 -> MLP1"])
-
-
-def test_models_whose_parts_cannot_be_read_are_refused() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model, count=1)
-    with pytest.raises(mi.ModelError, match="layer by layer"):
-        trace_paths(without_stepper(model), pairs, ["L0H0", "L1H1"])
-    quantised = model.checked(model.checks)
-    quantised.quantised = "8bit"
-    for refused in (
-        lambda: trace_paths(quantised, pairs, ["L0H0", "L1H1"]),
-        lambda: mi.direct_effects(quantised, pairs, ["L0H0"]),
-        lambda: mi.map_positions(quantised, pairs, ["L0H0"]),
-    ):
-        with pytest.raises(mi.ModelError, match=r"quantised \(8bit\)"):
-            refused()
-    remote = without_stepper(model)
-    remote.remote = True
-    with pytest.raises(mi.ModelError, match="it runs elsewhere"):
-        mi.patch_sites(remote, pairs)
-
-
 def test_an_edge_reads_itself() -> None:
     assert Edge.parse(" 0:13 → mlp1") == Edge(Head(0, 13), Mlp(1)) and Edge("L0H1", "L1H2").part == "qkv"
     assert [Edge.parse(str(edge)) for edge in (Edge("MLP0", "L1H2", "k"), Edge("L0H1", "logits"))] == [
@@ -240,3 +214,17 @@ def test_a_model_without_mlps_has_no_cells_of_them() -> None:
     for asked in ({"edges": ["L0H0 -> MLP0"]}, {"heads": ["L0H0", "L1H1"], "mlps": [0]}):
         with pytest.raises(ValueError, match="this model has no MLPs"):
             mi.trace_paths(model, pairs, **asked, **options)
+
+
+def test_models_whose_parts_cannot_be_read_are_refused() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs = pairs_for(model, count=1)
+    with pytest.raises(mi.ModelError, match="layer by layer"):
+        trace_paths(without_stepper(model), pairs, ["L0H0", "L1H1"])
+    quantised = model.checked(model.checks)
+    quantised.quantised = "8bit"
+    for analysis in (trace_paths, mi.direct_effects, mi.map_positions):
+        with pytest.raises(mi.ModelError, match=r"quantised \(8bit\)"):
+            analysis(quantised, pairs, ["L0H0", "L1H1"])
+    with pytest.raises(ValueError, match="the two are parallel"):
+        trace_paths(loaded(folder_of("GPT-NeoX (Pythia)"), "bridge"), pairs, edges=["L1H0 -> MLP1"])

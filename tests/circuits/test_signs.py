@@ -65,31 +65,3 @@ def test_every_total_is_the_outcome_with_the_insertion_minus_that_without(every:
     for name, found in totals.items():
         assert found == pytest.approx(total, abs=1e-3), name
     assert every.doses.outcome_table()["content"].iloc[-1] == pytest.approx(np.median(total), abs=1e-3)
-
-
-def test_every_part_of_a_head_has_the_sign_of_the_effect_that_it_carries(every: SimpleNamespace) -> None:
-    located, (layer, head) = every.located, (every.reader.layer, every.reader.head)
-    at = located.heads.index(every.reader)
-    again = located.confirmation.heads.index(every.reader)
-    own_read = every.sweeps["knockout, denoising"].per_head[:, 0]
-    knockouts = {
-        "LocatedHeads and Confirmation": np.concatenate(
-            [located.values["knockout"][:, at], located.confirmation.values["knockout"][:, again]]
-        ),
-        "JointKnockout": every.joint.singles[:, every.joint.heads.index(every.reader)],
-        "ReadEffects": every.reads.values[:, 0, 0],
-        "CircuitCurve": every.curve.singles[:, 0],
-    }
-    for name, found in knockouts.items():
-        assert found == pytest.approx(own_read, abs=1e-3), name
-    total = every.curve.total
-    parts = {name: sweep.per_head[:, 0] for name, sweep in every.sweeps.items()} | {
-        "gates": every.gates.scores[:, layer, head],
-        "estimated knockout": every.gates.knockout[:, layer, head],
-        "estimated edge noise": every.gates.edge_noise[:, layer, head],
-        "scale and bias": every.mediated.effect("outcome", "both"),
-    }
-    for name, found in parts.items():
-        assert (found * total > 0).all(), name
-    exact = every.gates.exact[..., every.gates.verified]
-    assert (exact * total[:, None] > 0).all(), "the exact sweep of the best estimate"
