@@ -189,9 +189,8 @@ class Parts:
         if not m:
             return f"{said}: none is defined on any problem."
         if n < (least := self.whole.fewest(len(SENSES) * m)):
-            return (
-                f"No {one} can pass with {self.whole.counted(n)}: {count_of(m, *self.what)}, at least {least} problems."
-            )
+            takes = f"{count_of(m, *self.what)} {'takes' if m == 1 else 'take'} at least {least}"
+            return f"No {one} can pass with {self.whole.counted(n)}: {takes}."
         found = f"one that does in {100 * self.whole.detectable(len(SENSES) * m):.0f} % of all problems"
         return f"{said} ({self._test_words()}); {found} would be found with 80 % power."
 

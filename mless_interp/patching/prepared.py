@@ -82,7 +82,7 @@ class Prepared:
             first = seen.setdefault((pair.inserted.ids, pair.spans, pair.answer_ids), pair.id)
             if first != pair.id and pair.clean is not None:
                 raise ValueError(
-                    f"problem {pair.id!r} asks the same as {first!r} but for its clean prompt, which contrast "
+                    f"problem {pair.id!r} asks the same as {first!r}: they differ in their clean prompts alone, which contrast "
                     f"{contrast.name!r} does not use (contrast='replaced' does); leave the others out"
                 )
         return self

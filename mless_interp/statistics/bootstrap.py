@@ -152,7 +152,7 @@ def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interv
     """The "interval" of one problem: its numbers without limits, flagged."""
     estimate = np.asarray(estimate, dtype=float)
     unknown, flag = np.full(estimate.shape, np.nan), np.full(estimate.shape, TOO_FEW)
-    n = np.isfinite(estimate).astype(int)
+    n = np.asarray(np.isfinite(estimate), dtype=int)
     return Interval(estimate, unknown, unknown, unknown, n, flag, confidence, "none")
 
 

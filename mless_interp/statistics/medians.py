@@ -22,7 +22,7 @@ def by_group(values: Effects, groups: Sequence[str], *, mean: bool = False) -> G
     groups: one name per problem; () where every problem is its own.
     mean: take the mean of a group's problems, as for shares of right answers.
 
-    >>> by_group(np.array([1.0, 5.0, 2.0, 3.0]), ("a", "b", "a", "a"))
+    >>> by_group(np.array([1.0, 5.0, 2.0, 9.0]), ("a", "b", "a", "a"))
     array([2., 5.])
     """
     if groups and len(groups) != len(values):

@@ -16,7 +16,7 @@ def holm(p_values: PValues) -> Cells:
     >>> holm(np.array([0.01, 0.04, 0.03]))
     array([0.03, 0.06, 0.06])
     """
-    family = p_values[~np.isnan(p_values)]
+    family = _defined(p_values)
     order = np.argsort(family, kind="stable")
     steps = np.minimum(1.0, family[order] * np.arange(family.size, 0, -1))
     adjusted = np.empty(family.size)
@@ -35,11 +35,15 @@ def benjamini_hochberg(p_values: PValues) -> Cells:
     >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5])).round(6)
     array([0.04    , 0.053333, 0.053333, 0.5     ])
     """
-    family = p_values[~np.isnan(p_values)]
+    family = _defined(p_values)
     return _in_place(p_values, stats.false_discovery_control(family, method="bh") if family.size else family)
 
 
+def _defined(p_values: np.ndarray) -> np.ndarray:
+    return np.asarray(p_values, dtype=np.float64)[~np.isnan(p_values)]
+
+
 def _in_place(p_values: np.ndarray, adjusted: np.ndarray) -> np.ndarray:
-    result = np.full(p_values.shape, np.nan)
+    result = np.full(np.shape(p_values), np.nan)
     result[~np.isnan(p_values)] = adjusted
     return result

@@ -53,9 +53,8 @@ def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> I
         error = np.sqrt(share * (1 - share) / total)
     low = np.where(k == 0, np.where(total == 0, np.nan, 0.0), centre - half)
     high = np.where(k == total, np.where(total == 0, np.nan, 1.0), centre + half)
-    return Interval(
-        share, low, high, error, total.copy(), np.where(total == 0, "no problems", ""), confidence, "wilson"
-    )
+    share, error, flag = np.asarray(share), np.asarray(error), np.where(total == 0, "no problems", "")
+    return Interval(share, low, high, error, total.copy(), flag, confidence, "wilson")
 
 
 def paired_difference(only_first: int, only_second: int, n: int, *, confidence: float = CONFIDENCE) -> Interval:

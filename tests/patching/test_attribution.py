@@ -11,11 +11,14 @@ from small_results import attributed
 
 from mless_interp.core.heads import Head
 from mless_interp.models import memory
+from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
+from mless_interp.models.inputs import Recording
 from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
+from mless_interp.prompts.pairs import PromptPair
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -74,6 +77,16 @@ def test_a_closed_gate_is_the_exact_knockout_and_all_closed_the_masked_run(
         assert values[2 + len(heads) + row] == pytest.approx(partly.patched[at], abs=1e-4)
 
 
+def slope(model: Model, run: Recording, head: Head, way: torch.Tensor, read: Any, pair: PromptPair) -> float:
+    """How the outcome changes as a head's z goes that way, by central differences."""
+    z, part = run.z[head.layer].repeat(2, 1, 1, 1), 3e-3
+    z[0, :, head.head] += part * way
+    z[1, :, head.head] -= part * way
+    logits = model.replay(run, head.layer, z, logits_at=read)
+    up, down = OUTCOMES["answer_logprob"].value(logits, pair, None)
+    return float(up - down) / (2 * part)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_attribution_patching_is_the_first_order_of_the_exact_patch(architecture: str, tiny_model_dir: Any) -> None:
     """A z patch of a small part of the way moves the outcome by that part of the score."""
@@ -81,17 +94,12 @@ def test_attribution_patching_is_the_first_order_of_the_exact_patch(architecture
     bare = pairs_for(model, count=1)
     found = attribute_heads(model, bare, method="atp", progress=False)
     gated = Gated(model, bare[0])
-    recording, read = gated.recording, gated.read + gated.recording.start
-    masked = model.record(gated.pair.condition("masked"), start=recording.start)
-    part = 3e-3
+    run, read = gated.recording, gated.read + gated.recording.start
+    masked = model.record(gated.pair.condition("masked"), start=run.start)
     for head in (Head(0, 2), Head(1, 5), Head(2, 0)):
-        z = recording.z[head.layer].repeat(2, 1, 1, 1)
-        way = (masked.z[head.layer] - recording.z[head.layer])[0, :, head.head]
-        z[0, :, head.head] += part * way
-        z[1, :, head.head] -= part * way
-        up, down = gated.outcome.value(model.replay(recording, head.layer, z, logits_at=read), gated.pair, None)
-        slope = float(up - down) / (2 * part)
-        assert found.scores[0, head.layer, head.head] == pytest.approx(-slope, rel=3e-3, abs=2e-4)
+        way = (run.z[head.layer] - masked.z[head.layer])[0, :, head.head]
+        moved = slope(model, run, head, way, read, gated.pair)
+        assert found.scores[0, head.layer, head.head] == pytest.approx(moved, rel=3e-3, abs=2e-4)
 
 
 def test_planted_readers_come_first_by_gates_and_mediators_too_by_attribution_patching() -> None:
@@ -134,7 +142,6 @@ def test_estimates_of_the_sweeps_are_their_first_order(backend: str, tiny_model_
     pair = bare[0].answered("answer")
     start = len(pair.inserted) - pair.n_after
     read = [len(pair.inserted) - back for back in OUTCOMES["answer_logprob"].reads(pair)]
-    part = 3e-3
     for condition, edit, sign, values in (
         ("inserted", Knockout(), -1, found.knockout),
         ("masked", EdgeNoise(), 1, found.edge_noise),
@@ -143,14 +150,9 @@ def test_estimates_of_the_sweeps_are_their_first_order(backend: str, tiny_model_
         for head in (Head(0, 2), Head(1, 5), Head(2, 0)):
             state = LayerState.of(model, run, head.layer, span=pair.span_mask[None])
             way = (edit(state) - run.z[head.layer])[0, :, head.head]
-            z = run.z[head.layer].repeat(2, 1, 1, 1)
-            z[0, :, head.head] += part * way
-            z[1, :, head.head] -= part * way
-            logits = model.replay(run, head.layer, z, logits_at=read)
-            up, down = OUTCOMES["answer_logprob"].value(logits, pair, None)
-            slope = sign * float(up - down) / (2 * part)
             assert values is not None
-            assert values[0, head.layer, head.head] == pytest.approx(slope, rel=3e-3, abs=2e-4)
+            moved = sign * slope(model, run, head, way, read, pair)
+            assert values[0, head.layer, head.head] == pytest.approx(moved, rel=3e-3, abs=2e-4)
 
 
 def test_the_best_heads_are_verified_and_ranked_by_what_came() -> None:

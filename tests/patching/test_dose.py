@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ARCHITECTURES, BACKENDS
-from models_under_test import loaded, planted_here, planted_problems, problems
+from models_under_test import loaded, problems
 from small_results import doses
 
 from mless_interp.core.heads import Head
@@ -66,26 +66,6 @@ def test_outcomes_are_those_of_the_conditions(tiny_model_dir: Any) -> None:
     table = found.outcome_table().set_index("n_tokens")
     assert table.loc[9, "content"] == pytest.approx(np.median(content.total_effect), abs=1e-4)
     assert table.loc[9, "total"] == pytest.approx(np.median(content.receiving - total.donor), abs=1e-4)
-
-
-@pytest.mark.slow
-def test_a_planted_model_s_effect_grows_with_the_dose() -> None:
-    made, model = planted_here()
-    found = dose_response(model, planted_problems(made, 6), SLASHES, doses=DOSES, progress=False)
-    total = found.effects("total")
-    assert (np.diff(total.estimate) > 0).all() and (total.low > 0).all()
-    assert found.effects("shift").estimate == pytest.approx(0, abs=0.01)
-    reader = made.readers[0].head
-    assert found.slopes("inserted")[:, reader] == pytest.approx(1, abs=1e-3), "it matches content, not positions"
-    table = found.table().set_index("label")
-    assert table.loc[str(made.readers[0]), "slope_held"] == pytest.approx(1, abs=1e-6)
-    assert list(table.columns[:3]) == ["layer", "head", "paper_label"] and (table["n"] == 6).all()
-    assert "held 1.0000 to 1.0000" in found.explain()
-    none = "No number of inserted tokens is shown to move answer_logprob; the most is that of 40"
-    assert found.headline().startswith(f"{none}: {total.estimate[-1]:+.4f} nats"), (
-        "six problems show nothing after Holm"
-    )
-    assert len(found.to_frame()) == 6 * 4 * 8
 
 
 def test_slopes_by_hand() -> None:

@@ -14,7 +14,6 @@ from mless_interp.patching.interventions import (
     INTERVENTIONS,
     EdgeNoise,
     Gate,
-    Intervention,
     Knockout,
     KnockoutZero,
     LayerState,
@@ -212,40 +211,6 @@ def test_matched_mass_takes_as_much_from_keys_that_may_be_taken_from() -> None:
             part = (taken > 1e-12) & (left[others] > 1e-12)
             assert part.sum() <= 1, "only the last key is taken from in part"
     assert reached >= 2
-
-
-class Seen(Intervention):
-    """Keeps what it is shown; changes nothing."""
-
-    name = "seen"
-    needs_donor = False
-
-    def __init__(self) -> None:
-        self.states: list[LayerState] = []
-
-    def __call__(self, state: LayerState) -> torch.Tensor:
-        self.states.append(state)
-        return state.z + 1
-
-
-def test_edits_leave_other_heads_and_earlier_rows_alone(tiny_model_dir: Any) -> None:
-    model, pair = prepared("bridge", tiny_model_dir)
-    inputs, start = pair.condition("inserted"), pair.span[1]
-    edits = run_edits(model, inputs, Seen(), [Head(1, 3), Head(1, 5)], span=pair.span_mask[None], start=start)
-    z = torch.zeros(1, inputs.n_tokens, 8, 8)
-    after = {}
-
-    def kept(value: torch.Tensor) -> torch.Tensor:
-        after["before"] = value.clone()
-        after["after"] = edits["blocks.1.attn.hook_z"](value)
-        assert value.equal(after["before"]), "the model's own tensor is not edited"
-        return after["after"]
-
-    model.run(inputs.tokens, edits={**edits, "blocks.1.attn.hook_z": kept})
-    difference = (after["after"] - after["before"]).expand_as(z)
-    expected = torch.zeros_like(z)
-    expected[:, start:, [3, 5]] = 1
-    torch.testing.assert_close(difference, expected)
 
 
 def prepared(backend: str, tiny_model_dir: Any) -> tuple[Model, PromptPair]:
