@@ -26,7 +26,8 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "head_dim": 8,
 }
-SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64, "pad_token_id": 1}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}
+SHAPE |= {"pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2}
 
 
 @pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "Olmo2", "Cohere", "Phi"])

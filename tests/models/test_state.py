@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from architectures_under_test import random_model
 from conftest import BACKENDS, needs_hooked_transformer, word_tokenizer
 from models_under_test import pairs_for, problems
 
@@ -107,10 +106,16 @@ def test_a_checkpoint_made_with_a_hook_is_not_resumed_with_another_at_its_place(
 
 
 @pytest.fixture(scope="module")
-def dropping() -> Any:
+def dropping(request: pytest.FixtureRequest) -> Any:
     """A model whose dropout makes every number random in training mode."""
-    made = random_model("GPT-2", **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)).eval()
-    return SimpleNamespace(name="dropping", hf_model=made, tokenizer=word_tokenizer())
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = word_tokenizer()
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
+    torch.manual_seed(0)
+    made = GPT2LMHeadModel(GPT2Config(**shape, **rates, eos_token_id=tokenizer.eos_token_id)).eval()
+    return SimpleNamespace(name="dropping", hf_model=made, tokenizer=tokenizer)
 
 
 def everything(model: Model) -> list[Any]:
