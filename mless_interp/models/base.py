@@ -536,7 +536,7 @@ _HERE: "WeakValueDictionary[tuple[str, ...], Model]" = WeakValueDictionary()
 """Models that this process was sent, as long as anything uses them."""
 
 
-def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, Any], checks: ModelChecks | None) -> Model:
+def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, object], checks: ModelChecks | None) -> Model:
     """The model that another process means: loaded when it is first named here, the same in all that numbers depend on."""
     known = name, str(identity["weights"]), repr(sorted(getattr(how, "keywords", {}).items()))
     model = _HERE.get(known) or how()

@@ -3,7 +3,6 @@ as they enter the scores, patterns that act, the activations of an MLP."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +33,9 @@ class Held:
 
     def take(self, *names: str) -> tuple[Tensor, ...]:
         """These activations, held no longer."""
+        missing = [name for name in names if name not in self._values]
+        if missing:
+            raise ModelError(f"{', '.join(missing)} did not come before the site that is computed from it")
         return tuple(self._values.pop(name) for name in names)
 
 
@@ -114,7 +116,9 @@ def _then_kept(tap: Tap, hold: Callable[[Tensor], None]) -> Tap:
     return Tap(tap.edit, keep)
 
 
-def _mixed(scores: Tap, pattern: Tap, z: Tap, parts: Callable[[], Any], visible: Tensor, rule: AttentionRule) -> Tap:
+def _mixed(
+    scores: Tap, pattern: Tap, z: Tap, parts: Callable[[], tuple[Tensor, ...]], visible: Tensor, rule: AttentionRule
+) -> Tap:
     def edit(value: Tensor) -> Tensor:
         q, k, v = parts()
         mixed = mix_values(pattern(softmax(scores(masked_scores(q, k, visible.to(q.device), rule)), rule.column)), v)
@@ -133,7 +137,7 @@ UNGATED = (
 """What a result says whose activations are those of an MLP without a gate."""
 
 
-def extension_of(settings: Mapping[str, Any]) -> list[str]:
+def extension_of(settings: Mapping[str, object]) -> list[str]:
     """The sentence that labels a result made with these settings; none for the paper's form, which alone older ones have."""
     return [] if settings.get("gated", True) else [UNGATED]
 

@@ -128,7 +128,7 @@ class WeightsHash:
         return self._known[key][1]
 
 
-def config_hash(config: Any) -> str | None:
+def config_hash(config: object) -> str | None:
     """The hash of all that a config says of how weights are run, by whichever library it is; None where there is none."""
     if not hasattr(config, "to_dict"):
         return None

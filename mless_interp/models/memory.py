@@ -2,9 +2,8 @@
 out."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Lock, RLock
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,7 +13,7 @@ from ..core.arguments import outside_autocast
 from ..runtime import loop
 from .info import ModelInfo
 
-_LOCKS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_LOCKS: WeakKeyDictionary[object, AbstractContextManager[object]] = WeakKeyDictionary()
 _ENTERING = Lock()
 _PRODUCTS = RLock()
 """Held while the process multiplies as one model wants it."""
@@ -22,7 +21,7 @@ LIBRARIES = ("accelerate", "bitsandbytes", "nnsight", "torch", "transformer_lens
 """Packages whose hooks are part of how they run a model."""
 
 
-def lock_of(thing: Any) -> Any:
+def lock_of(thing: object) -> AbstractContextManager[object]:
     """Return the lock of a library's object, re-entrant: the same for every `Model` around it."""
     with _ENTERING:
         return _LOCKS.setdefault(thing, RLock())
@@ -42,7 +41,7 @@ def at_most(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def turn(thing: Any, modules: Sequence[nn.Module], *, threads: int, tf32: bool | None = None) -> Iterator[None]:
+def turn(thing: object, modules: Sequence[nn.Module], *, threads: int, tf32: bool | None = None) -> Iterator[None]:
     """Let no other thread pass through a library's object, and run its `modules` in evaluation mode, without autocast, on at
     most `threads` CPU threads; re-entrant. `tf32`: products of float32 are made in TF32 on a GPU (True) or in full (False);
     None leaves that to the process. All is put back afterwards."""
@@ -81,7 +80,7 @@ def added_hooks(modules: Sequence[nn.Module]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _is_a_librarys(function: Any, *known: str) -> bool:
+def _is_a_librarys(function: object, *known: str) -> bool:
     origin = getattr(function, "__module__", None) or type(function).__module__
     return any(f"{origin}.".startswith(f"{library}.") for library in (*LIBRARIES, *known))
 
@@ -145,7 +144,7 @@ def smallest_gpu(devices: Sequence[str]) -> int | None:
     return min((gpu_memory(device) for device in devices if "cuda" in device), default=None)
 
 
-def computed_on(devices: Sequence[str], *, threads: int, tf32: bool | None = None) -> dict[str, Any]:
+def computed_on(devices: Sequence[str], *, threads: int, tf32: bool | None = None) -> dict[str, object]:
     """What decides the last bits of a product, beside its numbers: kinds of machine, library and their settings."""
     gpus = sorted({torch.cuda.get_device_name(device) for device in devices if "cuda" in device})
     kind = " and ".join(gpus) or f"{devices[0]} {torch.backends.cpu.get_cpu_capability()}"

@@ -87,27 +87,22 @@ class Loading:
 
     def __post_init__(self) -> None:
         backend, device, remote, spread = self.asked, self.device, self.remote, self.device_map
-        bounded, split = self.max_memory is not None or self.offload_folder is not None, self.splits
+        bounded = self.max_memory is not None or self.offload_folder is not None
+        split, traced, own = self.splits, self._traced, BACKENDS[-1]
         on_disk = isinstance(spread, dict) and "disk" in spread.values()
         wrong = (
             (backend not in BACKENDS, f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}"),
             (self._dtype not in DTYPES, f"unknown dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}"),
-            (self._traced and backend != "nnsight", f"remote and attn_implementation need nnsight, got {backend!r}"),
+            (traced and backend != own, f"remote and attn_implementation need backend='nnsight', got {backend!r}"),
             (split and backend == BACKENDS[1], "device_map and quantization_config need backend='nnsight' or 'bridge'"),
-            (
-                bounded and spread is None,
-                "max_memory and offload_folder bound a device_map: give device_map='auto' too",
-            ),
-            (
-                on_disk and backend == "bridge",
-                "a bridge reads weights itself, so none may lie on the disk: use nnsight",
-            ),
+            (bounded and spread is None, "max_memory and offload_folder bound a map: give device_map='auto' too"),
+            (on_disk and backend == "bridge", "a bridge reads weights itself, so none may lie on the disk"),
             (None not in (device, spread), f"give device or device_map, not both (got {device!r} and {spread!r})"),
             (remote not in (False, True, "local"), f'remote must be False, True or "local", got {remote!r}'),
             (not self.remote_timeout > 0, f"remote_timeout must be above 0 seconds, got {self.remote_timeout}"),
             (
                 remote is True and (split or device is not None),
-                f"{HOSTED}: it takes no device, and is not quantised here",
+                f"{HOSTED}: it takes no device, device_map or quantisation",
             ),
         )
         for holds, reason in wrong:

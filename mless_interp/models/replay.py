@@ -1,7 +1,8 @@
 """Continuing a run from edited layers: only what can have changed is computed."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -118,7 +119,7 @@ class Stepper:
     In half precision the residual stream is carried on in float32 and rounded where a layer reads it.
     """
 
-    def __init__(self, layers: Layers, turn: Any) -> None:
+    def __init__(self, layers: Layers, turn: Callable[[], AbstractContextManager[None]]) -> None:
         self.layers, self._turn = layers, turn
 
     def replay(self, receiving: Recording, joins: Sequence[int], edits: Tensor, read: Tensor) -> Tensor:

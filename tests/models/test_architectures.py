@@ -251,19 +251,9 @@ def test_numbers_are_those_of_hugging_faces_own_module(architecture: str, backen
     _, _, clean = plain.run(tokens, hidden=everywhere)
     unedited = answer_of(plain.run(tokens)[0], answered)
     heads = [(0, 1), (1, 6), (2, 7)]
-    sweeps = {
-        edit: patch_heads(
-            model,
-            [pair],
-            contrast="content",
-            direction="denoising",
-            edit=edit,
-            outcome="answer_logprob",
-            heads=[f"L{layer}H{head}" for layer, head in heads],
-            progress=False,
-        )
-        for edit in ("knockout", "z")
-    }
+    asked: dict[str, Any] = {"contrast": "content", "outcome": "answer_logprob", "progress": False}
+    asked["heads"] = [f"L{layer}H{head}" for layer, head in heads]
+    sweeps = {edit: patch_heads(model, [pair], edit=edit, **asked) for edit in ("knockout", "z")}
     moved = []
     for layer, head in heads:
         columns = slice(head * d_head, (head + 1) * d_head)

@@ -24,14 +24,10 @@ SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
     "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 1,
-    "bos_token_id": 3,
-    "eos_token_id": 2,
 }
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}
+SHAPE |= {"pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2}
 
 
 @pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "Olmo2", "Cohere", "Phi"])

@@ -101,9 +101,6 @@ def test_a_hooked_transformer_of_your_own_is_welcome(tiny_model_dir: Any) -> Non
     assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
     assert model.quantised == "" and model.checks.by_layers and model.shows_rotated
     assert not model.gated_mlp(0).gated
-    fraction = torch.linspace(0, 3, 5)[None]
-    with pytest.raises(ValueError, match="position_ids must be whole numbers"):
-        model.run(torch.ones(1, 5, dtype=torch.long), position_ids=fraction)
 
 
 def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: Any) -> None:
@@ -157,7 +154,11 @@ def test_other_objects_cannot_be_wrapped() -> None:
         ("nobody/no-model", {}, "cannot load model 'nobody/no-model' from a local directory, 'demo', or a hub id"),
         ("demo", {"backend": "jax"}, "unknown backend 'jax'; choose one of auto, hooked_transformer, bridge, nnsight"),
         ("demo", {"dtype": "int8"}, "unknown dtype 'int8'; choose one of float32"),
-        ("demo", {"backend": "bridge", "remote": True}, "remote and attn_implementation need nnsight, got 'bridge'"),
+        (
+            "demo",
+            {"backend": "bridge", "remote": True},
+            "remote and attn_implementation need backend='nnsight', got 'bridge'",
+        ),
         ("a/b", {"remote": "there"}, 'remote must be False, True or "local", got'),
         ("a/b", {"remote": True, "device": "cpu"}, "remote=True takes a hub id, .*: it takes no device"),
         (Path("a"), {"remote": True}, "remote=True takes a hub id, whose weights lie elsewhere: .* is not one"),
@@ -176,17 +177,12 @@ def test_what_cannot_be_loaded_is_named(name: Any, options: dict[str, Any], mess
         mi.load_model(name, **options)
 
 
-@pytest.mark.parametrize(
-    "key", [{"sliding_window": 6}, {"sliding_window": 6, "layer_types": ["sliding_attention"] * 3}]
-)
-def test_a_window_that_the_architecture_does_not_know_is_none(
-    key: dict[str, Any], tiny_model_dir: Any, tmp_path: Path
-) -> None:
+def test_a_window_that_the_architecture_does_not_know_is_none(tiny_model_dir: Any, tmp_path: Path) -> None:
     """Its own passes do not have it, so runs with masks may not have it either."""
     whole, folder = tiny_model_dir("llama"), tmp_path / "said"
     shutil.copytree(whole, folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | key))
+    (folder / "config.json").write_text(json.dumps(config | {"sliding_window": 6}))
     model, other = (mi.load_model(each, backend="bridge") for each in (folder, whole))
     assert set(model.info.windows) == {None}
     (pair,) = pairs_for(model, count=1)
@@ -228,12 +224,9 @@ def test_inputs_are_repeated_prompt_by_prompt_and_one_mask_serves_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(
-    architecture: str, backend: str, tiny_model_dir: Any
-) -> None:
-    model = mi.load_model(tiny_model_dir(architecture), backend=backend)
+def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(backend: str, tiny_model_dir: Any) -> None:
+    model = mi.load_model(tiny_model_dir("qwen2"), backend=backend)
     again = mi.wrap_model(model.underlying)
     text = "reason about / the question"
     assert again.tokenizer is not None

@@ -19,17 +19,7 @@ def test_a_twin_has_the_models_shape_and_other_weights(tiny_model_dir: Any) -> N
     twin, again, other = (mi.untrained_twin(model, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.random.get_rng_state(), state), "no global state"
     assert twin.info.name == f"untrained twin of {model.info.name} (seed 1)"
-    for name in (
-        "backend",
-        "n_layers",
-        "n_heads",
-        "n_key_value_heads",
-        "d_model",
-        "d_vocab",
-        "windows",
-        "dtype",
-        "attention",
-    ):
+    for name in "backend n_layers n_heads n_key_value_heads d_model d_vocab windows dtype attention".split():
         assert getattr(twin.info, name) == getattr(model.info, name), name
     assert twin.weights_hash == again.weights_hash != other.weights_hash and twin.weights_hash != model.weights_hash
     assert not torch.allclose(twin.run(TOKENS).logits, model.run(TOKENS).logits, atol=0.1)
