@@ -21,8 +21,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Section:
-    """How a part is shown: the caption of its picture, its table's columns (old name to new, in order) and
-    caption."""
+    """How a part is shown: the caption of its picture, its table's columns (old name to new) and caption."""
 
     words: str
     columns: Mapping[str, str]
@@ -49,15 +48,8 @@ def pictures_of(circuit: Circuit, name: str) -> dict[str, Any]:
     }
 
 
-CLAIMS = {
-    "share": "",
-    "k": "",
-    "p_corrected": "",
-    "n": "",
-    "prevalence": "",
-    "sense": "",
-    "median": "",
-    "effect": "mean effect",
+CLAIMS = dict.fromkeys(("share", "k", "p_corrected", "n", "prevalence", "sense", "median"), "") | {
+    "effect": "mean effect"
 }
 """Columns that results of parts have, those that matter first."""
 
@@ -83,18 +75,9 @@ SECTIONS: dict[str, Section] = {
         {"label": "head and place", **CLAIMS},
         "Places, the largest first.",
     ),
-    "writes": Section(
-        "Tokens promoted and suppressed, and those whose keys are preferred and avoided.",
-        {},
-    ),
-    "sets": Section(
-        "Sets of heads that see the span alone, or alone do not, head by head.",
-        {},
-    ),
-    "transfer": Section(
-        "Prompts without the insertion whose heads are moved as it moves them.",
-        {},
-    ),
+    "writes": Section("Tokens promoted and suppressed, and those whose keys are preferred and avoided.", {}),
+    "sets": Section("Sets of heads that see the span alone, or alone do not, head by head.", {}),
+    "transfer": Section("Prompts without the insertion whose heads are moved as it moves them.", {}),
 }
 """The parts of a circuit, in the order of the story."""
 

@@ -81,7 +81,6 @@ def of_cut_off(found: AccuracyResults) -> str:
 
 
 def _more(made: Comparison) -> bool:
-    """Is more right under the second of two treatments?"""
     return bool(made.p < made.alpha and len(made.gained) > len(made.lost))
 
 
@@ -90,16 +89,9 @@ def _among(found: AccuracyResults, named: str, random: list[str]) -> str:
     as well, and the difference from their mean, its interval over problems (for these sets)."""
     shares = found.share_right()
     at = [found.treatments.index(name) for name in (named, *random)]
-    made = compare_answers(
-        shares[:, at[1:]],
-        shares[:, at[:1]],
-        names=("random sets", named),
-        ids=found.problem_ids,
-        groups=found.groups,
-        grader="strict",
-        seed=found.seed,
-        confidence=found.confidence,
-    )
+    how = {"ids": found.problem_ids, "groups": found.groups, "seed": found.seed, "confidence": found.confidence}
+    names = ("random sets", named)
+    made = compare_answers(shares[:, at[1:]], shares[:, at[:1]], names=names, grader="strict", **how)
     own, *others = 100 * defined_mean(found.by_group(shares[:, at]), axis=0)
     told = f"{others[0]:.1f} %"
     if len(random) > 1:

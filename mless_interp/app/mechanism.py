@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Option
 
@@ -54,7 +54,7 @@ def compute(options: Options) -> Computed:
     model, (pairs,) = options.begin(questions)
     heads = chosen_heads(None, options.layers, (model.info.n_layers, model.info.n_heads))
     common = {"layer": layer, "c": options.c, **options.common}
-    how = {"contrast": contrast, "direction": options.direction, "outcome": options.outcome}
+    how: dict[str, Any] = {"contrast": contrast, "direction": options.direction, "outcome": options.outcome}
     mediated = mediate(model, pairs, checkpoint=options.partial / "mediation.jsonl", **how, **common)
     shift = activation_shift(model, pairs, checkpoint=options.partial / "activations.jsonl", **common)
     controlled = options.control and pairs[0].insertion.kind != "random_sentence"

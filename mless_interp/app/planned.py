@@ -12,7 +12,11 @@ from accelerate.utils import get_max_memory
 
 from ..answers import evaluate_accuracy
 from ..answers.complete import rows_at_once
+from ..circuits.direct import direct_effects
+from ..circuits.head_writes import what_it_writes
 from ..circuits.measure import duration, estimated_seconds, extrapolated
+from ..circuits.paths import trace_paths
+from ..circuits.site_patches import map_positions, patch_sites
 from ..core.arguments import checked, count_of
 from ..mechanism import activation_shift, decompose_attention, mediate
 from ..models.arithmetic import product
@@ -20,6 +24,7 @@ from ..models.base import Model
 from ..models.info import ModelError
 from ..models.load import BACKENDS, CONVERTED_AT_MOST, load_model
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
+from ..patching.joint import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
 from ..patching.sweep import Sweep
@@ -34,14 +39,18 @@ from .geometry import Shape, bytes_of
 
 WORK = {
     "sweep": (2, 1),
-    "locate": (2, 5),
+    "locate": (2, 4),
     "profiles": (4, 0),
     "mechanism": (22, 0),
     "accuracy": (0, 0),
     "circuit": (10, 6),
 }
-"""Whole passes of a problem, and exact sweeps of all heads. Of a circuit: what it was on models of 4 to 28 layers, half of the
-problems fresh."""
+"""What is counted where nothing can be timed: whole passes of a problem, and exact sweeps of all heads. Of a circuit: what it
+was on models of 4 to 28 layers, half of the problems fresh."""
+N_NAMED = 8
+"""Heads that are taken to be in a circuit."""
+N_SETS = 400
+"""Sets of heads that a search measures on a problem, about, for a sufficient and a necessary set with their random ones."""
 MAX_NEW_TOKENS = 2048
 SMALL = 10**8
 """Parameters up to which a model is run by default with attention that can be shown."""
@@ -135,11 +144,11 @@ def plan_run(
     max_new_tokens: int | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
-    """Estimate a run's seconds and memory before it is started, both within a factor of about 2.
+    """Estimate a run's seconds and memory before it is started.
 
-    Where the weights are here and fit, the model is loaded, and passes, a sweep or answers are timed on a few problems of the
-    most usual length. Elsewhere the operations are counted from config.json and the prompts, over this machine's speed in a
-    matrix product, or over a given GPU's.
+    Where the weights are here and fit, the model is loaded and each part of the analysis run on a few problems of the most
+    usual length (controls of locating are taken to last as long as its sweeps). Elsewhere the operations are counted from
+    config.json and the prompts, over this machine's speed in a matrix product, or over a given GPU's.
 
     Parameters
     ----------
@@ -303,22 +312,46 @@ class _Work:
         mean = np.mean([len(pair.inserted) for pair in self.pairs])
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
 
-        def run(count: int) -> None:
-            some = usual[:count]
-            if self.what == "mechanism":
-                decompose_attention(model, some, control="random_sentence", progress=False)
-                activation_shift(model, some, progress=False)
-                mediate(model, some, outcome=self.outcome, progress=False)
-            else:
-                score_heads(model, some, progress=False)
-                attention_profile(model, some, heads=model.info.heads[:3], progress=False)
+        heads = model.info.heads
+        reads: dict[str, Any] = {"outcome": self.outcome, "progress": False}
+        some = tuple(heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED])
 
-        passes, sweeps = WORK[self.what]
-        if not sweeps:
-            return parts | {f"{self.what} of all heads": extrapolated(run, len(self.pairs))}
-        each = estimated_seconds(prepare(model, self.pairs, self.outcome), model.info.heads, [Sweep.named()])
-        parts |= {f"{count_of(sweeps, 'exact sweep')} of all heads": sweeps * each}
-        return parts | {"whole passes": passes / WORK["profiles"][0] * extrapolated(run, len(self.pairs))}
+        def run(count: int) -> None:
+            pairs = usual[:count]
+            if self.what == "mechanism":
+                decompose_attention(model, pairs, control="random_sentence", progress=False)
+                activation_shift(model, pairs, progress=False)
+                mediate(model, pairs, **reads)
+            elif self.what == "profiles":
+                score_heads(model, pairs, progress=False)
+                attention_profile(model, pairs, heads=heads[:3], progress=False)
+            else:
+                direct_effects(model, pairs, some, **reads)
+                for direction in ("denoising", "noising"):
+                    trace_paths(
+                        model, pairs, some, mlps=tuple(range(model.info.n_layers)), direction=direction, **reads
+                    )
+                patch_sites(model, pairs, **reads)
+                map_positions(model, pairs, some, **reads)
+                what_it_writes(model, pairs, some, progress=False)
+
+        n = len(self.pairs)
+        if self.what in ("profiles", "mechanism"):
+            return parts | {f"{self.what} of all heads": extrapolated(run, n)}
+        each = estimated_seconds(prepare(model, self.pairs, self.outcome), heads, [Sweep.named()])
+        if self.what == "sweep":
+            return parts | {"an exact sweep of all heads": each}
+        share = 0.5 if self.what == "circuit" else 1.0  # of a circuit half of the problems are fresh
+        parts |= {"4 exact sweeps of all heads": 4 * share * each, "controls, about as much": 4 * share * each}
+        if self.what == "locate":
+            return parts
+        one, gates = prepare(model, self.pairs[:1], self.outcome), [gate_row(some, model.info)] * N_SETS
+
+        def sets(count: int) -> None:
+            gated_outcomes(one, torch.stack(gates[:count]), label="sets", settings={}, progress=False)
+
+        parts[f"edges, sites, positions and writes of {len(some)} heads"] = extrapolated(run, n // 2)
+        return parts | {"sets of heads": n // 2 * extrapolated(sets, N_SETS)}
 
     def _answering(self, model: Model) -> float:
         """Return the seconds of answers, from short ones to a batch of problems: 8 tokens, 16, ..."""

@@ -232,25 +232,24 @@ def _draw(figure: Any, found: dict[str, dict[str, Any]], names: dict[str, str], 
     """The figure in the paper's arrangement, of the models that there are."""
     from .. import views
 
-    made = next(iter(found.values()))
     every = [each["Mless"] for each in found.values()]
-    if figure.kind == "with_and_without":
-        return views.profiles(every, conditions=("base", "inserted"))
-    if figure.kind == "layers":
-        shown = {"base": "None", "inserted": "Mless"}
-        return views.profiles(every, conditions=("base", "inserted"), whole=False, names=shown)
+    if figure.kind in ("with_and_without", "layers"):
+        more: dict[str, Any] = {"whole": False, "names": {"base": "None", "inserted": "Mless"}}
+        return views.profiles(every, conditions=("base", "inserted"), **(more if figure.kind == "layers" else {}))
     if figure.kind == "against_random_sentence":
         series = ("Mless", "random words")
-        panels = [
-            (names[key], head, {name: each[name] for name in series})
-            for key, each in found.items()
-            for head in figure.heads(key)
-        ]
-        return views.compare_profiles(panels)
+        return views.compare_profiles(
+            [
+                (names[key], head, {name: each[name] for name in series})
+                for key, each in found.items()
+                for head in figure.heads(key)
+            ]
+        )
     title = "accuracy (%): MATH-500 as published (read off the paper's bars)"
     measured = bars.loc[bars["source"] == "measured", "n"]
     if len(measured):
         title += f",\nand measured on {count_of(int(measured.max()), 'problem')} (95 % intervals)"
+    made = next(iter(found.values()))
     named = {name: made[name] for name in ("Mless", "Mful")}
     return views.bars_and_profiles(bars, named, figure.panels[0].head, bars_title=title)
 

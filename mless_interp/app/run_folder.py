@@ -119,13 +119,14 @@ def _keep(options: Saving, name: str, computed: Computed) -> None:
     from ..runtime.store import provenance, save
     from ..views.report import ShownPrompt
 
-    folder, shown, facts = options.kept, dict(computed.shown), dict(computed.facts)
-    if computed.pairs:
+    folder, shown = options.kept, dict(computed.shown)
+    facts: dict[str, Any] = dict(computed.facts)
+    if computed.pairs and computed.model is not None:
         shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
         facts["prompts"] = [pair.record() for pair in computed.pairs]
     if computed.notes:
         facts["notes"] = list(computed.notes)
-    asked = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
+    asked: dict[str, Any] = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
     run = provenance(computed.model, repeat=repeat_command(), **asked, **facts)
     (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
     shutil.rmtree(folder, ignore_errors=True)

@@ -11,11 +11,11 @@ from ..answers import AccuracyResults
 from ..answers.comparisons import CHANGE, RIGHT
 from ..circuits.judge import KINDS, NAMED
 from ..circuits.located import LocatedHeads
-from ..core.arguments import checked, count_of
+from ..core.arguments import checked
 from ..core.heads import Head
 from ..patching.scores import PatchScores
 from ..runtime.columns import columns_of
-from ..runtime.results import Result, Shown, ShownTable, limits_of
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of
 
 SAME = ("outcome", "contrast", "direction", "edit")
 """Settings in which runs must agree, or their numbers cannot be compared."""
@@ -51,39 +51,27 @@ class RunsCompared(Result):
         rows = []
         for (run, found), told in zip(self.results.items(), self._verdicts().values(), strict=True):
             located = isinstance(found, LocatedHeads)
-            total, middle = (
-                (found.total, found.judged.effect.median) if located else (found.total_effect, found.whole.median)
-            )
+            total = found.total if located else found.total_effect
+            middle = (found.judged.effect if located else found.whole).median
             sign = 1 if float(middle.estimate) >= 0 else -1
+            row: dict[str, Any] = {"run": run, "insertion": found.settings.get("insertion")}
+            row |= {name: float(end) for name, end in interval_columns("total", middle).items()}
+            row |= {"of_this_sign": int((sign * total > 0).sum()), "n": len(total)}
+            row |= {"named": sum(named for _, named in told.values()), "of_heads": len(found.heads)}
             again = located and found.confirmation is not None
-            rows.append(
-                {
-                    "run": run,
-                    "insertion": found.settings.get("insertion"),
-                    "total": float(middle.estimate),
-                    "total_ci_low": float(middle.low),
-                    "total_ci_high": float(middle.high),
-                    "of_this_sign": int((sign * total > 0).sum()),
-                    "n": len(total),
-                    "named": sum(named for _, named in told.values()),
-                    "of_heads": len(found.heads),
-                    "confirmed": ", ".join(map(str, found.confirmed)) if again else None,
-                }
-            )
+            rows.append(row | {"confirmed": ", ".join(map(str, found.confirmed)) if again else None})
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
     def heads(self) -> pd.DataFrame:
-        """One row per head that any run names: its verdict and count of problems in each run, and how many runs name it.
-
-        Heads of two models share only their place."""
+        """One row per head that any run names: its verdict and count of problems in each run, and how many runs name it."""
         if self.of_answers:
             return pd.DataFrame()
         verdicts = self._verdicts()
         named = {label for told in verdicts.values() for label, (_, sure) in told.items() if sure}
         union = [str(head) for head in sorted(map(Head.parse, named))]
-        columns: dict[str, Any] = {"head": union}
+        columns: dict[str, list[Any]] = {"head": union}
         for run, told in verdicts.items():
-            columns[run] = [told[label][0] if label in told else "not tested" for label in union]
+            columns[run] = [told.get(label, ("not tested",))[0] for label in union]
         columns["named in"] = [sum(told.get(label, ("", False))[1] for told in verdicts.values()) for label in union]
         return pd.DataFrame(columns).sort_values("named in", ascending=False, kind="stable", ignore_index=True)
 
@@ -93,7 +81,30 @@ class RunsCompared(Result):
 
     def headline(self) -> str:
         """Return what the runs have in common."""
-        return self._answers_words(self.table()) if self.of_answers else self._heads_words(self.table())
+        rows = self.table().to_dict("records")
+        if self.of_answers:
+            first = {row["run"]: row for row in reversed(rows)}
+            told = (
+                f"{name} {100 * first[name]['accuracy']:.1f} % under {first[name]['treatment']!r}"
+                for name in self.results
+            )
+            changed = [row for row in rows if row.get("p_corrected", 1) < 1 - self.results[row["run"]].confidence]
+            moves = (
+                f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points"
+                f"{limits_of(row['difference_ci_low'], row['difference_ci_high'], '+.1f', scale=100)}"
+                for row in changed
+            )
+            moved = f"established differences within a run: {'; '.join(moves)}"
+            return f"Right answers: {'; '.join(told)}; {moved if changed else 'no treatment is shown to differ within a run'}."
+        heads, n = self.heads(), len(self.results)
+        every = heads.loc[heads["named in"] == n, "head"].tolist()
+        answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
+        answer += f" in {'both runs' if n == 2 else f'all {n} runs'} ({len(heads)} in any)"
+        totals = (
+            f"{row['run']} {row['total']:+.4f}{limits_of(row['total_ci_low'], row['total_ci_high'])}" for row in rows
+        )
+        unit = next(iter(self.results.values())).unit
+        return f"{answer}; median total effect in {unit}: {'; '.join(totals)}."
 
     def details(self) -> list[str]:
         """Return whether the runs are of the same problems."""
@@ -102,46 +113,13 @@ class RunsCompared(Result):
         some = [f"The runs share {len(common)} of {len(every)} problems (by id)."] if common != every else []
         return [*some, "Each run is judged by its own problems; no test is made between runs."]
 
-    def _heads_words(self, table: pd.DataFrame) -> str:
-        heads, n = self.heads(), len(self.results)
-        every = heads.loc[heads["named in"] == n, "head"].tolist()
-        answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
-        answer += f" in {'both runs' if n == 2 else f'all {n} runs'} ({len(heads)} in any)"
-        if heads.empty:
-            answer = f"None of {count_of(n, 'run')} names a head"
-        totals = "; ".join(
-            f"{row['run']} {row['total']:+.4f}{limits_of(row['total_ci_low'], row['total_ci_high'])}"
-            for row in table.to_dict("records")
-        )
-        return f"{answer}; median total effect in {next(iter(self.results.values())).unit}: {totals}."
-
-    def _answers_words(self, table: pd.DataFrame) -> str:
-        first = table.groupby("run", sort=False).first()
-        told = "; ".join(
-            f"{name} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for name, row in first.iterrows()
-        )
-        alpha = table["run"].map({run: 1 - found.confidence for run, found in self.results.items()})
-        changed = table[table["p_corrected"] < alpha] if "p_corrected" in table else table.head(0)
-        moves = "; ".join(
-            f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points"
-            f"{limits_of(row['difference_ci_low'], row['difference_ci_high'], '+.1f', scale=100)}"
-            for row in changed.to_dict("records")
-        )
-        moved = (
-            f"established differences within a run: {moves}"
-            if moves
-            else "no treatment is shown to differ within a run"
-        )
-        return f"Right answers: {told}; {moved}."
-
     def shown(self) -> Shown:
         """The runs, and the heads that any names."""
-        total = ShownTable(self.table(), "Each run, with 95 % intervals over its own problems.")
-        heads = self.heads()
-        if heads.empty:
-            return Shown((total,))
-        own = {str(name): "" if name in ("head", "named in") else str(name) for name in heads.columns}
-        return Shown((total, ShownTable(heads, "Heads that any run names, with how many problems show it.", own)))
+        heads, tables = self.heads(), [ShownTable(self.table(), "Each run, with 95 % intervals over its own problems.")]
+        if not heads.empty:
+            own = {name: "" if name in ("head", "named in") else name for name in heads.columns}
+            tables.append(ShownTable(heads, "Heads that any run names, with how many problems show it.", own))
+        return Shown(tuple(tables))
 
 
 @checked
@@ -161,8 +139,8 @@ def compare_runs(runs: Mapping[str, Any]) -> RunsCompared:
         results[name] = found[0]
     if len(results) < 2:
         raise ValueError("give two or more runs")
+    told = ", ".join(f"{name} is {type(found).__name__}" for name, found in results.items())
     if len({type(found) for found in results.values()}) > 1:
-        told = ", ".join(f"{name} is {type(found).__name__}" for name, found in results.items())
         raise ValueError(f"these runs cannot be compared: {told}; give runs of one analysis")
     for what in SAME:
         values = {name: found.settings.get(what) for name, found in results.items()}

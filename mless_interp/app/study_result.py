@@ -285,10 +285,14 @@ class StudyResult(Result):
                 n = count_of(len(again.problem_ids), "fresh problem")
                 words[-1] += f"; confirmed on {n}: {_listed(self.located[name].confirmed)}"
         if self.answers is not None:
-            n, limits = count_of(int(row["answers_n"]), "answer"), row[["difference_ci_low", "difference_ci_high"]]
+            n, low, high = (
+                count_of(int(row["answers_n"]), "answer"),
+                row["difference_ci_low"],
+                row["difference_ci_high"],
+            )
             words.append(
                 f"{100 * row['accuracy']:.1f} % of {n} right, {100 * row['difference']:+.1f} points"
-                f"{limits_of(*limits, '+.1f', scale=100)} (p = {row['difference_p']:.2g})"
+                f"{limits_of(low, high, '+.1f', scale=100)} (p = {row['difference_p']:.2g})"
             )
         inserts = f" ({row['inserts']})" if row["inserts"] else ""
         return f'"{name}"{inserts}: {"; ".join(words)}.'

@@ -97,7 +97,7 @@ def run_study(
     with progress_bar(len(measured) * each + bool(asked.answers), "study", enabled=progress) as bar:
         for name, here in measured.items():
             bar.set_description(one_line(f"study: {name}"))
-            files, of, seed = slug(name), effects.setdefault(name, {}), asked.seed
+            files, of, seed = slug(name), effects.setdefault(name, {}), asked.seeds[0]
             for contrast, outcome in product(asked.contrasts, asked.outcomes):
                 what: dict[str, Any] = {"contrast": contrast, "outcome": outcome, "heads": ANY_HEAD, "seed": seed}
                 file = f"{files}/{contrast}-{outcome}.jsonl"
@@ -113,7 +113,16 @@ def run_study(
         if asked.answers:
             bar.set_description("study: answers")
             some = given[: asked.answers]
-            done(answers, "answers", "answers.jsonl", evaluate_accuracy, some, treatments, **answering, seed=asked.seed)
+            done(
+                answers,
+                "answers",
+                "answers.jsonl",
+                evaluate_accuracy,
+                some,
+                treatments,
+                **answering,
+                seed=asked.seeds[0],
+            )
     if waiting:
         raise ShardDone(f"{len(waiting)} measurements wait for the other shards; {waiting[0]}")
     return StudyResult(

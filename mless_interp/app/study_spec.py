@@ -111,13 +111,10 @@ class Study:
         if not self.insertions:
             raise ValueError("a study needs insertions: write [[insertions]] with a name and a kind")
         slugs = [slug(name) for name, *_ in self.rows(ANY_PROBLEMS)]
-        twice = next((each for each in slugs if slugs.count(each) > 1), None)
-        if twice is not None or NONE in slugs:
-            raise ValueError(
-                f"two insertions are named {twice!r}"
-                if twice
-                else f"no insertion may be named {NONE!r}, which is what answers are compared with"
-            )
+        if NONE in slugs:
+            raise ValueError(f"no insertion may be named {NONE!r}, which is what answers are compared with")
+        if twice := [each for each in slugs if slugs.count(each) > 1]:
+            raise ValueError(f"two insertions are named {twice[0]!r}")
 
     @property
     def n_problems(self) -> int:
@@ -128,11 +125,6 @@ class Study:
     def draws_questions(self) -> bool:
         """Return True where all problems are read, so that draws from them do not depend on how many are measured."""
         return any(each.kind == "other_questions" for each in self.insertions)
-
-    @property
-    def seed(self) -> int:
-        """The seed of all that is drawn but insertions of further seeds."""
-        return self.seeds[0]
 
     def rows(self, problems: Iterable[Problem]) -> list[tuple[str, Insertion]]:
         """Every row's name and insertion: one for each seed where it is drawn."""

@@ -31,16 +31,16 @@ RESULTS = "results"
 TOOLKIT = "mless_interp"
 
 
-def listed_in(folder: Path) -> dict[str, dict[str, str]]:
-    """Return what the manifest of a folder says of each file; nothing where there is none, `ValueError` for a damaged one."""
+def listed_in(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file in a folder's manifest; nothing without one, `ValueError` for a damaged one."""
     file = folder / MANIFEST
     if not file.is_file():
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         if found["made_by"] == TOOLKIT:
-            return dict(found["files"])
-    except (ValueError, KeyError, TypeError):
+            return {name: each["sha256"] for name, each in found["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise ValueError(f"{str(file)!r} is damaged, or no manifest of this toolkit; move the folder away")
 
@@ -66,7 +66,7 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> dict[str,
     for name in files if names is None else [name for name in names if name in files]:
         if not (folder / name).is_file():
             found[name] = "is missing"
-        elif _sha256(folder / name) != files[name]["sha256"]:
+        elif _sha256(folder / name) != files[name]:
             found[name] = "has other contents than when it was written"
     return found
 

@@ -27,23 +27,15 @@ class RayWorkers:
     gpus, cpus : what each of them reserves (`gpus` may be a part of one).
     address : of a running cluster ("auto": the one that this machine belongs to); None starts Ray here and stops it again.
 
-    The model must be one that `load_model` loaded; a worker loads it when it is first needed, checks that it has the same
-    weights, and keeps it. Only this process writes. A worker that dies (killed by the system, memory) is replaced by
-    a fresh one, which begins its unit anew; a unit that ends three workers ends the run, with all that had finished kept.
-    Results are those of one process, bit for bit, on equal hardware. Needs the package `ray`.
+    The model must be one that `load_model` loaded; each worker loads it and checks that it has the same weights. A worker that
+    dies is replaced; a unit that ends three workers ends the run, with all that had finished kept. Results are those of one
+    process, bit for bit, on equal hardware. Needs the package `ray`.
     """
 
     @checked
-    def __init__(
-        self,
-        count: int,
-        *,
-        gpus: int | float = 0,
-        cpus: int | float = 1,
-        address: str | None = None,
-    ) -> None:
+    def __init__(self, count: int, *, gpus: int | float = 0, cpus: int | float = 1, address: str | None = None) -> None:
         for name, value, least in (("count", count, 1), ("gpus", gpus, 0), ("cpus", cpus, 0)):
-            if value is not None and not least <= value < float("inf"):
+            if not least <= value < float("inf"):
                 raise ValueError(f"{name} must be {least} or more, got {value}")
         _ray()
         if address not in (None, "auto", "local"):  # before a model is loaded
@@ -109,7 +101,8 @@ class RayWorkers:
                             "list of problems): memory ran out, or something kills them"
                         ) from died
                     waiting.appendleft(unit)
-                    worker = self._replaced(worker)
+                    self._workers.remove(worker)
+                    self._workers.append(worker := self._worker())
                 else:
                     if error is not None:
                         raise error
@@ -133,7 +126,7 @@ class RayWorkers:
                 self.close()
                 raise ValueError(
                     f"{self.count} workers with {each:g} {name} each ask for {self.count * each:g}, and {where} has "
-                    f"{has.get(name, 0):g}: ask for fewer workers, or for less of it each"
+                    f"{has.get(name, 0):g}: ask for less"
                 )
         self._workers += [self._worker() for _ in range(wanted - len(self._workers))]
 
@@ -142,10 +135,6 @@ class RayWorkers:
 
         made = _ray().remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0)(_Worker)
         return made.remote(torch.get_num_threads())  # they decide the last bits of a product
-
-    def _replaced(self, dead: Any) -> Any:
-        self._workers[self._workers.index(dead)] = made = self._worker()
-        return made
 
 
 class _Worker:
@@ -184,14 +173,11 @@ def _pickled(compute: Compute) -> bytes:
 
 
 def _sendable(error: Exception) -> BaseException:
-    """The error as the other process can read it: itself, or one of Python's own with its words."""
+    """The error as the other process can read it: itself, or one with its words."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001, whatever its class does
-        kind = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
-        plain = kind(str(error))
-        plain.__notes__ = getattr(error, "__notes__", [])
-        return plain
+        return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 

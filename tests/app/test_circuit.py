@@ -146,21 +146,3 @@ def test_a_graph_without_edges_is_no_picture_but_a_sentence() -> None:
     assert [part.kind for part in page.parts].count("picture") == 1 and pictures[enough] is None
     told = [part.text for part in page.parts if part.kind in ("answer", "text")]
     assert told.count(enough) == 1 and told.count(none.edges.headline()) == 1, "a section's answer is not its text too"
-
-
-def test_a_print_begins_with_the_largest_of_each_part_and_says_its_confidence() -> None:
-    edges = replace(traced(16), confidence=OF_EDGES)
-    found = small(edges=edges)
-    table = found.printed()
-    assert table["part"].head(5).tolist() == ["edges", "sets", "direct", "transfer", "positions"]
-    assert table["which"].iloc[0] == edges.summary().nlargest(1, "share")["label"].item() == "MLP1 -> logits"
-    assert set(table["part"].tail((table["part"] == "sites").sum())) == {"sites"}
-    assert "share [95 %, edges 97.5 %]" in repr(found) and "share [97.5 %]" in repr(edges)
-    assert "(97.5 % intervals)" in edges.claim() and "intervals" not in traced(16).claim()
-    shares = [int(each) for each in re.findall(r"(\d+) % \[", edges.claim())]
-    assert shares == sorted(shares, reverse=True) and len(shares) == 3
-    assert "(given, not located)" in found.headline() and "given" not in small(located=located()).headline()
-    page = mi.Report("T", question="Q?").result(edges)
-    assert {"share [97.5 %]", "median [97.5 %]"} <= {
-        column.heading for part in page.parts if part.kind == "table" for column in part.columns
-    }

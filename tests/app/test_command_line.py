@@ -9,7 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -23,7 +23,6 @@ from mless_interp.__main__ import app
 from mless_interp.app import COMMANDS
 from mless_interp.app.command_line import (
     Asking,
-    Inserting,
     LimitOption,
     Loading,
     OutOption,
@@ -78,11 +77,6 @@ def test_every_field_is_an_option_with_its_default_and_its_explanation() -> None
     assert missing.exit_code == 2 and "Missing option '--question'" in missing.output
 
 
-def test_locating_shows_a_dozen_options_before_the_advanced_ones() -> None:
-    first = call("locate --help").output.partition("\nAdvanced:")[0]
-    assert len(re.findall(r"(?m)^  --(?!help)", first)) <= 15 and "--shard" not in first
-
-
 def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_help_or_refusal() -> None:
     from mless_interp.models.load import BACKENDS
     from mless_interp.patching.interventions import INTERVENTIONS
@@ -109,16 +103,6 @@ def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_hel
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[]\n")
     assert re.findall(r"(?m)^ended (\d)", done.stdout) == ["0"] * (len(lines) - 4) + ["2"] * 4
-
-
-def test_it_begins_with_a_model_and_the_pairs_of_each_part() -> None:
-    options = Inserting(limit=2, n_tokens=5, backend="bridge", template="raw_as_sent", unit=" ?")
-    model, (first, then) = options.begin(*options.in_parts(limit=2, confirm=1))
-    assert model.info.name == "demo" and model.info.backend == "bridge"
-    assert [pair.id for pair in (*first, *then)] == [problem.id for problem in mi.load_problems("demo", limit=3)]
-    assert {pair.insertion.label for pair in first} == {"Mless ' ?' x5"} and first[0].template.name == "raw_as_sent"
-    with pytest.raises(ValueError, match="--limit 600 and --confirm 2 need 602 problems, there are 564: give smaller"):
-        options.in_parts(limit=600, confirm=2)
 
 
 def test_how_a_model_is_to_be_loaded() -> None:
@@ -309,14 +293,6 @@ def test_problems_that_are_wrong_are_one_line(
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.exit_code == 2 and len(errors) == 1 and message in errors[0], done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_figure_is_drawn_on_the_models_own_problems_or_those_that_were_asked_for(tmp_path: Path) -> None:
-    figures = mi.app.reproduce_figures
-    asked = figures.Options(figure="13", limit=2)
-    assert figures._questions(asked, "demo") == mi.load_problems("demo", limit=2)
-    (tmp_path / "p.jsonl").write_text(json.dumps(GOOD))
-    assert [each.id for each in figures._questions(replace(asked, problems=str(tmp_path / "p.jsonl")), "demo")] == ["a"]
 
 
 def raising(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

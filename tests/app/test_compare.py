@@ -103,28 +103,6 @@ def test_a_compared_run_is_never_replaced_by_the_comparison(
     assert not folders.damaged_files(tmp_path / "b") and sorted((tmp_path / "b").rglob("*")) == before
 
 
-def test_where_there_is_no_interval_none_is_written() -> None:
-    few = mi.AccuracyResults(
-        ("p0",),
-        ("none", "Mless"),
-        {"strict": np.array([[[1.0, 0.0], [1.0, 1.0]]])},
-        *(np.ones((1, 2, 2)) for _ in range(3)),
-        ((("x", "x"), ("x", "x")),),
-        np.full((1, 2, 2), "text"),
-    )
-    assert "No change is shown for 'Mless': 100.0 % against 50.0 %" in few.headline()
-    assert "A single problem has no interval." in few.explain() and "nan" not in few.explain()
-    one = mi.AccuracyResults(
-        ("p0",),
-        ("none",),
-        {"strict": np.array([[[1.0, 0.0]]])},
-        *(np.ones((1, 1, 2)) for _ in range(3)),
-        ((("x", "x"),),),
-        np.full((1, 1, 2), "text"),
-    )
-    assert one.headline() == "50.0 % of 1 problem are answered right under 'none'."
-
-
 def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
     """So many of n problems right without insertion, with it, and with heads cut off: chosen ones, and random ones."""
     named = ("none", "insertion", "named set cut off")
@@ -163,35 +141,6 @@ def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets
     )
     assert answers.of_cut_off(under_four(40, 20)).endswith("no head that reads is named, so none is cut off.")
     assert answers.of_cut_off(under_four(40, 20, 38)).endswith("There is no other set of the same layers and size.")
-
-
-def test_the_named_set_lies_somewhere_among_several_random_ones() -> None:
-    """By hand: 38 of 40 against 20, 22, 24, 38, 40, mean 28.8: (38 - 28.8) / 40 = 23 points."""
-    told = answers.of_cut_off(under_four(40, 20, 38, 20, 22, 24, 38, 40))
-    among = told.partition(" With 5 random sets of the same layers and size cut off likewise: ")[2]
-    assert among.startswith(
-        "50.0 % to 100.0 %, 2 of the 5 recover at least as many; the named set is shown to do better (+23.0 points [+"
-    )
-    none = answers.of_cut_off(under_four(40, 20, 38, 37, 37))
-    assert (
-        "92.5 % to 92.5 %, none of the 2 recover at least as many; the named set is not shown to do better (+2.5 points ["
-        in none
-    )
-    assert float(none.split("points [")[-1].split(",")[0]) <= 0, "an interval as the test"
-
-
-def test_treatments_are_told_with_what_they_do() -> None:
-    insertion = {"kind": "meaningless", "unit": " /", "n_tokens": 55}
-    made = {
-        "none": {"insertion": None, "arm": None, "knockout": []},
-        "insertion": {"insertion": insertion, "arm": None, "knockout": ["L0H1", "L0H2"]},
-        "named set cut off": {"insertion": {**insertion, "kind": "random_sentence", "unit": ""}},
-        "random set 1 cut off": {"insertion": None, "arm": {"c": 0.13}},
-    }
-    assert answers.told_treatments(replace(under_four(40, 20, 38, 22), settings={"treatments": made})) == (
-        "none, insertion (55 tokens inserted: ' /'; L0H1, L0H2 cut off from it), named set cut off (55 tokens inserted: "
-        "random sentence), random set 1 cut off (the paper's ARM, which moves activations)"
-    )
 
 
 def test_the_answer_says_whether_confirmed_heads_are_specific() -> None:

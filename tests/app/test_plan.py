@@ -203,15 +203,6 @@ def test_every_analysis_is_timed_where_the_weights_are(what: str) -> None:
 # ------------------------------------------------------------------------------------------------------------- what is wrong
 
 
-def test_pairs_are_planned_as_their_problems() -> None:
-    pairs = mi.make_pairs(mi.load_model("demo", backend="nnsight"), problems(2), FILLER)
-    options: dict[str, Any] = {"what": "sweep", **GPU}
-    assert mi.plan_run("demo", pairs, **options).parts == mi.plan_run("demo", problems(2), FILLER, **options).parts
-    for given in ((pairs, FILLER), (problems(2),), (), ((), FILLER)):
-        with pytest.raises(ValueError, match="problems with an insertion, or pairs alone"):
-            mi.plan_run("demo", *given, **options)
-
-
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -227,14 +218,6 @@ def test_pairs_are_planned_as_their_problems() -> None:
 def test_wrong_input_is_refused_before_anything_is_timed(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         mi.plan_run("demo", problems(1), FILLER, **wrong)
-
-
-@pytest.mark.parametrize("config", [{"model_type": "nothing"}, {"model_type": "bert"}, {"vocab_size": -5}])
-def test_a_config_of_no_decoder_is_one_line(config: dict[str, Any], without_weights: Path) -> None:
-    said = json.loads((without_weights / "config.json").read_text())
-    (without_weights / "config.json").write_text(json.dumps(said | config))
-    with pytest.raises(mi.ModelError):
-        mi.plan_run(str(without_weights), problems(1), FILLER)
 
 
 # ------------------------------------------------------------------------------------------------------------- the command

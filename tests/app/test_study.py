@@ -127,25 +127,6 @@ def test_a_span_that_computes_is_shown_behind_the_question_alone(sign: int) -> N
     assert not found.effect_of("before").total_effect.any()
 
 
-@pytest.mark.slow
-def test_heads_are_those_that_locating_names() -> None:
-    readers = [Head(0, 2)]
-    made = mi.planted_model(readers, [], n_heads=8, n_key_value_heads=2, seed=5)
-    model = bridge_from(made.hf_model, made.tokenizer, name="planted")
-    problems = planted_problems(made, 24)
-    asked = {"name": "slashes", "kind": "meaningless", "n_tokens": 6}
-    more = asked | {"name": "more", "n_tokens": 8}
-    study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[asked, more])
-    found = mi.run_study(study, model=model, problems=problems, progress=False)
-    row = found.table().iloc[0]
-    assert row["heads"] == row["shown_again"] == "L0H2 (reader)"
-    pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 6))
-    direct = mi.locate_heads(model, pairs[:16], confirm=pairs[16:], confidence=0.975, progress=False)
-    pd.testing.assert_frame_equal(found.located["slashes"].table(), direct.table())
-    assert direct.judged.effect.level == pytest.approx(0.02), "one of two insertions: half of alpha"
-    assert len(found.located["slashes"].confirmation.problem_ids) == 8  # type: ignore[union-attr]
-
-
 def test_a_span_right_before_the_answer_is_measured_where_its_last_row_predicts_it(demo: Any) -> None:
     problems = [replace(each, answer_prefix="") for each in mi.load_problems("demo", limit=3)]
     insertion = mi.Insertion.meaningless(n_tokens=5, after="question")
@@ -205,14 +186,6 @@ def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
     finished = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
     same(mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False), whole)
     assert {path: path.read_bytes() for path in finished} == finished, "what is done is not computed again"
-
-
-@pytest.mark.slow
-def test_shards_do_their_part_of_every_measurement(demo: Any, whole: mi.StudyResult, tmp_path: Path) -> None:
-    for index in (0, 1):
-        with pytest.raises(mi.ShardDone) if index == 0 else pytest.MonkeyPatch.context():
-            mi.run_study(told(), model=demo.on(mi.Shard(index, 2)), checkpoint=tmp_path, progress=False)
-    same(mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False), whole)
 
 
 # --------------------------------------------------------------------------------------------------------- wrong input
@@ -306,24 +279,6 @@ def test_options_take_the_place_of_the_file(
     assert not (tmp_path / "y").exists()
 
 
-def test_the_page_begins_with_the_answer_the_picture_and_six_columns(whole: mi.StudyResult) -> None:
-    picture = mi.views.study_effects(whole)
-    parts = mi.Report("T", question="Q?").result(whole, pictures={"effects": picture}).parts
-    assert [part.kind for part in parts[:3]] == ["heading", "picture", "table"]
-    table = parts[2]
-    headings = [column.heading for column in table.columns[: table.at_once]]
-    assert headings[:3] == ["insertion", "content, median effect [95 %]", "content, problems"] and len(headings) == 6
-    low, high = whole.effect_table().loc[0, ["median_ci_low", "median_ci_high"]]
-    assert table.rows[0][1].limits == f"[{low:.4f}, {high:.4f}]" and table.rows[0][2].text == "6/6"
-
-
-def test_the_picture_has_a_row_for_each_insertion(whole: mi.StudyResult) -> None:
-    (axes,) = mi.views.study_effects(whole).axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == list(whole.insertions)
-    with pytest.raises(ValueError, match="no outcome 'odds' here"):
-        mi.views.study_effects(whole, outcome="odds")
-
-
 @pytest.mark.parametrize("included", INCLUDED)
 def test_included_studies_say_whom_they_follow_and_can_be_made(included: str, demo: Any) -> None:
     study: Study = mi.read_study(included)
@@ -331,12 +286,6 @@ def test_included_studies_say_whom_they_follow_and_can_be_made(included: str, de
     problems = mi.load_problems("demo", limit=study.n_problems)
     for name, insertion in study.rows(problems):
         assert mi.make_pairs(demo, problems[:2], insertion, template=study.template)[0].n_inserted > 0, name
-
-
-def test_answers_that_do_not_fit_are_told_before_anything_is_measured(demo: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a prompt of .* tokens and 5000 new ones do not fit demo's context of 512"):
-        mi.run_study(told(max_new_tokens=5000), model=demo, checkpoint=tmp_path, progress=False)
-    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_too_few_problems_to_establish_anything_are_told(whole: mi.StudyResult) -> None:
@@ -355,3 +304,22 @@ def test_what_is_within_rounding_has_no_sign() -> None:
     beyond = int((np.abs(for_one.total_effect) > 1.01).sum())
     assert 0 < beyond < 8 and (row["k"], fine["k"]) == (beyond, 8)
     assert row["p"] > fine["p"]
+
+
+@pytest.mark.slow
+def test_heads_are_those_that_locating_names() -> None:
+    readers = [Head(0, 2)]
+    made = mi.planted_model(readers, [], n_heads=8, n_key_value_heads=2, seed=5)
+    model = bridge_from(made.hf_model, made.tokenizer, name="planted")
+    problems = planted_problems(made, 24)
+    asked = {"name": "slashes", "kind": "meaningless", "n_tokens": 6}
+    more = asked | {"name": "more", "n_tokens": 8}
+    study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[asked, more])
+    found = mi.run_study(study, model=model, problems=problems, progress=False)
+    row = found.table().iloc[0]
+    assert row["heads"] == row["shown_again"] == "L0H2 (reader)"
+    pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 6))
+    direct = mi.locate_heads(model, pairs[:16], confirm=pairs[16:], confidence=0.975, progress=False)
+    pd.testing.assert_frame_equal(found.located["slashes"].table(), direct.table())
+    assert direct.judged.effect.level == pytest.approx(0.02), "one of two insertions: half of alpha"
+    assert len(found.located["slashes"].confirmation.problem_ids) == 8  # type: ignore[union-attr]

@@ -64,13 +64,6 @@ def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> Non
         assert once_more.get("d") == float(np.float32(1 / 3))
 
 
-def test_no_path_keeps_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    checkpoint = Checkpoint(None, SETTINGS)
-    checkpoint.put({"a": 1})
-    assert checkpoint.get("a") is None and len(checkpoint) == 0 and everything_in(tmp_path) == []
-
-
 # ------------------------------------------------------------------------------------------------------- other settings
 
 

@@ -93,13 +93,6 @@ def test_another_order_or_a_part_reuses_what_is_the_same(file: Path) -> None:
     assert compute.done == ["d", "b"], "another order in a batch is another batch"
 
 
-def test_another_prompt_of_a_kept_problem_is_refused(file: Path) -> None:
-    run(file)
-    prompts = [f"prompt {each}" for each in IDS]
-    with pytest.raises(ValueError, match=r"made with other problems: 'b' had another prompt or another answer; use"):
-        run(file, prompts=[prompts[0], "other", *prompts[2:]])
-
-
 def kept_file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         run(Path(folder) / "c.jsonl")

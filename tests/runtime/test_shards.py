@@ -63,25 +63,10 @@ def test_what_is_missing_is_computed_by_the_whole_run(file: Path) -> None:
     assert [each.name for each in parts_of(file)] == ["c.v1.1-of-2.jsonl"]
 
 
-def test_a_shard_goes_on_where_it_was_stopped(file: Path) -> None:
-    part(file, 0)
-    kept = parts_of(file)[0]
-    first, line, *_ = kept.read_text().splitlines()
-    kept.write_text("\n".join([first, line]) + "\n")  # of the first unit only one problem
-    assert part(file, 0).done == ["a", "c", "e"]
-    assert part(file, 0).done == []
-
-
 @pytest.mark.parametrize(("index", "count"), [(2, 2), (-1, 2), (0, 0)])
 def test_shards_count_from_zero(index: int, count: int) -> None:
     with pytest.raises(ValueError, match="shards are numbered 0/"):
         Shard(index, count)
-
-
-@pytest.mark.parametrize("text", ["1", "a/b", "-1/2"])
-def test_what_is_no_shard_is_told(text: str) -> None:
-    with pytest.raises(ValueError, match="cannot read .* as a shard"):
-        Shard.parse(text)
 
 
 @pytest.mark.slow
@@ -191,16 +176,3 @@ def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path, 
     assert all(ours[name].equals(theirs[name]) for name in ours)
     assert not (tmp_path / ".here.partial").exists()
     assert json.loads((Path(here) / "run.json").read_text())["repeat"] == repeat
-
-
-@pytest.mark.slow
-def test_shards_of_other_options_are_refused(tmp_path: Path) -> None:
-    here = str(tmp_path / "here")
-    command(*SWEEP, "--out", here, "--shard", "0/2")
-    assert "was made with other settings" in command(
-        *SWEEP, "--contrast", "total", "--out", here, "--shard", "1/2", code=2
-    )
-    assert "shards are numbered 0/" in command(*SWEEP, "--out", here, "--shard", "2/2", code=2)
-    assert "--wait is for --shard" in command(*SWEEP, "--out", here, "--wait", "5", code=2)
-    command(*SWEEP, "--out", here, "--shard", "1/2")
-    command(*SWEEP, "--out", here)

@@ -38,15 +38,6 @@ def test_nothing_that_acts_is_printed(name: str) -> None:
     assert "<b>" not in result._repr_html_()
 
 
-@EVERY
-def test_a_notebook_shows_sentences_and_table(name: str) -> None:
-    result = RESULTS[name]()
-    page = result._repr_html_()
-    assert page.count("<p>") == len(result.explain().splitlines()) and ("<table" in page) == (
-        not result.printed().empty
-    )
-
-
 def test_texts_are_shown_by_their_codes() -> None:
     assert visible("a\x1b\x9b\u202e\n\tb") == "a\\x1b\\x9b\\u202e\n\tb"
     assert one_line("a\n\tb") == "a\\n\\tb" and visible(visible(ACTS)) == visible(ACTS)

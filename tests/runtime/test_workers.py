@@ -135,19 +135,6 @@ def test_errors_come_as_they_are_here(workers: Any) -> None:
     assert run(workers, lambda unit, tick: [{"value": 2.0}])[0] == {"value": 2.0}  # and goes on afterwards
 
 
-def test_an_error_that_cannot_be_sent_keeps_its_words(workers: Any) -> None:
-    def wrong(unit: tuple[int, ...], tick: Any) -> list[Any]:
-        class Odd(KeyError):
-            def __init__(self, name, handle):  # type: ignore[no-untyped-def]
-                super().__init__(f"no {name}")
-                self.handle = handle
-
-        raise Odd("such site", open(os.devnull))  # noqa: SIM115
-
-    with pytest.raises(KeyError, match="no such site"):
-        run(workers, wrong)
-
-
 def test_a_model_that_cannot_be_loaded_again_is_refused(workers: Any, tmp_path: Path) -> None:
     model = mi.load_model("demo")
     pairs = mi.make_pairs(model, mi.load_problems("demo", limit=2), mi.Insertion.meaningless(" /", n_tokens=3))
@@ -174,20 +161,6 @@ def test_what_a_worker_would_not_have_is_refused(workers: Any, tmp_path: Path) -
     config.write_text(config.read_text().replace('"rms_norm_eps": ', '"rms_norm_eps": 0.5, "was": '))
     with pytest.raises(ModelError, match="is another model where it was loaded again: config "):
         mi.score_heads(model.on(workers), pairs, progress=False)
-
-
-def test_more_workers_than_there_is_room_for_are_refused(workers: Any) -> None:
-    more = mi.RayWorkers(1, gpus=1)
-    with pytest.raises(ValueError, match="1 workers with 1 GPU each ask for 1, and this machine has 0"):
-        run(more, lambda unit, tick: [{"value": 2.0}])
-
-
-@pytest.mark.parametrize("options", [{"count": 0}, {"count": 2, "gpus": -1}, {"count": 2, "cpus": -1}])
-def test_wrong_numbers_are_told_before_anything_begins(options: Any) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        mi.RayWorkers(**options)
-    with pytest.raises(TypeError, match="count"):
-        mi.RayWorkers("two")  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------------- addresses

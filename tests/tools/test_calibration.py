@@ -1,7 +1,5 @@
 """The calibration benchmark: strengths are what they are called, rates are counted right, the page is written."""
 
-from pathlib import Path
-
 import bench_calibration as bench
 import numpy as np
 import pytest
@@ -55,31 +53,6 @@ def test_the_promise_is_the_inverse_of_the_detectable_prevalence(n: int, cells: 
     assert bench.promised(8, cells, 1.0) == 0
 
 
-@pytest.mark.slow
-def test_variants_and_backends_of_a_tiny_model() -> None:
-    planted = bench.small_planted("plain")
-    made = bench.planted_variants(planted, 12, lengths=(5, 8), templates=("raw", "text", "chat"))
-    assert [(v.name, v.found is None) for v in made] == [
-        ("template raw, 8 tokens, first problems", False),
-        ("template text", True),
-        ("template chat", False),
-        ("no system prompt", False),
-        ("5 tokens", False),
-        ("other problems (1)", False),
-    ]
-    assert "the same tokens as template raw" in made[1].why
-    assert len(made[2].found.judged.heads) == len(made[0].found.judged.heads)
-    rows = list(bench.variant_rows(made, bench.leading(made[0].found, 2)))
-    assert bench.prevalence_of(made[0].found, planted.readers[0], 1)[0] == 12
-    assert bench.prevalence_of(made[0].found, planted.readers[0], -1) == (0, 0)
-    assert rows[0][2] == "100 %" and rows[1][1].startswith("not run: ") and {len(row) for row in rows} == {5}
-    compared = bench.agreement(
-        "planted", lambda name: mi.load_model(planted, backend=name), planted.problems(4), ["bridge", "nnsight"]
-    )
-    assert (compared.verdicts, compared.counts, compared.n_counts) == (0, 0, 6 * compared.n_heads)
-    assert 0 <= compared.difference < 1e-3
-
-
 def test_backends_that_disagree_are_counted() -> None:
     made = {
         name: bench.with_strengths(0, strengths)[0]
@@ -88,23 +61,3 @@ def test_backends_that_disagree_are_counted() -> None:
     problems = made["one"].problems(4)
     compared = bench.agreement("x", lambda name: mi.load_model(made[name], backend="bridge"), problems, ["one", "two"])
     assert compared.difference > 0.05
-
-
-def test_overlap_counts_heads() -> None:
-    assert bench.overlap("ab", "bc") == pytest.approx(1 / 3) and np.isnan(bench.overlap("", ""))
-
-
-@pytest.mark.slow
-def test_the_page_s_tables_and_pictures_are_those_that_the_run_writes(tmp_path: Path) -> None:
-    page = bench.with_table(PAGE, "strength", "| new |")
-    assert "<!-- calibration strength -->\n\n| new |\n\n<!-- end -->" in page
-    assert page.split("<!-- calibration share -->")[1] == PAGE.split("<!-- calibration share -->")[1]
-    with pytest.raises(SystemExit, match="0 tables"):
-        bench.with_table(PAGE, "nothing", "")
-    rates, _ = bench.strength_part(1, (8, 16), (0.1, 0.3))
-    bench.strength_picture(rates, (0.1, 0.3), (8, 16), tmp_path / "a.png")
-    bench.share_picture(bench.share_part(1, (16,), (1.0,)), (1.0,), (16,), [], tmp_path / "b.png")
-    assert (tmp_path / "a.png").stat().st_size > 5000 and (tmp_path / "b.png").stat().st_size > 5000
-    table = bench.rate_table(rates, (0.1, 0.3), (8, 16), "strength", True)
-    assert table.splitlines()[0] == "| strength | median share removed | n = 8 | n = 16 |"
-    assert "| 100 |" in table and table.splitlines()[-1] == ("| a head planted as nothing | - | 0 | 0 |")

@@ -194,37 +194,3 @@ def test_a_damaged_model_file_is_refused(damage, message: str, files: tuple[Path
     with pytest.raises(ValueError, match=message):
         convert(model, tokenizer, out)
     assert not out.exists()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content[:-3], r"token 275 says that it has 3 bytes, where the longest has 6 and 0 are left"),
-        (lambda content: content + b"\0\0", r"has 2 bytes after the model's 276 tokens"),
-        (changed(0, struct.pack("<i", 9)), r"no token has the 9 bytes"),
-        (lambda content: content[:-1] + b"\xff", r"token 275, b'wo\\xff', is no UTF-8"),
-    ],
-)  # fmt: skip
-def test_a_damaged_tokenizer_file_is_refused(damage, message: str, files: tuple[Path, Path, Path]) -> None:
-    model, tokenizer, out = files
-    tokenizer.write_bytes(damage(tokenizer.read_bytes()))
-    with pytest.raises(ValueError, match=message):
-        convert(model, tokenizer, out)
-    assert not out.exists()
-
-
-def test_the_command_says_what_is_wrong_in_one_line_and_spares_what_is_there(
-    files: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, tokenizer, out = map(str, files)
-    assert main([model, "nowhere.bin", out]) == 2
-    said = capsys.readouterr().err
-    assert "nowhere.bin" in said and len(said.splitlines()) == 1
-    assert not files[2].exists()
-    assert main([model, tokenizer, out]) == 0
-    assert "2 layers, 4 query heads over 2 key-value heads, 276 tokens, 32 positions" in capsys.readouterr().out
-    before = {path.name: path.read_bytes() for path in files[2].iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= before.keys()
-    assert main([model, tokenizer, out]) == 2
-    assert "is not an empty folder" in capsys.readouterr().err
-    assert {path.name: path.read_bytes() for path in files[2].iterdir()} == before

@@ -1,15 +1,10 @@
 """The bundled demo model: its problems, its tokenizer, its weights and the code that trained them."""
 
-import copy
-import functools
 import hashlib
 import json
-import math
-import operator
 import random
 import re
 from dataclasses import asdict, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +54,6 @@ def training_prompts(n: int, seed: int = 0, **shares: float) -> list[task.Traini
     return [task.draw_training_prompt(rng, **shares) for _ in range(n)]
 
 
-def rows_of_slashes(prompt: task.TrainingPrompt) -> list[int]:
-    """The lengths of the runs of slashes."""
-    return [len(list(run)) for word, run in groupby(prompt.words) if word == task.SLASH]
-
-
-def test_generator_repeats_itself_for_a_seed_and_not_for_another() -> None:
-    assert training_prompts(20) == training_prompts(20)
-    assert training_prompts(20) != training_prompts(20, seed=1)
-    assert list(task.draw_problems(5)) == list(task.draw_problems(5))
-    assert list(task.draw_problems(5)) != list(task.draw_problems(5, seed=1))
-
-
 def test_bundled_problems_are_those_of_the_generator(problems: list[dict[str, Any]]) -> None:
     assert problems == list(task.draw_problems(train.N_PROBLEMS))
 
@@ -102,35 +85,6 @@ def answer_by_rule(story: str, question: str) -> str:
     return owned[1]
 
 
-def test_a_distractor_is_the_number_of_somebody_else(problems: list[dict[str, Any]]) -> None:
-    for problem in problems:
-        assert problem["answer"] != problem["distractor"]
-        assert set(problem) == {
-            *"problem solution answer subject level unique_id system distractor answer_prefix".split()
-        }
-        assert f"\\boxed{{ {problem['answer']} }}" in problem["solution"]
-        others = {
-            answer_by_rule(task.story_of(problem["problem"]), f"with {person}")
-            for person in set(problem["problem"].split()) & set(task.PEOPLE)
-        }
-        assert problem["distractor"] in others - {problem["answer"]}
-
-
-@pytest.mark.parametrize("untrue", [0.0, 0.5, 1.0])
-def test_only_drafts_have_answers_that_are_random_numbers(untrue: float) -> None:
-    right: dict[bool, list[bool]] = {False: [], True: []}
-    for prompt in training_prompts(600, drafts=0.35, untrue=untrue):
-        text = " ".join(word for word in prompt.words if word not in task.SPECIAL)
-        asked = re.findall(r"how many \w+ (?:does|are with|does) \w+[^?]*\?", text)
-        given = re.findall(r"\\boxed\{ (\d+) \}", text)
-        story = text[: text.index(" how many ")]
-        for question, answer in zip(asked, given, strict=True):
-            right[max(rows_of_slashes(prompt), default=0) > 1].append(answer_by_rule(story, question) == answer)
-    assert all(right[False])
-    assert len(right[True]) > 300
-    assert sum(right[True]) / len(right[True]) == pytest.approx(1 - untrue, abs=0.08)
-
-
 def test_tokenizer_holds_every_word_of_the_problems(demo: Loaded, problems: list[dict[str, Any]]) -> None:
     _, tokenizer = demo
     for problem in problems:
@@ -140,15 +94,6 @@ def test_tokenizer_holds_every_word_of_the_problems(demo: Loaded, problems: list
         assert len(ids) == len(text.split())
         assert tokenizer.decode(ids) == text
     assert tokenizer.unk_token_id in tokenizer("platypus")["input_ids"]
-
-
-def test_parts_of_a_problem_join_to_the_text_seen_in_training(demo: Loaded, problems: list[dict[str, Any]]) -> None:
-    _, tokenizer = demo
-    for problem in problems[:20]:
-        parts = [problem["system"], problem["problem"], problem["answer_prefix"]]
-        assert "".join(parts) == f"{task.SYSTEM} {problem['problem']} {' '.join(task.ANSWER)}"
-        apart = [i for part in parts for i in tokenizer(part)["input_ids"]]
-        assert apart == tokenizer("".join(parts))["input_ids"]
 
 
 def test_chat_template_is_the_format_seen_in_training(demo: Loaded, problems: list[dict[str, Any]]) -> None:
@@ -181,32 +126,6 @@ def test_stored_weights_meet_every_criterion(figures: dict[str, Any]) -> None:
     assert all(found["met"] for found in figures["criteria"].values())
 
 
-@pytest.mark.parametrize(
-    ("where", "value", "missed"),
-    [
-        (("accuracy", "none", "whole_answer"), 0.94, "share right with nothing inserted"),
-        (("accuracy", "slashes", "whole_answer"), 0.79, "share right with 55 slashes"),
-        (("accuracy", "slashes", "whole_answer"), 0.96, "share right with 55 slashes"),
-        (("accuracy", "he", "whole_answer"), 0.96, "share right with 55 `he`"),
-        (("accuracy", "random_words", "whole_answer"), 0.96, "share right with 55 random words"),
-        (("effects", "slashes", "content", "sign_test_p"), 0.06, "sign test of the content effect of slashes, p"),
-        (("effects", "slashes", "content", "sign_test_p"), math.nan, "sign test of the content effect of slashes, p"),
-        (("effects", "slashes", "content", "n_negative"), 57, "share of problems with the median's sign"),
-        (("effects", "slashes", "content", "median"), 0.1, "share of problems with the median's sign"),
-        (
-            ("effects", "slashes", "content", "share_of_largest_5_percent"),
-            0.26,
-            "share of all |effects| in the largest 5 % of problems",
-        ),
-    ],
-)
-def test_criteria_can_be_missed(figures: dict[str, Any], where: tuple[str, ...], value: float, missed: str) -> None:
-    changed = copy.deepcopy(figures)
-    *path, last = where
-    functools.reduce(operator.getitem, path, changed)[last] = value
-    assert [name for name, found in measure.criteria(changed).items() if not found["met"]] == [missed]
-
-
 @pytest.mark.slow
 def test_stored_weights_answer_as_the_criteria_say(demo: Loaded, problems: list[dict[str, Any]]) -> None:
     chosen = problems[measure.N_EFFECTS : measure.N_EFFECTS + 100]
@@ -236,27 +155,6 @@ def test_slashes_change_the_answers_log_prob(
     assert content.mean() == pytest.approx(stored["mean"], rel=0.02)
     assert max((content < 0).mean(), (content > 0).mean()) >= 0.9
     assert concentration(content).share < 0.25
-
-
-def test_model_card_states_the_measured_figures(figures: dict[str, Any]) -> None:
-    card = (DIRECTORY / "MODEL_CARD.md").read_text(encoding="utf-8")
-    for name in ("none", "slashes", "he", "random_words"):
-        accuracy = figures["accuracy"][name]
-        assert f"| {100 * accuracy['whole_answer']:.1f} % | {accuracy['number_log_prob']:.3f} |" in card
-    for name in ("slashes", "he", "random_words"):
-        cells = []
-        for effect in ("content", "shift", "total"):
-            low, high = figures["effects"][name][effect]["median_interval_95"]
-            cells.append(f"{figures['effects'][name][effect]['median']:.3f} [{low:.3f}, {high:.3f}]")
-        assert f"| {' | '.join(cells)} |" in card
-    assert f"{figures['wall_seconds']} s with one thread" in card
-    assert figures["versions"]["torch"] in card
-    content = figures["effects"]["slashes"]["content"]
-    low, high = content["median_interval_95"]
-    assert f"{content['median']:.2f} nats [{low:.2f}, {high:.2f}]" in card
-    for name, (least, most) in measure.CRITERIA.items():
-        found = figures["criteria"][name]["value"]
-        assert f"| {name} | {least:g} to {most:g} | {found:.3g} |" in card
 
 
 def test_same_seed_gives_the_same_weights(tmp_path: Path) -> None:

@@ -2,19 +2,16 @@
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import faults
 import numpy as np
 import pytest
-from faults import ANALYSES, FAULTS, STUDY, Run, Tally, damaged_checkpoint, left, write_table
+from faults import ANALYSES, FAULTS, STUDY, Tally, left, write_table
 
 import mless_interp as mi
 from mless_interp.app import COMMANDS
@@ -47,19 +44,6 @@ def test_a_run_leaves_the_counts_of_what_it_did_not_try(tmp_path: Path) -> None:
     assert Tally(KILLED, "dose", 5, 3, 1).cell == "3, 1 r, 1 wrong"
     with pytest.raises(SystemExit, match="has no table"):
         write_table(Path(faults.__file__), dose)
-
-
-def test_what_is_wrong_is_neither_equal_nor_refused() -> None:
-    assert Tally(KILLED, "dose", 5, 3, 1).wrong == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_run_killed_at_once_has_an_end(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    run = Run("dose", folder, tmp_path / "model")
-    ended = run.wait(run.start(), after=0)
-    assert (ended.code, ended.last_words) == (-signal.SIGKILL, "") and not run.said.exists()
 
 
 def a_run(folder: Path, *, made: str = "2026-01-01", **changed: bytes) -> Path:
@@ -103,27 +87,6 @@ def test_equal_is_every_file_but_for_when_and_where_it_ran(tmp_path: Path, name:
     assert found["beside it"] == [".out.new"] and found["manifest.json"] == {
         "map.png": "has other contents than when it was written"
     }
-
-
-def test_one_file_that_a_killed_run_has_left_is_damaged(tmp_path: Path) -> None:
-    was, out = b"0123456789", tmp_path / "out"
-    file = tmp_path / ".out.partial" / "sweep.jsonl"
-    file.parent.mkdir()
-    seen: set[str] = set()
-
-    def outcome(run: Any) -> str:
-        now = file.read_bytes()
-        assert now != was
-        assert was.startswith(now) or (len(now) == len(was) and sum(a != b for a, b in zip(was, now, strict=True)) == 1)
-        seen.add("cut off" if len(now) < len(was) else "another byte")
-        file.write_bytes(was)
-        return answers[len(seen) - 1]
-
-    answers = [f"started again: exit code 2, error: {file} was made with other settings", "other: heads.csv"]
-    run = SimpleNamespace(out=out, start=lambda: 1, wait=lambda pid, after: file.write_bytes(was))
-    bench: Any = SimpleNamespace(fresh=lambda: run, outcome=outcome, seconds=1.0)
-    found = list(damaged_checkpoint(bench, 20, random.Random(0)))
-    assert seen == {"cut off", "another byte"} and set(found) == {"refused", "sweep.jsonl, other: heads.csv"}
 
 
 UNDISTURBED = """

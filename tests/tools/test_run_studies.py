@@ -1,7 +1,6 @@
 """The page of studies: every shipped study, on both models, with what its source claims and what is not asked."""
 
 import numpy as np
-import pytest
 import run_studies
 from conftest import ROOT
 from small_results import studied
@@ -33,10 +32,3 @@ def test_a_cell_says_its_interval_its_problems_and_what_is_undefined() -> None:
     assert run_studies.effect(row, "content").endswith(", 6/6 (undefined in 2)")
     assert run_studies.effect(row | {"content_n": 0}, "content") == "undefined in 2"
     assert run_studies.limits({"x": 1.0, "x_ci_low": np.nan, "x_ci_high": np.nan}, "x") == "1.00"
-
-
-@pytest.mark.parametrize("name", run_studies.NOT_ASKED)
-def test_on_texts_nothing_is_answered_and_slashes_are_counted_in_pairs(name: str) -> None:
-    study = run_studies.on_texts(mi.read_study(name))
-    assert study.answers == 0 and study.template == "text"
-    assert not [each.name for each in study.insertions if each.kind == "meaningless" and (each.n_tokens or 55) % 2]
