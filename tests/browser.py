@@ -1,6 +1,5 @@
 """A headless Chromium for tests of pages, spoken to over a pipe in its DevTools protocol; needs nothing but the browser."""
 
-import base64
 import json
 import os
 import select
@@ -62,20 +61,14 @@ class Page:
 
     def press(self, key: str) -> None:
         """A key, as the keyboard sends it."""
-        codes = {"Enter": 13, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-        common = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": "\r"} if key == "Enter" else {}))
-        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+        codes = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        for event in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=event, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
     def resize(self, width: int, height: int = 900) -> None:
         """Another window; below 600 pixels a phone's."""
         mobile = {"deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, **mobile)
-
-    def picture(self, path: Path) -> Path:
-        """Save a screenshot of the window."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
-        return path
 
 
 class Browser:

@@ -1,6 +1,5 @@
 """`AccuracyResults`: what was answered under each treatment, graded, `[problem, treatment, sample]`."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -56,8 +55,6 @@ class AccuracyResults(Result):
     """)
 
     def __post_init__(self) -> None:
-        check_names(self.problem_ids, "problem id")
-        check_names(self.treatments, "treatment")
         self.check_axes()
 
     @classmethod
@@ -78,14 +75,9 @@ class AccuracyResults(Result):
         numbers = {name: np.full(shape, np.nan) for name in (*GRADERS, "boxed", "cut_off", "n_tokens")}
         decided = np.full(shape, "", dtype="<U16")
         texts: list[list[list[str | None]]] = [[[None] * n_samples for _ in treatments] for _ in problem_ids]
-        places = {p: i for i, p in enumerate(problem_ids)}, {c: i for i, c in enumerate(treatments)}
-        for number, row in enumerate(rows):
-            at = places[0].get(row["problem"], -1), places[1].get(row["treatment"], -1), int(row["sample"])
-            if -1 in at[:2] or at[2] not in range(n_samples) or decided[at]:
-                raise ValueError(
-                    f"answer {number} ({row['problem']!r}, {row['treatment']!r}, sample {row['sample']!r}) belongs to none of "
-                    f"these problems and treatments ({', '.join(treatments)}), or is there twice"
-                )
+        first, second = ({name: at for at, name in enumerate(names)} for names in (problem_ids, treatments))
+        for row in rows:
+            at = first[row["problem"]], second[row["treatment"]], int(row["sample"])
             for name, array in numbers.items():
                 array[at] = float(row[name])
             decided[at] = row["decided"]
@@ -143,23 +135,13 @@ class AccuracyResults(Result):
         return defined_mean(self.by_group(found))
 
     def table(self, *, pass_at: Sequence[int] | None = None) -> pd.DataFrame:
-        """One row per treatment.
-
-        `accuracy` with its limits, of `n` problems: strictly graded; each other grader with its own limits;
-        `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares `boxed`, `cut_off`,
-        `gave_up` (grades that nothing decided, which count as wrong); mean `n_tokens`; `n_missing` answers not run; `flag`.
-        """
+        """One row per treatment: `accuracy` with its limits, of `n` problems, strictly graded, and as each other grader says;
+        `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares, tokens, answers not run."""
         strict = self.accuracy()
-        columns: dict[str, Any] = {
-            "treatment": list(self.treatments),
-            "accuracy": strict.estimate,
-            "accuracy_ci_low": strict.low,
-            "accuracy_ci_high": strict.high,
-            "n": strict.n,
-        }
+        columns: dict[str, Any] = {"treatment": list(self.treatments)} | interval_columns("accuracy", strict)
+        columns["n"] = strict.n
         for grader in self.graders[1:]:
-            found = self.accuracy(grader=grader)
-            columns |= interval_columns(grader, found)
+            columns |= interval_columns(grader, self.accuracy(grader=grader))
         for k in pass_at if pass_at is not None else ((self.n_samples,) if self.n_samples > 1 else ()):
             columns[f"pass_at_{k}"] = self.pass_at(k)
         run = ~np.isnan(self.correct["strict"])
@@ -189,14 +171,11 @@ class AccuracyResults(Result):
     def compare(self, first: str, second: str, *, grader: str = "strict", n_tests: int = 1) -> Comparison:
         """The second treatment against the first, on the problems that both answered.
 
-        Do more problems gain than lose? The exact sign test of the problems whose share of right answers differs. With one
-        sample per problem that is McNemar's test, and the difference has Tango's score interval; with several the interval
-        is that of the mean change (t below 20 problems), which it describes. Where the test does not reject, the interval
-        holds 0. Variants of one problem (`groups`) count as several samples of one. `n_tests`: how many comparisons are made
-        together, which the smallest detectable change allows for.
+        The exact sign test of the problems whose share of right answers differs. With one sample per problem that is McNemar's
+        test, and the difference has Tango's score interval; with several that of the mean change (t below 20 problems). Where
+        the test does not reject, the interval holds 0. `n_tests`: how many comparisons are made together, which the smallest
+        detectable change allows for.
         """
-        if first == second:
-            raise ValueError(f"two different treatments are compared, got {first!r} twice")
         graded = self._graded(grader)
         a, b = (graded[:, self._place(name)] for name in (first, second))
         return compare_answers(
@@ -285,12 +264,3 @@ class AccuracyResults(Result):
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
         """Mean over samples, then over groups' problems, then over groups."""
         return defined_mean(self.by_group(defined_mean(values, axis=2)))
-
-
-def check_names(names: Sequence[str], what: str) -> None:
-    """At least one name, and none twice."""
-    if not names:
-        raise ValueError(f"at least one {what} is needed")
-    twice = [name for name, n in Counter(names).items() if n > 1]
-    if twice:
-        raise ValueError(f"every {what} is named once, but {', '.join(map(repr, twice))} came twice or more")

@@ -25,6 +25,7 @@ RIGHT = ("treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n")
 """Columns of a table of answers: right ones, and of how many problems."""
 CHANGE = ("difference", "difference_ci_low", "difference_ci_high", "p_corrected")
 """Columns of a comparison among several: what changes, and the test."""
+ENDS = ("", "_ci_low", "_ci_high")
 POWER = 0.8
 ROUNDING = 1e-9
 """Shares of right answers that differ by less are equal."""
@@ -37,11 +38,10 @@ class Comparison(Result):
     """The second treatment against the first.
 
     `difference` = second - first accuracy, with its interval over problems, which leaves out 0 only where `p` is below
-    `alpha`; `p` and the `test` behind it: do more problems gain than lose? `gained` are the
-    problems right under the second alone, `lost` those right under the first alone (with several samples: whose share of
-    right answers rises or falls). `n` problems were answered under both, `n_left_out` were not. `detectable`: the share of
-    problems that must gain, none losing, for the test to find it with 80 % power; it follows from `n` and the number of
-    comparisons made together (Bonferroni) alone. Of problems in groups, each group counts as one, by its name.
+    `alpha`; `p` and the `test` behind it: do more problems gain than lose? `gained` and `lost`: problems whose share of right
+    answers rises, or falls. `n` problems were answered under both, `n_left_out` were not. `detectable`: the share of
+    problems that must change, all one way, for the test to find it with 80 % power (Bonferroni over the comparisons made
+    together). Of problems in groups, each group counts as one, by its name.
     """
 
     first: str
@@ -82,28 +82,20 @@ class Comparison(Result):
 
     def table(self) -> pd.DataFrame:
         """One row."""
-        return pd.DataFrame(
-            {
-                "first": [self.first],
-                "second": [self.second],
-                "accuracy_first": [self.accuracy_first],
-                "accuracy_second": [self.accuracy_second],
-                "difference": [float(self.difference.estimate)],
-                "difference_ci_low": [float(self.difference.low)],
-                "difference_ci_high": [float(self.difference.high)],
-                "gained": [len(self.gained)],
-                "lost": [len(self.lost)],
-                "n": [self.n],
-                "p": [self.p],
-                "test": [self.test],
-                "detectable": [self.detectable],
-                "flag": [str(self.difference.flag)],
-            }
-        )
+        told = {name: getattr(self, name) for name in ("first", "second", "accuracy_first", "accuracy_second")}
+        told |= {f"difference{end}": value for end, value in zip(ENDS, self._change, strict=True)}
+        told |= {"gained": len(self.gained), "lost": len(self.lost)}
+        told |= {name: getattr(self, name) for name in ("n", "p", "test", "detectable")}
+        return pd.DataFrame([told | {"flag": str(self.difference.flag)}])
+
+    @property
+    def _change(self) -> tuple[float, float, float]:
+        made = self.difference
+        return float(made.estimate), float(made.low), float(made.high)
 
     def printed(self) -> pd.DataFrame:
         """Return the change, and what it rests on."""
-        change = ["difference", "difference_ci_low", "difference_ci_high"]
+        change = [f"difference{end}" for end in ENDS]
         return self.table()[["second", "accuracy_second", *change, "gained", "lost", "n", "p"]]
 
     def to_frame(self) -> pd.DataFrame:
@@ -114,17 +106,14 @@ class Comparison(Result):
         """Return whether right answers change, and by how much; `p_corrected`: of the `n_tests` comparisons made together."""
         if not self.n:
             return f"{self.second!r} against {self.first!r}: no problem was answered under both."
-        p, low, high = (
-            self.p if p_corrected is None else p_corrected,
-            *map(float, (self.difference.low, self.difference.high)),
-        )
+        p, (change, low, high) = self.p if p_corrected is None else p_corrected, self._change
         does = "raises" if len(self.gained) > len(self.lost) else "lowers"
         over = f" after Holm over {n_tests} comparisons" * (n_tests > 1)
         said = f"{self.second!r} {does} right answers" if p < self.alpha else f"No change is shown for {self.second!r}"
         return (
             f"{said}: "
             f"{_percent(self.accuracy_second)} against {_percent(self.accuracy_first)} under {self.first!r} "
-            f"({_points(float(self.difference.estimate))} points{limits_of(low, high, '+.1f', scale=100)}, {len(self.gained)} "
+            f"({_points(change)} points{limits_of(low, high, '+.1f', scale=100)}, {len(self.gained)} "
             f"gained, {len(self.lost)} lost of {count_of(self.n, 'problem')}, p = {p:.2g}{over})."
         )
 
@@ -133,17 +122,14 @@ class Comparison(Result):
         if not self.n:
             return []
         found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
-        reach = 100 * float(np.max(np.abs([self.difference.low, self.difference.high])))
+        reach = 100 * max(map(abs, self._change[1:]))
         if self.p < self.alpha:
             return found
         if np.isnan(reach):
             return [*found, "A single problem has no interval."]
         fits = f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too"
-        if np.isfinite(self.detectable):
-            fits += (
-                f"; a change in {100 * self.detectable:.1f} % of the problems is found {100 * POWER:.0f} % of the time"
-            )
-        return [*found, f"{fits}."]
+        share = f"; a change in {100 * self.detectable:.1f} % of the problems is found {100 * POWER:.0f} % of the time"
+        return [*found, f"{fits}{share if np.isfinite(self.detectable) else ''}."]
 
 
 def _percent(share: float) -> str:
@@ -182,11 +168,11 @@ class Comparisons(Result):
                 f"{len(sure)} of {len(self.comparisons)} treatments change right answers against {self.reference!r} "
                 f"({_percent(sure[0].accuracy_first)} right), in points: {listed(told)}."
             )
-        size = [np.nan_to_num(abs(float(one.difference.estimate)), nan=-1.0) for one in self.comparisons]
-        one = sure[0] if sure else self.comparisons[int(np.argmax(size))]
-        others = f"no difference is shown for {count_of(len(self.comparisons) - 1, 'other treatment')}"
         n = len(self.comparisons)
+        largest = max(range(n), key=lambda at: np.nan_to_num(abs(self.comparisons[at]._change[0]), nan=-1.0))
+        one = sure[0] if sure else self.comparisons[largest]
         words = one.headline(p_corrected=float(self.p_corrected[self.comparisons.index(one)]), n_tests=n)
+        others = f"no difference is shown for {count_of(n - 1, 'other treatment')}"
         return words if n == 1 else f"{words[:-1]}; {others}."
 
     def details(self) -> list[str]:
@@ -199,11 +185,8 @@ class Comparisons(Result):
 
     def printed(self) -> pd.DataFrame:
         """Return a row per comparison."""
-        return (
-            pd.concat([one.printed() for one in self.comparisons])
-            .assign(p_corrected=self.p_corrected)
-            .drop(columns="p")
-        )
+        table = pd.concat([one.printed() for one in self.comparisons])
+        return table.assign(p_corrected=self.p_corrected).drop(columns="p")
 
     def shown(self) -> Shown:
         """The comparisons as a table."""

@@ -42,23 +42,17 @@ def generate_completions(
 
     Parameters
     ----------
-    temperature : 0 is greedy; above it the model's distribution at that temperature, cut to its nucleus by `top_p`. The
-        model's own generation config (penalties, default temperature) is not used, only its end-of-sequence ids.
-    complete : whether a completion's text so far is whole (for example: holds a balanced box), asked after every token
-        with a closing brace; the row stops there. None: only end-of-sequence tokens stop.
+    temperature, top_p : 0 is greedy; above it the model's distribution at that temperature, cut to its nucleus. Of the
+        model's own generation config only the end-of-sequence ids are used.
+    complete : whether a completion's text so far is whole, asked after every token with a closing brace.
     knockout : heads (zero-based) that cannot see a row's span from any position after it, their attention renormalised,
-        at the prompt and at every generated token (methods §6). Every request needs its span.
-    redistribution : redraws activations of the first MLPs (ARM), of a row's own tokens, padding excluded.
-    movement : moves outputs of heads (a transfer), from each request's `start` on and at every generated token.
+        at the prompt and at every generated token (methods §6).
+    redistribution, movement : activations of MLPs redrawn (ARM), outputs of heads moved (a transfer).
     batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
-    engine : "hugging_face" (`generate` with its key-value cache), "forward" (one whole `Model.run` per token: the slow
-        definition, and what HookedTransformer has), "vllm" or a `Vllm` (a process of its own; no edits); "auto": the first
-        of these that the model has, vLLM apart.
+    engine : as in `evaluate_accuracy`.
     skip : keys that are not made again; the batches are cut as if they were.
     on_finished : called with the completions that have just ended, as soon as they have.
     keep_logits : keep every step's logits (large; for checks).
-
-    Batched equals one by one up to the rounding of the model's dtype: in half precision near-ties can fall either way.
     """
     asked = tuple(requests)
     decoding = decoding_for(
@@ -92,8 +86,6 @@ def complete_all(
     on_finished: Callable[[dict[str, Completion]], None],
 ) -> dict[str, Completion]:
     """`generate_completions` for what has been checked, on an engine that is there already."""
-    if batch_size is not None and batch_size <= 0:
-        raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
     ordered = sorted(requests, key=lambda request: len(request.prompt))
     size = batch_size or engine.rows_at_once or default_batch_size(model, ordered, decoding.max_new_tokens)
     batches = [tuple(range(at, min(at + size, len(ordered)))) for at in range(0, len(ordered), size)]
@@ -202,21 +194,11 @@ def check_requests(model: Model, requests: Iterable[Request], decoding: Decoding
         if request.key in seen:
             raise ValueError(f"the key {request.key!r} is given twice; each completion needs its own")
         seen.add(request.key)
-        if not request.prompt:
-            raise ValueError(f"{request.key!r}: the prompt is empty")
         if len(request.prompt) + decoding.max_new_tokens > model.info.context_length:
             raise ValueError(
                 f"{request.key!r}: a prompt of {len(request.prompt)} tokens and {decoding.max_new_tokens} new ones do not "
                 f"fit {model.info.name}'s context of {model.info.context_length}"
             )
-        start = -1 if request.start is None else request.start
-        if decoding.movement is not None and not 0 <= start <= len(request.prompt):
-            raise ValueError(
-                f"{request.key!r}: heads are moved from a token of the prompt on, so every request needs its start, 0 to "
-                f"{len(request.prompt)}, got {request.start}"
-            )
-        if decoding.knockout and request.span is None:
-            raise ValueError(f"{request.key!r}: heads are knocked out from a span, so every request needs its span")
 
 
 def stop_ids_of(model: Model) -> frozenset[int]:

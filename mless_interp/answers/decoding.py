@@ -47,11 +47,8 @@ class Movement(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to make: the prompt's ids, a key that is unique in the run, and the inserted span if there is one.
-
-    `key` names the row's random numbers: equal keys draw equal numbers, in every condition and every batch. `start`: from which
-    token on heads are moved, where they are.
-    """
+    """One completion to make: the prompt's ids, a unique key, which names its random numbers, the inserted span, and from which
+    token on heads are moved (`start`)."""
 
     prompt: tuple[int, ...]
     key: str
@@ -61,20 +58,12 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """What a row gave: its new tokens and why it stopped ("eos", "box", "length": cut off at max_new_tokens).
-
-    The last token is the end-of-sequence token where `stop` is "eos". `logits` `[token, vocab]`, float32, if they were
-    asked for.
-    """
+    """What a row gave: its new tokens (with the end-of-sequence token), why it stopped ("eos", "box", "length": cut off at
+    max_new_tokens), and `logits` `[token, vocab]`, float32, if they were asked for."""
 
     tokens: tuple[int, ...]
     stop: str
     logits: Tensor | None = None
-
-    @property
-    def cut_off(self) -> bool:
-        """Whether it ended because it was not allowed to go on."""
-        return self.stop == "length"
 
     def text(self, tokenizer: Any) -> str:
         """The completion as text, without its end-of-sequence token and other special tokens."""
@@ -112,11 +101,9 @@ class Row:
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The prompt and what has been added so far."""
         return self.request.prompt + tuple(self.tokens)
 
     def uniform(self) -> float:
-        """The row's next random number in [0, 1)."""
         return float(self._sampling.random())
 
     def redrawn(self, activations: Tensor, layer: int) -> Tensor:
@@ -161,14 +148,10 @@ class CompletionEngine(Protocol):
     """Drives a model, and declares what it can do beside completing prompts; what it lacks is refused before it runs."""
 
     name: str
-    rows_at_once: int | None
-    """How many rows it likes at once; None: as many as memory holds."""
-    hides_under: tuple[str, ...]
-    """The kinds of attention under which it can keep heads from seeing a span."""
-    redraws: bool
-    """Whether it can redraw MLP activations (ARM)."""
-    moves: bool
-    """Whether it can move the outputs of heads (a transfer)."""
+    rows_at_once: int | None  # None: as many as memory holds
+    hides_under: tuple[str, ...]  # kinds of attention under which heads can be kept from seeing a span
+    redraws: bool  # MLP activations (ARM)
+    moves: bool  # outputs of heads (a transfer)
     shows_logits: bool
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
@@ -203,7 +186,7 @@ def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float
     return torch.searchsorted(edges, wanted, right=True)[:, 0]
 
 
-def check_numbers(rows: Sequence[Row], logits: Tensor) -> None:
+def check_finite(rows: Sequence[Row], logits: Tensor) -> None:
     """Raise `ValueError` where a row that goes on has NaN logits, of which a greedy choice would be token 0."""
     broken = torch.isnan(logits.amax(-1)).tolist()
     named = [row.request.key for row, nan in zip(rows, broken, strict=True) if nan and row.stop is None]
@@ -217,7 +200,7 @@ def next_tokens(rows: Sequence[Row], logits: Tensor, decoding: Decoding) -> Tens
         for row, values in zip(rows, logits, strict=True):
             if row.stop is None:
                 row.logits.append(values.detach().float().cpu())
-    check_numbers(rows, logits)
+    check_finite(rows, logits)
     if decoding.temperature == 0:
         return logits.argmax(-1)
     uniform = torch.tensor([row.uniform() if row.stop is None else 0.0 for row in rows], dtype=torch.float64)

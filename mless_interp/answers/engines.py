@@ -1,8 +1,8 @@
 """How a batch of completions is driven: by Hugging Face's `generate`, or by whole forward passes."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +17,17 @@ from ..models.info import ModelError
 from ..models.inputs import Edit
 from ..models.sites import site
 from ..models.traced_ops import additive_mask
-from .decoding import CompletionEngine, Decoding, Finished, Movement, Row, accept_all, check_numbers, next_tokens
+from .decoding import (
+    CompletionEngine,
+    Decoding,
+    Finished,
+    Movement,
+    Redistribution,
+    Row,
+    accept_all,
+    check_finite,
+    next_tokens,
+)
 from .vllm import Vllm, VllmEngine
 
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
@@ -47,20 +57,18 @@ def engine_for(model: Model, name: str | Vllm) -> CompletionEngine:
 class HuggingFaceEngine:
     """`generate` with a key-value cache, padded batches that share their first tokens, and this toolkit's choice of tokens.
 
-    Raises `ModelError` if the module underneath does not compute what `Model.run` does (as where a TransformerBridge
-    runs weights of its own in compatibility mode).
+    `ModelError` if the module underneath does not compute what `Model.run` does.
     """
 
     name = "hugging_face"
     rows_at_once: int | None = None
     hides_under: tuple[str, ...] = ("eager", "sdpa")
-    redraws = True
-    moves = True
-    shows_logits = True
+    redraws = moves = shows_logits = True
 
     def __init__(self, model: Model) -> None:
         assert model.hf_model is not None  # `engine_for` sees to that
         self.model = model
+        self.module: Any = model.hf_model
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
         ours = model.run(tokens).logits
         assert ours is not None
@@ -74,13 +82,8 @@ class HuggingFaceEngine:
             )
         if len(attentions_of(model)) < model.info.n_layers:
             self.hides_under = ()
-        parts = getattr(self.model, "parts", ())
+        parts = getattr(model, "parts", ())
         self.moves = len(parts) == model.info.n_layers and all(part.output is not None for part in parts)
-
-    @property
-    def module(self) -> Any:
-        """The Hugging Face module that generates."""
-        return self.model.hf_model
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
         from transformers import GenerationConfig
@@ -100,7 +103,7 @@ class HuggingFaceEngine:
 
         def choose(_: Tensor, scores: Tensor) -> Tensor:
             if decoding.temperature == 0 and not decoding.keep_logits:
-                check_numbers(rows, scores)
+                check_finite(rows, scores)
                 return scores
             chosen = next_tokens(rows, scores, decoding)
             return torch.full_like(scores, -torch.inf).scatter(1, chosen[:, None], 0.0)
@@ -117,10 +120,10 @@ class HuggingFaceEngine:
                 spans = [_span_of(row, shared, n) for row, n in zip(rows, pads, strict=True)]
                 stack.enter_context(hidden_spans(self.model, decoding, torch.tensor(spans, device=device)))
             if decoding.redistribution is not None:
-                stack.enter_context(redistributed(self.model, decoding, rows, pads))
+                stack.enter_context(redistributed(self.model, decoding.redistribution, rows, pads))
             if decoding.movement is not None:
                 begins = [_start_of(row) + pad - shared for row, pad in zip(rows, pads, strict=True)]
-                stack.enter_context(moved_heads(self.model, decoding, rows, begins))
+                stack.enter_context(moved_heads(self.model, decoding.movement, rows, begins))
             stack.enter_context(warnings.catch_warnings())
             if self.module.device.type == "meta":  # an offloaded embedding takes its tokens where they are
                 warnings.filterwarnings(
@@ -227,6 +230,16 @@ def _start_of(row: Row) -> int:
 
 CACHES = ("past_key_values", "layer_past")
 """The names under which attention is given its cache."""
+Registrations = Iterable[tuple[Any, Callable[..., Any]]]
+"""Modules, each with its hook."""
+
+
+@contextmanager
+def _hooked(registrations: Registrations, kind: str = "register_forward_pre_hook", **options: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module, hook in registrations:
+            stack.enter_context(getattr(module, kind)(hook, **options))
+        yield
 
 
 def attentions_of(model: Model) -> dict[int, Any]:
@@ -236,8 +249,7 @@ def attentions_of(model: Model) -> dict[int, Any]:
     }
 
 
-@contextmanager
-def finite_masks(model: Model) -> Iterator[None]:
+def finite_masks(model: Model) -> AbstractContextManager[None]:
     """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype.
 
     A mask's lowest number is -inf in float32 where it was made in float64, and becomes it in float16 once a score is
@@ -251,15 +263,11 @@ def finite_masks(model: Model) -> Iterator[None]:
         lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min) / 2
         return args, {**kwargs, "attention_mask": mask.clamp(min=lowest)}
 
-    with ExitStack() as stack:
-        if model.info.attention == "eager" and model.info.dtype in ("float64", "float16"):
-            for attention in attentions_of(model).values():
-                stack.enter_context(attention.register_forward_pre_hook(clamp, with_kwargs=True))
-        yield
+    needed = model.info.attention == "eager" and model.info.dtype in ("float64", "float16")
+    return _hooked([(each, clamp) for each in attentions_of(model).values()] * needed, with_kwargs=True)
 
 
-@contextmanager
-def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[None]:
+def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> AbstractContextManager[None]:
     """Knock heads out while generating: from every position after the span, its keys cannot be seen by these heads.
 
     `spans` `[row, (first, one past the last)]` counts padding. Each attention module with a knocked-out head is given a
@@ -267,7 +275,6 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
     model left that to the attention function, less the span. The keys' positions come from the cache, which holds only
     the last ones in a layer with a sliding window.
     """
-    attentions = attentions_of(model)
 
     def override(layer: int) -> Any:
         knocked = torch.zeros(model.info.n_heads, dtype=torch.bool)
@@ -307,64 +314,55 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
 
         return hook
 
-    with ExitStack() as stack:
-        for layer in sorted({head.layer for head in decoding.knockout}):
-            stack.enter_context(attentions[layer].register_forward_pre_hook(override(layer), with_kwargs=True))
-        yield
+    attentions = attentions_of(model)
+    layers = sorted({head.layer for head in decoding.knockout})
+    return _hooked([(attentions[layer], override(layer)) for layer in layers], with_kwargs=True)
 
 
-@contextmanager
-def redistributed(model: Model, decoding: Decoding, rows: list[Row], pads: list[int]) -> Iterator[None]:
+def redistributed(
+    model: Model, redistribution: Redistribution, rows: list[Row], pads: list[int]
+) -> AbstractContextManager[None]:
     """Redraw the activations of the MLPs of some layers, row by row, on each row's own tokens."""
-    redistribution = decoding.redistribution
-    assert redistribution is not None
 
     def redraw(layer: int) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> Tensor:
             given = output.reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
-            new = given.clone()
-            for at, row in enumerate(rows):
-                if row.stop is None:
-                    own = slice(0 if row.tokens else pads[at], None)
-                    new[at, own] = row.redrawn(given[at, own], layer)
-            return new.reshape(output.shape)
+            change = lambda row, own: row.redrawn(own, layer)  # noqa: E731
+            return _row_by_row(given, rows, pads, change).reshape(output.shape)
 
         return hook
 
-    with ExitStack() as stack:
-        for layer in sorted(set(redistribution.layers)):
-            mlp = model.parts[layer].mlp  # type: ignore[attr-defined]
-            assert mlp is not None
-            stack.enter_context(mlp.act.register_forward_hook(redraw(layer)))
-        yield
+    parts = model.parts  # type: ignore[attr-defined]
+    hooks = [(parts[layer].mlp.act, redraw(layer)) for layer in sorted(set(redistribution.layers))]
+    return _hooked(hooks, "register_forward_hook")
 
 
-@contextmanager
-def moved_heads(model: Model, decoding: Decoding, rows: list[Row], begins: list[int]) -> Iterator[None]:
+def moved_heads(model: Model, movement: Movement, rows: list[Row], begins: list[int]) -> AbstractContextManager[None]:
     """Move the outputs of heads: of a prompt's tokens from the row's `begins` on (counted in this pass), and of each later one.
 
     What enters the output projection of a layer is what its heads give, in every library.
     """
-    movement, info = decoding.movement, model.info
-    assert movement is not None
 
     def move(layer: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            z = args[0].reshape(len(rows), -1, info.n_heads, info.d_head)
-            new = z.clone()
-            for at, row in enumerate(rows):
-                if row.stop is None:
-                    own = slice(0 if row.tokens else begins[at], None)
-                    new[at, own] = movement.moved(z[at, own], layer)
-            return new.reshape(args[0].shape), *args[1:]
+            z = args[0].reshape(len(rows), -1, model.info.n_heads, model.info.d_head)
+            change = lambda _, own: movement.moved(own, layer)  # noqa: E731
+            return _row_by_row(z, rows, begins, change).reshape(args[0].shape), *args[1:]
 
         return hook
 
-    with ExitStack() as stack:
-        for layer in sorted(set(movement.layers)):
-            output = model.parts[layer].output  # type: ignore[attr-defined]
-            stack.enter_context(output.register_forward_pre_hook(move(layer)))
-        yield
+    parts = model.parts  # type: ignore[attr-defined]
+    return _hooked([(parts[layer].output, move(layer)) for layer in sorted(set(movement.layers))])
+
+
+def _row_by_row(given: Tensor, rows: list[Row], begins: list[int], change: Callable[[Row, Tensor], Tensor]) -> Tensor:
+    """Values `[row, token, ...]` changed in rows that go on: of a prompt from its `begins` on, then of every token."""
+    new = given.clone()
+    for at, row in enumerate(rows):
+        if row.stop is None:
+            own = slice(0 if row.tokens else begins[at], None)
+            new[at, own] = change(row, given[at, own])
+    return new
 
 
 class ForwardEngine:
@@ -376,16 +374,13 @@ class ForwardEngine:
     name = "forward"
     rows_at_once: int | None = None
     hides_under: tuple[str, ...] = ("eager",)  # where there are scores to edit
-    redraws = True
-    moves = True
-    shows_logits = True
+    redraws = moves = shows_logits = True
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
-        lengths = sorted({len(row.request.prompt) for row in rows})
-        for length in lengths:
+        for length in sorted({len(row.request.prompt) for row in rows}):
             going = [row for row in rows if len(row.request.prompt) == length]
             while going:
                 tokens = torch.tensor([row.ids for row in going])
@@ -396,14 +391,14 @@ class ForwardEngine:
 
     def _edits(self, rows: list[Row], decoding: Decoding) -> dict[str, Edit]:
         edits: dict[str, Edit] = {}
-        for layer in sorted({head.layer for head in decoding.knockout}):
+        for layer in {head.layer for head in decoding.knockout}:
             knocked = [head.head for head in decoding.knockout if head.layer == layer]
             edits[site(layer, "attn.hook_attn_scores")] = _without_spans(rows, knocked)
         if decoding.redistribution is not None:
-            for layer in sorted(set(decoding.redistribution.layers)):
+            for layer in set(decoding.redistribution.layers):
                 edits |= self._redrawn(layer, rows)
         if decoding.movement is not None:
-            for layer in sorted(set(decoding.movement.layers)):
+            for layer in set(decoding.movement.layers):
                 edits[site(layer, "attn.hook_z")] = _moved(rows, decoding.movement, layer)
         return edits
 
@@ -426,8 +421,7 @@ def _without_spans(rows: list[Row], knocked: list[int]) -> Edit:
         new = scores.clone()
         for at, row in enumerate(rows):
             start, stop = _span_of(row, 0, 0)
-            for head in knocked:
-                new[at, head, stop:, start:stop] = torch.finfo(scores.dtype).min
+            new[at, knocked, stop:, start:stop] = torch.finfo(scores.dtype).min
         return new
 
     return edit

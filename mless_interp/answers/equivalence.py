@@ -84,7 +84,7 @@ def _reply(process: "subprocess.Popen[str]", question: str) -> str:
 
 @lru_cache
 def _worker_of(pid: int) -> _Worker:
-    """Return a process's own worker: a forked process must not read the answers to its parent's questions."""
+    """A process's own worker: a forked process must not read the answers to its parent's questions."""
     return _Worker()
 
 

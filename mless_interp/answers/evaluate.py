@@ -68,24 +68,19 @@ def evaluate_accuracy(
     treatments : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, a `HeadTransfer` (`Transfer.edit`), or
         a `Treatment`, which names any of these together, with heads knocked out. The prompts are those of `make_pairs`,
         without the answer prefix: the model writes its answer itself.
-    n_samples : answers to each problem; above 1 with a `temperature`. A problem's draws are the same under every
-        treatment and in every batch: they depend on the seed, the problem's id and the number of the sample.
+    n_samples : answers to each problem; above 1 with a `temperature`. Their draws depend on the seed, the problem's id and
+        the number of the sample alone.
     temperature, top_p : 0 is greedy. The paper's best-of-5 uses 0.5 and 0.95.
     max_new_tokens : default 2048 (the paper's), or what the context leaves after the longest prompt. Answers that reach it
         are counted as cut off.
-    stop_after_box : stop after the first balanced box that is not empty, as well as at end-of-sequence tokens. Turn it
-        off for models that box intermediate results.
-    checkpoint : a .jsonl file that receives each answer, graded, as soon as it ends: one line, flushed to the disk. A run
-        that was stopped at any moment goes on from there with the same settings, also with more problems (or fewer); other
-        settings, and other prompts or answers of the same problems, are refused.
+    stop_after_box : stop after the first balanced box that is not empty, as well as at end-of-sequence tokens.
+    checkpoint : a .jsonl file that receives each answer, graded, as soon as it ends. A stopped run goes on from there with the
+        same settings, also with more problems (or fewer).
     engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
         pass per token: HookedTransformer), "vllm" or a `Vllm` (a process of its own, insertions only), or "auto".
 
     Graded by the completion alone, with the strict and the paper's grader side by side. Batched and single
     answers are equal up to rounding: in half precision, near-ties can fall either way.
-
-    Raises `ValueError` before anything is generated for repeated ids or treatments, problems without an answer, prompts
-    that do not fit the context, and settings that make no sense together.
     """
     asked = _checked_problems(problems)
     chosen = check_asked(
@@ -180,12 +175,12 @@ def evaluate_accuracy(
 def check_asked(
     treatments: Any,
     *,
-    n_samples: int,
-    temperature: float,
-    top_p: float,
-    max_new_tokens: int | None,
-    batch_size: int | None,
-    engine: str | Vllm,
+    n_samples: int = 1,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    max_new_tokens: int | None = None,
+    batch_size: int | None = None,
+    engine: str | Vllm = "auto",
 ) -> tuple[Treatment, ...]:
     """The treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
     chosen = as_treatments(treatments)
@@ -254,7 +249,7 @@ def _graded(completion: Completion, tokenizer: Any, gold: str) -> dict[str, Any]
         **{name: getattr(graded, name) for name in GRADERS},
         "boxed": graded.boxed,
         "decided": graded.decided,
-        "cut_off": completion.cut_off,
+        "cut_off": completion.stop == "length",
         "stop": completion.stop,
         "n_tokens": len(completion.tokens),
         "tokens": list(completion.tokens),
@@ -290,10 +285,17 @@ def check_answers(
     max_new_tokens: int | None = None,
 ) -> None:
     """Errors for all that `evaluate_accuracy`, asked the same, can refuse with a model, before anything is measured."""
-    numbers: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "top_p": 1.0}
-    chosen = check_asked(treatments, n_samples=1, batch_size=None, engine="auto", **numbers)
-    asked = _checked_problems(problems)
-    _ready(model, asked, chosen, template_named(template), engine="auto", complete=has_closed_box, seed=0, **numbers)
+    chosen, asked = check_asked(treatments, max_new_tokens=max_new_tokens), _checked_problems(problems)
+    _ready(
+        model,
+        asked,
+        chosen,
+        template_named(template),
+        engine="auto",
+        max_new_tokens=max_new_tokens,
+        seed=0,
+        complete=has_closed_box,
+    )
 
 
 def _ready(

@@ -57,10 +57,9 @@ def grade(completion: str, gold: str) -> Grade:
 def grade_strict(completion: str, gold: str) -> bool:
     r"""Return whether the last balanced `\boxed{...}` of the completion holds an answer equal to the gold one.
 
-    No box or an empty one is wrong. `compare.py` says what counts as equal (exact numbers, ordered tuples, kinds of
-    brackets, unordered lists, units, words); what it cannot tell apart is math-verify's to decide, within a limit of
-    time. On MATH-500, gold against gold is right 500 of 500 times, an empty box never, the constant answer "1" 12 times
-    (the golds that are 1).
+    No box or an empty one is wrong. `compare.py` says what counts as equal; what it cannot tell apart is math-verify's to
+    decide, within a limit of time. On MATH-500, gold against gold is right 500 of 500 times, an empty box never, the constant
+    answer "1" 12 times (the golds that are 1).
 
     Source: methods §11 | differs in: numbers and parts are compared by us, so that math-verify's readings of `7 8` (15),
     `52_8` (52) and `(1,2)` (an interval, a point or a set) do not count.

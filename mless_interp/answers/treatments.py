@@ -66,18 +66,18 @@ class Treatment:
         }
 
 
+KINDS: dict[type, str] = {Insertion: "insertion", ARM: "arm", HeadTransfer: "transfer"}
+"""What is a treatment by itself -> the field that holds it."""
+
+
 def as_treatment(thing: Any) -> Treatment:
     """A `Treatment` from what users write: None (nothing is done), an insertion, ARM, or a treatment itself."""
-    if isinstance(thing, Treatment):
-        return thing
-    if thing is None:
-        return Treatment()
-    if isinstance(thing, Insertion):
-        return Treatment(insertion=thing)
-    if isinstance(thing, ARM):
-        return Treatment(arm=thing)
-    if isinstance(thing, HeadTransfer):
-        return Treatment(transfer=thing)
+    if thing is None or isinstance(thing, Treatment):
+        return thing or Treatment()
+    for kind, name in KINDS.items():
+        if isinstance(thing, kind):
+            given: dict[str, Any] = {name: thing}
+            return Treatment(**given)
     raise TypeError(
         f"a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got {thing!r}; heads are knocked out with "
         "Treatment(insertion=..., knockout=[Head(...)])"
@@ -86,7 +86,7 @@ def as_treatment(thing: Any) -> Treatment:
 
 def as_treatments(things: Any) -> tuple[Treatment, ...]:
     """Treatments with different names, at least one; `things` is one of what `as_treatment` takes, or several."""
-    if isinstance(things, Insertion | ARM | HeadTransfer | Treatment) or things is None:
+    if things is None or isinstance(things, (Treatment, *KINDS)):
         things = (things,)
     found = tuple(as_treatment(thing) for thing in things)
     if not found:

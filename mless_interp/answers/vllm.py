@@ -37,9 +37,8 @@ ROUNDED_TO = 256
 class Vllm:
     """Where vLLM is and how it runs: `evaluate_accuracy(..., engine=Vllm(python="/envs/vllm/bin/python"))`.
 
-    `python` is the interpreter of an environment that has vLLM (`python -m venv vllm-env; vllm-env/bin/pip install vllm`);
-    default: what the environment variable `MLESS_VLLM_PYTHON` names, else this one. `tensor_parallel_size` GPUs hold the
-    model together. `options` are further ones of `vllm.LLM` (gpu_memory_utilization, quantization, ...).
+    `python` is the interpreter of an environment that has vLLM; default: what `MLESS_VLLM_PYTHON` names, else this one.
+    `tensor_parallel_size` GPUs hold the model together. `options` are further ones of `vllm.LLM`.
     """
 
     python: str | None = None
@@ -59,18 +58,15 @@ class Vllm:
 class VllmEngine:
     """vLLM: fast, prompts as token ids, insertions only, as it shows no heads and no activations.
 
-    It has no stopping by balanced boxes, so a completion runs to its end and is then cut after its first whole box,
-    which gives the same text. Prefix caching and chunked prefill are off. Sampling is vLLM's own, seeded for each row. The
-    process begins with the first batch, with a context as long as that needs; it loads the weights a second time and takes
-    most of a GPU: load the model itself with device="cpu". Answers are handed over as they end.
+    A completion runs to its end and is then cut after its first whole box. Sampling is vLLM's own, seeded for each row. The
+    process begins with the first batch; it loads the weights a second time and takes most of a GPU: load the model itself with
+    device="cpu".
     """
 
     name = "vllm"
     rows_at_once: int | None = 1024  # it batches by itself
     hides_under: tuple[str, ...] = ()
-    redraws = False
-    moves = False
-    shows_logits = False
+    redraws = moves = shows_logits = False
 
     def __init__(self, model: Model, how: Vllm | None = None) -> None:
         how = how or Vllm()
@@ -95,7 +91,7 @@ class VllmEngine:
             "tensor_parallel_size": how.tensor_parallel_size,
             "skip_tokenizer_init": True,  # prompts are ids, and texts are made by the model's own tokenizer here
         }
-        self.longest, self.d_vocab = model.info.context_length, model.info.d_vocab
+        self.longest = model.info.context_length
         self.settings = {"vllm": found, **{name: value for name, value in self.options.items() if name != "model"}}
         """What its answers depend on, beside the model."""
         self._process: _Process | None = None
@@ -122,18 +118,11 @@ class VllmEngine:
         need = max(len(row.request.prompt) for row in rows) + decoding.max_new_tokens
         for answer in self._begun(need).answers(asked):
             row = waiting.pop(answer["key"])
-            for token in answer["token_ids"]:
-                if not 0 <= int(token) < self.d_vocab:
-                    raise ModelError(
-                        f"vLLM answered {row.request.key!r} with token id {token}, which this model does not have"
-                    )
+            for token in map(int, answer["token_ids"]):
                 if row.stop is None:
-                    row.accept(int(token))
+                    row.accept(token)
             if row.stop is None:
-                raise ModelError(
-                    f"vLLM ended {row.request.key!r} after {len(row.tokens)} tokens ({answer['why']!r}) without an "
-                    "end-of-sequence token of this model and before max_new_tokens"
-                )
+                raise ModelError(f"vLLM ended {row.request.key!r} after {len(row.tokens)} tokens ({answer['why']!r})")
             finished([row])
         if waiting:
             raise ModelError(f"vLLM gave no answer to {len(waiting)} of {len(rows)} prompts")
@@ -209,17 +198,16 @@ class _Process:
 
 def _ended(process: "subprocess.Popen[str]", said: Any) -> None:
     """Let it end by itself where its input has; then end whatever is left of it."""
-    if process.stdin is not None and process.poll() is None:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if process.stdin is not None and process.poll() is None:
             process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for pipe in (process.stdin, process.stdout, said):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if pipe is not None:
                 pipe.close()
 
 

@@ -1,11 +1,8 @@
 """Check the figures' claims about attention, each against its null: agrees, disagrees or cannot tell.
 
-Everything is a number per problem, averaged over the heads given, so that the problem is the unit of replication. The
-intervals are not corrected for testing several claims. A null takes out one thing: the shift of positions, dilution, another
-text. It does not take out what every model of this build does, and most of these claims agree on random weights too
-(attenuation in the first layer is arithmetic, methods section 3). So each claim stands beside the same check of untrained
-twins, and one that most of them share holds without training. That a repeated token receives little is compared with other
-repeated tokens: equal tokens share one score, so that uniform attention is no null of it.
+Everything is a number per problem, averaged over the heads given. The intervals are not corrected for testing several claims.
+Most of these claims agree on random weights too, so each stands beside the same check of untrained twins. That a repeated token
+receives little is compared with other repeated tokens: equal tokens share one score, so uniform attention is no null of it.
 """
 
 from collections import Counter
@@ -272,9 +269,6 @@ class _Measures:
     def over_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
         return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
 
-    def rows(self, profile: AttentionProfile, heads: Sequence[Head]) -> list[int]:
-        return [profile.of(head) for head in heads]
-
     def retention(
         self,
         profile: AttentionProfile,
@@ -286,7 +280,7 @@ class _Measures:
         """Received attention that shared tokens keep, mean over heads, `[problem]`."""
         if uniform:
             profile = AttentionProfile(**{**vars(profile), "received": profile.uniform})
-        rows = self.rows(profile, heads or self.heads)
+        rows = [profile.of(head) for head in heads or self.heads]
         found = []
         for base, other in zip(profile.aligned("base"), profile.aligned(condition), strict=True):
             tokens = torch.ones(base.shape[1], dtype=torch.bool)
@@ -296,11 +290,11 @@ class _Measures:
 
     def level(self, profile: AttentionProfile, segment: str = "inserted") -> np.ndarray:
         """Received attention of a segment over uniform attention's, mean over heads, `[problem]`."""
-        rows = self.rows(profile, self.heads)
+        rows = [profile.of(head) for head in self.heads]
         return np.array([defined_mean(heads) for heads in profile.level("inserted", segment, relative=True)[:, rows]])
 
     def variation(self, profile: AttentionProfile) -> np.ndarray:
-        rows = self.rows(profile, self.heads)
+        rows = [profile.of(head) for head in self.heads]
         found = []
         for index, values in enumerate(profile.whole("inserted")):
             inside = torch.from_numpy(profile.is_inserted(index))
@@ -309,7 +303,7 @@ class _Measures:
 
     def timing(self) -> tuple[np.ndarray, np.ndarray]:
         """Rank correlation with and without the insertion, and its mean over rotations within prefix and question."""
-        rows = self.rows(self.profile, self.heads)
+        rows = [self.profile.of(head) for head in self.heads]
         measured, null = [], []
         pairs = zip(self.profile.aligned("base"), self.profile.aligned("inserted"), self.profile.spans, strict=True)
         for index, (base, other, (start, _)) in enumerate(pairs):
@@ -337,7 +331,7 @@ class _Measures:
 
     def alike(self, other: AttentionProfile) -> np.ndarray:
         """Rank correlation of two insertions' profiles on shared tokens, mean over heads, `[problem]`."""
-        own, their = self.rows(self.profile, self.heads), self.rows(other, self.heads)
+        own, their = [self.profile.of(head) for head in self.heads], [other.of(head) for head in self.heads]
         pairs = zip(self.profile.aligned("inserted"), other.aligned("inserted"), strict=True)
         return np.array(
             [
@@ -347,6 +341,16 @@ class _Measures:
         )
 
 
+Made = tuple[float, float, float, int]
+"""A mean over problems, its limits, and of how many problems."""
+NOTHING: Made = (np.nan, np.nan, np.nan, 0)
+
+
+def _unsure(claim: Claim, made: Made, why: str, null: float = np.nan) -> ClaimCheck:
+    mean, low, high, n = made
+    return ClaimCheck(claim, mean, low, high, null, np.nan, np.nan, n, "cannot tell", why)
+
+
 def _judged(
     claim: Claim,
     measured: np.ndarray | None,
@@ -354,64 +358,49 @@ def _judged(
     why: str,
     *,
     groups: tuple[str, ...],
-    seed: int,
-    confidence: float,
+    **how: Any,
 ) -> ClaimCheck:
-    nan = float("nan")
     if measured is None:
-        return ClaimCheck(claim, nan, nan, nan, nan, nan, nan, 0, "cannot tell", why)
-    measured = np.where(np.isfinite(measured), measured, nan)
+        return _unsure(claim, NOTHING, why)
+    measured = np.where(np.isfinite(measured), measured, np.nan)
     if null is None:
-        mean, low, high, n = _interval(by_group(measured, groups), seed, confidence)
-        return ClaimCheck(claim, mean, low, high, nan, nan, nan, n, "cannot tell", why)
-    difference = measured - null
-    measured, null = (
-        by_group(np.where(np.isnan(difference), nan, values), groups) for values in (measured, null)
-    )  # on the same problems
-    difference = by_group(difference, groups)
-    mean, low, high, _ = _interval(measured, seed, confidence)
-    _, below, above, n = _interval(difference, seed, confidence)
-    reference = float(defined_mean(null))
+        return _unsure(claim, _interval(by_group(measured, groups), **how), why)
+    difference = measured - null  # on the same problems
+    own, reference = (by_group(np.where(np.isnan(difference), np.nan, each), groups) for each in (measured, null))
+    mean, low, high, _ = made = _interval(own, **how)
+    _, below, above, n = _interval(by_group(difference, groups), **how)
     if n < 2:
-        return ClaimCheck(claim, mean, low, high, reference, nan, nan, n, "cannot tell", "fewer than 2 problems")
+        return _unsure(claim, (*made[:3], n), "fewer than 2 problems", float(defined_mean(reference)))
     if claim.direction == 0:
-        verdict = "agrees" if below > 0 or above < 0 else "cannot tell"
-        if below > -SAME and above < SAME:
-            verdict = "disagrees"
+        alike = below > -SAME and above < SAME
+        verdict = "disagrees" if alike else "agrees" if below > 0 or above < 0 else "cannot tell"
     else:
         ends = sorted((claim.direction * below, claim.direction * above))
         verdict = "agrees" if ends[0] > 0 else "disagrees" if ends[1] < 0 else "cannot tell"
-    return ClaimCheck(claim, mean, low, high, reference, below, above, n, verdict)
+    return ClaimCheck(claim, mean, low, high, float(defined_mean(reference)), below, above, n, verdict)
 
 
 def _ranked(
-    claim: Claim,
-    measured: np.ndarray,
-    others: Sequence[np.ndarray],
-    *,
-    groups: tuple[str, ...],
-    seed: int,
-    confidence: float,
+    claim: Claim, measured: np.ndarray, others: Sequence[np.ndarray], *, groups: tuple[str, ...], **how: Any
 ) -> ClaimCheck:
     """A claim about one repeated token, by the rank of its mean over problems among other repeated tokens'."""
-    nan = float("nan")
     measured, others = by_group(measured, groups), [by_group(other, groups) for other in others]
-    mean, low, high, n = _interval(measured, seed, confidence)
+    mean, low, high, n = made = _interval(measured, **how)
     levels = np.array([defined_mean(other) for other in others])
     if len(levels) < FEWEST_REPEATS or not np.isfinite([mean, *levels]).all():
-        why = f"{len(levels)} other repeated tokens, {FEWEST_REPEATS} needed" if np.isfinite(mean) else "undefined"
-        return ClaimCheck(claim, mean, low, high, nan, nan, nan, n, "cannot tell", why)
-    _, below, above, _ = _interval(measured - np.mean(others, axis=0), seed, confidence)
+        known = f"{len(levels)} other repeated tokens, {FEWEST_REPEATS} needed"
+        return _unsure(claim, made, known if np.isfinite(mean) else "undefined")
+    _, below, above, _ = _interval(measured - np.mean(others, axis=0), **how)
     ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
-    likely = (1 - confidence) * (1 + len(levels))
+    likely = (1 - how["confidence"]) * (1 + len(levels))
     verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"
     where = f"rank {ranks[0]} of {1 + len(levels)} repeated tokens, the lowest first"
     return ClaimCheck(claim, mean, low, high, float(levels.mean()), below, above, n, verdict, where)
 
 
-def _interval(values: np.ndarray, seed: int, confidence: float) -> tuple[float, float, float, int]:
-    n = int(np.isfinite(values).sum())
+def _interval(values: np.ndarray, *, seed: int, confidence: float) -> Made:
+    mean, n = float(defined_mean(values)), int(np.isfinite(values).sum())
     if len(values) < 2:
-        return float(defined_mean(values)), float("nan"), float("nan"), n
+        return mean, np.nan, np.nan, n
     found = mean_interval(values, seed=seed, confidence=confidence)
-    return float(defined_mean(values)), float(found.low), float(found.high), n
+    return mean, float(found.low), float(found.high), n

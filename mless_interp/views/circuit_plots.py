@@ -1,7 +1,6 @@
 """Pictures of circuits: direct and indirect parts, edges as a graph, sites by layer and token."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,9 @@ from .plots import (
     HATCHES,
     LINES,
     MADE_WITH,
+    Axes,
     Picture,
+    Style,
     chosen_column,
     draw_maps,
     draw_stack,
@@ -58,7 +59,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
         for number, (way, rows) in enumerate(ways.items())
     ]
     sums = draw_stack(axes, series)
-    star = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none"}
+    star: Style = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none"}
     for number, (bars, rows) in enumerate(zip(axes.containers, ways.values(), strict=True)):
         sure = (rows["p_corrected"] < found.level).to_numpy()
         middle = np.array([bar.get_y() + bar.get_height() / 2 for bar in bars])
@@ -112,7 +113,7 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     drawn = f"that most problems show (p < {found.level:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
     none, line = {"linestyle": "none"}, {"color": "0.25", "linewidth": 1.5}
-    entries: list[tuple[str, Mapping[str, Any]]] = [
+    entries: list[tuple[str, Style]] = [
         (f"with the effect; width and number: {words}", {"linestyle": SOLID, **line}),
         ("against the effect", {"linestyle": DASHED, **line}),
         (
@@ -143,7 +144,7 @@ def _letters(found: PathEffects, sure: pd.DataFrame) -> dict[tuple[str, str], st
 
 
 def _draw_edges(
-    axes: Any,
+    axes: Axes,
     rows: pd.DataFrame,
     column: str,
     places: Mapping[str, tuple[float, float]],
@@ -155,7 +156,7 @@ def _draw_edges(
         size = WIDEST * abs(row[column]) / float(rows[column].abs().max())
         arrow = {"arrowstyle": "-|>", "linewidth": max(size, 0.6), "mutation_scale": 9 + size, "color": "0.25"}
         arrow |= {"linestyle": SOLID if row[column] >= 0 else DASHED, "shrinkA": 13, "shrinkB": 13}
-        axes.annotate("", end, start, arrowprops=arrow, zorder=1)
+        axes.annotate("", tuple(end), tuple(start), arrowprops=arrow, zorder=1)
         if rank < NUMBERED:
             text = f"{row[column]:.2f} {letters.get((row['sender'], row['receiver']), '')}".rstrip()
             box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}

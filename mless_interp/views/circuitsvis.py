@@ -249,8 +249,6 @@ def tokens(
     conditions : default: all of the profile's.
     """
     chosen = profile.heads if heads is None else as_heads(heads)
-    if not chosen:
-        raise ValueError("no heads to show: name at least one")
     index = problem_index(profile.problem_ids, problem)
     strips = {name: _strip(profile, name, index, max_span, relative) for name in conditions or profile.conditions}
     places = [profile.of(head) for head in chosen]

@@ -3,14 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..circuits.curves import CircuitCurve
 from ..core.arguments import count_of
 from ..core.heads import Head, as_heads
 from ..patching.dose import DoseResponse
+from ..runtime.results import limits_of
 from ..scores import AttentionProfile, Curve
-from .plots import GREY, LINES, Picture, draw_series, name_axes, panel, whole_numbers, words_of
+from .plots import GREY, LINES, Axes, Picture, draw_series, name_axes, panel, whole_numbers, words_of
 from .pooling import both_names
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
@@ -128,41 +127,33 @@ def dose_response(found: DoseResponse) -> Picture:
     mean's slope with its interval. Right: each number's median effect on the outcome with its interval.
     """
     picture = Picture(figsize=(11.4, 3.6), layout="constrained")
-    doses = found.doses
+    doses, places = found.doses, picture.subplots(1, 3)
     for column, (condition, title) in enumerate((("held", "positions held"), ("inserted", "as inserted"))):
-        axes = picture.add_subplot(1, 3, column + 1)
-        table = found.reading_table(condition)
+        axes, table = places[column], found.reading_table(condition)
         axes.plot(doses, table["slope_1"], color="0.8", linewidth=5, label="slope 1", zorder=0)
         colour, dashes, marker = LINES[column]
         for number, head in enumerate(found.heads):
             label = count_of(len(found.heads), "head") if number == 0 else None
             axes.plot(doses, table[str(head)], linewidth=0.6, color=colour, alpha=0.45, label=label)
         slope = found.mean_slope(condition)
-        words = f"mean: slope {float(slope.estimate):.3f}"
-        if np.isfinite(slope.low):
-            words += f" [{float(slope.low):.3f}, {float(slope.high):.3f}]"
+        words = f"mean: slope {float(slope.estimate):.3f}{limits_of(slope.low, slope.high, '.3f')}"
         axes.plot(doses, table["mean"], color="black", linestyle=dashes, marker=marker, markersize=3.5, label=words)
-        if table["mean_ci_low"].notna().any():
-            low, high = table["mean_ci_low"], table["mean_ci_high"]
-            axes.fill_between(doses, low, high, color="black", alpha=0.15, linewidth=0)
+        axes.fill_between(doses, table["mean_ci_low"], table["mean_ci_high"], color="black", alpha=0.15, linewidth=0)
         where = f"layer {found.layer} (paper: layer {found.layer + 1}), {title}"
         name_axes(axes, y="log odds of reading the span (nats)", title=where)
-        axes.legend(fontsize=6.5)
-    axes = picture.add_subplot(1, 3, 3)
-    table = found.outcome_table()
-    for number, (contrast, name) in enumerate(
-        (("total", "total"), ("content", "content"), ("shift", "shift of positions"))
-    ):
+    axes, table = places[2], found.outcome_table()
+    names = {"total": "total", "content": "content", "shift": "shift of positions"}
+    for number, (contrast, name) in enumerate(names.items()):
         limits = table[f"{contrast}_ci_low"], table[f"{contrast}_ci_high"]
         draw_series(axes, doses, table[contrast], limits, number, name)
     axes.axhline(0, color="0.5", linewidth=0.8)
     effect = f"insertion's effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
     name_axes(axes, y=effect, title=f"{words_of(found, 'model')}, bands: 95 % intervals over problems")
-    axes.legend(fontsize=6.5)
-    for axes in picture.axes:
+    for axes in places:
         axes.set_xscale("log")
         whole_numbers(axes.xaxis, doses)
         name_axes(axes, x="inserted tokens")
+        axes.legend(fontsize=6.5)
     return picture
 
 
@@ -172,21 +163,21 @@ def _grid(columns: int, rows: int) -> Picture:
     return Picture(figsize=(max(4.6, 3.9 * columns), 2.9 * rows + 0.3), layout="constrained")
 
 
-def draw_curve(axes: Any, curve: Curve, name: str, number: int) -> None:
+def draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
     draw_series(axes, curve.position, curve.mean, (curve.low, curve.high), number, name, marker=None, linewidth=1.3)
 
 
-def _draw_null(axes: Any, curve: Curve) -> None:
+def _draw_null(axes: Axes, curve: Curve) -> None:
     axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
 
 
-def shade_span(axes: Any, profile: AttentionProfile, condition: str) -> None:
+def shade_span(axes: Axes, profile: AttentionProfile, condition: str) -> None:
     for number, (start, stop) in enumerate(profile.shaded(condition)):
         label = "inserted tokens" if number == 0 else None
         axes.axvspan(start - 0.5, stop - 0.5, color="0.85", zorder=0, label=label)
 
 
-def label_curve(axes: Any, title: str, where: str, relative: bool) -> None:
+def label_curve(axes: Axes, title: str, where: str, relative: bool) -> None:
     received = "received attention / uniform" if relative else "mean attention received (probability)"
     name_axes(axes, x=where, y=received, title=title)
     axes.set_ylim(bottom=0)

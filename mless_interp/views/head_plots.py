@@ -1,6 +1,6 @@
 """Pictures of heads: layer × head maps, intervals per head, attention patterns before and after."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from .plots import (
     MADE_WITH,
     STROKES,
     Picture,
+    Style,
+    Values,
     chosen_column,
     draw_forest,
     draw_map,
@@ -36,7 +38,7 @@ from .pooling import both_names, difference_of, read_patterns, scale_of
 
 FRAMES = {(True, False): "-", (False, True): "--", (True, True): "-.", (False, False): ":"}
 """Frames of named heads, by whether they read and mediate."""
-LOCATED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+LOCATED: tuple[tuple[str, str, Style], ...] = (
     ("removed_median", "removed: its output patched out", {"fmt": "o", "color": LINES[0][0]}),
     ("added_median", "added: its output patched in", {"fmt": "o", "color": LINES[0][0], "markerfacecolor": "white"}),
     ("knockout_median", "its own read removed", {"fmt": "s", "color": LINES[1][0]}),
@@ -75,10 +77,10 @@ def head_map(
     picture, axes = panel(*_map_size(grid))
     diverging = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
     frames = {cell: FRAMES[kind.reads, kind.mediates] for cell, (_, kind) in named.items()}
-    label, marks = _label(value, quantity), {"hatched": hatched, "outlined": frames, "texts": texts}
-    draw_map(axes, grid, label=label, diverging=diverging, limit=limit, **marks)
+    marks: Style = {"hatched": hatched, "outlined": frames, "texts": texts}
+    draw_map(axes, grid, label=_label(value, quantity), diverging=diverging, limit=limit, **marks)
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
-    entries: list[tuple[str, Mapping[str, Any]]] = []
+    entries: list[tuple[str, Style]] = []
     if hatched:
         words = quantity.claim or f"{count_of(len(table), 'head')} tested"
         entries.append((f"p < {level:.3g}, corrected: {words}", STROKES))
@@ -205,7 +207,7 @@ def forest(
     draw_forest(axes, rows, series)
     if located is not None and located.judged.effect.delta > 0:
         reach = located.judged.effect.delta
-        line: dict[str, Any] = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
+        line: Style = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
         axes.axvline(-reach, label=f"smallest effect of interest, {reach:.3g}", **line)
         axes.axvline(reach, **line)
     axes.set_xlabel(label, fontsize=8)
@@ -237,7 +239,7 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 12) -> P
     return picture
 
 
-def _limits(table: pd.DataFrame, quantity: Quantity) -> tuple[Any, Any]:
+def _limits(table: pd.DataFrame, quantity: Quantity) -> tuple[Values, Values]:
     """The limits of a column, NaN where it has none."""
     if quantity.limits is not None and set(quantity.limits) <= set(table.columns):
         return table[quantity.limits[0]], table[quantity.limits[1]]
@@ -269,7 +271,7 @@ def head_patterns(
         _, values, on = difference_of(first, last)
         columns.append((f"{last.condition} − {first.condition}, {on} tokens", values, np.array([], dtype=int)))
     picture = Picture(figsize=(3.1 * len(columns) + 0.9, 2.9 * len(chosen) + 0.3), layout="constrained")
-    axes: Any = picture.subplots(len(chosen), len(columns), squeeze=False)
+    axes: np.ndarray = picture.subplots(len(chosen), len(columns), squeeze=False)
     image: Any = None
     for row, head in enumerate(chosen):
         for column, (title, values, span) in enumerate(columns):

@@ -1,6 +1,5 @@
 """Pictures of the mechanism: lambda, shares of scale and bias, layers, mediation, reads, near zero, what spans hold."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,9 @@ from .plots import (
     GREY,
     HATCHES,
     LINES,
+    Axes,
     Picture,
+    Style,
     chosen_column,
     draw_forest,
     draw_maps,
@@ -66,9 +67,9 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
     axes.axhline(null, color=GREY, linewidth=1.6, label="uniform attention", zorder=1)
     if "lam_control" in table:
         axes.plot(at, table["lam_control"], "x", color="0.2", markersize=6, label=str(found.settings.get("control")))
-    hollow = {"color": LINES[1][0], "markerfacecolor": "none", "markersize": 5}
+    hollow: Style = {"color": LINES[1][0], "markerfacecolor": "none", "markersize": 5}
     axes.plot(at, table["fit_slope"], "s", label="slope of the fit (not lambda)", **hollow)
-    bars = {"fmt": "none", "ecolor": LINES[0][0], "linewidth": 1.2, "capsize": 2}
+    bars: Style = {"fmt": "none", "ecolor": LINES[0][0], "linewidth": 1.2, "capsize": 2}
     axes.errorbar(at, table["lam"], yerr=_reach(table, "lam"), **bars)
     sure = (table["lam_p"] < found.alpha).to_numpy()
     for filled, words in ((True, "lambda (differs from uniform)"), (False, "lambda (no difference shown)")):
@@ -105,7 +106,7 @@ def shares(
         if f"{column}{end}" in table and (column != "rest_share" or layer > 0)
     ]
     draw_stack(axes, series, 0.75)
-    points = {"fmt": "D", "color": "black", "markersize": 3, "linewidth": 1, "capsize": 2}
+    points: Style = {"fmt": "D", "color": "black", "markersize": 3, "linewidth": 1, "capsize": 2}
     axes.errorbar(at, table[f"share{end}"], yerr=_reach(table, f"share{end}"), label="sum", **points)
     title = _words(found, contrast) + (", after the norm" if after_norm else "")
     name_axes(axes, y="share of the layer's\nresidual change", title=title)
@@ -201,7 +202,7 @@ def read_effects(found: ReadEffects) -> Picture:
             axes.set_xlabel(f"removed ({quantity.unit})", fontsize=7)
     picture.suptitle(words_of(found, "model", "insertion", "contrast", "outcome"), fontsize=9)
     point = {"linestyle": "none", "markersize": 5}
-    marks: list[tuple[str, Mapping[str, Any]]] = [
+    marks: list[tuple[str, Style]] = [
         (words, {"marker": marker, "color": colour, **point})
         for shown, (marker, colour, words) in READ_MARKS.items()
         if (table["shown"] == shown).any()
@@ -247,7 +248,7 @@ def _of_layer(table: pd.DataFrame, layer: int) -> pd.DataFrame:
     return found
 
 
-def _heads_panel(table: pd.DataFrame, layer: int) -> tuple[Picture, Any]:
+def _heads_panel(table: pd.DataFrame, layer: int) -> tuple[Picture, Axes]:
     """A picture with a place for each head of a layer."""
     picture, axes = panel(max(5.0, 0.3 * len(table) + 2.0), 3.6)
     axes.set_xticks(np.arange(len(table)), [str(head) for head in table["head"]])

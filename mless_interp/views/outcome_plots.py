@@ -11,7 +11,20 @@ from ..core.heads import Head
 from ..mechanism import ActivationShift
 from ..scores import AttentionProfile
 from .curve_plots import draw_curve, label_curve, shade_span
-from .plots import HATCHES, LINES, Picture, draw_forest, key_below, name_axes, panel, plain_numbers, reach_of, words_of
+from .plots import (
+    HATCHES,
+    LINES,
+    Axes,
+    Picture,
+    Style,
+    draw_forest,
+    key_below,
+    name_axes,
+    panel,
+    plain_numbers,
+    reach_of,
+    words_of,
+)
 from .pooling import both_names
 
 
@@ -22,46 +35,29 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
     there are several sources, source. Treatments that only the paper has get a place of their own. Bars are numbers of this
     run, marks are not: other problems, other sampling.
     """
-    table = results.table()
-    marks = _published(published)
-    names = [str(name) for name in table["treatment"]]
-    places = {name: float(at) for at, name in enumerate(dict.fromkeys([*names, *(name for name, *_ in marks)]))}
-    picture, axes = panel(max(4.2, 1.1 * len(places) + 1.6), 3.6)
+    table, marks = results.table(), _published(published)
+    names = list(dict.fromkeys([*table["treatment"].astype(str), *marks["treatment"]]))
     percent = 100 * table[["accuracy", "accuracy_ci_low", "accuracy_ci_high"]].to_numpy(dtype=float)
-    for number, (name, (estimate, low, high), n) in enumerate(zip(names, percent, table["n"], strict=True)):
-        colour, hatch = LINES[number % len(LINES)][0], HATCHES[number % len(HATCHES)]
-        axes.bar(places[name], estimate, 0.7, color=colour, alpha=0.85, hatch=hatch, edgecolor="white", zorder=1)
-        if np.isfinite([estimate, low, high]).all():
-            reach = reach_of(*np.array([[estimate], [low], [high]]))
-            for colour, wide, order in (("white", 4.0, 2), ("black", 1.2, 3)):  # seen on dark bars and on white
-                line = {"linewidth": wide, "capthick": wide, "capsize": 4}
-                axes.errorbar(places[name], estimate, yerr=reach, color=colour, zorder=order, **line)
-        words = "undefined" if not np.isfinite(estimate) else f"{estimate:.1f} %"
-        axes.text(
-            places[name], 1.0, f"{words}\nn = {int(n)}", ha="center", va="bottom", fontsize=7, zorder=4, bbox=_BOX
-        )
-    sources = list(dict.fromkeys(source for *_, source in marks))
-    for number, source in enumerate(sources):
-        here = [(name, share) for name, share, of in marks if of == source]
-        axes.plot(
-            [places[name] + 0.2 + 0.1 * number for name, _ in here],
-            [100 * share for _, share in here],
-            linestyle="none",
-            marker=("D", "v", "^", "s", "P", "X")[number % 6],
-            color="black",
-            markerfacecolor="white",
-            markersize=7,
-            label=f"published: {source}",
-            zorder=5,
-        )
-    axes.set_xticks(list(places.values()), list(places), fontsize=8, rotation=20 if len(places) > 4 else 0)
-    axes.set_xlim(-0.6, len(places) - 0.4)
-    tops = [*percent[np.isfinite(percent)], *(100 * share for _, share, _ in marks), 1.0]
-    axes.set_ylim(0, min(100.0, 1.15 * max(tops)))
-    axes.set_ylabel("accuracy (%), bars: 95 % interval", fontsize=8)
-    axes.set_title(words_of(results, "model", "benchmark"), fontsize=9)
-    axes.tick_params(axis="y", labelsize=7)
-    if sources:
+    picture, axes = panel(max(4.2, 1.1 * len(names) + 1.6), 3.6)
+    for at, ((estimate, low, high), n) in enumerate(zip(percent, table["n"], strict=True)):
+        colour, hatch = LINES[at % len(LINES)][0], HATCHES[at % len(HATCHES)]
+        axes.bar(at, estimate, 0.7, color=colour, alpha=0.85, hatch=hatch, edgecolor="white", zorder=1)
+        reach = reach_of(*np.array([[estimate], [low], [high]]))
+        for ink, wide, order in (("white", 4.0, 2), ("black", 1.2, 3)):  # seen on dark bars and on white
+            if np.isfinite([estimate, low, high]).all():
+                line: Style = {"linewidth": wide, "capthick": wide, "capsize": 4}
+                axes.errorbar(at, estimate, yerr=reach, color=ink, zorder=order, **line)
+        words = f"{estimate:.1f} %" if np.isfinite(estimate) else "undefined"
+        axes.text(at, 1.0, f"{words}\nn = {int(n)}", ha="center", va="bottom", fontsize=7, zorder=4, bbox=_BOX)
+    for number, (source, here) in enumerate(marks.groupby("source", sort=False)):
+        places = [names.index(name) + 0.2 + 0.1 * number for name in here["treatment"]]
+        style: Style = {"linestyle": "none", "color": "black", "markerfacecolor": "white", "markersize": 7, "zorder": 5}
+        axes.plot(places, 100 * here["share"], marker="Dv^sPX"[number % 6], label=f"published: {source}", **style)
+    axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
+    axes.set_xlim(-0.6, len(names) - 0.4)
+    axes.set_ylim(0, min(100.0, 1.15 * float(np.nanmax([*percent.ravel(), *(100 * marks["share"]), 1.0]))))
+    name_axes(axes, y="accuracy (%), bars: 95 % interval", title=words_of(results, "model", "benchmark"))
+    if len(marks):
         axes.legend(fontsize=7, loc="upper right")
     return picture
 
@@ -69,24 +65,20 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
 _BOX = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
 
 
-def _published(published: Mapping[str, float] | pd.DataFrame | None) -> list[tuple[str, float, str]]:
-    """(treatment, share, source) of the numbers that others have published."""
-    if published is None:
-        return []
-    if isinstance(published, Mapping):
-        return [(str(name), float(share), "the paper") for name, share in published.items()]
-    if "percent" in published:
-        shares = published["percent"].to_numpy(dtype=float) / 100
-    elif "accuracy" in published:
-        shares = published["accuracy"].to_numpy(dtype=float)
-    else:
+def _published(published: Mapping[str, float] | pd.DataFrame | None) -> pd.DataFrame:
+    """Treatment, share and source of the numbers that others have published."""
+    table = published
+    if not isinstance(table, pd.DataFrame):
+        table = pd.DataFrame((table or {}).items(), columns=["treatment", "accuracy"])
+    if not {"percent", "accuracy"} & set(table):
         raise ValueError(
             "published must map treatments to shares, or be a table with treatment and percent (or accuracy); its columns "
-            f"are {', '.join(map(str, published.columns))}"
+            f"are {', '.join(map(str, table.columns))}"
         )
-    sources = published["source"] if "source" in published else ["the paper"] * len(shares)
-    rows = zip(published["treatment"], shares, sources, strict=True)
-    return [(str(name), float(share), str(source)) for name, share, source in rows if np.isfinite(share)]
+    shares = table["percent"] / 100 if "percent" in table else table["accuracy"]
+    source = table.get("source", "the paper")
+    made = table.assign(treatment=table["treatment"].astype(str), share=shares.astype(float), source=source)
+    return made[np.isfinite(made["share"])]
 
 
 def activation_histograms(
@@ -137,7 +129,7 @@ def activation_histograms(
     return picture
 
 
-def _by_class(axes: Any, shift: ActivationShift, contrast: str, metric: str) -> None:
+def _by_class(axes: Axes, shift: ActivationShift, contrast: str, metric: str) -> None:
     table = shift.by_class()
     if metric not in set(table["metric"]):
         raise ValueError(f"no metric {metric!r} by token class; there are {', '.join(dict.fromkeys(table['metric']))}")
@@ -169,31 +161,19 @@ def bars_and_profiles(
     left, right = halves
     axes = left.add_subplot()
     models, treatments = list(dict.fromkeys(bars["model"])), list(dict.fromkeys(bars["treatment"]))
-    percent = bars.pivot(index="model", columns="treatment", values="percent").loc[models]
+    columns = [name for name in ("percent", "low", "high") if name in bars]
+    wide = bars.pivot(index="model", columns="treatment", values=columns).loc[models].astype(float)
     width = 0.8 / len(treatments)
     for number, treatment in enumerate(treatments):
         places = np.arange(len(models)) + (number - (len(treatments) - 1) / 2) * width
-        hatch = ("", "//", "..", "xx")[number % 4]
-        drawn = axes.bar(
-            places, percent[treatment], width, color=LINES[number][0], label=treatment, hatch=hatch, edgecolor="white"
-        )
+        style = {"color": LINES[number][0], "hatch": ("", "//", "..", "xx")[number % 4], "edgecolor": "white"}
+        drawn = axes.bar(places, wide["percent"][treatment], width, label=treatment, **style)
         axes.bar_label(drawn, fmt="%.0f", fontsize=7, label_type="center", bbox=_BOX)
-        if {"low", "high"} <= set(bars):
-            ends = [
-                bars.pivot(index="model", columns="treatment", values=end).loc[models, treatment]
-                for end in ("low", "high")
-            ]
-            reach = reach_of(*(np.asarray(x, dtype=float) for x in (percent[treatment], *ends)))
+        if len(columns) == 3:
+            reach = reach_of(*(wide[name][treatment].to_numpy() for name in columns))
             known = reach.any(0)
-            axes.errorbar(
-                places[known],
-                percent[treatment][known],
-                reach[:, known],
-                fmt="none",
-                color="black",
-                capsize=3,
-                linewidth=1,
-            )
+            line: Style = {"fmt": "none", "color": "black", "capsize": 3, "linewidth": 1}
+            axes.errorbar(places[known], wide["percent"][treatment][known], reach[:, known], **line)
     axes.set_xticks(range(len(models)), [str(m) for m in models], fontsize=7, rotation=20 if len(models) > 2 else 0)
     axes.set_ylabel("accuracy (%)")
     axes.set_title(bars_title, fontsize=9)

@@ -11,14 +11,18 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from matplotlib import font_manager
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -39,6 +43,9 @@ UNDEFINED = "0.8"
 """The grey of what is undefined or was not tested."""
 GREY = "0.55"
 
+Style: TypeAlias = Mapping[str, Any]
+"""Options of a marker, a bar or a legend's patch."""
+Values: TypeAlias = np.ndarray | pd.Series | Sequence[float] | Sequence[int]
 LINES = (
     ("#0072B2", "-", "o"),
     ("#D55E00", "--", "s"),
@@ -149,13 +156,13 @@ def shortened(name: str, longest: int = LONGEST_NAME) -> str:
     return name if len(name) <= longest else f"{name[: longest // 2]}…{name[len(name) - (longest - 1) // 2 :]}"
 
 
-def panel(width: float, height: float) -> tuple[Picture, Any]:
+def panel(width: float, height: float) -> tuple[Picture, Axes]:
     """A picture of this size in inches with one pair of axes."""
     picture = Picture(figsize=(width, height), layout="constrained")
     return picture, picture.add_subplot()
 
 
-def name_axes(axes: Any, *, x: str | None = None, y: str | None = None, title: str | None = None) -> None:
+def name_axes(axes: Axes, *, x: str | None = None, y: str | None = None, title: str | None = None) -> None:
     """Words at the axes, in the size that all pictures have; None leaves what is there."""
     for write, words in ((axes.set_xlabel, x), (axes.set_ylabel, y), (axes.set_title, title)):
         if words is not None:
@@ -175,11 +182,12 @@ def key_below(picture: Figure, *, ncols: int = 2, **options: Any) -> None:
 
 
 def draw_series(
-    axes: Any, x: Any, y: Any, limits: tuple[Any, Any] | None, number: int, label: str, **options: Any
+    axes: Axes, x: Values, y: Values, limits: tuple[Values, Values] | None, number: int, label: str, **options: Any
 ) -> None:
     """The line of the series of this number, with its interval as a band where there is one."""
     colour, dashes, marker = LINES[number % len(LINES)]
-    axes.plot(x, y, color=colour, linestyle=dashes, label=label, **{"marker": marker, "markersize": 3.5} | options)
+    style: Style = {"marker": marker, "markersize": 3.5} | options
+    axes.plot(x, y, color=colour, linestyle=dashes, label=label, **style)
     if limits is not None and np.isfinite(np.asarray(limits[0], dtype=float)).any():
         axes.fill_between(x, *limits, color=colour, alpha=0.2, linewidth=0)
 
@@ -193,7 +201,7 @@ def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tupl
 
 
 def draw_map(
-    axes: Any,
+    axes: Axes,
     grid: np.ndarray,
     *,
     label: str,
@@ -212,7 +220,7 @@ def draw_map(
     limit = limit or end_of(grid)
     grid = np.clip(grid, -limit, limit)
     image = draw_cells(axes, grid, limit=limit, diverging=diverging, hatched=hatched)
-    frame = {"fill": False, "edgecolor": "black", "linewidth": 1.8}
+    frame: Style = {"fill": False, "edgecolor": "black", "linewidth": 1.8}
     for (layer, head), style in (outlined or {}).items():
         axes.add_patch(Rectangle((head - 0.45, layer - 0.45), 0.9, 0.9, linestyle=style, **frame))
     for (layer, head), text in (texts or {}).items():
@@ -224,7 +232,7 @@ def draw_map(
     colour_bar(image, axes, label, shrink=0.95)
 
 
-def colour_bar(image: Any, axes: Any, label: str, **options: Any) -> Any:
+def colour_bar(image: AxesImage, axes: Axes | np.ndarray, label: str, **options: Any) -> Colorbar:
     """The colour bar of the maps on these axes."""
     bar = image.figure.colorbar(image, ax=axes, label=label, **options)
     bar.ax.yaxis.label.set_fontsize(8)
@@ -238,8 +246,8 @@ def end_of(grid: np.ndarray) -> float:
 
 
 def draw_cells(
-    axes: Any, grid: np.ndarray, *, limit: float, diverging: bool = True, hatched: Sequence[tuple[int, int]] = ()
-) -> Any:
+    axes: Axes, grid: np.ndarray, *, limit: float, diverging: bool = True, hatched: Sequence[tuple[int, int]] = ()
+) -> AxesImage:
     """The cells `[row, column]` of a map as colours up to `limit`, strokes and minuses; returns the image. NaN is grey."""
     axes.set_facecolor(UNDEFINED)
     norm = TwoSlopeNorm(0.0, -limit, limit) if diverging else Normalize(0.0, limit)
@@ -270,11 +278,11 @@ def draw_maps(
     edges: Sequence[int] = (),
     cell: tuple[float, float] = (0.21, 0.24),
     **bar: Any,
-) -> tuple[Picture, Any]:
+) -> tuple[Picture, Colorbar]:
     """Maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`; the picture and its colour bar."""
     width, height = max(2.7, cell[0] * len(columns) + 0.95), max(2.2, cell[1] * len(rows) + 1.2)
     picture = Picture(figsize=(width * len(grids) + 1.0, height + 0.5), layout="constrained")
-    axes: Any = picture.subplots(1, len(grids), squeeze=False)
+    axes: np.ndarray = picture.subplots(1, len(grids), squeeze=False)
     image: Any = None
     for at, (here, grid) in enumerate(zip(axes[0], grids, strict=True)):
         marked = [(int(row), int(column)) for row, column in np.argwhere(hatched[at])]
@@ -291,13 +299,13 @@ def draw_maps(
     return picture, made
 
 
-def draw_stack(axes: Any, series: Sequence[tuple[str, Any, Mapping[str, Any]]], width: float = 0.7) -> np.ndarray:
+def draw_stack(axes: Axes, series: Sequence[tuple[str, Values, Style]], width: float = 0.7) -> np.ndarray:
     """Bars of (label, heights, style) upon each other, those below 0 downwards; returns their sums."""
     heights = np.array([height for _, height, _ in series], dtype=float)
     above, below = (np.cumsum(side(heights, 0), axis=0) for side in (np.maximum, np.minimum))
     for (label, _, style), height, high, low in zip(series, heights, above, below, strict=True):
         bottom = np.where(height >= 0, high, low) - height
-        line = {"edgecolor": "white", "linewidth": 0}
+        line: Style = {"edgecolor": "white", "linewidth": 0}
         axes.bar(np.arange(len(height)), height, width, bottom, label=label, **line, **style)
     axes.axhline(0, color="0.4", linewidth=0.8)
     return heights.sum(0)
@@ -309,14 +317,14 @@ def negative_cells(grid: np.ndarray, limit: float | None = None) -> list[tuple[i
         return [(int(row), int(column)) for row, column in np.argwhere(grid < -NEGATIVE * (limit or end_of(grid)))]
 
 
-def _is_dark(image: Any, value: float) -> bool:
+def _is_dark(image: AxesImage, value: float) -> bool:
     if not np.isfinite(value):
         return False
-    red, green, blue, _ = image.cmap(image.norm(value))
+    red, green, blue, _ = image.cmap(image.norm(np.asarray(value)))
     return bool(0.3 * red + 0.59 * green + 0.11 * blue < 0.5)
 
 
-def _count_axes(axes: Any, n_layers: int, n_heads: int) -> None:
+def _count_axes(axes: Axes, n_layers: int, n_heads: int) -> None:
     step, layer_step = max(1, n_heads // 14), max(1, n_layers // 14)
     axes.set_xticks(range(0, n_heads, step))
     axes.set_yticks(range(0, n_layers, layer_step))
@@ -332,14 +340,14 @@ def _count_axes(axes: Any, n_layers: int, n_heads: int) -> None:
     above.set_xlabel("head in the paper's counting", fontsize=8, color="0.4")
 
 
-def draw_forest(axes: Any, rows: Sequence[str], series: Sequence[tuple[str, Any, Any, Any, Mapping[str, Any]]]) -> None:
+def draw_forest(axes: Axes, rows: Sequence[str], series: Sequence[tuple[str, Values, Values, Values, Style]]) -> None:
     """Points with intervals, a row each from above; every series is (name, estimates, lows, highs, marker style)."""
     places = np.arange(len(rows))[::-1].astype(float)
     height = 0.7 / max(1, len(series))
     for number, (name, estimate, low, high, style) in enumerate(series):
         at = places + (0.35 - (number + 0.5) * height if len(series) > 1 else 0.0)
         estimate, low, high = (np.asarray(x, dtype=float) for x in (estimate, low, high))
-        line = {"linestyle": "none", "capsize": 2.5, "linewidth": 1.1, "markersize": 4.5}
+        line: Style = {"linestyle": "none", "capsize": 2.5, "linewidth": 1.1, "markersize": 4.5}
         axes.errorbar(estimate, at, xerr=reach_of(estimate, low, high), label=name, **line, **style)
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_yticks(places, list(rows), fontsize=8)
@@ -355,7 +363,7 @@ def reach_of(estimate: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndar
     return np.where(np.isfinite(reach), np.maximum(reach, 0.0), 0.0)
 
 
-def key(entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+def key(entries: Sequence[tuple[str, Style]]) -> list[Artist]:
     """Legend handles: (words, style of a patch, or of a line where it has a linestyle and no facecolor)."""
     return [
         Patch(label=words, **style) if "facecolor" in style else Line2D([], [], label=words, **style)
@@ -369,13 +377,13 @@ def words_of(result: Result, *names: str) -> str:
     return ", ".join(shortened(one_line(short_name(each) if name == "model" else each)) for name, each in said.items())
 
 
-def plain_numbers(axis: Any) -> None:
+def plain_numbers(axis: Axis) -> None:
     """Plain numbers, 0.001, at a logarithmic axis, where matplotlib writes formulas."""
     axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def whole_numbers(axis: Any, values: Any) -> None:
+def whole_numbers(axis: Axis, values: Values) -> None:
     """Ticks at these whole numbers and nowhere between."""
     axis.set_ticks(values, labels=[str(value) for value in values])
     axis.set_ticks([], minor=True)

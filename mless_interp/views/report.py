@@ -65,9 +65,6 @@ class HeadMap:
     ) -> "HeadMap":
         """A map of one column of a table with columns layer and head; `columns` are told on hover; `known`: what they mean;
         `interval`: the confidence of intervals; `below`: what a number below 0 says."""
-        for name in ("layer", "head", value):
-            if name not in frame.columns:
-                raise ValueError(f"no column {name!r} to draw; there are {', '.join(map(str, frame.columns))}")
         layers, heads = frame["layer"].tolist(), frame["head"].tolist()
         if frame.duplicated(["layer", "head"]).any():
             raise ValueError("a head map needs one row per head; this table has several rows of the same head")
@@ -205,12 +202,10 @@ class Report:
         """A matplotlib figure (or a file's path) as PNG; `alt` says in words what it shows (default: the caption)."""
         if isinstance(picture, str | Path):
             png = Path(picture).read_bytes()
-        elif hasattr(picture, "savefig"):
+        else:
             buffer = io.BytesIO()
             picture.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
             png = buffer.getvalue()
-        else:
-            raise TypeError(f"figure: a matplotlib figure or the path of a .png expected, got {type(picture).__name__}")
         if not png.startswith(b"\x89PNG"):
             raise ValueError(f"figure: {str(picture)!r} is no PNG picture")
         width = int.from_bytes(png[16:20], "big")  # where a PNG says so
@@ -218,8 +213,6 @@ class Report:
 
     def view(self, view: Any, caption: str = "") -> "Report":
         """A view such as `mi.views.attention` gives; however many there are, CircuitsVis' script stands on the page once."""
-        if not hasattr(view, "fragment"):
-            raise TypeError(f"view: a view such as mi.views.attention gives expected, got {type(view).__name__}")
         return self._with(Block("interactive", caption, view.fragment()))
 
     def prompt(self, model: Model, pair: PromptPair, caption: str = "") -> "Report":
@@ -261,7 +254,10 @@ class Report:
             TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
             for each in shown.tables
         ]
-        answers = [self.answer, *(part.text for part in self.parts if part.kind == "answer")]
+        answers = [
+            self.answer,
+            *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer"),
+        ]
         said = [text for text in result.explain().splitlines() if text not in answers]
         kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
         open_ = 1 if len(tables) > OPEN_TABLES else len(tables)

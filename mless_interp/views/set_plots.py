@@ -1,7 +1,6 @@
 """Pictures of sets of heads: how they were grown, what they do on fresh problems, what they bring without the tokens."""
 
 import textwrap
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,20 @@ from ..circuits.minimal_sets import HeadSet, MinimalSets
 from ..circuits.transfer import Transfer
 from ..core.arguments import count_of
 from ..statistics import median_interval
-from .plots import GREY, HATCHES, LINES, MADE_WITH, Picture, draw_series, key_below, name_axes, panel, words_of
+from .plots import (
+    GREY,
+    HATCHES,
+    LINES,
+    MADE_WITH,
+    Axes,
+    Picture,
+    Style,
+    draw_series,
+    key_below,
+    name_axes,
+    panel,
+    words_of,
+)
 
 WHAT = {
     "sufficient": "they alone see the span: share of the effect brought",
@@ -26,7 +38,7 @@ def set_growth(found: MinimalSets | HeadSet) -> Picture:
     both = found.both if isinstance(found, MinimalSets) else (found,)
     longest = max(1, *(len(each.steps) for each in both))
     picture = Picture(figsize=((0.32 * longest + 2.8) * len(both), 4.4), layout="constrained")
-    axes: Any = picture.subplots(1, len(both), squeeze=False, sharey=True)
+    axes: np.ndarray = picture.subplots(1, len(both), squeeze=False, sharey=True)
     for place, each in zip(axes[0], both, strict=True):
         _one_set(place, each)
     picture.suptitle(words_of(found, *MADE_WITH), fontsize=8)
@@ -35,7 +47,7 @@ def set_growth(found: MinimalSets | HeadSet) -> Picture:
     return picture
 
 
-def _one_set(axes: Any, each: HeadSet) -> None:
+def _one_set(axes: Axes, each: HeadSet) -> None:
     table = each.table()[lambda made: made["set"] == "step"]
     x = np.arange(len(table))
     for number, (column, words) in enumerate((("share", "problems of the search"), ("fresh_share", "fresh problems"))):
@@ -45,7 +57,7 @@ def _one_set(axes: Any, each: HeadSet) -> None:
     axes.axhline(0, color="0.4", linewidth=0.8)
     if each.found and each.sets and each.established[1]:
         shares = np.asarray(each.shares(each.random, fresh=True).estimate)
-        style: dict[str, Any] = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
+        style: Style = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
         axes.plot(
             [len(table) - 0.5] * 2, [shares.min(), shares.max()], label="random sets, fresh problems: range", **style
         )

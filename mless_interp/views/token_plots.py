@@ -1,18 +1,19 @@
 """Pictures of what heads write: tokens promoted and suppressed, and whose keys they prefer."""
 
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
+import pandas as pd
 
 from ..circuits.head_writes import KINDS, LOOKS, SIDES, UNITS, HeadWrites
 from ..core.heads import Head
-from .plots import HATCHES, LINES, MADE_WITH, Picture, key, key_below, name_axes, words_of
+from .plots import HATCHES, LINES, MADE_WITH, Axes, Picture, Style, key, key_below, name_axes, words_of
 
 MOST_HEADS = 6
 TITLES = {"Sigma": "takes from the span", "change": "writes more with the span", LOOKS: "looks at"}
 
 
-def token_bars(found: HeadWrites, *, heads: Any = None, top: int = 5) -> Picture:
+def token_bars(found: HeadWrites, *, heads: Iterable[Head | str] | None = None, top: int = 5) -> Picture:
     """A row of panels per head: the tokens that its Sigma and its change promote and suppress, and those whose keys its query
     prefers and avoids, at most `top` each; lines are standard deviations over problems. A description, not evidence.
 
@@ -45,11 +46,11 @@ def token_bars(found: HeadWrites, *, heads: Any = None, top: int = 5) -> Picture
     return picture
 
 
-def _style(side: int) -> dict[str, Any]:
+def _style(side: int) -> Style:
     return {"facecolor": LINES[side][0], "hatch": HATCHES[2 * side], "edgecolor": "white", "linewidth": 0}
 
 
-def _panel(axes: Any, up: Any, down: Any) -> None:
+def _panel(axes: Axes, up: pd.DataFrame, down: pd.DataFrame) -> None:
     tokens = [*up["token"], *down["token"]]
     amounts, spread = (np.array([*up[name], *down[name]], dtype=float) for name in ("amount", "spread"))
     places = np.arange(len(tokens))[::-1]

@@ -52,13 +52,6 @@ def test_constant_answers_score_what_the_docstrings_say(answer: str, strict: int
     assert right(mi.grade_paper, answer, golds) == paper
 
 
-def test_the_prompt_itself_is_no_answer(math500_path: Path) -> None:
-    records = [json.loads(line) for line in math500_path.read_text(encoding="utf-8").splitlines()]
-    prompt = "Please reason step by step and put your final answer within \\boxed{}."
-    assert not any(mi.grade_strict(prompt + r["problem"], r["answer"]) for r in records)
-    assert sum(mi.grade_paper(prompt + r["problem"], r["answer"]) for r in records) == 500  # why it is unsound
-
-
 def test_another_problems_answer_is_wrong(golds: list[str]) -> None:
     """Against the next problem's: only 3 neighbours of the 500 have the same answer, and the text says so."""
     found = [(golds[i - 1], gold) for i, gold in enumerate(golds) if compare(golds[i - 1], gold).equal]
@@ -68,38 +61,11 @@ def test_another_problems_answer_is_wrong(golds: list[str]) -> None:
 # ----------------------------------------------------------------------------------------------------- malformed LaTeX
 
 MALFORMED = [
-    r"\frac{14",
-    r"\frac{}{}",
-    r"\frac",
-    r"\sqrt",
-    r"\sqrt[",
-    "}{",
-    "{",
-    "1}",
-    r"\left(",
-    r"\begin{pmatrix}1",
-    r"\text{",
-    "^",
-    "_",
-    "\\",
-    r"1\frac{1}{0}",
-    "1/0",
-    "(" * 200 + "8" + ")" * 200,
-    r"\sqrt{" * 60 + "8" + "}" * 60,
-    "1+" * 200 + "8",
-    "8," * 200,
-    r"8\pm2," * 30,
-    "8" + "a" * 400 + "!",
-    "1 " + "ab " * 150 + "!",
-    "\\\\" * 200,
-    "8" * 5000,
-    "\x00",
-    "\ud800",
-    "😀",
-    "١",
-    "nan",
-    "1e400",
-]
+    r"\frac{14", r"\frac{}{}", r"\frac", r"\sqrt", r"\sqrt[", "}{", "{", "1}", r"\left(", r"\begin{pmatrix}1", r"\text{",
+    "^", "_", "\\", r"1\frac{1}{0}", "1/0", "(" * 200 + "8" + ")" * 200, r"\sqrt{" * 60 + "8" + "}" * 60,
+    "1+" * 200 + "8", "8," * 200, r"8\pm2," * 30, "8" + "a" * 400 + "!", "1 " + "ab " * 150 + "!", "\\\\" * 200,
+    "8" * 5000, "\x00", "\ud800", "😀", "١", "nan", "1e400",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", MALFORMED, ids=range(len(MALFORMED)))

@@ -22,7 +22,7 @@ from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs
-from mless_interp.models.load import load_model, wrap_model
+from mless_interp.models.load import load_model
 from mless_interp.patching.interventions import Knockout
 from mless_interp.prompts.pairs import PromptPair
 from mless_interp.prompts.problems import load_problems
@@ -214,20 +214,6 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
         sampled(torch.tensor([[0.0, torch.nan]]), torch.tensor([0.5]), temperature=1.0)
 
 
-def test_the_nucleus_is_hugging_faces() -> None:
-    from transformers import TopPLogitsWarper
-
-    logits = 3 * torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
-    kept = torch.isfinite(TopPLogitsWarper(top_p=0.8)(torch.zeros(40, 1, dtype=torch.long), logits))
-    grid = torch.linspace(0, 1 - 1e-9, 4001, dtype=torch.float64)
-    for row in range(40):
-        drawn = sampled(logits[row].repeat(len(grid), 1), grid, temperature=1.0, top_p=0.8)
-        assert set(drawn.tolist()) <= set(kept[row].nonzero()[:, 0].tolist())
-        probability = torch.softmax(logits[row].double(), -1) * kept[row]
-        share = torch.bincount(drawn, minlength=50) / len(grid)
-        assert float((share - probability / probability.sum()).abs().max()) < 1e-3
-
-
 def test_a_rows_draws_do_not_depend_on_its_neighbours_or_the_order(tiny_model_dir: Callable[[str], Path]) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     requests = requests_of(pairs_for(model))
@@ -259,8 +245,7 @@ def test_rows_stop_at_a_box_at_end_of_sequence_or_are_cut_off(demo: Model) -> No
         assert len(at_box[problem.id].tokens) == 5
         assert at_end[problem.id].stop == "eos" and at_end[problem.id].text(demo.tokenizer) == text
         assert at_end[problem.id].tokens[-1] == demo.tokenizer.eos_token_id
-        assert cut[problem.id].cut_off and cut[problem.id].text(demo.tokenizer) == "Answer : \\boxed{"
-        assert not at_box[problem.id].cut_off
+        assert cut[problem.id].stop == "length" and cut[problem.id].text(demo.tokenizer) == "Answer : \\boxed{"
 
 
 def test_the_models_own_generation_config_lends_its_stop_ids_and_nothing_else(
@@ -336,12 +321,9 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be 1 or more, got 0"),
-        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
-        ({"temperature": -1.0}, "temperature must be 0 (greedy) or more, got -1.0"),
         ({"top_p": 0.0}, "top_p must lie above 0 and at most at 1, got 0.0"),
         ({"engine": "tgi"}, "unknown engine 'tgi'; choose one of auto, hugging_face, forward, vllm"),
         ({"max_new_tokens": 511}, "'a': a prompt of 2 tokens and 511 new ones do not fit demo's context of 512"),
-        ({"knockout": [Head(0, 1)]}, "'a': heads are knocked out from a span, so every request needs its span"),
         ({"knockout": [Head(4, 1)]}, "L4H1: layer 4 is out of range (zero-based)"),
         ({"redistribution": ARM(0.1, 99.0, layers=(9,))}, "layer 9 is out of range (zero-based)"),
     ],
@@ -360,8 +342,6 @@ def test_wrong_settings_are_refused_before_anything_runs(
 def test_wrong_requests_are_refused(demo: Model) -> None:
     with pytest.raises(ValueError, match="the key 'a' is given twice"):
         generate_completions(demo, [Request((5,), "a"), Request((6,), "a")], max_new_tokens=2)
-    with pytest.raises(ValueError, match="'a': the prompt is empty"):
-        generate_completions(demo, [Request((), "a")], max_new_tokens=2)
 
 
 def test_a_module_that_computes_something_else_is_refused(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,17 +400,6 @@ def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(demo: Mod
     assert [parameters["seed"] for parameters in fake.given("parameters")[2:]] == [None, None]
 
 
-@pytest.mark.parametrize("name", [None, "demo"])
-def test_vllm_cannot_load_what_was_wrapped(name: str | None, demo: Model, by_vllm: Any) -> None:
-    by_vllm([])
-    wrapped = wrap_model(demo.underlying, name=name, tokenizer=demo.tokenizer)
-    assert (demo.info.loaded_from, wrapped.info.loaded_from) == ("demo", None)
-    with pytest.raises(
-        ModelError, match="engine='vllm' loads the weights itself, .* which a wrapped model does not tell"
-    ):
-        generate_completions(wrapped, [Request((5, 6), "a")], max_new_tokens=2, engine="vllm")
-
-
 @pytest.mark.parametrize("python", [sys.executable, "/nowhere/bin/python"])
 def test_vllm_needs_an_environment_that_has_it(demo: Model, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLESS_VLLM_PYTHON", python)
@@ -457,7 +426,6 @@ def test_vllm_says_what_it_lacks(demo: Model, by_vllm: Any) -> None:
     ("answers", "told"),
     [
         ([[9]], "vLLM ended 'a' after 1 tokens \\('stop'\\) without"),
-        ([[]], "vLLM ended 'a' after 0 tokens \\('abort'\\) without"),
         ("cannot", "vLLM failed: ValueError: no GPU here"),
         (["die"], "vLLM's process ended .*out of memory"),
     ],
@@ -466,16 +434,3 @@ def test_what_goes_wrong_in_vllm_is_told(demo: Model, by_vllm: Any, answers: Any
     by_vllm(answers)
     with pytest.raises(ModelError, match=told):
         generate_completions(demo, [Request((5, 6, 7), "a")], max_new_tokens=2, engine="vllm")
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"tensor_parallel_size": 0}, "must be 1 or more, got 0"),
-        ({"options": {"dtype": "auto"}}, "sets dtype itself"),
-        ({"options": {"enable_prefix_caching": True}}, "sets enable_prefix_caching itself"),
-    ],
-)
-def test_wrong_options_of_vllm_are_told_at_once(options: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        Vllm(**options)

@@ -27,7 +27,7 @@ def test_ranks_by_hand() -> None:
     worst = enrichment(made, [Head(0, 0), Head(0, 3)])
     assert worst.mean_rank == 3.5 and worst.p == 1.0
     assert worst.headline() == "2 heads rank 3.5 on average (random heads: 2.5), p = 1, 2 problems."
-    assert repr(worst).splitlines()[2].split() == ["L0H0", "4.0000", "[4.0000,", "4.0000]"]
+    assert repr(worst).splitlines()[2].split() == ["L0H0", "4", "[4,", "4]"]
 
 
 def test_equal_heads_are_not_special() -> None:
@@ -54,14 +54,6 @@ def test_the_figure_heads_14_and_22_have_limits_over_problems() -> None:
     assert np.isnan(alone.limits["L0H13"]).all()
 
 
-def test_random_heads_come_from_the_layers_of_the_given_ones() -> None:
-    made = swept([[[0.1, 0.9], [5.0, 4.0]]] * 2)
-    both = enrichment(made, [Head(0, 1), Head(1, 0)])
-    assert both.mean_rank == 1.0 and both.p == pytest.approx(1 / 4, abs=0.02)
-    everything = enrichment(made, made.heads)
-    assert everything.mean_rank == everything.expected_rank == 1.5 and everything.p == 1.0
-
-
 def test_located_heads_are_ranked_by_their_knockout() -> None:
     from small_results import located
 
@@ -74,8 +66,6 @@ def test_heads_that_were_not_tested_or_come_twice_are_refused() -> None:
     made = swept(np.ones((2, 1, 3)))
     with pytest.raises(ValueError, match=r"these heads were not tested: L9H9"):
         enrichment(made, [Head(0, 0), Head(9, 9)])
-    with pytest.raises(ValueError, match="none given"):
-        enrichment(made, [])
     with pytest.raises(ValueError, match="L0H1 is given twice"):
         enrichment(made, [Head(0, 1), Head(0, 1)])
 
@@ -92,11 +82,3 @@ def test_the_p_value_is_that_of_the_exact_rank_sum_test_and_limits_those_of_the_
     limits = np.quantile(ranks, [0.1, 0.9], axis=0)
     np.testing.assert_allclose(np.array(list(found.limits.values())).T, limits, atol=1)
     assert enrichment(made, chosen, n_draws=1).p in (0.5, 1.0), "(1 + hits) / (1 + draws)"
-
-
-def test_an_undefined_effect_has_no_rank_and_other_layers_may_have_some() -> None:
-    effects = np.ones((2, 2, 3))
-    effects[0, 1, 1] = np.nan
-    assert enrichment(swept(effects), [Head(0, 1)]).p == 1.0
-    with pytest.raises(ValueError, match=r"heads of layer 1 are undefined \(NaN\) on some problems"):
-        enrichment(swept(effects), [Head(1, 0)])

@@ -209,11 +209,6 @@ def test_figures_show_the_heads_of_the_methods_zero_based() -> None:
     assert paper.FIGURES["002"].heads("qwen2.5-math-7b") == (Head(0, 21), Head(1, 21), Head(2, 21))
     assert paper.FIGURES["003"].heads("llama-3.1-8b-instruct") == (Head(0, 19), Head(0, 24), Head(0, 25))
     assert paper.FIGURES["004"].panels[0].head == Head(0, 13)
-    assert [panel.title for panel in paper.FIGURES["001"].panels] == [
-        "Qwen2.5-Math-7B layer 1 head 1",
-        "Llama3.1-8B-Instruct layer 1 head 27",
-        "Gemma3-4b-it layer 1 head 8",
-    ]
     assert {len(heads) for heads in paper.SHOWN_HEADS.values()} == {10, 13, 4}
     for figure in paper.FIGURES.values():
         for panel in figure.panels:

@@ -102,12 +102,6 @@ def test_a_graph_without_edges_says_so_and_why() -> None:
     assert said(nothing, only_found=False) == "No edge has a share of 0.01 or more."
 
 
-def test_the_logits_stand_on_top_and_layers_in_their_order() -> None:
-    axes = mi.views.path_graph(traced()).axes[0]
-    height = {text.get_text(): text.get_position()[1] for text in axes.texts if text.get_text()}
-    assert height["L0H1"] == height["L0H0"] < height["L1H0"] < height["MLP1"] < height["logits"]
-
-
 def test_a_map_of_sites_has_a_panel_each_and_grey_where_nothing_is() -> None:
     found = placed()
     picture = mi.views.site_map(found)
@@ -122,19 +116,6 @@ def test_a_map_of_sites_has_a_panel_each_and_grey_where_nothing_is() -> None:
     assert [tick.get_text() for tick in heads.axes[0].get_yticklabels()] == ["L0H1"]
     with pytest.raises(ValueError, match="no column"):
         mi.views.site_map(found, value="nothing")
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda: mi.views.direct_bars(directed()),
-        lambda: mi.views.path_graph(traced()),
-        lambda: mi.views.site_map(placed()),
-        lambda: mi.views.site_map(spots()),
-    ],
-)
-def test_they_can_be_saved(draw: object, tmp_path: Path) -> None:
-    assert draw().save(tmp_path / "x.png").stat().st_size > 5000  # type: ignore[operator]
 
 
 def test_of_many_edges_the_widest_bear_their_number() -> None:

@@ -1,6 +1,5 @@
 """Still pictures: they hold the numbers, mark what is significant, tell things apart without colour, and leave no traces."""
 
-from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -13,7 +12,6 @@ from small_results import (
     answered,
     attributed,
     checked,
-    curve,
     decomposed,
     doses,
     located,
@@ -49,13 +47,6 @@ def test_the_head_map_shows_the_fractions_and_names_the_largest(tmp_path: Any) -
     assert picture._repr_png_()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="no column 'effects' to draw"):
         mi.views.head_map(patched(), value="effects")
-
-
-def test_a_title_names_a_model_by_its_folder_and_the_insertion_as_it_is() -> None:
-    found = patched()
-    settings = {**found.settings, "model": "/somewhere/else/tiny", "insertion": "// a//b ' ./' x3"}
-    title = mi.views.head_map(replace(found, settings=settings)).axes[0].get_title()
-    assert title.startswith("tiny, // a//b ' ./' x3")
 
 
 def test_strokes_mark_heads_below_the_corrected_level_and_no_others() -> None:
@@ -106,13 +97,6 @@ def test_colours_begin_at_0_or_have_it_in_the_middle_as_the_metric_says(value: s
     assert axes[1].get_ylabel() == label
 
 
-def test_a_share_below_0_has_0_in_the_middle_whatever_the_metric_says() -> None:
-    found = scored()
-    found.values["span_mass"]["inserted"][:, 0, 0] = -0.1
-    norm = mi.views.head_map(found, value="span_mass").axes[0].images[0].norm
-    assert norm.vmin == -norm.vmax < 0
-
-
 def test_what_is_drawn_stands_in_the_table() -> None:
     """Colours are the column, strokes the p-values below the level: nothing is computed for the picture."""
     for found, value, p in (
@@ -149,12 +133,6 @@ def test_lambda_and_what_uniform_attention_would_keep() -> None:
     )
     strokes = {(patch.get_x(), patch.get_y()) for patch in second.patches if patch.get_hatch()}
     assert strokes == {(-0.5, -0.5), (-0.5, 0.5)} and "2 of 3 heads (" in second.get_title()
-
-
-@pytest.mark.parametrize(("n_heads", "places"), [(3, {0.0}), (28, {0.0, 1.0})])
-def test_wide_maps_stand_one_below_the_other(n_heads: int, places: set[float]) -> None:
-    picture = mi.views.lambda_map(decomposed(heads=tuple(mi.Head(0, head) for head in range(n_heads))))
-    assert {float(axes.get_subplotspec().rowspan.start) for axes in picture.axes if axes.images} == places
 
 
 # -------------------------------------------------------------------------------------------------------------- forests
@@ -270,13 +248,6 @@ def test_histograms_are_densities_and_their_difference_adds_up_to_0() -> None:
         mi.views.activation_histograms(activations(), metric="gini")
 
 
-def test_an_undefined_curve_says_why_it_is_empty() -> None:
-    assert not [text for text in mi.views.circuit_curve(curve()).axes[0].texts if text.get_text()]
-    nothing = curve(total=0.0)
-    assert not nothing.whole.established
-    assert "the whole effect is not established" in mi.views.circuit_curve(nothing).axes[0].texts[0].get_text()
-
-
 # ----------------------------------------------------------------------------------------------------------- mechanism
 
 
@@ -313,14 +284,6 @@ def test_shares_are_stacked_to_the_head_s_own() -> None:
     assert tops == pytest.approx(found.table().query("layer == 0")["share"].to_list())
     with pytest.raises(ValueError, match="there are no shares after a norm"):
         mi.views.shares(found, after_norm=True)
-
-
-@pytest.mark.slow
-def test_layers_show_means_over_heads_with_their_bands() -> None:
-    found = decomposed()
-    axes = mi.views.affine_layers(found).axes[0]
-    (lam,) = [line for line in axes.lines if line.get_label() == "lambda"]
-    assert lam.get_ydata() == pytest.approx(found.layer_table()["lam"].to_numpy())
 
 
 def test_effects_that_are_sure_are_filled() -> None:
