@@ -15,7 +15,7 @@ from ..core.heads import Head
 from ..metrics.segments import segment_mean
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import groups_of
 from ..prompts.prompt import SEGMENTS, Prompt
 from ..runtime.loop import Tick
@@ -32,7 +32,7 @@ from ..runtime.results import (
 )
 from ..statistics import defined_mean, mean_interval
 from .layout import Layout
-from .score import described_pairs
+from .score import described_pairs, over_described
 from .streaming import Plan, PromptReduction, Rows, Source
 
 
@@ -88,16 +88,8 @@ def attention_between_segments(
             tick(1)
         return tables
 
-    done = over_pairs(
-        model,
-        found,
-        lambda unit, tick: [of_problem(found[at], tick) for at in unit],
-        label="attention between segments",
-        settings={**settings, "source": source},
-        checkpoint=checkpoint,
-        steps=len(conditions),
-        progress=progress,
-    )
+    options = {"label": "attention between segments", "checkpoint": checkpoint, "progress": progress}
+    done = over_described(model, found, of_problem, conditions, settings | {"source": source}, **options)
     return SegmentAttention(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
@@ -185,18 +177,15 @@ class SegmentAttention(Result):
         """One row per head and two segments: layer, head, label, paper_label, `dest` (which reads), `src` (which is read), the
         mean `share` over problems with its interval `share_ci_low`, `share_ci_high`, and the number of problems `n`."""
         cells = self.by_group(self._cells(condition))
-        size = len(self.segments)
-        flat = cells.reshape(len(cells), -1)
-        columns: dict[str, Any] = {
-            name: np.repeat(np.asarray(column, dtype=object), size * size)
-            for name, column in head_columns(self.heads).items()
-        }
-        columns |= {name: columns[name].astype(int) for name in ("layer", "head")}
-        columns["dest"] = np.tile(np.repeat(self.segments, size), len(self.heads))
-        columns["src"] = np.tile(self.segments, size * len(self.heads))
-        columns |= interval_columns("share", mean_interval(flat, seed=self.seed))
-        columns["n"] = np.isfinite(flat).sum(0)
-        return pd.DataFrame(columns)
+        flat, n = cells.reshape(len(cells), -1), len(self.segments)
+        places = pd.DataFrame(head_columns(self.heads)).loc[np.repeat(np.arange(len(self.heads)), n * n)]
+        shares = interval_columns("share", mean_interval(flat, seed=self.seed))
+        of = tidy(
+            {"at": range(len(self.heads)), "dest": self.segments, "src": self.segments},
+            **shares,
+            n=np.isfinite(flat).sum(0),
+        )
+        return pd.concat([places.reset_index(drop=True), of.drop(columns="at")], axis=1)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, condition, head and two segments, with its `share`."""

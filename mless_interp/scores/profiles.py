@@ -15,7 +15,7 @@ from ..core.heads import Head, as_head, as_heads
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import groups_of
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick
@@ -23,7 +23,7 @@ from ..runtime.loop import in_context
 from ..runtime.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .layout import pair_layout
-from .score import described_pairs
+from .score import described_pairs, over_described
 from .streaming import Plan, PromptReduction, Source
 
 
@@ -94,21 +94,9 @@ def attention_profile(
             tick(1)
         return made
 
-    done = over_pairs(
-        model,
-        found,
-        lambda unit, tick: [profiled(found[at], tick) for at in unit],
-        label="profiling attention",
-        settings={
-            **settings,
-            "conditions": list(conditions),
-            "heads": list(map(str, chosen)),
-            "source": source,
-        },
-        checkpoint=checkpoint,
-        steps=len(conditions),
-        progress=progress,
-    )
+    asked = {**settings, "conditions": list(conditions), "heads": list(map(str, chosen)), "source": source}
+    options = {"label": "profiling attention", "checkpoint": checkpoint, "progress": progress}
+    done = over_described(model, found, profiled, conditions, asked, **options)
 
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:
         return {name: tuple(np.asarray(each[name][what], dtype=float) for each in done) for name in conditions}

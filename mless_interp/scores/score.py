@@ -1,8 +1,8 @@
 """`score_heads`: model and prompt pairs in, attention metrics of every head out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
-from ..runtime.engines import Tick
+from ..runtime.engines import Tick, Unit
 from ..runtime.loop import in_context
 from ..runtime.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
@@ -21,6 +21,8 @@ from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout
 from .scored import HeadScores
 from .streaming import SOURCES, Other, Plan, PromptReduction, Source
+
+T = TypeVar("T")
 
 
 @checked
@@ -93,10 +95,10 @@ def score_heads(
         for number, condition in enumerate(conditions):
             layout = pair_layout(pair, condition, rows=rows)
             keep = number == 0 and len(conditions) > 1 and "first_rows" in plan(layout, other=True).needs
-            options: dict[str, Any] = {"layers": layers, "source": source, "keep": keep, "compare": other}
+            asks: dict[str, Any] = {"layers": layers, "source": source, "keep": keep, "compare": other}
             try:
                 inputs = pair.condition(condition)
-                run = PromptReduction(model, inputs, layout, plan(layout, other=number > 0), **options).run()
+                run = PromptReduction(model, inputs, layout, plan(layout, other=number > 0), **asks).run()
                 for layer in layers:
                     made, nulls, profiles = layer_values(
                         names, run.layers[layer], run.nulls[layer], layout, thresholds, base.get(layer)
@@ -114,16 +116,8 @@ def score_heads(
             tick(1)
         return {"values": values, "null": null}
 
-    done = over_pairs(
-        model,
-        found,
-        lambda unit, tick: [scored(found[at], tick) for at in unit],
-        label="scoring heads",
-        settings={**settings, "source": source},
-        checkpoint=checkpoint,
-        steps=len(conditions),
-        progress=progress,
-    )
+    options = {"label": "scoring heads", "checkpoint": checkpoint, "progress": progress}
+    done = over_described(model, found, scored, conditions, settings | {"source": source}, **options)
     return HeadScores(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
@@ -134,6 +128,22 @@ def score_heads(
         settings=settings | counted,
         seed=seed,
     )
+
+
+def over_described(
+    model: Model,
+    pairs: Sequence[PromptPair],
+    compute: Callable[[PromptPair, Tick], T],
+    conditions: Sequence[str],
+    settings: Mapping[str, object],
+    **options: Any,
+) -> list[T]:
+    """`over_pairs`, a pair at a time in all conditions."""
+
+    def in_turn(unit: Unit, tick: Tick) -> list[T]:
+        return [compute(pairs[at], tick) for at in unit]
+
+    return over_pairs(model, pairs, in_turn, settings=settings, steps=len(conditions), **options)
 
 
 def described_pairs(

@@ -48,7 +48,7 @@ def test_masses_are_naive_sums(condition: str, tiny_model_dir: Any) -> None:
                     expected = [np.mean([sum(float(head[i, j]) for j in keys) for i in rows]) for head in pattern]
                     np.testing.assert_allclose(got, expected, atol=1e-6)
     table = found.over_heads().set_index("reads").astype(float)
-    np.testing.assert_allclose(table.sum(1), 1, atol=1e-5, err_msg="also where some prompts lack a segment")
+    np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-5, err_msg="also where some prompts lack a segment")
 
 
 def test_it_tells_by_hand() -> None:
