@@ -12,10 +12,9 @@ from accelerate.utils import get_max_memory
 
 from ..answers import evaluate_accuracy
 from ..answers.complete import rows_at_once
-from ..circuits.direct import direct_effects
 from ..circuits.head_writes import what_it_writes
 from ..circuits.measure import duration, estimated_seconds, extrapolated
-from ..circuits.paths import trace_paths
+from ..circuits.paths import direct_effects, trace_paths
 from ..circuits.site_patches import map_positions, patch_sites
 from ..core.arguments import checked, count_of
 from ..mechanism import activation_shift, decompose_attention, mediate
