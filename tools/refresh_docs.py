@@ -10,7 +10,6 @@ Examples are those of `docs/index.md` and `docs/how-to/check-your-model.md` (the
 """
 
 import contextlib
-import inspect
 import io
 import re
 import sys
@@ -61,16 +60,6 @@ def conditions() -> str:
     )
 
 
-def conditions_in_symbols() -> str:
-    """The conditions as methods writes them."""
-    tokens = {"inserted": "$P, I, Q$", "base": "$P, Q$", "clean": "as many others"}
-    positions = {"base": r"$m, \dots$", "inserted": r"$m + N, \dots$"}
-    return table(
-        "condition | tokens | positions of $Q$",
-        ((f"`{c.name}` ({c.code})", tokens[c.prompt], positions[c.positions]) for c in CONDITIONS.values()),
-    )
-
-
 def contrasts() -> str:
     """The contrasts between them."""
     return table(
@@ -80,10 +69,10 @@ def contrasts() -> str:
 
 
 def verdicts() -> str:
-    """What can be said of a head, by the tests that it passes."""
-    sides = {"both": "both", "removed": "$z_\\text{removed}$", "added": "$z_\\text{added}$", "": ""}
-    rows = ((f"`{k.name}`", k.letters, sides[k.side], k.says) for k in KINDS.values())
-    return table("verdict | in pictures | passes by | in words", rows)
+    """The verdicts by the tests that a head passes."""
+    sides = {"both": "both", "removed": "$z_\\text{removed}$", "added": "$z_\\text{added}$", "": "–"}
+    rows = ((f"`{k.name}` {k.letters}".rstrip(), sides[k.side], k.says) for k in KINDS.values())
+    return table("verdict, letters in pictures | passes by | in words", rows)
 
 
 def results() -> dict[str, type[Result]]:
@@ -93,36 +82,24 @@ def results() -> dict[str, type[Result]]:
 
 
 def columns() -> str:
-    """Every column that results declare, and of which results it is."""
+    """Every column that results declare, under the results that declare it."""
     found: dict[str, tuple[Column, list[str]]] = {}
     for name, kind in results().items():
         for column in (each for base in kind.__mro__ for each in vars(base).get("columns", ())):
-            found.setdefault(column.name, (column, []))[1].append(f"`{name}`")
-    rows = []
+            found.setdefault(column.name, (column, []))[1].append(name)
+    places: dict[str, list[str]] = {}
     for name, (column, of) in sorted(found.items()):
-        short = len(column.note.split()) < 4  # says little without its heading
+        short = len(column.note.split()) < 4 and column.heading != name.replace("_", " ")  # needs its heading
         words = f"{column.heading}: {column.note}".removesuffix(": ") if short else column.note
-        rows.append((f"`{name}`", words.replace("\\", "\\\\"), ", ".join(of) if len(of) < 4 else "several"))
-    return table("column | what it is | results", rows)
-
-
-def reported() -> str:
-    """What the summaries of results give that leave something to `table()`."""
-    rows = []
-    for name, kind in results().items():
-        chosen = kind.reported
-        if isinstance(chosen, tuple):
-            rows.append((f"`{name}`", ", ".join(f"`{column}`" for column in chosen)))
-        elif chosen is not Result.reported:
-            rows.append((f"`{name}`", inspect.cleandoc(str(chosen.__doc__))))
-    return table("result | its `summary()`", rows)
+        row = f"- `{name}`: " + words.replace("\\", "\\\\")
+        places.setdefault(", ".join(of) if len(of) < 4 else "Many results", []).append(row)
+    ordered = sorted(places, key=lambda place: (place != "Many results", place))
+    return "\n\n".join(f"### {place}\n\n" + "\n".join(places[place]) for place in ordered)
 
 
 TABLES = {
     "columns": columns,
-    "summaries": reported,
     "conditions": conditions,
-    "conditions in symbols": conditions_in_symbols,
     "contrasts": contrasts,
     "verdicts": verdicts,
 }
