@@ -52,11 +52,10 @@ def table(header: str, rows: Iterable[tuple[str, ...]]) -> str:
 
 def conditions() -> str:
     """The conditions in words."""
-    tokens = {"inserted": "prompt with span", "base": "prompt", "clean": "as many others"}
     positions = {"base": "as they are", "inserted": "N later"}
     return table(
-        "name | code | tokens | positions of the question | in words",
-        ((f"`{c.name}`", c.code, tokens[c.prompt], positions[c.positions], c.says) for c in CONDITIONS.values()),
+        "name | code | positions of the question | in words",
+        ((f"`{c.name}`", c.code, positions[c.positions], c.says) for c in CONDITIONS.values()),
     )
 
 
