@@ -7,7 +7,8 @@ whose effects vary as those of trained models do.
 
 Second part: other templates, lengths of the insertion, problems. Third part: the same analysis on every backend.
 
-Every table is printed; the main ones and the pictures go to `docs/calibration.md` and `docs/images/`. Shares and counts only: no effect's sign or unit.
+Prints every table; the main ones and the pictures go to `docs/calibration.md` and `docs/images/`.
+Shares and counts only: no effect's sign or unit.
 """
 
 import argparse
@@ -886,9 +887,7 @@ def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
     write("demo variants", table(head, variant_rows(demo, heads)), page=None)
     groups = [(f"demo model, {options.problems} problems", demo, heads)]
     if not (options.stories / "config.json").is_file():
-        print(
-            f"\nstories260K: skipped, {options.stories} is absent; set MLESS_SHARED or --stories"
-        )
+        print(f"\nstories260K: skipped, {options.stories} is absent; set MLESS_SHARED or --stories")
     else:
         stories = story_variants(options.stories, options.texts)
         heads = leading(stories[0].found, 3)  # type: ignore[arg-type]

@@ -75,7 +75,15 @@ def main() -> None:
             )
             print(f"{architecture:24} {column:24} {cells[column]} {why}", flush=True)
         lines.append(f"| {architecture} | {' | '.join(cells.values())} |")
-    written = "\n".join([*lines, "", "Reasons, unless HookedTransformer cannot convert the architecture (of several failures the first):", "", *sorted(notes)])
+    written = "\n".join(
+        [
+            *lines,
+            "",
+            "Reasons, unless HookedTransformer cannot convert the architecture (of several failures the first):",
+            "",
+            *sorted(notes),
+        ]
+    )
     PAGE.write_text(f"{before}<!-- architectures -->\n{written}\n\n<!-- end -->{after}", encoding="utf-8")
 
 

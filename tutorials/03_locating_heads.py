@@ -101,8 +101,15 @@ assert named == {"L0H13": "reader", "L0H21": "reader", "L1H4": "mediator"}
 # Exactly the planted heads, each with its kind, confirmed, and no decoy. The other 53 heads are *negligible*: shown to
 # do less than the smallest effect.
 #
-# The output also analyses the readers: removing only their input from the span undoes as much as the knockout, and
-# parking that attention on another token changes nothing. The content of the span matters, not the lost attention.
+# Does a reader use the content of the span, or does it only lose attention to the span? On the fresh problems
+# `locate_heads` also edits what the named readers read:
+
+# %%
+for sentence in found.confirmation.reads.details()[1:]:
+    print(textwrap.fill(sentence, 110))
+
+# %% [markdown]
+# The content of the span matters, not the attention that the head loses to it.
 #
 # ## A circuit that hides
 #

@@ -92,6 +92,10 @@ near[
 mediation = mi.mediate(model, pairs, progress=False)
 show(mediation)
 
+# %%
+variance = mediation.table().query("reading == 'variance'")
+variance[["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "p_corrected"]].round(4)
+
 # %% [markdown]
 # Scaling attention *down* raises the variance of the activations here (attention and residual stream may point against
 # each other), the bias lowers the variance by more, and both together lower it: the reverse of the claim.

@@ -137,8 +137,8 @@ ProblemsOption = Annotated[
         "blank lines that the model continues (then with --template text). [default: the model's own]",
     ),
 ]
-LimitOption = Annotated[int, Option(min=1, help="How many problems, from the first.")]
-InsertionOption = Annotated[Kind, Option(help="What is inserted.")]
+LimitOption = Annotated[int, Option(min=1, help="Number of problems, from the first one.")]
+InsertionOption = Annotated[Kind, Option(help="Kind of insertion.")]
 NTokensOption = Annotated[int, Option(min=1, help="Length of the insertion in tokens.")]
 LengthOption = Annotated[
     int | None,
@@ -147,13 +147,13 @@ LengthOption = Annotated[
 PlaceOption = Annotated[
     str,
     Option(
-        help="Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several "
+        help="Place: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several "
         "with commas share the tokens."
     ),
 ]
 LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
 HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
-OutcomeOption = Annotated[SignedOutcome, Option(help="What is measured.")]
+OutcomeOption = Annotated[SignedOutcome, Option(help="Outcome to measure.")]
 TwinsOption = Annotated[
     int,
     Option(
@@ -176,10 +176,10 @@ ByOption = Annotated[
 class Saving:
     """The options of every analysis: who computes, and where it leaves what."""
 
-    engine: Annotated[str, Option(help="serial, or ray: several workers, each with a model of its own (an extra).")] = (
+    engine: Annotated[str, Option(help="serial, or ray (an extra): several workers, each with its own model.")] = (
         "serial"
     )
-    workers: Annotated[int, Option(min=1, help="ray: how many workers.")] = 2
+    workers: Annotated[int, Option(min=1, help="ray: number of workers.")] = 2
     gpus_per_worker: Annotated[float, Option(min=0, help="ray: GPUs that each worker reserves.")] = 0.0
     address: Annotated[
         str | None, Option(help="ray: a running cluster (auto: this machine's). [default: Ray is started here]")

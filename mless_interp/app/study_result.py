@@ -320,8 +320,9 @@ class StudyResult(Result):
             where = f"the other {count_of(row['n'], 'problem')}{missing}" if missing else "every problem"
             return f"{contrast}{of} exactly 0 in {where}"
         sure = "" if row["p_corrected"] < self.alpha else ", not established"
+        sign = "positive" if made.whole.median > 0 else "negative"
         return (
-            f"{contrast}{of} {with_limits(made.whole.median, made.unit)}, of this sign in {row['k']} of "
+            f"{contrast}{of} {with_limits(made.whole.median, made.unit)}, {sign} in {row['k']} of "
             f"{count_of(row['n'], 'problem')}"
             f"{missing} (p = {row['p_corrected']:.2g}{sure})"
         )

@@ -100,7 +100,7 @@ class Model(ABC):
         return self._with(_hashing=hashing, _held=held, info=replace(self.info, weights_hash=weights_hash or held))
 
     def multiplying(self, *, tf32: bool) -> "Model":
-        """This model, whose products of float32 are made in TF32 or in full; itself where no GPU makes any."""
+        """Return this model with TF32 or full float32 products; the model itself where no GPU computes them."""
         if self.info.dtype != "float32" or all(device.startswith(("cpu", "meta")) for device in self.devices):
             return self
         return self._with(tf32=tf32)

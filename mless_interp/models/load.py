@@ -199,7 +199,7 @@ def load_model(
         try:
             return load_model(name, backend="nnsight", **options)
         except ModelError:
-            pass  # the first reason is the one to say
+            pass  # re-raise the first failure
         raise
 
 

@@ -39,19 +39,19 @@ FOLLOWS = {
         "other": "what it takes from the span acts the other way",
     },
     "restore_scale": {
-        "same": "how much attention it keeps for the rest matters (scale)",
-        "less": "how much attention it keeps for the rest (scale) hardly matters by itself",
-        "other": "how much attention it keeps for the rest (scale) acts the other way",
+        "same": "the attention that it keeps for the rest matters (scale)",
+        "less": "the attention that it keeps for the rest (scale) hardly matters by itself",
+        "other": "the attention that it keeps for the rest (scale) acts the other way",
     },
     "reroute_to_sink": {
-        "same": "the first token in the span's place does not do as well",
-        "less": "the first token in the span's place does as well",
-        "other": "the first token in the span's place does even more",
+        "same": "sending that attention to the first token does not replace the span",
+        "less": "sending that attention to the first token replaces the span",
+        "other": "sending that attention to the first token does even more",
     },
     "reroute_uniform": {
-        "same": "all other tokens alike in its place do not do as well",
-        "less": "all other tokens alike in its place do as well",
-        "other": "all other tokens alike in its place do even more",
+        "same": "spreading it over all other tokens does not replace the span",
+        "less": "spreading it over all other tokens replaces the span",
+        "other": "spreading it over all other tokens does even more",
     },
 }
 """What an edit says that is shown to act as the knockout does ("same"), next to nothing and less than half of it ("less"), or
