@@ -274,7 +274,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
             ],
         )
     )
-    lines.append(f"Not confirmed: {', '.join(again)}." if again else "All are confirmed.")
+    lines += [f"Not confirmed: {', '.join(again)}."] if again else []
     fewest = [str(edge) for edge in edges.found if fewest_inputs(edges, edge) in ("", edge.part)]
     strongest = edges.table()[lambda table: table["label"].isin(fewest)].sort_values("median", ascending=False).head(8)
     needed = "; ".join(
@@ -508,7 +508,7 @@ part of this project: `python tools/published_circuits.py FOLDER` writes this pa
 run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or an edge
 does more than the smallest effect, 5 % of the median total; shares are of the total effect, with 95 % limits. CPR and
 CMD are areas of the circuit curve on fresh problems, heads added in order of effect and the others ablated (1 and 0:
-the named heads restore all of the effect).
+the named heads restore all of the effect). Fresh problems confirm all named heads unless a line says otherwise.
 """
 
 

@@ -97,7 +97,6 @@ def columns() -> str:
 
 
 TABLES = {
-    "columns": columns,
     "conditions": conditions,
     "contrasts": contrasts,
     "verdicts": verdicts,
