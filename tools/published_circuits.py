@@ -1,4 +1,4 @@
-"""Write docs/published-circuits.md: what others published of their models, and what this toolkit says of them.
+"""Write docs/published-circuits.md: published circuits, and what this toolkit finds in the same models.
 
     python tools/published_circuits.py FOLDER [--page PAGE.md] [--keep PAIRS]
 
@@ -503,7 +503,7 @@ def table(head: str, rows: Sequence[Sequence[Any]]) -> str:
 
 INTRO = """# Published circuits
 
-What other people published of models that they trained or compiled, and what this toolkit finds. The models are not
+Circuits that other people published for models that they trained or compiled, and this toolkit's findings. The models are not
 part of this project: `python tools/published_circuits.py FOLDER` writes this page from a folder that holds them. One
 run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or an edge
 does more than the smallest effect, 5 % of the median total; shares are of the total effect, with 95 % limits. CPR and

@@ -94,7 +94,7 @@ show(mediation)
 
 # %%
 variance = mediation.table().query("reading == 'variance'")
-variance[["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "p_corrected"]].round(4)
+variance[["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down"]].round(4)
 
 # %% [markdown]
 # Scaling attention *down* raises the variance of the activations here (attention and residual stream may point against

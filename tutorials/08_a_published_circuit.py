@@ -148,7 +148,7 @@ mi.views.circuit_curve(curve)
 # %% [markdown]
 # ## What to conclude, and what not
 #
-# - Two heads and one edge between them carry the decision, as published; the toolkit was not told.
+# - Two heads and one edge between them carry the decision, as published; nothing about the circuit was given to the toolkit.
 # - The edge acts by keys and values together. Edges by single inputs are not enough where a circuit is an AND.
 # - Needed and sufficient are two questions: an AND under removal is an OR under addition.
 # - These results are about pairs drawn like these. If many numbers differ, values carry a part by themselves, because
