@@ -1,7 +1,8 @@
 """Write into the documentation's pages what the code says: tables of its names, and what examples print.
 
     python tools/refresh_docs.py            # all; about a minute on two cores
-    python tools/refresh_docs.py tables     # the tables alone, in a moment
+    python tools/refresh_docs.py tables     # the tables only, in a moment
+    python tools/refresh_docs.py columns    # print the columns of all results, which the site lists
 
 Tables stand between `<!-- table NAME -->` and `<!-- end -->`, for the names of `TABLES`.
 
@@ -114,7 +115,10 @@ def with_tables(text: str) -> str:
 
 
 def main(what: list[str]) -> None:
-    """Rewrite the pages."""
+    """Rewrite the pages, or print the columns."""
+    if what == ["columns"]:
+        print(columns())
+        return
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if with_tables(text) != text:
