@@ -58,8 +58,8 @@ OF_THE_PATCH = (
 SHARES = tuple(f"{side}_share" for side in SIDES)
 """Shares of the total effect."""
 SATURATES = (
-    "Outcomes that saturate (a log-probability near 0) make heads look redundant or needed only together: locate them with "
-    "outcome='logit_diff' as well, where the problems have distractors."
+    "Outcomes that saturate (log-probabilities near 0) make heads look redundant, or needed only together; also try "
+    "outcome='logit_diff' if the problems have distractors."
 )
 WHAT = {
     "content": "the insertion's content",
@@ -485,7 +485,7 @@ class LocatedHeads(
             tables.append(
                 ShownTable(
                     beside,
-                    f"The named heads' effect beside the same under each control, on {where} problems; medians ({self.unit}).",
+                    f"The named heads' effect and the effect under each control, on {where} problems; medians ({self.unit}).",
                 )
             )
         if self.confirmation is not None:

@@ -303,7 +303,7 @@ class ReadEffects(Parts, Result, renamed={"alpha": None}):
         """Every edit of every head."""
         caption = (
             f"What each edit of a head's attention to the span removes of the insertion's effect: median over problems "
-            f"({self.unit}; share of the total effect beside), and in which share of the "
+            f"({self.unit}; and as a share of the total effect), and in which share of the "
             f"problems it is more than {self._least} of the total. Shown: more than that, as much against the effect, or "
             "less, in most problems ("
             + ("p after Holm over all tests" if self.chosen_elsewhere else CHOSEN_HERE)
