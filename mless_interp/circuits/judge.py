@@ -410,8 +410,8 @@ class Verdicts:
         added_k | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
         removed_median | undone, median | | median of what patching its output out undoes, in the outcome's unit
         added_median | reproduced, median | | median of what patching its output in reproduces, in the outcome's unit
-        removed_p | p, undone | p | patching out undoes more than the smallest effect in most problems; Holm over heads, sides and senses
-        added_p | p, reproduced | p | patching in reproduces more than that in most problems; Holm over heads, sides and senses
+        removed_p | p, undone | p | patching out undoes more in most problems; Holm over heads, sides and senses
+        added_p | p, reproduced | p | patching in reproduces more in most problems; Holm over heads, sides and senses
         random_words_share | with random words | share | share of its effect that random words have too
         random_effect | under random words | | the head's effect where random words of the same length are inserted
         questions_effect | under other questions | | the head's effect where questions of other problems are inserted
