@@ -7,7 +7,8 @@ whose effects vary as those of trained models do.
 
 Second part: other templates, lengths of the insertion, problems. Third part: the same analysis on every backend.
 
-Tables and pictures go to `docs/calibration.md` and `docs/images/`. Shares and counts only: no effect's sign or unit.
+Prints every table; the main ones and the pictures go to `docs/calibration.md` and `docs/images/`.
+Shares and counts only: no effect's sign or unit.
 """
 
 import argparse
@@ -814,11 +815,11 @@ def in_words(heads: Mapping[Head, int]) -> list[str]:
 
 def rules_part(options: argparse.Namespace, page: Path | None) -> None:
     """Tables of what the rules of naming and of shares keep, beside those that they replaced."""
-    write("one family", table(["heads", "n", "side by side", "one family"], one_family(options.draws)), page=page)
+    write("one family", table(["heads", "n", "side by side", "one family"], one_family(options.draws)), page=None)
     head = ["what the head does in every problem", *(f"n = {n}" for n in RULE_SIZES)]
     write("border", table(head, border(options.draws)), page=page)
     head = ["part and total", *(f"n = {n}" for n in RULE_SIZES)]
-    write("shares", table(head, shares(options.draws)), page=page)
+    write("shares", table(head, shares(options.draws)), page=None)
 
 
 def power_part(options: argparse.Namespace, page: Path | None) -> None:
@@ -831,7 +832,7 @@ def power_part(options: argparse.Namespace, page: Path | None) -> None:
         f"Located anew, {len(again.measured[0.0])} of these data sets give {same.hits} of {same.sets} heads the same verdict; "
         f"no effect differs by {power_of_ten(max(again.measured[0.0]))} of the total or more."
     )
-    write("anew", words, page=page)
+    write("anew", words, page=None)
     shares = share_part(options.models, SIZES, SHARES)
     write("share", rate_table(shares, SHARES, SIZES[1:], "share of problems", False), page=page)
     model = mi.load_model("demo", backend="bridge")
@@ -844,7 +845,7 @@ def power_part(options: argparse.Namespace, page: Path | None) -> None:
             rows.setdefault(name, [name, cells]).append(f"{in_hundred(rate)} / {in_hundred(said)}")
     rows["false"] = ["any false claim", "", *(str(made.false) for made in scatters)]
     head = ["prevalence", "heads × sides", *(f"n = {made.n}" for made in scatters)]
-    write("demo", table(head, rows.values()), page=page)
+    write("demo", table(head, rows.values()), page=None)
     if page is not None:
         strength_picture(rates, strengths, SIZES, IMAGES / "calibration_strength.png")
         share_picture(shares, SHARES, SIZES, scatters, IMAGES / "calibration_share.png")
@@ -876,29 +877,27 @@ def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
         alike.setdefault(cells, []).append(name)
     rows = [["; ".join(names), *cells] for cells, names in alike.items()]
     head = ["variant", "planted heads named right", "others named", "overlap with the first row", "lowest prevalence"]
-    write("planted variants", table(head, rows), page=page)
+    write("planted variants", table(head, rows), page=None)
     model = mi.load_model("demo", backend="bridge")
     many = mi.load_problems("demo", limit=2 * options.problems)
     demo = variants(model, lambda seed: many[seed * options.problems : (seed + 1) * options.problems])
     heads = leading(demo[0].found, 3)  # type: ignore[arg-type]
     head = ["variant", "named", "overlap", *in_words(heads)]
-    write("demo variants", table(head, variant_rows(demo, heads)), page=page)
+    write("demo variants", table(head, variant_rows(demo, heads)), page=None)
     groups = [(f"demo model, {options.problems} problems", demo, heads)]
     if not (options.stories / "config.json").is_file():
-        print(
-            f"\nstories260K: skipped, {options.stories} is absent; set MLESS_SHARED or --stories. Its table stays as it is"
-        )
+        print(f"\nstories260K: skipped, {options.stories} is absent; set MLESS_SHARED or --stories")
     else:
         stories = story_variants(options.stories, options.texts)
         heads = leading(stories[0].found, 3)  # type: ignore[arg-type]
         head = ["variant", "named", "overlap", *in_words(heads)]
-        write("stories variants", table(head, variant_rows(stories, heads)), page=page)
+        write("stories variants", table(head, variant_rows(stories, heads)), page=None)
         groups.append((f"stories260K, {options.texts} texts", stories, heads))
     if page is not None:
         variant_picture(groups, IMAGES / "calibration_sensitivity.png")
 
 
-def backend_part(options: argparse.Namespace, page: Path | None) -> None:
+def backend_part(options: argparse.Namespace, _page: Path | None) -> None:
     """The table of whole analyses on all backends."""
     names = backends()
     made = agreements(names, options.problems // 3)
@@ -907,25 +906,25 @@ def backend_part(options: argparse.Namespace, page: Path | None) -> None:
         for a in made
     ]
     head = ["model", "heads", "named", "other verdicts", "other counts of problems", "largest difference below"]
-    write("backends", table(head, rows) + f"\n\nCompared: {', '.join(names)}.", page=page)
+    write("backends", table(head, rows) + f"\n\nCompared: {', '.join(names)}.", page=None)
 
 
-def strata_part(options: argparse.Namespace, page: Path | None) -> None:
+def strata_part(options: argparse.Namespace, _page: Path | None) -> None:
     """The table of names within strata that mean nothing."""
     head = ["strata", "n", "specialists, tags shuffled", "any name, coin tosses"]
-    write("strata", table(head, strata_rows(options.draws)), page=page)
+    write("strata", table(head, strata_rows(options.draws)), page=None)
 
 
-def readings_part(options: argparse.Namespace, page: Path | None) -> None:
+def readings_part(options: argparse.Namespace, _page: Path | None) -> None:
     """The table of tokens that are read where nothing is to be read, simulated and on random models."""
     head = ["own tokens", "n", "each problem's own against others'", "probes from all other folds", "lens", "probe"]
-    write("readings", table(head, readings_rows(options.draws)), page=page)
+    write("readings", table(head, readings_rows(options.draws)), page=None)
     found = readings_of_models(options.models, 10, 64)
     words = (
         f"The whole analysis on {options.models} random models of 2 layers with 64 problems each, 10 tags drawn without "
         f"looking, one token in half of the problems: anything is called readable in {found} %."
     )
-    write("readings of models", words, page=page)
+    write("readings of models", words, page=None)
 
 
 PARTS = {

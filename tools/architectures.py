@@ -19,6 +19,7 @@ from architectures_under_test import CONFIGS  # noqa: E402
 from mless_interp.models.info import ModelError  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"
+NOT_CONVERTED = "cannot be converted"
 MAJOR = version("transformer-lens").split(".")[0]
 COLUMNS = {"bridge": f"bridge ({MAJOR}.x)", "nnsight": "nnsight", "hooked_transformer": "HookedTransformer (3.x)"}
 
@@ -69,10 +70,20 @@ def main() -> None:
             column = COLUMNS[backend]
             cells[column], why = found(architecture, backend)
             start = f"- {architecture}, {column}:"
-            notes = [note for note in notes if not note.startswith(start)] + ([f"{start} {why}."] if why else [])
+            notes = [note for note in notes if not note.startswith(start)] + (
+                [f"{start} {why}."] if why not in ("", NOT_CONVERTED) else []
+            )
             print(f"{architecture:24} {column:24} {cells[column]} {why}", flush=True)
         lines.append(f"| {architecture} | {' | '.join(cells.values())} |")
-    written = "\n".join([*lines, "", "Reasons (of several failures the first):", "", *sorted(notes)])
+    written = "\n".join(
+        [
+            *lines,
+            "",
+            "Reasons, unless HookedTransformer cannot convert the architecture (of several failures the first):",
+            "",
+            *sorted(notes),
+        ]
+    )
     PAGE.write_text(f"{before}<!-- architectures -->\n{written}\n\n<!-- end -->{after}", encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ sentence, pages for users found before internals, acronyms explained where they 
 
 import html
 import re
+import sys
 from pathlib import Path
 
 from bs4 import BeautifulSoup
@@ -77,10 +78,15 @@ def folded(content: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page's weight in the search, and the glossary's acronyms, which are explained wherever they stand."""
+    """Add the page's weight in the search, the list of columns, and the glossary's acronyms as tooltips."""
     path = page.file.src_uri
     boost = next((factor for start, factor in BOOST.items() if path.startswith(start)), 1.0)
     page.meta.setdefault("search", {"boost": boost})
+    if path == "api/columns.md":
+        sys.path.append(str(TOOLS))
+        from refresh_docs import columns
+
+        markdown += f"\n{columns()}\n"
     meanings = ACRONYM.findall((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
     return markdown + "\n\n" + "\n".join(f"*[{name}]: {meaning}" for name, meaning in meanings) + "\n"
 

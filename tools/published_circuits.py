@@ -1,4 +1,4 @@
-"""Write docs/published-circuits.md: what others published of their models, and what this toolkit says of them.
+"""Write docs/published-circuits.md: published circuits, and what this toolkit finds in the same models.
 
     python tools/published_circuits.py FOLDER [--page PAGE.md] [--keep PAIRS]
 
@@ -138,8 +138,8 @@ TASKS = {
             "replaced",
             heads={"L0H0": "", "L1H0": ""},
             edge="L0H0 -> L1H0 kv",
-            why="Where several numbers differ, L1H0 meets some of them without being led there by its keys, so that its values "
-            "alone carry a part; all of it takes both. With one number changed neither does anything alone.",
+            why="If several numbers differ, L1H0 attends to some of them even without its keys, so its values carry a part by "
+            "themselves; the whole effect takes both. With one number changed neither does anything by itself.",
         ),
         Asked(
             "one number changed",
@@ -149,7 +149,7 @@ TASKS = {
             heads={"L0H0": "", "L1H0": ""},
             edge="L0H0 -> L1H0 kv",
             n=4 * N,
-            why="The model overlooks a single changed number in about three of ten palindromes; there nothing has an effect.",
+            why="The model overlooks a single changed number in about three of ten palindromes; no head has an effect there.",
         ),
     ),
     "first_unique_character": (
@@ -161,8 +161,8 @@ TASKS = {
             by="letter",
             heads={"L0H1": "", "L0H2": ""} | SPECIALISTS,
             n=240,
-            why="Layer 1 shares the letters out as published. Of the duplicate-token heads L0H1 acts for most letters and L0H2 "
-            "for a few.",
+            why="Layer 1 divides the letters as published. Of the duplicate-token heads, L0H1 acts for most letters, L0H2 for "
+            "a few.",
         ),
         Asked(
             "the first 12 letters can be read or not",
@@ -170,8 +170,8 @@ TASKS = {
             "content",
             by="letter",
             n=240,
-            why="Hiding twelve letters changes more than the answer's own letter, so that heads that serve others act as well, "
-            "and not all of the published letters are shown.",
+            why="Hiding twelve letters changes more than the answer's own letter, so heads of other letters act too, and some "
+            "published letters are not shown.",
         ),
     ),
     "induction": (
@@ -234,7 +234,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
     served = {str(head): strata_words(found, head) for head in sorted(found.found)}
     lines = [f"### {model.info.name.rpartition('/')[2]}: {asked.title}"]
     lines.append(
-        f"{len(pairs)} problems name heads, {len(fresh)} others confirm them; contrast `{asked.contrast}`, {asked.outcome}."
+        f"Contrast `{asked.contrast}`, {asked.outcome}; {len(pairs)} problems name heads, {len(fresh)} others confirm them."
     )
     rows = []
     if asked.heads is not None:
@@ -244,13 +244,13 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         )
         others = names({name: strata for name, strata in served.items() if name not in asked.heads})
         verdict = "differ" if not right else "agree" if others == "-" else f"agree; also {others}"
-        rows.append(("heads", names(asked.heads), names(served), verdict))
+        rows.append(f"- Heads published: {names(asked.heads)}; found: {names(served)}: **{verdict}**.")
     else:
-        rows.append(("heads", "-", names(served), "-"))
+        rows.append(f"- Heads found: {names(served)}.")
     among = model.info.heads if len(model.info.heads) <= MOST_HEADS else tuple(heads[:MOST_HEADS])
     mlps = () if model.config.attn_only else "all"
     if len(among) < 2 and not mlps:
-        return "\n\n".join([*lines, table("| | published | toolkit | |", rows)])
+        return "\n\n".join([*lines, *rows])
     edges, enough = (
         mi.trace_paths(model, fresh[: 2 * N], among, mlps=mlps, inputs=EVERY_INPUT, direction=direction, **options)
         for direction in ("denoising", "noising")
@@ -259,35 +259,32 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         edge = Edge.parse(asked.edge)
         least = fewest_inputs(edges, edge)
         agree = "agree" if least == edge.part else "differ"
-        rows.append(("edge", str(edge), f"{edge.sender} -> {edge.receiver} {least or 'not shown'}", agree))
-    lines += [table("| | published | toolkit | |", rows), asked.why]
+        found_edge = f"{edge.sender} -> {edge.receiver} {least or 'not shown'}"
+        rows.append(f"- Edge published: {edge}; found: {found_edge}: **{agree}**.")
+    lines += ["\n".join(rows), asked.why]
     shown = found.table().head(len(found.found) or 1)
+    records = shown.to_dict("records")
+    again = [r["label"] for r in records if r["confirmed"] is not True]
     lines.append(
         table(
-            "| head | verdict | removes in | adds in | share removed | confirmed |",
+            "| head | verdict | removes, adds in | share removed |",
             [
-                (
-                    r["label"],
-                    r["kind"],
-                    f"{r['removed_k']} of {r['n']}",
-                    r["added_k"],
-                    percent(r, "removed_share"),
-                    r["confirmed"],
-                )
-                for r in shown.to_dict("records")
+                (r["label"], r["kind"], f"{r['removed_k']}, {r['added_k']} of {r['n']}", percent(r, "removed_share"))
+                for r in records
             ],
         )
     )
+    lines += [f"Not confirmed: {', '.join(again)}."] if again else []
     fewest = [str(edge) for edge in edges.found if fewest_inputs(edges, edge) in ("", edge.part)]
     strongest = edges.table()[lambda table: table["label"].isin(fewest)].sort_values("median", ascending=False).head(8)
-    lines.append(
-        table(
-            "| edge (needed) | in | share |",
-            [(r["label"], f"{r['k']} of {r['n']}", percent(r, "share")) for r in strongest.to_dict("records")],
-        )
-        if len(strongest)
-        else edges.why_none()
+    needed = "; ".join(
+        f"{r['label']} {r['k']} of {r['n']}, {percent(r, 'share')}" for r in strongest.to_dict("records")
     )
+    if needed:
+        lines.append(f"Needed edges: {needed}.")
+    else:
+        power = edges.why_none().rpartition("; ")[2]
+        lines.append(f"No edge is shown to do more than the smallest effect; {power}")
     said = [*edges.together_words(), *(f"Alone sufficient: {words}" for words in enough.together_words())]
     lines.append("\n".join(f"- {words}" for words in said))
     if heads:
@@ -295,8 +292,8 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
             curve = mi.circuit_curve(model, fresh[: 2 * N], heads, chosen_elsewhere=True, **options)
             (cpr, worst), (cmd, other) = curve.cpr[:2], curve.cmd[:2]
             lines.append(
-                "Faithfulness on fresh problems, heads added in order of effect, the others ablated "
-                f"({curve.settings['ablation']}): CPR {cpr:.3f}, CMD {cmd:.3f} (reversed order: {worst:.3f}, {other:.3f})."
+                f"CPR {cpr:.3f}, CMD {cmd:.3f} (reversed order {worst:.3f}, {other:.3f}); "
+                f"ablation: {curve.settings['ablation']}."
             )
         except ValueError as error:
             lines.append(f"No curve: {error}")
@@ -506,11 +503,12 @@ def table(head: str, rows: Sequence[Sequence[Any]]) -> str:
 
 INTRO = """# Published circuits
 
-Models that other people trained or compiled, what they published of them, and what this toolkit says. Nothing of these models
-is part of this project: `python tools/published_circuits.py FOLDER` writes this page from a folder that holds them. One run:
-mless_interp {version}, TransformerLens {library}, float32, seed 0. A share is that of the total effect, with its 95 % limits;
-counts are problems in which a head or an edge does more than the smallest effect, 5 % of the median total. CPR and CMD
-are areas of the circuit curve (1 and 0: the named heads bring all of the effect back).
+Circuits that other people published for models that they trained or compiled, and this toolkit's findings. The models are not
+part of this project: `python tools/published_circuits.py FOLDER` writes this page from a folder that holds them. One
+run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or an edge
+does more than the smallest effect, 5 % of the median total; shares are of the total effect, with 95 % limits. CPR and
+CMD are areas of the circuit curve on fresh problems, heads added in order of effect and the others ablated (1 and 0:
+the named heads restore all of the effect). Fresh problems confirm all named heads unless a line says otherwise.
 """
 
 

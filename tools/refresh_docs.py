@@ -1,7 +1,8 @@
 """Write into the documentation's pages what the code says: tables of its names, and what examples print.
 
     python tools/refresh_docs.py            # all; about a minute on two cores
-    python tools/refresh_docs.py tables     # the tables alone, in a moment
+    python tools/refresh_docs.py tables     # the tables only, in a moment
+    python tools/refresh_docs.py columns    # print the columns of all results, which the site lists
 
 Tables stand between `<!-- table NAME -->` and `<!-- end -->`, for the names of `TABLES`.
 
@@ -10,7 +11,6 @@ Examples are those of `docs/index.md` and `docs/how-to/check-your-model.md` (the
 """
 
 import contextlib
-import inspect
 import io
 import re
 import sys
@@ -53,21 +53,10 @@ def table(header: str, rows: Iterable[tuple[str, ...]]) -> str:
 
 def conditions() -> str:
     """The conditions in words."""
-    tokens = {"inserted": "prompt with span", "base": "prompt", "clean": "as many others"}
     positions = {"base": "as they are", "inserted": "N later"}
     return table(
-        "name | code | tokens | positions of the question | in words",
-        ((f"`{c.name}`", c.code, tokens[c.prompt], positions[c.positions], c.says) for c in CONDITIONS.values()),
-    )
-
-
-def conditions_in_symbols() -> str:
-    """The conditions as methods writes them."""
-    tokens = {"inserted": "$P, I, Q$", "base": "$P, Q$", "clean": "as many others"}
-    positions = {"base": r"$m, \dots$", "inserted": r"$m + N, \dots$"}
-    return table(
-        "condition | tokens | positions of $Q$",
-        ((f"`{c.name}` ({c.code})", tokens[c.prompt], positions[c.positions]) for c in CONDITIONS.values()),
+        "name | code | positions of the question | in words",
+        ((f"`{c.name}`", c.code, positions[c.positions], c.says) for c in CONDITIONS.values()),
     )
 
 
@@ -80,10 +69,10 @@ def contrasts() -> str:
 
 
 def verdicts() -> str:
-    """What can be said of a head, by the tests that it passes."""
-    sides = {"both": "both", "removed": "$z_\\text{removed}$", "added": "$z_\\text{added}$", "": ""}
-    rows = ((f"`{k.name}`", k.letters, sides[k.side], k.says) for k in KINDS.values())
-    return table("verdict | in pictures | passes by | in words", rows)
+    """The verdicts by the tests that a head passes."""
+    sides = {"both": "both", "removed": "$z_\\text{removed}$", "added": "$z_\\text{added}$", "": "–"}
+    rows = ((f"`{k.name}` {k.letters}".rstrip(), sides[k.side], k.says) for k in KINDS.values())
+    return table("verdict, letters in pictures | passes by | in words", rows)
 
 
 def results() -> dict[str, type[Result]]:
@@ -93,36 +82,23 @@ def results() -> dict[str, type[Result]]:
 
 
 def columns() -> str:
-    """Every column that results declare, and of which results it is."""
+    """Every column that results declare, under the results that declare it."""
     found: dict[str, tuple[Column, list[str]]] = {}
     for name, kind in results().items():
         for column in (each for base in kind.__mro__ for each in vars(base).get("columns", ())):
-            found.setdefault(column.name, (column, []))[1].append(f"`{name}`")
-    rows = []
+            found.setdefault(column.name, (column, []))[1].append(name)
+    places: dict[str, list[str]] = {}
     for name, (column, of) in sorted(found.items()):
-        short = len(column.note.split()) < 4  # says little without its heading
+        short = len(column.note.split()) < 4 and column.heading != name.replace("_", " ")  # needs its heading
         words = f"{column.heading}: {column.note}".removesuffix(": ") if short else column.note
-        rows.append((f"`{name}`", words.replace("\\", "\\\\"), ", ".join(of) if len(of) < 4 else "several"))
-    return table("column | what it is | results", rows)
-
-
-def reported() -> str:
-    """What the summaries of results give that leave something to `table()`."""
-    rows = []
-    for name, kind in results().items():
-        chosen = kind.reported
-        if isinstance(chosen, tuple):
-            rows.append((f"`{name}`", ", ".join(f"`{column}`" for column in chosen)))
-        elif chosen is not Result.reported:
-            rows.append((f"`{name}`", inspect.cleandoc(str(chosen.__doc__))))
-    return table("result | its `summary()`", rows)
+        row = f"- `{name}`: " + words.replace("\\", "\\\\")
+        places.setdefault(", ".join(of) if len(of) < 4 else "Many results", []).append(row)
+    ordered = sorted(places, key=lambda place: (place != "Many results", place))
+    return "\n\n".join(f"### {place}\n\n" + "\n".join(places[place]) for place in ordered)
 
 
 TABLES = {
-    "columns": columns,
-    "summaries": reported,
     "conditions": conditions,
-    "conditions in symbols": conditions_in_symbols,
     "contrasts": contrasts,
     "verdicts": verdicts,
 }
@@ -139,7 +115,10 @@ def with_tables(text: str) -> str:
 
 
 def main(what: list[str]) -> None:
-    """Rewrite the pages."""
+    """Rewrite the pages, or print the columns."""
+    if what == ["columns"]:
+        print(columns())
+        return
     for page in sorted(DOCS.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if with_tables(text) != text:

@@ -18,13 +18,13 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "studies.md"
 NOT_ASKED = {
     "paper": "Whether reasoning improves: the demo model is nearly always right and was trained to respond to slashes.",
-    "filler_after_question": "Whether filler can replace a chain of thought: neither model was trained with filler. The study "
-    "asks whether the answer reads what the filler computed from the question (`computed`).",
-    "repeated_question": "Whether more answers are right: the demo model has nothing to gain. The study asks whether the "
-    "second reading changes the answer.",
+    "filler_after_question": "Whether filler can replace a chain of thought: no model here was trained with filler. "
+    "`computed` asks whether the answer reads what the filler computed from the question.",
+    "repeated_question": "Whether more answers are right: the demo model cannot gain. The study asks whether the second "
+    "reading changes the answer.",
     "distractors": "Sentences written to distract: questions of other problems replace them.",
-    "counting": "Whether more answers are right: the demo model has nothing to gain, and neither model is large or recent.",
-    "place": "Whether more answers are right, and filler that the model itself emits: these models were not trained with it.",
+    "counting": "Whether more answers are right: the demo model cannot gain, and neither model is large or recent.",
+    "place": "Whether more answers are right, and filler that the model itself emits.",
     "length_alone": "Contexts of thousands of tokens: these models take 512.",
     "repeated_tokens_and_sinks": "Which neurons create a sink. The study asks whether a run of one token resembles the "
     "prompt's first token more than random words do.",
@@ -43,8 +43,8 @@ with a row per insertion.
 mless-interp study paper --report --out results/paper
 ```
 
-`mless-interp study` without arguments lists the eight included studies; your own is a .toml file. `mi.run_study` does
-the same. Options such as `--model` and `--problems` replace values of the file.
+`mless-interp study` lists the eight included studies; your own is a .toml file. `mi.run_study` does the same. Options
+such as `--model` and `--problems` replace values of the file.
 
 ```toml
 title = "Slashes against words"
@@ -62,22 +62,19 @@ kind = "meaningless"                  # as --insertion
 unit = " /"
 n_tokens = 55
 after = "question"                    # or before, or at; one place or several
-
-[[insertions]]
-name = "random words"
-kind = "random_sentence"
 ```
 
 ## Reading the tables
 
 `python tools/run_studies.py` writes everything below from runs of the bundled demo model and of stories260K ([how it
-is built](real-models.md#55-slashes-in-stories260k)), whose problems are texts and whose slashes are two tokens each.
-Both models are small and none of the sources' models, so the tables neither support nor refute the sources.
+is built](real-models.md#55-slashes-in-stories260k)). Both models are small and none of the sources' models, so the
+tables neither support nor refute the sources.
 
-- A [contrast](concepts.md#the-contrasts): the median effect over problems on the answer's log-probability (nats) with
-  its 95 % interval, and the problems with that sign. An asterisk: p < 0.05, sign test after Holm over the study. A
-  further contrast without an asterisk in any row is left out.
-- `attention`: mean share of later rows' attention on the inserted tokens; in brackets under uniform attention.
+- `x55`: 55 inserted tokens.
+- The first [contrast](concepts.md#the-contrasts): the median effect on the answer's log-probability (nats) with its
+  95 % interval, and the problems with that sign. Further contrasts: the median only; a contrast without an asterisk in
+  any row is left out. Asterisk: p < 0.05, sign test, Holm over the study.
+- `attention`: mean share of later rows' attention on the inserted tokens.
 - `heads`: heads that carry more than 5 % of the content effect in most problems.
 - `answers`: share of right answers, and the difference from no insertion in points.
 - Other columns: [metrics of attention](methods.md#4-attention-metrics), means over heads and problems.
@@ -144,11 +141,12 @@ def sentence(model: str, found: Any) -> str:
 def cell(row: dict[str, Any], name: str, found: Any) -> str:
     """One cell in words."""
     if name == "insertion":
-        return f"{row['insertion']} ({re.sub(', (after|before) [a-z]+$', '', row['inserts'])})"
+        length = re.search(r" x\d+(?=,|$)", row["inserts"])
+        return row["insertion"] + (length[0] if length else "")
     if name in found.contrasts:
-        return effect(row, name)
+        return effect(row, name) if name == found.contrasts[0] else brief(row, name)
     if name == "attention":
-        return f"{100 * row['span_mass']:.0f} % ({100 * row['span_mass_null']:.0f} %)"
+        return f"{100 * row['span_mass']:.0f} %"
     if name == "heads":
         if row["heads"] != row["heads"]:
             return "not asked"
@@ -173,6 +171,12 @@ def effect(row: dict[str, Any], contrast: str) -> str:
     if not k and not row[f"{contrast}_median"]:
         return f"0 in all {n}{told}"
     return f"{limits(row, f'{contrast}_median', form='+.2f')}{star(row[f'{contrast}_p'])}, {k}/{n}{told}"
+
+
+def brief(row: dict[str, Any], contrast: str) -> str:
+    """A further contrast's median effect."""
+    median = row[f"{contrast}_median"]
+    return f"{median:+.2f}{star(row[f'{contrast}_p'])}" if row[f"{contrast}_n"] else "undefined"
 
 
 def limits(row: dict[str, Any], name: str, *, scale: float = 1, form: str = ".2f") -> str:

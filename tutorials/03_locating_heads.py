@@ -9,9 +9,9 @@
 # %% [markdown]
 # # 3 · Locating heads
 #
-# **The question.** Which attention heads carry the effect of the slashes? Attention does not answer it (chapter 2). We
-# edit one head at a time, every head, in both directions, and read the answer's probability. We begin with a model
-# whose truth is known: a method that has never found what is there cannot be believed when it finds nothing.
+# **The question.** Which attention heads carry the effect of the slashes? Attention cannot answer this (chapter 2). We
+# edit every head, one at a time and in both directions, and read the answer's probability. We begin with a model whose
+# circuit is known: only a method that finds a known circuit deserves trust when it finds nothing.
 
 # %%
 import mless_interp as mi
@@ -39,11 +39,11 @@ scores = mi.score_heads(model, pairs, metrics=["span_mass"], progress=False)
 scores.top("span_mass", 6)[["label", "span_mass", "span_mass_ci_low", "span_mass_ci_high"]].round(3)
 
 # %% [markdown]
-# By attention, two decoys come before the readers, and the mediator is nowhere.
+# By attention, two decoys rank above the readers, and the mediator does not appear.
 #
 # ## Patching one head
 #
-# In the `masked` (clean) run no token may read the slashes, in the `inserted` (corrupted) run every token may. The
+# In the `masked` (clean) run no token can read the slashes, in the `inserted` (corrupted) run every token can. The
 # outcome is the log-probability of the right answer. **Denoising** puts a head's clean output into the corrupted run:
 # does the effect disappear? **Noising** is the reverse: does the effect appear? `effect_fraction` is the share of the
 # whole effect, 0 nothing, 1 all.
@@ -56,10 +56,10 @@ mi.views.head_map(patches)
 # Every cell is *exact*: it equals one whole forward pass with that edit. The readers and the mediator stand out, the
 # decoys do not. Strokes mark heads that do more than 5 % of the effect in most problems.
 #
-# A **knockout** distinguishes readers from mediators: it hides the slashes from one head. It removes what the head
-# reads itself; the z patch removes all that the head does. The difference is what the head passes on. (A head's effect
-# is its part of the slashes' effect: above 0 here, because the slashes *raise* the answer's log-probability in this
-# model.)
+# A **knockout** hides the slashes from one head and so distinguishes readers from mediators. The knockout removes only
+# the head's own reading; the z patch removes the head's whole response. The difference is the part that the head passes
+# on. (A head's effect is its part of the slashes' effect: above 0 here, because the slashes *raise* the answer's
+# log-probability in this model.)
 
 # %%
 knockout = mi.patch_heads(model, pairs, edit="knockout", progress=False)
@@ -72,7 +72,7 @@ for head in (mi.Head(0, 13), mi.Head(0, 21), mi.Head(1, 4), mi.Head(0, 3), mi.He
 #
 # `locate_heads` does this for all heads in both directions, and asks three more questions.
 #
-# - *In how many problems?* A mean can rest on two of them. A head is named if it does more than the smallest effect of
+# - *In how many problems?* A mean can rest on two problems. A head is named if it does more than the smallest effect of
 #   interest, 5 % of the median total, in most problems. The test is exact and corrected over all heads.
 # - *Would you find it again?* The best of many heads looks better than it is. `confirm=` gives fresh problems, on which
 #   only the named heads are tested.
@@ -101,13 +101,20 @@ assert named == {"L0H13": "reader", "L0H21": "reader", "L1H4": "mediator"}
 # Exactly the planted heads, each with its kind, confirmed, and no decoy. The other 53 heads are *negligible*: shown to
 # do less than the smallest effect.
 #
-# The output also takes the readers apart: removing what they take from the span undoes as much as the knockout, and
-# parking that attention on another token does not help. What they read counts, not the attention that they lose.
+# Does a reader use the content of the span, or does it only lose attention to the span? On the fresh problems
+# `locate_heads` also edits what the named readers read:
+
+# %%
+for sentence in found.confirmation.reads.details()[1:]:
+    print(textwrap.fill(sentence, 110))
+
+# %% [markdown]
+# The content of the span matters, not the attention that the head loses to it.
 #
 # ## A circuit that hides
 #
 # If several heads do the same and one is enough, removing one changes nothing; if several are needed, adding one brings
-# nothing. The two directions are therefore reported separately:
+# nothing. Results therefore report the two directions separately:
 
 # %%
 either = mi.planted_model(
@@ -124,7 +131,7 @@ hidden.printed().head(3)[["label", "kind", "removed_k", "added_k", "n"]]
 assert set(hidden.found.values()) == {"redundant reader"} and len(hidden.found) == 3
 
 # %% [markdown]
-# *Redundant reader*: its reading of the span is enough, and not needed, because the others read the span as well.
+# A *redundant reader*'s reading of the span is enough, and not needed, because the others read the span as well.
 #
 # ## The demo model
 #
@@ -144,15 +151,15 @@ mi.views.head_map(answer)
 # Read the sentences, not the colours: the map always has a darkest cell.
 #
 # Five heads are named, all readers of the first layer, and the next 64 problems confirm all five. They are *necessary*:
-# without one of them its part is gone in most problems, but one head brings its part by itself in few. Nearly all other
+# removing one of them removes its part in most problems, but adding one by itself brings its part in few. Nearly all other
 # heads are *negligible*. A few are *undecided*: with 64 problems a head must act in about three of four problems to be
 # found.
 #
 # ## Are the paper's heads special?
 #
 # `enrichment` asks whether given heads rank higher than random heads of the same layer. The paper's figures show ten of
-# 28 heads of layer 1 (zero-based: layer 0) of Qwen2.5-Math-7B. In the demo model these numbers mean nothing; this is
-# how to ask:
+# 28 heads of layer 1 (zero-based: layer 0) of Qwen2.5-Math-7B. In the demo model these numbers mean nothing; the call
+# shows how to ask:
 
 # %%
 shown = [mi.Head.from_paper(layer=1, head=number) for number in (1, 2, 8, 12, 13, 14, 17, 22, 26, 28)]
@@ -163,7 +170,7 @@ show(mi.enrichment(answer, shown))
 #
 # - With known truth, the experiment names the planted heads and their kinds, and nothing else.
 #   `benchmarks/bench_planted.py` repeats this over random circuits of all kinds.
-# - A *named* head is a candidate, a *confirmed* one a finding about most problems of this kind, with this insertion, in
+# - A *named* head is a candidate, a *confirmed* head a finding about most problems of this kind, with this insertion, in
 #   this model. "Undecided" does not mean idle; *negligible* does.
 # - `mi.statistics.detectable_prevalence` says in advance how many problems are needed.
 # - A log-probability of a given answer is not a generated answer. The content contrast does not see heads that respond

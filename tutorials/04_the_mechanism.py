@@ -11,8 +11,8 @@
 #
 # **The question.** The paper explains the gain by a chain: inserted tokens *scale* the attention output by $\lambda$
 # and add a *bias* $\Sigma$; the variance of the MLP's input changes; activations move away from zero; and moving the
-# activations directly (ARM) does the same without slashes. Each link is a number that can be measured on any model,
-# here on the demo model.
+# activations directly (ARM) has the same effect without slashes. Each link is a number that we can measure on any model,
+# here the demo model.
 
 # %%
 import numpy as np
@@ -43,7 +43,7 @@ parts = mi.decompose_attention(model, pairs, progress=False)
 show(parts)
 
 # %% [markdown]
-# - In **layer 0** the residual is zero to rounding. The affine form is an identity there, for any inserted text, and no
+# - In **layer 0** the residual is zero to rounding. There the affine form is an identity for any inserted text, so it is no
 #   evidence.
 # - In **deeper layers** a large part of the change is *not* of this form, because the inputs of these layers have
 #   changed too.
@@ -55,9 +55,9 @@ mi.views.lambda_map(parts)
 # %% [markdown]
 # ## What happens to the activations
 #
-# The gate activations $a = \mathrm{act}(W_{gate} x)$ of the first MLP, at the tokens that both prompts share. The paper
-# claims three changes: the variance rises, fewer activations lie near zero, the mean rises. Each is tested over
-# *problems*: the million activations of one prompt are not a million observations.
+# We compare the gate activations $a = \mathrm{act}(W_{gate} x)$ of the first MLP at the tokens that both prompts share.
+# The paper claims three changes: the variance rises, fewer activations lie near zero, the mean rises. Each claim is tested
+# over *problems*: the million activations of one prompt are not a million observations.
 
 # %%
 shift = mi.activation_shift(model, pairs, progress=False)
@@ -92,10 +92,13 @@ near[
 mediation = mi.mediate(model, pairs, progress=False)
 show(mediation)
 
+# %%
+variance = mediation.table().query("reading == 'variance'")
+variance[["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down"]].round(4)
+
 # %% [markdown]
-# Measuring beats arguing: scaling attention *down* raises the variance of the activations here (attention and residual
-# stream may point against each other), the bias lowers it by more, and both together lower it: the reverse of the
-# claim.
+# Scaling attention *down* raises the variance of the activations here (attention and residual stream may point against
+# each other), the bias lowers the variance by more, and both together lower it: the reverse of the claim.
 #
 # ## ARM: the same without slashes
 #

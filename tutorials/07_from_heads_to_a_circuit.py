@@ -10,8 +10,8 @@
 # # 7 · From heads to a circuit
 #
 # **The question.** [Chapter 3](03_locating_heads.ipynb) named heads that carry the effect of the slashes. Does such a
-# head write to the answer, or for other heads? For which, by which of their inputs, through which tokens? We begin with
-# a model whose circuit is known: the planted edges must return, and nothing else.
+# head write to the answer or to other heads? To which heads, through which of their inputs and which tokens? We begin with
+# a model whose circuit is known: the method must return the planted edges, and nothing else.
 
 # %%
 import mless_interp as mi
@@ -28,8 +28,8 @@ planted.edges
 #
 # ## Direct and indirect
 #
-# The change that the slashes cause in a head's output is added to the last residual stream, where only the unembedding
-# sees it. That part of its effect is *direct*, the rest *indirect*.
+# We add the change that the slashes cause in a head's output to the last residual stream, where only the unembedding
+# sees it. That part of the head's effect is *direct*, the rest *indirect*.
 
 # %%
 split = mi.direct_effects(model, pairs, [*readers, mediator], progress=False)
@@ -40,9 +40,9 @@ mi.views.direct_bars(split)
 #
 # ## Edges
 #
-# One head's change is shown to one reader only, to its queries, keys or values, with everything else frozen. The
-# reader's new output runs on through the model. Every pair and every input is tested over problems and corrected for
-# all that were asked.
+# One receiving head sees the sender's change, in its queries, keys or values, and everything else stays frozen. The
+# receiver's new output runs on through the model. Every pair and every input is tested over problems, corrected for all
+# tests.
 
 # %%
 edges = mi.trace_paths(model, pairs, [*readers, mediator], mlps="all", progress=False)
@@ -60,8 +60,8 @@ print(f"{len(edges.found)} of {len(edges.edges)} edges are shown; by single inpu
 #
 # ## Where
 #
-# Without choosing heads: the stream before each layer, its attention's output and its MLP's, at one token of the
-# question at a time.
+# `patch_sites` needs no heads: it patches the stream before each layer, the output of its attention and of its MLP, at
+# one token of the question at a time.
 
 # %%
 sites = mi.patch_sites(model, pairs, n_rows=5, progress=False)
@@ -73,8 +73,8 @@ mi.views.site_map(sites)
 #
 # ## What do they write?
 #
-# The tokens that a head's output would promote and suppress through the unembedding, and the tokens whose keys its
-# queries prefer.
+# `what_it_writes` lists the tokens that a head's output would promote and suppress through the unembedding, and the tokens
+# whose keys its queries prefer.
 
 # %%
 wrote = mi.what_it_writes(model, pairs, [*readers, mediator], progress=False)
@@ -112,7 +112,7 @@ mi.views.path_graph(demo_edges)
 demo_edges
 
 # %% [markdown]
-# Five heads of one layer cannot read each other: their readers are MLPs and the logits. Edges that are not drawn are
+# Five heads of one layer cannot read each other: their receivers are MLPs and the logits. An edge that is not drawn is
 # undecided, not absent. Shares of edges do not add up, because a path of two edges counts in both.
 
 # %%
@@ -125,7 +125,7 @@ mi.what_it_writes(demo, fresh, named, progress=False)
 # mless-interp circuit demo --report --out results/circuit
 # ```
 #
-# does all of it, from naming heads on, on one page.
+# runs every step, from naming heads to the page.
 #
 # ## What to conclude, and what not
 #

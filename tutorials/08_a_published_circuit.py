@@ -9,13 +9,13 @@
 # %% [markdown]
 # # 8 · A published circuit: palindromes
 #
-# **The question.** Other people trained a small model and took it apart. Do we find their circuit with the same tools,
-# without looking at their answer first?
+# **The question.** Other people trained a small model and published its circuit. Do we find the same circuit without using
+# their answer?
 #
 # The model is a monthly problem of [ARENA](https://github.com/callummcdougall/ARENA_2.0) (July 2023): two layers of two
-# attention heads, no MLPs. It reads ten numbers and then ten more, and says whether the second ten mirror the first. Its
-# makers published that head L0H0 looks from a number of the second half to its mirror image in the first, and that
-# L1H0 collects at the last token what L0H0 found out. The other two heads matter little.
+# attention heads, no MLPs. The model reads ten numbers and then ten more, and says whether the second ten mirror the first.
+# Its authors published that head L0H0 looks from a number of the second half to its mirror image in the first, and that
+# L1H0 collects L0H0's findings at the last token. The other two heads matter little.
 #
 # The weights are not part of this project. Download `palindrome_classifier.pt` from
 # `chapter1_transformers/exercises/monthly_algorithmic_problems/july23_palindromes` of that repository and write it as a
@@ -51,9 +51,9 @@ model
 # %% [markdown]
 # ## Prompts without text
 #
-# This model has no tokenizer: it reads token ids, and it gives two classes (1 = palindrome). `pairs_from_ids` makes
-# pairs of ids. Each pair holds a palindrome and a *clean* prompt of the same length, in which some numbers of the second
-# half are others, as in the training data. 31 stands first and 32 last; the answer is read there.
+# This model has no tokenizer: it reads token ids and gives two classes (1 = palindrome). `pairs_from_ids` makes pairs of
+# ids. Each pair contains a palindrome and a *clean* prompt of the same length, in which some numbers of the second half
+# have other values, as in the training data. Token 31 comes first and 32 last; the model answers at the last token.
 
 # %%
 random, n = np.random.default_rng(0), 192
@@ -71,9 +71,9 @@ print(broken[0])
 # %% [markdown]
 # ## Which heads?
 #
-# The contrast `replaced` compares the two prompts of a pair. Every head's output is exchanged between them, one head at
-# a time: taken out of the palindrome's run, and put alone into the other. A head is named if that moves the answer in most
-# problems, and the named ones are tested again on fresh problems.
+# The contrast `replaced` compares the two prompts of a pair. `locate_heads` exchanges the output of one head at a time
+# between the two runs, in both directions. A head is named if the exchange moves the answer in most problems, and the
+# named heads are tested again on fresh problems.
 
 # %%
 found = mi.locate_heads(model, pairs[:64], confirm=pairs[64:128], contrast="replaced", controls=False, progress=False)
@@ -84,11 +84,11 @@ assert sorted(map(str, found.confirmed)) == ["L0H0", "L1H0"]
 print(found)
 
 # %% [markdown]
-# ## Who acts on whom, and by what?
+# ## Which head acts on which, and through which input?
 #
-# An edge shows one head's change to another head alone, through its queries (`q`), keys (`k`), values (`v`), or several
-# of them at once. To see the mechanism, make it hard: in the clean prompt a single number is another one. The model was
-# rarely trained on that and overlooks it in about three of ten cases, so we take more problems.
+# An edge shows one head's change to one other head only, through its queries (`q`), keys (`k`), values (`v`), or several
+# of them at once. A hard case shows the mechanism: in the clean prompt a single number has another value. Training rarely
+# contained that case, and the model overlooks it in about three of ten problems, so we take more problems.
 
 # %%
 one = palindromes.copy()
@@ -107,14 +107,14 @@ edges.summary().query("sender == 'L0H0' and receiver == 'L1H0'")[["part", "k", "
 
 # %% [markdown]
 # This is an AND. L0H0 marks a number of the second half whose mirror image differs. L1H0 finds the marked number by its
-# keys *and* carries the mark to the last token by its values. Keys alone or values alone do next to nothing in most
-# problems, both together do everything: a test of single inputs would have missed it. (The makers wrote "through K, and
-# possibly V".)
+# keys *and* carries the mark to the last token by its values. Keys or values by themselves do next to nothing in most
+# problems, both together do everything: a test of single inputs would have missed the edge. (The authors wrote "through K,
+# and possibly V".)
 #
 # ## In the other direction
 #
-# Now begin with the broken prompt and put the palindrome's activations in. To hide a mismatch it is enough that L1H0 does
-# not find it, or that it finds nothing there to carry: AND becomes OR.
+# Now begin with the broken prompt and put the palindrome's activations in. A mismatch stays hidden if L1H0 does not find
+# the marked number, or finds no mark to carry: AND becomes OR.
 
 # %%
 noising = mi.trace_paths(model, single, model.info.heads, direction="noising", **options)
@@ -136,8 +136,8 @@ for at in looks.argsort(descending=True)[:5].tolist():
 # %% [markdown]
 # ## How much of the model is this?
 #
-# All heads write what they do in the clean prompt; then L0H0, then L1H0, then the others may write what they do in the
-# palindrome's run.
+# At first all heads write their output of the clean prompt; then L0H0, then L1H0, then the others write their output of
+# the palindrome's run.
 
 # %%
 curve = mi.circuit_curve(
@@ -148,10 +148,10 @@ mi.views.circuit_curve(curve)
 # %% [markdown]
 # ## What to conclude, and what not
 #
-# - Two heads and one edge between them carry the decision, as published; the toolkit was not told.
+# - Two heads and one edge between them carry the decision, as published; nothing about the circuit was given to the toolkit.
 # - The edge acts by keys and values together. Edges by single inputs are not enough where a circuit is an AND.
-# - Needed and sufficient are two questions: what is an AND when something is taken out is an OR when it is put in.
-# - All of this holds for pairs drawn like these. Where many numbers differ, values alone carry a part, since L1H0 then
-#   meets some of them without its keys; the documentation's page *Published circuits* has that case, and
-#   other models.
-# - That a head's output matters does not say how it computes it. The attention above is one problem, shown for its picture.
+# - Needed and sufficient are two questions: an AND under removal is an OR under addition.
+# - These results are about pairs drawn like these. If many numbers differ, values carry a part by themselves, because
+#   L1H0 then attends to some of them even without its keys; the documentation's page *Published circuits* has that case
+#   and other models.
+# - A head's output matters; how the head computes this output is another question. The attention above is one example.

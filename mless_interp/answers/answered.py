@@ -247,7 +247,7 @@ class AccuracyResults(Result):
     def shown(self) -> Shown:
         """The table."""
         table = self.table()
-        caption = "Answers by treatment: shares of problems, strictly graded and beside it as the paper grades."
+        caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
         named = dict.fromkeys(table.columns, "") | {"n_tokens": "tokens of an answer"}
         return Shown((ShownTable(table, caption, named),))
 

@@ -45,8 +45,8 @@ class Options(Asking):
     treatments: Annotated[
         str,
         Option(
-            help="Any of none, mless, mful, random_sentence, arm; the first is what others are compared with. A place of its "
-            "own follows an @: none,mless,mless@after-question,mless@before-answer.",
+            help="Any of none, mless, mful, random_sentence, arm; the others are compared with the first. A "
+            "place follows an @: none,mless,mless@after-question,mless@before-answer.",
         ),
     ] = "none,mless,mful,random_sentence,arm"
     unit: Annotated[str, Option(help="The meaningless unit of mless.")] = " /"
@@ -79,7 +79,7 @@ class Options(Asking):
     vllm_python: Annotated[
         str | None, Option(help="vllm: the interpreter of its environment. [default: what MLESS_VLLM_PYTHON names]")
     ] = None
-    tensor_parallel_size: Annotated[int, Option(min=1, help="vllm: how many GPUs hold the model together.")] = 1
+    tensor_parallel_size: Annotated[int, Option(min=1, help="vllm: number of GPUs that share the model.")] = 1
     engines: ClassVar[tuple[str, ...]] = ("auto", "hugging_face", "forward", "vllm")
     out: OutOption = Path("results/accuracy")
 
@@ -100,7 +100,8 @@ def compute(options: Options) -> Computed:
 
     Writes accuracy.csv (a row per treatment), comparisons.csv (each treatment against the first), completions.jsonl (a row
     per answer, with its grades), accuracy.png, the results themselves in results/ (mi.load) and run.json; with --report
-    also report.html. A run that is stopped goes on when it is started again with the same settings.
+    also report.html.
+    A stopped run resumes when you start it again with the same settings.
     """
     chosen_heads(options.knockout)
     for name in chosen_names(options.treatments):

@@ -25,7 +25,7 @@ class Options(Loading):
     ] = None
     n_prompts: Annotated[
         int,
-        Option(min=1, help="How many prompts: the shortest of the problems, one of them also with the span after it."),
+        Option(min=1, help="Number of prompts: the shortest problems, one of them also with the span after it."),
     ] = 3
     json_file: Annotated[Path | None, Option("--json", help="Also write the certificate to this file.")] = None
     no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False
@@ -34,7 +34,7 @@ class Options(Loading):
 def check(options: Options) -> None:
     """Check a model on a backend: the self-check at loading and the exact identities, on a few short prompts.
 
-    Prints how many lines passed and the first of them, those that failed before the others: the largest error, the
+    Prints the number of passed lines and the first lines, failed ones before the others: the largest error, the
     tolerance for this dtype and backend, what holds; and why lines failed or do not apply. --json writes all. Exit code 0
     if all is well, 1 if anything fails, 2 for wrong input.
     """

@@ -34,13 +34,14 @@ class Options(Pairing):
     model: ModelArgument = "demo"
     heads: HeadsOption = None
     limit: Annotated[
-        int, Option(min=1, help="How many problems name the heads, from the first; with --heads all there are.")
+        int,
+        Option(min=1, help="Number of problems that name the heads, from the first one; with --heads all there are."),
     ] = 64
     confirm: Annotated[
         int | None,
         Option(
             min=0,
-            help="How many fresh problems: named heads are tested again there, and the circuit is measured there. 0: all on "
+            help="Number of fresh problems that test the named heads again and measure the circuit. 0: all on "
             f"the same problems. [default: {N_CONFIRM}; with --heads 0]",
         ),
     ] = None
@@ -88,19 +89,17 @@ class Options(Pairing):
 
 
 def compute(options: Options) -> Computed:
-    """Name the heads that carry an insertion's effect, and take their circuit apart: which way they act, on whom, where, and
-    by what.
+    """Name the heads that carry an insertion's effect, and trace their circuit: on what they act, where, by which inputs.
 
-    Heads are named on the first problems and tested again on fresh ones (or given, --heads L0H13,L1H2); all that follows is
-    measured on the fresh ones, for all named heads (a choice among them there would bias what is measured): what is direct
-    and indirect, edges between heads by q, k and v (needed, and sufficient), sites by layer and token, the tokens through
-    which heads act, what they write, the fewest heads that suffice and are needed, and how much of the effect comes back
-    without the tokens. Where no head is named, or none confirmed, it ends there and says so. What a model's weights do not
-    allow (quantised, run elsewhere) is left out with its reason.
+    The first problems name heads and fresh ones test them again (or give heads: --heads L0H13,L1H2). The fresh problems then
+    measure, for all named heads: direct and indirect effects, edges between heads by q, k and v (needed, and sufficient),
+    sites by layer and token, the tokens through which heads act, what they write, the fewest heads that suffice and are
+    needed, and the share of the effect that returns without the tokens. The command ends early, with the reason, if no head
+    is named or confirmed. Parts that a model's weights do not allow (quantised, remote) are left out with their reason.
 
     Writes a table (.csv) and a picture (.png) of each part, edges.parquet (a row per problem and edge), the results themselves
-    in results/ (mi.load) and run.json; with --report also report.html, which tells it in this order. A run that is stopped goes
-    on from where it was when it is started again with the same settings.
+    in results/ (mi.load) and run.json; with --report also report.html.
+    A stopped run resumes when you start it again with the same settings.
     """
     parts = options.parts()
     from ..circuits.circuit import trace_circuit

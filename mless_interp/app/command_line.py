@@ -111,19 +111,19 @@ PROBLEMS_HELP = (
     "that the model continues (then with --template text). [default: the model's own]"
 )
 ProblemsOption = Annotated[str | None, Option(callback=is_file, help=PROBLEMS_HELP)]
-LimitOption = Annotated[int, Option(min=1, help="How many problems, from the first.")]
-InsertionOption = Annotated[Kind, Option(help="What is inserted.")]
+LimitOption = Annotated[int, Option(min=1, help="Number of problems, from the first one.")]
+InsertionOption = Annotated[Kind, Option(help="Kind of insertion.")]
 NTokensOption = Annotated[int, Option(min=1, help="Length of the insertion in tokens.")]
 LENGTH_HELP = "Length of the insertion in tokens. [default: 55; of text and ids as given]"
 LengthOption = Annotated[int | None, Option(min=1, help=LENGTH_HELP)]
 PLACE_HELP = (
-    "Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several with "
+    "Place: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several with "
     "commas share the tokens."
 )
 PlaceOption = Annotated[str, Option(help=PLACE_HELP)]
 LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
 HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
-OutcomeOption = Annotated[SignedOutcome, Option(help="What is measured.")]
+OutcomeOption = Annotated[SignedOutcome, Option(help="Outcome to measure.")]
 TWINS_HELP = (
     "Untrained twins (same configuration, weights drawn anew with seeds 0, 1, ...) measured alike; 0: none. Each costs as much "
     "as the model."
@@ -152,8 +152,8 @@ TEMPLATE_HELP = "raw, raw_as_sent (the paper's doubled braces), text (for base m
 class Saving:
     """The options of every analysis: who computes, and where it leaves what."""
 
-    engine: Annotated[str, Option(help="serial, or ray: several workers, each with a model of its own.")] = "serial"
-    workers: Annotated[int, Option(min=1, help="ray: how many workers.")] = 2
+    engine: Annotated[str, Option(help="serial, or ray (an extra): several workers, each with its own model.")] = "serial"
+    workers: Annotated[int, Option(min=1, help="ray: number of workers.")] = 2
     gpus_per_worker: Annotated[float, Option(min=0, help="ray: GPUs that each worker reserves.")] = 0.0
     address: Annotated[str | None, Option(help="ray: a running cluster. [default: Ray is started here]")] = None
     shard: Annotated[str | None, Option(help=SHARD_HELP)] = None

@@ -20,8 +20,8 @@ def compare(
 ) -> None:
     """Compare finished runs of one analysis: of several models, insertions or lengths.
 
-    Runs of locate (or sweeps): the total effect, and every head that one of them names with its verdict and how many problems
-    show it. Runs of accuracy: the share of right answers under each treatment. Nothing is computed again and no model is
+    Runs of locate (or sweeps): the total effect, and every head that a run names, with its verdict and its number of
+    problems. Runs of accuracy: the share of right answers under each treatment. Nothing is computed again and no model is
     loaded; each run is judged by its own problems, and no test is made between runs.
     """
     there = [Path(os.path.realpath(folder)) for folder in folders]

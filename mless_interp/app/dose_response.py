@@ -26,7 +26,7 @@ def compute(options: Options) -> Computed:
 
     Writes slopes.csv (a row per head), outcomes.csv (a row per number of tokens), doses.parquet (a row per problem, number
     and head), dose_response.png, the results themselves in results/ (mi.load) and run.json; with --report also report.html.
-    A run that is stopped goes on from where it was when it is started again with the same settings.
+    A stopped run resumes when you start it again with the same settings.
     """
     try:
         numbers = tuple(map(int, options.doses.split(",")))

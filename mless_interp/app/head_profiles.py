@@ -54,7 +54,9 @@ class Options(Asking):
     )
     show: Annotated[
         int,
-        Option(min=1, help="How many heads to draw (those chosen, or the most collapsed and the one that reads most)."),
+        Option(
+            min=1, help="Number of heads to draw (the chosen ones, or the most collapsed and the one that reads most)."
+        ),
     ] = 3
     twins: TwinsOption = 3
     out: OutOption = Path("results/head_profiles")
@@ -65,8 +67,8 @@ def compute(options: Options) -> Computed:
 
     Writes heads.csv (a row per insertion and head), scores.parquet (a row per problem, head and metric), curves.csv and
     profile_*.png (received attention per token, an insertion each), collapse_*.png (a map of all heads), the results
-    themselves in results/ (mi.load) and run.json; with --report also report.html. A run that is stopped goes on from where
-    it was when it is started again with the same settings.
+    themselves in results/ (mi.load) and run.json; with --report also report.html.
+    A stopped run resumes when you start it again with the same settings.
     """
     chosen_heads(options.heads, options.layers)
     conditions = chosen_names(options.conditions)

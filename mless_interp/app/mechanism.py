@@ -43,8 +43,8 @@ def compute(options: Options) -> Computed:
     Writes heads.csv and heads_total.csv (a row per head), layers.csv, activations.csv (a row per token class and metric),
     claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with
     intervals; lambda.png, lambda_map.png, shares.png, layers.png, activations.png, near_zero.png, mediation.png; the results
-    themselves in results/ (mi.load) and run.json; with --report also report.html. A run that is stopped goes on from where it
-    was when it is started again with the same settings.
+    themselves in results/ (mi.load) and run.json; with --report also report.html.
+    A stopped run resumes when you start it again with the same settings.
     """
     chosen_heads(None, options.layers)
     layer, contrast, questions = options.layer, options.contrast, options.questions()

@@ -51,7 +51,7 @@ class Options(Pairing):
         ),
     ] = 0
     limit: Annotated[
-        int | None, Option(min=1, help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
+        int | None, Option(min=1, help="Number of problems, from the first one. [default: 64 to locate, 32 to sweep]")
     ] = None  # type: ignore[assignment]
     by: ByOption = None
     layers: LayersOption = None
@@ -66,7 +66,7 @@ class Options(Pairing):
     ] = None
     edit: Annotated[Edit | None, Option(help="sweep: what is patched. [default: z]")] = None
     outcome: Annotated[
-        Outcome, Option(help="What is measured. kl and kl_last, which are never negative, for sweeps only.")
+        Outcome, Option(help="Outcome to measure. kl and kl_last, which are never negative, only for sweeps.")
     ] = "answer_logprob"
     out: OutOption = Path("results/locate")
 
@@ -105,8 +105,8 @@ def compute(options: Options) -> Computed:
 
     Writes heads.csv (a row per head), patches.parquet (a row per problem and head), head_map.png, attention.html (offline;
     the top heads with and without the insertion), the results themselves in results/ (mi.load) and run.json; with --answers
-    also answers.csv and completions.jsonl, with --report also report.html. A run that is stopped goes on from where it was
-    when it is started again with the same settings.
+    also answers.csv and completions.jsonl, with --report also report.html.
+    A stopped run resumes when you start it again with the same settings.
     """
     parts = options.parts()
     from ..answers import evaluate_accuracy

@@ -27,7 +27,7 @@ class Options(Inserting):
         Literal["sweep", "locate", "profiles", "mechanism", "accuracy", "circuit"],
         Argument(metavar="WHAT", help="sweep, locate, profiles, mechanism, accuracy or circuit."),
     ] = "locate"
-    limit: Annotated[int | None, Option(min=1, help="How many problems. [default: the analysis' own]")] = None  # type: ignore[assignment]
+    limit: Annotated[int | None, Option(min=1, help="Number of problems. [default: the analysis' own]")] = None  # type: ignore[assignment]
     outcome: OutcomeOption = "answer_logprob"
     backend: Annotated[Backend | None, Option(help="[default: what suits the size]")] = None  # type: ignore[assignment]
     dtype: Annotated[Dtype | None, Option(help="[default: float32 if it fits]")] = None  # type: ignore[assignment]

@@ -17,9 +17,7 @@ class Options(Inserting):
 
     what: Annotated[
         str,
-        Option(
-            help="What is looked for: 'answer' (its first token), or a key of the problems with a text of one token."
-        ),
+        Option(help="Target token: 'answer' (its first token), or a key of the problems with a text of one token."),
     ] = "answer"
     limit: LimitOption = 64
     place: PlaceOption = "after-question"
@@ -30,8 +28,8 @@ def compute(options: Options) -> Computed:
     """Read the answer at the inserted positions, layer by layer, with the unembedding and with linear probes.
 
     Writes readings.csv (a row per reader, layer and block of tokens), readings.parquet (a row per problem, layer, position and
-    measure), span_map.png, the results themselves in results/ (mi.load) and run.json; with --report also report.html. A run
-    that is stopped goes on from where it was when it is started again with the same settings.
+    measure), span_map.png, the results themselves in results/ (mi.load) and run.json; with --report also report.html.
+    A stopped run resumes when you start it again with the same settings.
     """
     questions = options.questions()
     from ..mechanism import read_span

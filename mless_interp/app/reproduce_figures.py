@@ -31,7 +31,7 @@ class Options(Loading, Saving):
             help="'demo', 'math500' (from the hub), or a .jsonl file. [default: the model's own, else math500]",
         ),
     ] = None
-    limit: Annotated[int, Option(min=1, help="How many problems; the paper's figures probably show one.")] = 32
+    limit: Annotated[int, Option(min=1, help="Number of problems; the paper's figures probably show one.")] = 32
     template: Annotated[Template, Option(help="raw, raw_as_sent, text or chat.")] = "raw"
     n_tokens: NTokensOption = 55
     rows: Annotated[Rows, Option(help="Rows averaged over: shared, or all (probably the paper's).")] = "shared"
@@ -39,7 +39,7 @@ class Options(Loading, Saving):
         bool | None,
         Option(
             "--answers/--no-answers",
-            help="Figure 10: also answer the problems, for bars of one's own beside the published. [default: with --model]",
+            help="Figure 10: also answer the problems, for the model's bars next to the published. [default: with --model]",
         ),
     ] = None
     max_new_tokens: Annotated[
@@ -64,7 +64,8 @@ def compute(options: Options) -> Computed:
 
     Writes figure.png, figure.csv (the curves and bars behind it), claims.csv (claim, measured with interval, null,
     agrees / disagrees / cannot tell), the results themselves in results/ (mi.load) and run.json; with --report also
-    report.html. A run that is stopped goes on from where it was when it is started again with the same settings.
+    report.html.
+    A stopped run resumes when you start it again with the same settings.
     """
     from ..paper.figures import figure_named, title_of
 

@@ -49,14 +49,14 @@ class Options(Asking):
         str | None, Option(callback=is_file, help="'demo', 'math500', a .jsonl or .txt file. [default: the file's]")
     ] = None
     limit: Annotated[
-        int | None, Option(min=2, help="How many problems are measured, from the first. [default: the file's]")
+        int | None, Option(min=2, help="Number of problems to measure, from the first one. [default: the file's]")
     ] = None  # type: ignore[assignment]
     template: Annotated[str | None, Option(help="raw, raw_as_sent, text or chat. [default: the file's]")] = None  # type: ignore[assignment]
     confirm: Annotated[
         int | None, Option(min=0, help="Fresh problems that named heads are tested on. [default: the file's]")
     ] = None
     answers: Annotated[
-        int | None, Option(min=0, help="How many problems are answered; 0: none. [default: the file's]")
+        int | None, Option(min=0, help="Number of problems to answer; 0: none. [default: the file's]")
     ] = None
     n_tokens: Annotated[
         int | None,
@@ -70,12 +70,12 @@ class Options(Asking):
 
 
 def compute(options: Options) -> Computed:
-    """Measure every insertion of a study alike, and lay them side by side.
+    """Measure every insertion of a study alike, and put the results into one table.
 
     STUDY names a model, problems, insertions with their places, contrasts, outcomes and seeds. Writes study.csv (a row per
     insertion), effects.csv (a row per effect), study.parquet (a row per problem and measure), study.png, the results
-    themselves in results/ (mi.load) and run.json; with answers also completions.jsonl, with --report also report.html. A run
-    that is stopped goes on from where it was when it is started again with the same settings.
+    themselves in results/ (mi.load) and run.json; with answers also completions.jsonl, with --report also report.html.
+    A stopped run resumes when you start it again with the same settings.
     """
     from ..views.report import ShownPrompt
     from .study_runner import check_enough, pairs_of, run_study

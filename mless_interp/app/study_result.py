@@ -304,8 +304,9 @@ class StudyResult(Result):
         if not row["n"]:
             return f"{of} undefined in every problem"
         sure = "" if row["p_corrected"] < self.alpha else ", not established"
+        sign = "positive" if made.whole.median.estimate > 0 else "negative"
         return (
-            f"{of} {with_limits(made.whole.median, made.unit)}, of this sign in {row['k']} of "
+            f"{of} {with_limits(made.whole.median, made.unit)}, {sign} in {row['k']} of "
             f"{count_of(row['n'], 'problem')}{missing} (p = {row['p_corrected']:.2g}{sure})"
         )
 

@@ -29,8 +29,8 @@ NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing
 OF_THE_PATCH = ("effect_fraction", "recovered", "n", "rank")
 """Columns of the z sweep that stand in the table of located heads."""
 SATURATES = (
-    "Outcomes that saturate (a log-probability near 0) make heads look redundant or needed only together: locate them with "
-    "outcome='logit_diff' as well, where the problems have distractors."
+    "Outcomes that saturate (log-probabilities near 0) make heads look redundant, or needed only together; also try "
+    "outcome='logit_diff' if the problems have distractors."
 )
 READS_OF_COMPUTED = "Here a reader reads the question from the span's own rows; a mediator passes on what was read."
 CANNOT_SAY = (

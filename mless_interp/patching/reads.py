@@ -41,8 +41,8 @@ READ_EDITS = {
     "reroute_uniform": "spreading it evenly over the other tokens",
 }
 """The edits of a read and their words; the last axis of `ReadEffects.values`."""
-_SCALE, _SINK = "how much attention it keeps for the rest", "the first token in the span's place"
-_TAKES, _ALL = "what it takes from the span", "all other tokens alike in its place"
+_SCALE, _SINK = "the attention that it keeps for the rest", "sending that attention to the first token"
+_TAKES, _ALL = "what it takes from the span", "spreading it over all other tokens"
 FOLLOWS = {
     ("knockout_zero", "same"): f"{_TAKES} matters (bias)",
     ("knockout_zero", "less"): f"{_TAKES} hardly matters by itself",
@@ -50,12 +50,12 @@ FOLLOWS = {
     ("restore_scale", "same"): f"{_SCALE} matters (scale)",
     ("restore_scale", "less"): f"{_SCALE} (scale) hardly matters by itself",
     ("restore_scale", "other"): f"{_SCALE} (scale) acts the other way",
-    ("reroute_to_sink", "same"): f"{_SINK} does not do as well",
-    ("reroute_to_sink", "less"): f"{_SINK} does as well",
+    ("reroute_to_sink", "same"): f"{_SINK} does not replace the span",
+    ("reroute_to_sink", "less"): f"{_SINK} replaces the span",
     ("reroute_to_sink", "other"): f"{_SINK} does even more",
-    ("reroute_uniform", "same"): f"{_ALL} do not do as well",
-    ("reroute_uniform", "less"): f"{_ALL} do as well",
-    ("reroute_uniform", "other"): f"{_ALL} do even more",
+    ("reroute_uniform", "same"): f"{_ALL} does not replace the span",
+    ("reroute_uniform", "less"): f"{_ALL} replaces the span",
+    ("reroute_uniform", "other"): f"{_ALL} does even more",
 }
 """What an edit says that is shown to act as the knockout does ("same"), next to nothing and less than half of it ("less"), or
 against it ("other")."""

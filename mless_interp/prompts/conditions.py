@@ -99,9 +99,9 @@ _PLAIN = _rows("""
 base| base| base| without insertion| the prompt without insertion
 inserted| inserted| inserted| with insertion| the prompt with it
 gap| base| inserted| without, positions as with it| without it, but the question keeps the position ids that it has with it
-masked| inserted| inserted| with, but nobody sees it| with it, but nobody outside the span may see the span
+masked| inserted| inserted| with, but nobody sees it| with it, but no token outside the span can see the span
 held| inserted| base| with, positions as without it| with it, but the question keeps the position ids that it has without it
-blind| inserted| inserted| with, but it cannot see the question| with it, but the span may not see the question or what read it
+blind| inserted| inserted| with, but it cannot see the question| with it, but the span may not see the question (or what has read it)
 apart| inserted| inserted| with, but its tokens cannot see one another| with it, but the span's rows may not see the span
 clean| clean| inserted| with other tokens| the clean prompt of a pair of equal length, as `pairs_from_ids(clean=...)` makes them
 """)
@@ -187,12 +187,12 @@ CONTRASTS = {
     name: Contrast(name, clean, corrupted, changes_from, says, CUTS.get(name, ""))
     for name, clean, corrupted, changes_from, says in _rows("""
 content  | masked | inserted | after  | the span can be read; positions and length are the same
-shift    | base   | gap      | after  | the question stands further back; nothing is inserted
-total    | base   | inserted | after  | both: the span can be read and the question stands further back
+shift    | base   | gap      | after  | the question moves back by N positions; nothing is inserted
+total    | base   | inserted | after  | both: the span can be read and the question moves back
 held     | base   | held     | after  | the span can be read; the question keeps its positions
 presence | masked | blind    | after  | the span can be read, but has not read the question
-computed | blind  | inserted | span   | the span has read the question; everybody may read the span in both
-inside   | apart  | inserted | span   | the span's rows can read the span; everybody else may in both
+computed | blind  | inserted | span   | the span has read the question; all tokens can read the span in both
+inside   | apart  | inserted | span   | the span's rows can read the span; all other tokens can in both
 replaced | clean  | inserted | tokens | some tokens are others; length and positions are the same
     """)
 }

@@ -113,7 +113,7 @@ class Result(Grouped):
         median | median | | over problems
         n_undefined | undefined | | problems where it is not defined
         contrast | contrast | later | the two runs that are compared
-        metric | metric | | what is measured; units stand beside
+        metric | metric | | what is measured, in the unit of its row
         unit | unit | later | of the values in this row
         claim | claim | | what the paper says
         verdict | verdict | verdict | agrees, disagrees, or cannot tell: from the interval against the null, over problems

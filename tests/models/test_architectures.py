@@ -51,7 +51,9 @@ def test_the_page_has_every_architecture_and_says_why_where_it_says_less_than_al
     assert {name for name, _ in found} == set(CONFIGS) and set(COLUMNS.values()) <= {column for _, column in found}
     text = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
     for (name, column), cell in found.items():
-        assert (cell in ("all", "-") or cell.startswith("not ")) and (cell == "all") != (f"- {name}, {column}:" in text)
+        why = f"- {name}, {column}:" in text
+        assert cell in ("all", "-") or cell.startswith("not ")
+        assert not why if cell == "all" else why or cell == "not run" or (cell == "-" and "Hooked" in column)
 
 
 @pytest.mark.parametrize(("architecture", "backend"), cases())

@@ -105,12 +105,12 @@ def by_hand(cells: Any, *, total: float = 1.0, n: int = 20, layer: int = 0, **op
     [
         ([0.3, 0.3, 0.0, 0.3, 0.3], ("(bias)", "(scale) hardly", "more than a place to park", "more than dilution")),
         ([0.3, 0.0, 0.3, 0.0, 0.0], ("by renormalising", "(scale)", "just a place to park attention", "only dilution")),
-        ([0.3, 0.2, 0.2, 0.3, 0.0], ("(bias)", "matters (scale)", "place does not do", "alike in its place do as")),
-        ([0.3, 0.4, -0.1, -0.2, -0.2], ("(bias)", "(scale) acts the other way", "does even more", "do even more")),
-        ([0.3, -0.2, 0.4, 0.04, 0.06], ("acts the other way", "(scale)", "place does as well", "place do not")),
+        ([0.3, 0.2, 0.2, 0.3, 0.0], ("(bias)", "matters (scale)", "first token does not replace", "all other tokens replaces")),
+        ([0.3, 0.4, -0.1, -0.2, -0.2], ("(bias)", "(scale) acts the other way", "first token does even more", "other tokens does even more")),
+        ([0.3, -0.2, 0.4, 0.04, 0.06], ("acts the other way", "(scale)", "first token replaces", "all other tokens does not replace")),
         (
             [-0.3, -0.3, 0.0, -0.3, 0.0],
-            ("against the effect", "(bias)", "place does not do", "alike in its place do as"),
+            ("against the effect", "(bias)", "first token does not replace", "all other tokens replaces"),
         ),
         ([0.01, 0.3, 0.3, 0.3, 0.3], ("next to nothing, so there is nothing to take apart",)),
     ],
@@ -152,8 +152,9 @@ def test_an_edit_is_told_apart_from_the_knockout_before_anything_follows(sense: 
         )
     apart = conclusion(by_hand(sense * np.array([0.054, 0.026, 0.3, 0.026, 0.046]), n=24), Head(0, 4))
     assert apart == (
-        f"{matters}; what it takes from the span hardly matters by itself, so the knockout acts by renormalising; how much "
-        "attention it keeps for the rest matters (scale); the first token in the span's place does as well, so the span is "
+        f"{matters}; what it takes from the span hardly matters by itself, so the knockout acts by renormalising; the "
+        "attention that it keeps for the rest matters (scale); sending that attention to the first token replaces the span, "
+        "so the span is "
         f"just a place to park attention; small, but not told apart from the knockout: {READ_EDITS['reroute_uniform']}."
     )
 
