@@ -94,7 +94,13 @@ def located(scale: float = 1.0, n: int = 12) -> mi.LocatedHeads:
     settings = LOCATING | {"direction": "denoising"}
     patches = PatchScores(problems(n), z, np.zeros(n), 1.0 + of_problem, HEADS, "nats", settings)
     return mi.LocatedHeads(
-        problems(n), HEADS, measures(scale, n), 1.0 + of_problem, patches, controls=beside(n, 2), settings=settings
+        problems(n),
+        HEADS,
+        measures(scale, n),
+        1.0 + of_problem,
+        patches=patches,
+        controls=beside(n, 2),
+        settings=settings,
     )
 
 

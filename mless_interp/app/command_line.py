@@ -152,7 +152,9 @@ TEMPLATE_HELP = "raw, raw_as_sent (the paper's doubled braces), text (for base m
 class Saving:
     """The options of every analysis: who computes, and where it leaves what."""
 
-    engine: Annotated[str, Option(help="serial, or ray (an extra): several workers, each with its own model.")] = "serial"
+    engine: Annotated[str, Option(help="serial, or ray (an extra): several workers, each with its own model.")] = (
+        "serial"
+    )
     workers: Annotated[int, Option(min=1, help="ray: number of workers.")] = 2
     gpus_per_worker: Annotated[float, Option(min=0, help="ray: GPUs that each worker reserves.")] = 0.0
     address: Annotated[str | None, Option(help="ray: a running cluster. [default: Ray is started here]")] = None

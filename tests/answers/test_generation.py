@@ -425,7 +425,7 @@ def test_vllm_says_what_it_lacks(demo: Model, by_vllm: Any) -> None:
 @pytest.mark.parametrize(
     ("answers", "told"),
     [
-        ([[9]], "vLLM ended 'a' after 1 tokens \\('stop'\\) without"),
+        ([[9]], "vLLM ended 'a' after 1 tokens \\('stop'\\)"),
         ("cannot", "vLLM failed: ValueError: no GPU here"),
         (["die"], "vLLM's process ended .*out of memory"),
     ],

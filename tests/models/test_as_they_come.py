@@ -109,7 +109,7 @@ def test_without_a_tokenizer_everything_runs_that_needs_none() -> None:
     assert set(written.tokens[0][0]) <= {str(token) for token in range(12)}
     with pytest.warns(UserWarning, match="2 problems are too few"):
         mi.locate_heads(model, pairs, controls=False, **QUIET)
-    assert read_patterns(model, pairs[0], "inserted", ["L0H0"]).values.shape[-1] == 14
+    assert read_patterns(model, pairs[0], "inserted", [mi.Head(0, 0)]).values.shape[-1] == 14
 
 
 @needs_hooked_transformer

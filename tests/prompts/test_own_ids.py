@@ -230,7 +230,7 @@ def test_one_prompt_with_many_clean_ones_is_one_problem() -> None:
     clean = [[8 if at == changed else token for at, token in enumerate(IDS[0])] for changed in range(4)]
     pairs = mi.pairs_from_ids([IDS[0]] * 4, [3] * 4, span=(1, 3), clean=clean)
     for ask in (mi.locate_heads, mi.patch_heads, mi.patch_sites):
-        with pytest.raises(ValueError, match="asks the same as .* clean prompt, which contrast 'content'"):
+        with pytest.raises(ValueError, match="asks the same as .* clean prompts alone, which contrast 'content'"):
             ask(model, pairs, contrast="content", **QUIET)
     one = mi.pairs_from_ids([IDS[0]] * 3 + [IDS[1]], [3] * 4, clean=[*clean[:3], [7, 5, 6, 0, 4]])
     found = mi.patch_heads(model, one, contrast="replaced", **QUIET)
