@@ -320,7 +320,7 @@ class PathEffects(CellEffects, Result):
             elif len(single) > 1 and len({passes[at] for at in single}) == 1 and between[row] == -passes[single[0]]:
                 how, inputs = "either", "".join(self.edges[at].part for at in single)
             of, share = counted.iloc[row], float(self.share.estimate[place])
-            named = (edge.sender, edge.receiver, inputs, how, share)
+            named = (str(edge.sender), str(edge.receiver), inputs, how, share)
             told.append((*named, of["median"], of["k"], of["n"], of["p_corrected"]))
         return pd.DataFrame(told, columns=columns)
 

@@ -212,7 +212,7 @@ ROW = {"name": "slashes", "kind": "meaningless"}
             "insertion 'slashes': .*unexpected keyword argument 'length'",
         ),
         ({"insertions": [{"name": "x"}]}, "insertion 'x': .*'kind'"),
-        ({"insertions": [{**ROW, "before": "end"}]}, "insertion 'slashes': unknown place before='end'"),
+        ({"insertions": [{**ROW, "before": "end"}]}, "insertion 'slashes': unknown place before end"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_line_before_anything_is_loaded(
