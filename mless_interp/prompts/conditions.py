@@ -101,7 +101,7 @@ inserted| inserted| inserted| with insertion| the prompt with it
 gap| base| inserted| without, positions as with it| without it, but the question keeps the position ids that it has with it
 masked| inserted| inserted| with, but nobody sees it| with it, but no token outside the span can see the span
 held| inserted| base| with, positions as without it| with it, but the question keeps the position ids that it has without it
-blind| inserted| inserted| with, but it cannot see the question| with it, but the span may not see the question (or what has read it)
+blind| inserted| inserted| with, but it cannot see the question| with it, but the span may not see the question or its readers
 apart| inserted| inserted| with, but its tokens cannot see one another| with it, but the span's rows may not see the span
 clean| clean| inserted| with other tokens| the clean prompt of a pair of equal length, as `pairs_from_ids(clean=...)` makes them
 """)
