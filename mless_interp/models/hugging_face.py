@@ -34,7 +34,7 @@ from .derived_sites import turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Masks, Taps
 from .loaded_weights import adapters, device_of, refuse_not_finite, refuse_strange_keys
-from .model_folder import ADAPTER, Loading, check_tokenizer, document, first_line, must_move
+from .model_folder import ADAPTER, Loading, check_tokenizer, check_weights, document, first_line, must_move
 from .traced_ops import additive_mask, unembedded
 
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
@@ -268,6 +268,7 @@ def load_hugging_face(name: str, loading: Loading) -> tuple[PreTrainedModel, Any
     what = "the tokenizer of" if local else "model"
     try:
         if local:
+            check_weights(Path(name))
             check_tokenizer(Path(name))
         tokenizer = load_tokenizer(name, **options)
         what = "model"

@@ -34,6 +34,16 @@ def document(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
+def check_weights(folder: Path) -> None:
+    """`ModelError` where the index of split weights names a file that is no safetensors: transformers would unpickle it."""
+    named = document(folder, INDEX).get("weight_map", {}).values() if (folder / INDEX).is_file() else ()
+    others = [file for file in named if not str(file).endswith(".safetensors")]
+    if others:
+        raise ModelError(
+            f"{folder / INDEX} names {others[0]!r}: weights are read from safetensors only, as others can run code"
+        )
+
+
 def check_tokenizer(folder: Path) -> None:
     """`ModelError` for a folder that holds no vocabulary: some tokenizers would be made up without one."""
     if any((folder / name).exists() for name in TOKENIZERS) or any(folder.glob("*.tiktoken")):

@@ -161,6 +161,12 @@ def only_pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def pickled_by_index(folder: Path) -> None:
+    only_pickled(folder)
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "pytorch_model.bin"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def text(name: str, what: str) -> Callable[[Path], Any]:
     return lambda folder: (folder / name).write_text(what)
 
@@ -181,6 +187,7 @@ def gone(*patterns: str) -> Callable[[Path], Any]:
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "truncated weights": (cut_weights, "cannot load model .* from this directory: "),
     "only .bin": (only_pickled, "cannot load model .*no file named model.safetensors"),
+    "index of pickled weights": (pickled_by_index, "names 'pytorch_model.bin': weights are read from safetensors only"),
     "config no JSON": (text("config.json", "{"), "is missing or damaged, it holds no JSON"),
     "unknown model type": (config(model_type="nonsense"), "cannot load .*nonsense"),
     "another size": (

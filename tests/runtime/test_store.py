@@ -107,6 +107,16 @@ def test_only_results_are_loaded(tmp_path: Path, name: str) -> None:
         load(rewritten(tmp_path / "format", format=2))
 
 
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    with np.load(folder / "arrays.npz") as arrays:
+        changed = dict(arrays) | {"PatchScores.donor": np.array([{"a": 1}], dtype=object)}
+    np.savez(folder / "arrays.npz", **changed)
+    write_manifest(folder)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        load(folder)
+
+
 # -------------------------------------------------------------------------------------------------------------- damage
 
 
