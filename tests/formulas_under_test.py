@@ -17,7 +17,6 @@ A1 = torch.tensor(
     dtype=torch.float64,
 )
 """The inserted prompt [P I I Q Q], positions held."""
-PI = torch.tensor([0, 3, 4])
 SPAN = torch.tensor([False, True, True, False, False])
 SINK = torch.tensor([True, False, False, False, False])
 QUESTION = torch.tensor([False, False, False, True, True])

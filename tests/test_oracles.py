@@ -597,16 +597,6 @@ def hidden(pair: Any, *, layers: Any = range(N_LAYERS), head: Any = slice(None))
     return [(f"blocks.{layer}.attn.hook_attn_scores", hide) for layer in layers]
 
 
-def caches_of(hooked: Any, pair: Any) -> tuple[Any, Any]:
-    """TransformerLens' caches of the inserted run, and of the one in which what comes after the span cannot see it."""
-    tokens = pair.condition("inserted").tokens
-    with torch.no_grad():
-        _, inserted = hooked.run_with_cache(tokens)
-        with hooked.hooks(fwd_hooks=hidden(pair)):
-            _, masked = hooked.run_with_cache(tokens)
-    return inserted, masked
-
-
 def read_of(pair: Any) -> Any:
     """The log-probability of an answered pair's one-token answer, of logits `[1, token, vocab]`."""
     read, answer = len(pair.inserted) - 2, pair.answer_ids[0]

@@ -28,7 +28,7 @@ from ..runtime.tables import Table
 from ..scores import HeadScores
 from ..scores.scored import is_sink
 from ..statistics import CONFIDENCE, Prevalence, holm
-from .judge import KINDS, SIDES, Claims, InStratum, Judged, few_problems, measured
+from .judge import KINDS, SIDES, Claims, InStratum, Judged, few_problems, judge, measured
 from .specificity import OTHERS, beside_controls
 
 
@@ -144,13 +144,11 @@ class Verdicts(Grouped):
     @cached_property
     def judged(self) -> Judged:
         """The verdicts: of every head its kind, its sense, and the tests behind them."""
-        effect = Effect(
-            np.asarray(self.total, dtype=float),
-            *(self.confidence, self.smallest_effect, self.resolution),
-            claimed=self.claims.direction if self.claims else 0.0,
-            groups=self.groups,
+        rules = {"confidence": self.confidence, "smallest_effect": self.smallest_effect, "rounding": self.resolution}
+        strata = () if self.claims else self.strata
+        return judge(
+            self.values, self.total, self.heads, **rules, claims=self.claims, groups=self.groups, strata=strata
         )
-        return Judged(self.heads, self.values, effect, self.claims, () if self.claims else self.strata)
 
     @property
     def established(self) -> bool:

@@ -184,11 +184,7 @@ class Model(ABC):
     @property
     def identity(self) -> dict[str, Any]:
         """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
-        info, hooks, own = (
-            self.info,
-            self.hooks,
-            computed_on(self.devices, threads=threads_for(self.info), tf32=self.tf32),
-        )
+        info, hooks = self.info, self.hooks
         return {
             "model": info.name,
             "backend": info.backend,
@@ -197,7 +193,9 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere" if self.remote is True else own,
+            "computed_on": "elsewhere"
+            if self.remote is True
+            else computed_on(self.devices, threads=threads_for(info), tf32=self.tf32),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         } | ({"hooks": [*hooks, self._what_hooks_do()]} if hooks else {})
 

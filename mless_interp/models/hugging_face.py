@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import constants, get_session
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from ..core.arguments import nearest
 from .base import Model
@@ -34,7 +34,7 @@ from .derived_sites import turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Masks, Taps
 from .loaded_weights import adapters, device_of, refuse_not_finite, refuse_strange_keys
-from .model_folder import ADAPTER, Loading, check_tokenizer, check_weights, document, first_line, must_move
+from .model_folder import ADAPTER, INDEX, Loading, check_index, check_tokenizer, document, first_line, must_move
 from .traced_ops import additive_mask, unembedded
 
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
@@ -268,10 +268,13 @@ def load_hugging_face(name: str, loading: Loading) -> tuple[PreTrainedModel, Any
     what = "the tokenizer of" if local else "model"
     try:
         if local:
-            check_weights(Path(name))
             check_tokenizer(Path(name))
         tokenizer = load_tokenizer(name, **options)
         what = "model"
+        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        index = cached_file(name, INDEX, local_files_only=options["local_files_only"], **quiet)
+        if index is not None:  # weights in one file have none
+            check_index(Path(index))
         return _weights(AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options), tokenizer
     except ModelError:
         raise

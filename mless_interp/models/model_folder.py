@@ -34,14 +34,12 @@ def document(folder: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def check_weights(folder: Path) -> None:
+def check_index(index: Path) -> None:
     """`ModelError` where the index of split weights names a file that is no safetensors: transformers would unpickle it."""
-    named = document(folder, INDEX).get("weight_map", {}).values() if (folder / INDEX).is_file() else ()
+    named = document(index.parent, index.name).get("weight_map", {}).values()
     others = [file for file in named if not str(file).endswith(".safetensors")]
     if others:
-        raise ModelError(
-            f"{folder / INDEX} names {others[0]!r}: weights are read from safetensors only, as others can run code"
-        )
+        raise ModelError(f"{index} names {others[0]!r}: weights are read from safetensors only, as others can run code")
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -139,9 +137,8 @@ class Loading:
 
     @property
     def precision(self) -> torch.dtype:
-        return {str(kind)[6:]: kind for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float16)}[
-            self._dtype
-        ]
+        found: torch.dtype = getattr(torch, self._dtype)
+        return found
 
     @functools.cached_property
     def place(self) -> str:

@@ -19,7 +19,6 @@ from mless_interp.metrics.recovery import (
 from mless_interp.metrics.segments import flanks
 
 # methods 13, shared rows: base tokens [P Q Q], inserted tokens [P I I Q Q]
-BASE = torch.tensor([0.55, 0.3, NAN], dtype=torch.float64)
 INSERTED = torch.tensor([0.365, 0.175, 0.175, 0.15, NAN], dtype=torch.float64)
 PREFIX = torch.tensor([True, False, False, False, False])
 

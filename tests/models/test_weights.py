@@ -223,6 +223,9 @@ def test_a_hub_s_id_is_read_from_its_cache_without_a_network(tiny_model_dir: Any
     here = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, check=False)
     assert done.stdout.strip() == mi.load_model(tiny_model_dir("llama")).weights_hash, done.stderr
+    pickled_by_index(repository / "snapshots" / "0123")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, check=False)
+    assert "names 'pytorch_model.bin': weights are read from safetensors only" in done.stderr
 
 
 def in_memory() -> SimpleNamespace:
