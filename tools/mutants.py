@@ -52,12 +52,10 @@ class Room:
 ROOMS = {
     "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
     "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
-    "interventions": Room(("mless_interp/patching/interventions.py",), ("tests/patching/test_interventions.py",)),
-    "insertions": Room(
-        ("mless_interp/prompts/insertions.py",),
-        ("tests/prompts/test_insertions.py", "tests/prompts/test_insertion_kinds.py"),
-    ),
-    "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
+    "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
+    "models": Room(("mless_interp/models/*.py",), ("tests/models",)),
+    "patching": Room(("mless_interp/patching/*.py",), ("tests/patching",)),
+    "circuits": Room(("mless_interp/circuits/*.py",), ("tests/circuits",)),
     "grading": Room(
         tuple(
             f"mless_interp/answers/{name}.py"
@@ -90,7 +88,7 @@ ROOMS = {
             "mless_interp/models/checks.py::_resolution",
             "mless_interp/models/checks.py::_log_probability",
         ),
-        ("tests/models/test_unembedding.py", "tests/models/test_resolution.py", "tests/patching/test_sweeps.py"),
+        ("tests/models/test_unembedding.py", "tests/models/test_as_they_come.py", "tests/patching/test_sweeps.py"),
     ),
     "devices": Room(
         (
