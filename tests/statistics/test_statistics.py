@@ -99,3 +99,23 @@ def test_generators_are_keyed_by_every_label_and_stable_between_processes():
     assert len({first(0), first(1), first(0, "a", "b"), first(0, "a:b"), first(0, "b", "a"), first(0, "ab")}) == 6
     with pytest.raises(TypeError, match="seed must be a whole number, got True"):
         st.derive_generator(True)
+
+
+def test_infinite_values_rank_as_the_most_extreme_of_a_median():
+    found = st.median_interval(np.array([1.0, 2, 3, 4, 5, 6, np.inf]))
+    assert (found.estimate, found.low, found.high) == (4, 1, np.inf)
+
+
+def test_a_mean_is_resampled_ten_thousand_times_unless_told_otherwise():
+    values = normal(40)
+    usual, told, other = (st.mean_interval(values, **n) for n in ({}, {"n_resamples": 10_000}, {"n_resamples": 9_999}))
+    assert (usual.low, usual.high) == (told.low, told.high) != (other.low, other.high)
+
+
+@pytest.mark.filterwarnings("error")
+def test_shares_of_no_problems_are_undefined_without_a_warning():
+    found = st.wilson(np.array([0, 1]), np.array([0, 2]))
+    assert np.isnan([found.estimate[0], found.low[0], found.high[0]]).all() and found.flag.tolist() == [
+        "no problems",
+        "",
+    ]
