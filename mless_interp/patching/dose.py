@@ -243,7 +243,7 @@ class DoseResponse(Result):
         table = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
         for contrast in ("total", "content", "shift", "held"):
             table |= interval_columns(contrast, self.effects(contrast))
-        both = self.effects("total", together=True)
+        both = self.effects(together=True)
         table |= {"total_together_ci_low": both.low, "total_together_ci_high": both.high}
         return pd.DataFrame(table | {"n": np.isfinite(inserted).sum(0)})
 
@@ -267,7 +267,7 @@ class DoseResponse(Result):
 
     def headline(self) -> str:
         """Return the number of tokens that moves the outcome most, and the slope of attention to the span."""
-        total, outcome = self.effects("total", together=True), self.settings.get("outcome")
+        total, outcome = self.effects(together=True), self.settings.get("outcome")
         most = int(np.nanargmax(np.abs(total.estimate)))
         low, high, moved = float(total.low[most]), float(total.high[most]), float(total.estimate[most])
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"

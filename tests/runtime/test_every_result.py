@@ -399,3 +399,10 @@ def test_cells_of_heads_and_tidy_rows_by_hand() -> None:
     assert of_heads(values, [mi.Head(1, 2), mi.Head(0, 1)]).tolist() == [[5.0, 1.0], [11.0, 7.0]]
     table = tidy({"problem": ("a", "b"), "n": [1, 2]}, y=np.array([[1.0, 2.0], [3.0, 4.0]]))
     assert table.to_dict("list") == {"problem": ["a", "a", "b", "b"], "n": [1, 2, 1, 2], "y": [1.0, 2.0, 3.0, 4.0]}
+
+
+@EVERY
+def test_a_page_shows_only_columns_that_its_tables_have(name: str) -> None:
+    shown = RESULTS[name]().shown()
+    for part in (*shown.tables, *([shown.head_map] if shown.head_map else [])):
+        assert set(part.columns or ()) <= set(part.frame), "a misspelt column would silently be left out"
