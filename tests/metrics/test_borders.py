@@ -187,3 +187,17 @@ def test_rounding_is_no_recovery() -> None:
     assert recovery.recovery_time_constant(1e-8 * random(12).abs(), min_r_squared=0.0).isfinite()
     short = recovery.recovery_latency(torch.ones(2, 3, 4), torch.ones(1))
     assert short.shape == (2, 3) and short.isnan().all()
+
+
+def test_what_is_undefined_in_a_row_decides_nothing_of_the_rest() -> None:
+    same(received.kurtosis(torch.tensor([[1.0, 1.0, NAN], [0.0, 1.0, NAN]])), [NAN, -2.0])
+    p, q = torch.tensor([[NAN, NAN], [0.5, 0.5]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    same(distances.total_variation(p, q), [NAN, 0.5])
+
+
+def test_each_prompt_has_its_own_span() -> None:
+    values, spans = random(2, 3, 4, 5, seed=1), torch.tensor([[T, T, F, F], [F, T, T, T]])
+    for formula in (outputs.value_spectral_share, outputs.value_effective_rank):
+        together = formula(values, span=spans[:, None])
+        for row, span in enumerate(spans):
+            same(together[row], formula(values[row], span=span))
