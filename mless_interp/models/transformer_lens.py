@@ -181,6 +181,7 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
             device=None if getattr(hf_model, "hf_device_map", None) else str(hf_model.device),
             dtype=hf_model.dtype,
         )
+        assert bridge.blocks, "it has no blocks"
     except Exception as error:  # a part that an adapter expects and a model lacks fails in any way
         named, run = ", ".join(hf_model.config.architectures or ()) or "nothing", type(hf_model).__name__
         reason = first_line(error).partition(" Available architectures")[0]  # two hundred
