@@ -120,6 +120,7 @@ pytest_add_cli_args=
     --hypothesis-seed=0
 also_copy=
     analyses
+    docs
     tools
 timeout_multiplier=6
 track_dependencies=false
