@@ -152,7 +152,8 @@ def test_where_nothing_is_inserted_a_token_is_named_by_its_position() -> None:
             runs = (model.run(here, edits=edits).logits for edits in ({}, {name: lambda _, new=new: new}))
             before, after = (float(logits[0, -1].log_softmax(-1)[pairs[row].answer_ids[0]]) for logits in runs)
             value = found.by_site[row, 0, 1, found.positions.index(label)]
-            assert value == pytest.approx(before - after, abs=1e-4) and (value == 0 or at >= changed[row])
+            assert value == pytest.approx(before - after, abs=1e-3), "logits of about 100"
+            assert value == 0 or at >= changed[row]
     places = mi.map_positions(model, pairs, ["L0H0"], n_rows=1, **options).places
     assert places == ("position 0", "position 7", "row all")
     short = mi.pairs_from_ids([[1, 2, 3], [1, 2, 3, 4]], [1, 2], clean=[[1, 5, 3], [1, 2, 5, 4]])
