@@ -147,7 +147,6 @@ TWICE = Problem("p", "a b?", "3", extra={"hint": "ab."})
         (Insertion.meaningful("a", 3), ["▁a"] * 3),
         (Insertion.text("ab"), ["a", "b"]),
     ],
-    ids=lambda made: made.label if isinstance(made, Insertion) else "",
 )
 def test_a_text_has_the_ids_that_it_has_in_the_middle_of_a_prompt(
     form: str, insertion: Insertion, pieces: list[str]
