@@ -118,6 +118,7 @@ pytest_add_cli_args=
     -m
     not slow
     --hypothesis-seed=0
+    --deselect=tests/models/test_remote.py::test_what_is_sent_imports_torch_alone
 also_copy=
     analyses
     docs
