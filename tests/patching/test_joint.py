@@ -132,6 +132,9 @@ def test_ranks_and_interactions_by_hand() -> None:
     table = made.table()
     assert table["median"].tolist() == table["effect"].tolist() == [2.0, 0.25, -2.25, 2.0]
     assert table["heads"][0] == "L0H1 L0H2" and "effect_ci_low" not in table, "a mean has no limits"
+    assert "3 random sets of the same layers" in made.explain() and "All 3" not in made.explain()
+    every = by_hand([1.0, 3.0], [[0.5, 0.25], [0.5, 0.75]], [[0.0, -2.5, 2.0], [0.5, -2.0, 2.0]], n_possible=3)
+    assert every.exact and "All 3 other sets of the same layers" in every.explain()
 
 
 def test_heads_that_were_chosen_on_these_problems_have_no_p_value() -> None:
