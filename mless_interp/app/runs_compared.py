@@ -31,6 +31,8 @@ class RunsCompared(Result):
     columns = columns_of("""
         of_this_sign | problems of its sign | of n | problems whose effect has the sign of the median
         named | heads named | of of_heads | heads that passed on these problems
+        run | run | | the folder of the run
+        of_heads | of heads | | heads that were tested
     """)
 
     @property

@@ -175,6 +175,8 @@ class CircuitCurve(Result):
         faithfulness | effect restored | share | share of the whole effect that these heads restore
         reversed | reversed ranking | share | the same for the ranking from its end
         random_mean | random orders | share | the same for heads in random order, mean
+        random_low | random orders, from | | 2.5 % of random orders restore less
+        random_high | random orders, to | | 2.5 % of random orders restore more
     """)
     axes = (("values", "problem order size"), ("joint", "problem joint_size"), ("singles", "problem first"))
 

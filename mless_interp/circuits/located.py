@@ -60,6 +60,19 @@ class LocatedHeads(Verdicts, Result):
         added_share | reproduced | share | share of the whole effect that patching its output in reproduces
         knockout_median | own read, median | | what hiding the inserted tokens from this head takes away
         mediated_removed_median | mediated, median | | the part of the head's effect that earlier heads cause
+        edge_noise_median | own read added, median | | what showing them to this head alone brings
+        mediated_added_median | mediated, added, median | | the part that earlier heads cause, patched in
+        knockout_effect | knockout, mean | | the same measure, mean over problems
+        knockout_k | knockout, problems | | problems in which it exceeds the smallest effect
+        edge_noise_effect | edge noise, mean | | the same measure, mean over problems
+        edge_noise_k | edge noise, problems | | problems in which it exceeds the smallest effect
+        mediated_removed_effect | mediated removed, mean | | the same measure, mean over problems
+        mediated_removed_k | mediated removed, problems | | problems in which it exceeds the smallest effect
+        mediated_added_effect | mediated added, mean | | the same measure, mean over problems
+        mediated_added_k | mediated added, problems | | problems in which it exceeds the smallest effect
+        removed_prevalence | undone in, share | | of the problems, with exact limits
+        added_prevalence | reproduced in, share | | of the problems, with exact limits
+        p_either | p, either side | p | the smaller of both sides' corrected p
     """)
     picture = "forest"
     drawn = ("removed_share", "removed_median")

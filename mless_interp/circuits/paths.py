@@ -284,6 +284,10 @@ class PathEffects(CellEffects, Result):
     """What goes along each edge: `values` `[problem, cell]`, of which the cells are `edges` (`CellEffects`)."""
 
     picture = "path_graph"
+    columns = columns_of("""
+        sender | sender | | the part whose change is passed on
+        receiver | receiver | | the part that alone sees the change
+    """)
     what = ("edge", "edges")
 
     @property

@@ -20,6 +20,7 @@ from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
+from ..runtime.columns import columns_of
 from ..runtime.results import Result
 from .cells import (
     POSITION,
@@ -280,6 +281,11 @@ class SitePatches(CellEffects, Result):
     """
 
     picture = "site_map"
+    columns = columns_of("""
+        site | site | | of the layer, by TransformerLens' name
+        of_layer | layer | | zero-based
+        position | token | | counted from both ends of the question; all: every token that can change
+    """)
     what = ("cell", "cells")
 
     sites, layers, positions = of_cells("site"), of_cells("of_layer"), of_cells("position")

@@ -284,6 +284,7 @@ class Transfer(Parts, Result):
     columns = columns_of("""
         exceeded | more than this in | | problems in which the heads bring more than this control
         p_exceeded | p, more than | p | that they bring more than this control in most problems, corrected
+        spearman | rank correlation | | of the heads' and the insertion's effects over problems (Spearman)
     """)
     what = ("edit", "edits")
     axes = (

@@ -111,6 +111,7 @@ class AttentionDecomposition(Result):
         lam_control_p | p against random words | p | that lambda differs from that under random words; corrected
         lam_n | n | | problems where lambda is defined
         lam_minus_uniform | lambda minus uniform | | more than 0: the inserted tokens are read less than evenly
+        sigma_norm | norm of Sigma | | length of what the span contributes to the output, mean over queries
         residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine
         fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
         fit_r2 | R² of the fit | | share of variance that the best affine fit explains

@@ -74,6 +74,9 @@ class SpanReadings(Result):
         own_rank | rank | later | of the own token among all (lens), median over problems and rows
         right_k | right | of right_n | problems answered rightly whose token is read better than others', as in others' spans
         wrong_k | wrong | of wrong_n | the same of problems answered wrongly
+        pairs_n | of pairs | | pairs of problems with different tokens
+        right_n | of right | | problems answered rightly
+        wrong_n | of wrong | | problems answered wrongly
     """)
     drawn = ("pairs_share",)
     axes = (

@@ -84,6 +84,9 @@ class ClaimChecks(Result):
         null_is | null is | later | what would be measured if the claim did not hold
         untrained | untrained | | the same of untrained twins: same configuration and prompts, weights drawn anew
         untrained_verdict | untrained twins | verdict | twins in which the claim agrees; most: it holds without training
+        key | key | | the claim's name
+        figures | figures | | of the paper, which show it
+        measure | measure | | the number that is compared
     """)
 
     def __getitem__(self, key: str) -> ClaimCheck:

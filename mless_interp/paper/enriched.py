@@ -12,6 +12,7 @@ from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..patching.scores import PatchScores
+from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, head_columns
 from ..statistics import CONFIDENCE, derive_generator
 
@@ -32,6 +33,11 @@ class Enrichment(Result):
     ranks: dict[str, float]
     limits: dict[str, tuple[float, float]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+    columns = columns_of("""
+        mean_rank | mean rank | count | of these heads in their layers; 1 is the largest effect
+        expected_rank | of random heads | count | the mean rank that random heads of these layers have
+    """)
 
     def table(self) -> pd.DataFrame:
         """One row: the mean rank, that of random heads, p, and of how many heads."""

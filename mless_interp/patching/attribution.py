@@ -18,6 +18,7 @@ from ..models.info import ModelError
 from ..models.memory import halved, out_of_memory, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
+from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.results import Quantity, Result, head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Knockout, LayerState
@@ -245,6 +246,12 @@ class HeadAttribution(Result):
 
     picture = "head_map"
     signed = True
+    columns = columns_of("""
+        ranked_by | ranked by | | exact: verified by patching; estimate: the gradient alone
+        score | estimate | | of the method, mean over problems
+        knockout | estimate, closing | | the same from the gradient where the head sees the span
+        edge_noise | estimate, opening | | the same from the gradient where it does not
+    """)
     axes = (
         *((name, "problem layer head_of_layer") for name in ("scores", "knockout", "edge_noise", "exact")),
         ("masked", "problem"),

@@ -60,6 +60,7 @@ class PatchScores(Parts, Result):
     columns = columns_of("""
         patching_changes | patching changes | | patched - receiving, mean over problems, in the outcome's unit
         recovered | recovered | later | (patched - corrupted) / (clean - corrupted)
+        noise | noise | | change of the outcome in a row of the head's layer without an edit: rounding
     """)
     picture = "forest"
     reported = (

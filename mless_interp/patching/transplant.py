@@ -14,6 +14,7 @@ from ..models.base import Model
 from ..models.inputs import Edit, Inputs
 from ..models.sites import attention_sites
 from ..prompts.pairs import PromptPair, over_pairs
+from ..runtime.columns import columns_of
 from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .outcomes import Outcome
@@ -165,6 +166,9 @@ class Transplant(Result):
     resolution: float = 0.0
 
     signed = True
+    columns = columns_of("""
+        above | above 0 in | | problems whose number is above 0, beyond rounding
+    """)
     axes = (("values", "problem answer span"),)
 
     @cached_property

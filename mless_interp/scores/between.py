@@ -18,6 +18,7 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import groups_of
 from ..prompts.prompt import SEGMENTS, Prompt
+from ..runtime.columns import columns_of
 from ..runtime.loop import Tick
 from ..runtime.results import (
     Quantity,
@@ -155,6 +156,10 @@ class SegmentAttention(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
+    columns = columns_of("""
+        dest | from | | segment whose tokens attend
+        src | to | | segment whose tokens are attended to
+    """)
     axes = (("values", "problem layer head_of_layer dest src"),)
 
     @property
