@@ -37,6 +37,14 @@ def test_who_is_confirmed_by_hand() -> None:
     assert found.headline().endswith("in 10 of 10 problems; confirmed: L0H1, L1H0; not confirmed: L0H0.")
 
 
+def test_named_heads_stand_first_however_large_the_median_of_others() -> None:
+    found = results.located()
+    values = {name: each.copy() for name, each in found.values.items()}
+    values["knockout"][:, 2] = np.where(np.arange(len(found.total)) < 7, 2.0, -2.0)  # 7 of 12: not most problems
+    table = replace(found, values=values).table()
+    assert table["label"].tolist() == ["L0H1", "L1H0", "L0H0"] and table["removed_median"].idxmax() == 2
+
+
 def test_what_was_named_on_both_sides_has_to_pass_on_both() -> None:
     one_sided = {name: array * (name in ("knockout", "mediated_removed")) for name, array in made().values.items()}
     assert made(values=one_sided).confirmed.tolist() == [False, False, False]
