@@ -38,7 +38,7 @@ from mless_interp.circuits.located import LocatedHeads
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
 from mless_interp.ground_truth.stand_ins import stand_in, stand_in_problems
-from mless_interp.metrics.probes import ridge_scores
+from mless_interp.metrics.activations import ridge_scores
 from mless_interp.statistics import (
     exact_limits,
     fewest_problems,

@@ -3,7 +3,7 @@
 import torch
 
 from mless_interp.core.once import computed_once, once
-from mless_interp.metrics import entropy
+from mless_interp.metrics import attention
 
 CALLS: list[int] = []
 
@@ -51,13 +51,13 @@ def test_metrics_are_the_same_bits_and_share_their_logarithms(monkeypatch) -> No
     monkeypatch.setattr(torch, "xlogy", lambda *given: (asked.append(given[0].dim()), xlogy(*given))[1])
 
     def numbers() -> list[torch.Tensor]:
-        chain = entropy.entropy_chain(pattern, span=span)
+        chain = attention.entropy_chain(pattern, span=span)
         return [
-            entropy.attention_entropy(pattern),
-            entropy.normalised_entropy(pattern),
-            entropy.entropy_without_sink(pattern, sink=~span),
+            attention.attention_entropy(pattern),
+            attention.normalised_entropy(pattern),
+            attention.entropy_without_sink(pattern, sink=~span),
             chain.outside,
-            entropy.entropy_chain(pattern, span=span).inside,
+            attention.entropy_chain(pattern, span=span).inside,
         ]
 
     apart = numbers()

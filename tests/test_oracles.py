@@ -20,18 +20,7 @@ from statsmodels.stats import contingency_tables, descriptivestats, multitest, p
 
 from mless_interp import statistics as st
 from mless_interp.core.heads import Head
-from mless_interp.metrics import (
-    activations,
-    affine,
-    distances,
-    entropy,
-    logits,
-    outputs,
-    rankings,
-    received,
-    recovery,
-    spikes,
-)
+from mless_interp.metrics import activations, attention, logits, outputs, received, recovery
 from mless_interp.models.load import wrap_model
 from mless_interp.patching.sweep import patch_heads
 
@@ -277,9 +266,9 @@ def test_areas_of_curves_are_those_of_scipy() -> None:
         rng = np.random.default_rng(seed)
         n = int(rng.integers(2, 40))
         sizes, f = np.sort(rng.random(n)), rng.normal(1, 1, (3, n))
-        close(rankings.circuit_performance(torch.tensor(sizes), torch.tensor(f)), integrate.trapezoid(f, sizes))
+        close(logits.circuit_performance(torch.tensor(sizes), torch.tensor(f)), integrate.trapezoid(f, sizes))
         distance = integrate.trapezoid(np.abs(1 - f), sizes)
-        close(rankings.circuit_distance(torch.tensor(sizes), torch.tensor(f)), distance)
+        close(logits.circuit_distance(torch.tensor(sizes), torch.tensor(f)), distance)
 
 
 def patterns(count: int = 50) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -297,11 +286,11 @@ def test_entropies_are_scipy_s() -> None:
     for _, pattern, span in patterns():
         p, n = pattern.numpy(), pattern.shape[-1]
         nats, keys = stats.entropy(p, axis=-1), np.arange(1, n + 1)
-        close(entropy.attention_entropy(pattern), nats, atol=1e-12)
-        close(entropy.effective_tokens(pattern), np.exp(nats), rtol=1e-12)
-        close(entropy.normalised_entropy(pattern)[..., 1:], (nats / np.log(keys).clip(1e-9))[..., 1:], atol=1e-12)
-        close(entropy.participation(pattern), 1 / (p**2).sum(-1))
-        chain = entropy.entropy_chain(pattern, span=span)
+        close(attention.attention_entropy(pattern), nats, atol=1e-12)
+        close(attention.effective_tokens(pattern), np.exp(nats), rtol=1e-12)
+        close(attention.normalised_entropy(pattern)[..., 1:], (nats / np.log(keys).clip(1e-9))[..., 1:], atol=1e-12)
+        close(attention.participation(pattern), 1 / (p**2).sum(-1))
+        chain = attention.entropy_chain(pattern, span=span)
         inside, outside = p[..., span.numpy()], p[..., ~span.numpy()]
         mass = inside.sum(-1)
         close(chain.between, stats.entropy(np.stack([mass, 1 - mass]).clip(0), axis=0), atol=1e-12)
@@ -312,11 +301,11 @@ def test_entropies_are_scipy_s() -> None:
             close(chain.inside, np.where(mass > 0, mass * within, 0), atol=1e-12)
             seen = (np.tril(np.ones((n, n)))[:, span.numpy()]).sum(-1)
             even = np.where((seen > 1) & (mass >= 1e-8), within / np.log(seen.clip(2)), np.nan)
-        close(entropy.within_span_entropy(pattern, span=span), even, atol=1e-9)
+        close(attention.within_span_entropy(pattern, span=span), even, atol=1e-9)
         free = np.delete(p, 0, axis=-1)
         with np.errstate(invalid="ignore"):
             unsunk = np.where(free.sum(-1) >= 1e-6, stats.entropy(free, axis=-1), np.nan)
-        close(entropy.entropy_without_sink(pattern, sink=torch.arange(n) == 0), unsunk, atol=1e-9)
+        close(attention.entropy_without_sink(pattern, sink=torch.arange(n) == 0), unsunk, atol=1e-9)
 
 
 def test_distances_are_scipy_s() -> None:
@@ -327,16 +316,16 @@ def test_distances_are_scipy_s() -> None:
         a, b = p.numpy(), q.numpy()
         of_rows = lambda metric, a=a, b=b: [metric(x, y) for x, y in zip(a, b, strict=True)]  # noqa: E731
         jensen = spatial.distance.jensenshannon(a, b, base=2, axis=-1)
-        close(distances.jensen_shannon_distance(p, q), np.nan_to_num(jensen), atol=1e-7)
-        close(distances.jensen_shannon_divergence(p, q), np.nan_to_num(jensen) ** 2, atol=1e-12)
-        close(distances.total_variation(p, q), np.array(of_rows(spatial.distance.cityblock)) / 2, atol=1e-15)
+        close(attention.jensen_shannon_distance(p, q), np.nan_to_num(jensen), atol=1e-7)
+        close(attention.jensen_shannon_divergence(p, q), np.nan_to_num(jensen) ** 2, atol=1e-12)
+        close(attention.total_variation(p, q), np.array(of_rows(spatial.distance.cityblock)) / 2, atol=1e-15)
         euclidean = [spatial.distance.euclidean(np.sqrt(x), np.sqrt(y)) for x, y in zip(a, b, strict=True)]
-        close(distances.hellinger(p, q), np.array(euclidean) / np.sqrt(2), atol=1e-12)
+        close(attention.hellinger(p, q), np.array(euclidean) / np.sqrt(2), atol=1e-12)
         shared = torch.nonzero(~span)[:, 0]
         kept = a[:, shared.numpy()]
         with np.errstate(invalid="ignore"):
             expected = np.where(kept.sum(-1, keepdims=True) >= 1e-8, kept / kept.sum(-1, keepdims=True), np.nan)
-        close(distances.renormalised_rows(p, alignment=shared), expected, rtol=1e-12)
+        close(attention.renormalised_rows(p, alignment=shared), expected, rtol=1e-12)
 
 
 def test_received_attention_is_a_mean_of_columns() -> None:
@@ -378,23 +367,23 @@ def test_spikes_are_those_of_scipy(kind: str) -> None:
         x, y = with_holes(base, n), with_holes(after, n + 1)
         both = ~np.isnan(x) & ~np.isnan(y)
         a, b = x[both], y[both]
-        found = [f(torch.tensor(x), torch.tensor(y)) for f in (spikes.timing_pearson, spikes.timing_spearman)]
+        found = [f(torch.tensor(x), torch.tensor(y)) for f in (recovery.timing_pearson, recovery.timing_spearman)]
         if np.ptp(a) > 0 and np.ptp(b) > 0:
             close(found, (stats.pearsonr(a, b).statistic, stats.spearmanr(a, b).statistic), rtol=1e-6, atol=1e-9)
         if a.any():
             (slope,), *_ = np.linalg.lstsq(a[:, None], b, rcond=None)
-            close(spikes.attenuation_slope(torch.tensor(x), torch.tensor(y)), slope)
+            close(recovery.attenuation_slope(torch.tensor(x), torch.tensor(y)), slope)
             explained = 1 - ((b - slope * a) ** 2).sum() / (b**2).sum()
-            close(spikes.attenuation_r_squared(torch.tensor(x), torch.tensor(y)), explained, rtol=1e-6, atol=1e-9)
+            close(recovery.attenuation_r_squared(torch.tensor(x), torch.tensor(y)), explained, rtol=1e-6, atol=1e-9)
         known = np.flatnonzero(~np.isnan(x))
         bar = 1.4826 * stats.median_abs_deviation(x[known])
         _, peaks = signal.find_peaks(x[known], prominence=bar, plateau_size=1)
-        marked = spikes.spike_peaks(torch.tensor(x))
+        marked = recovery.spike_peaks(torch.tensor(x))
         assert marked.nonzero()[:, 0].tolist() == known[peaks["left_edges"]].tolist()
         at = known[peaks["left_edges"]]
         left = (y / np.where(x > 0, x, np.nan))[at]
         if (~np.isnan(left)).any():
-            close(spikes.peak_attenuation(torch.tensor(x), torch.tensor(y), peaks=marked), np.nanmean(left))
+            close(recovery.peak_attenuation(torch.tensor(x), torch.tensor(y), peaks=marked), np.nanmean(left))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -488,7 +477,7 @@ def test_affine_maps_are_numpy_s_least_squares() -> None:
         rows, d = 2 + seed % 8, 1 + seed % 5
         z, noise = rng.normal(size=(2, rows, d)) * 10.0 ** rng.integers(-5, 5)
         after = rng.normal() * z + rng.normal(size=d) + (seed % 3) * noise
-        found = affine.affine_fit(torch.tensor(z), torch.tensor(after))
+        found = outputs.affine_fit(torch.tensor(z), torch.tensor(after))
         design = np.concatenate([z.reshape(-1, 1), np.tile(np.eye(d), (rows, 1))], 1)  # one slope, an offset each
         best, *_ = np.linalg.lstsq(design, after.ravel(), rcond=None)
         wrong = ((after.ravel() - design @ best) ** 2).sum() / ((after - after.mean(0)) ** 2).sum()
@@ -507,18 +496,18 @@ def test_residual_shares_and_gains_are_those_of_numpy_and_torch_s_norm() -> None
         change = wrote.sum(0)
         shares = [np.vdot(part, change) / np.vdot(change, change) for part in wrote]
         given = {"output_weights": torch.tensor(weights)}
-        close(affine.residual_share(torch.tensor(parts), torch.tensor(change), **given), shares)
+        close(outputs.residual_share(torch.tensor(parts), torch.tensor(change), **given), shares)
         norm = torch.nn.RMSNorm(width, eps=0, dtype=torch.float64)
         with torch.no_grad():
             norm.weight.copy_(torch.tensor(rng.normal(size=width)))
-            gain = affine.frozen_gain(norm, torch.tensor(change))
+            gain = outputs.frozen_gain(norm, torch.tensor(change))
             close(gain * torch.tensor(change), norm(torch.tensor(change)), rtol=1e-7)
             normed = (gain.numpy() * wrote).sum(0)
             total = [np.vdot(gain.numpy() * part, normed) / np.vdot(normed, normed) for part in wrote]
-            found = affine.residual_share(torch.tensor(parts), torch.tensor(normed), gain=gain, **given)
+            found = outputs.residual_share(torch.tensor(parts), torch.tensor(normed), gain=gain, **given)
             close(found, total, rtol=1e-7)
         rest, size = wrote[0], np.linalg.norm(change)
-        close(affine.affine_residual(torch.tensor(rest), torch.tensor(change)), np.linalg.norm(rest) / size)
+        close(outputs.affine_residual(torch.tensor(rest), torch.tensor(change)), np.linalg.norm(rest) / size)
 
 
 @needs_hooked_transformer

@@ -12,7 +12,7 @@ import torch
 
 from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
-from ..metrics.rankings import circuit_distance, circuit_performance
+from ..metrics.logits import circuit_distance, circuit_performance
 from ..models.base import Model
 from ..patching.effect import Effect
 from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes, single_knockouts

@@ -6,9 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..metrics.attention import span_log_odds
-from ..metrics.distances import jensen_shannon_divergence, renormalised_rows
-from ..metrics.entropy import attention_entropy, entropy_chain
+from ..metrics.attention import (
+    attention_entropy,
+    entropy_chain,
+    jensen_shannon_divergence,
+    renormalised_rows,
+    span_log_odds,
+)
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.sites import site
 from ..patching.interventions import Knockout, KnockoutZero, LayerState, PatchZ

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..core.arguments import check_choice, checked
 from ..metrics.activations import arm_threshold, quantile
-from ..metrics.segments import widened
+from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.derived_sites import gate_edits
 from ..models.inputs import Edit, Inputs

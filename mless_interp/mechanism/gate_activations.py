@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.arguments import checked
 from ..metrics.activations import histogram
-from ..metrics.segments import widened
+from ..metrics.patterns import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Model
 from ..models.sites import site

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.arguments import checked
 from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
-from ..metrics.segments import widened
+from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.derived_sites import Held
 from ..models.sites import attention_sites, site

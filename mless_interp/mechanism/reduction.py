@@ -6,9 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..metrics.affine import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from ..metrics.attention import span_mass_null
-from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
+from ..metrics.outputs import (
+    AffineParts,
+    affine_fit,
+    affine_parts,
+    affine_residual,
+    direction_coherence,
+    frozen_gain,
+    residual_share,
+    value_cosine,
+    value_effective_rank,
+    value_spectral_share,
+)
 from ..models.arithmetic import with_extra
 from ..models.base import Model
 from ..models.derived_sites import Held

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import check_count, check_share, checked, shown
-from ..metrics.probes import ridge_scores
+from ..metrics.activations import ridge_scores
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.replay import Stepper
@@ -49,7 +49,7 @@ def read_span(
     - *lens*: the model's own last norm and unembedding, $V_{p,t} = \log \mathrm{softmax}(W_U\, n(x))_t$ (nats), with its
       soft-cap and scale, mean over a block's rows;
     - *probe*: the score of $t$ by a ridge regression on $x$ (root mean square 1, mean over a block's rows), fitted on other
-      groups of problems (`metrics.probes`).
+      groups of problems (`metrics.activations`).
 
     Each problem is paired with one that has another token. Readable: the own tokens of both are read better than the exchanged
     ones, in most pairs,

@@ -1,16 +1,30 @@
-"""What each attention row gives to a segment: span mass, lambda, density, and their nulls.
+"""Metrics of attention rows: mass on a segment, entropy, and distances between the rows of two runs.
 
-Every function works row by row (`[*lead, dest, src]` in, `[*lead, dest]` out), so blocks of rows of one prompt concatenate;
-average over a question with `segment_mean`. Rows that see no key (padding) are NaN.
+Every metric works row by row (`[*lead, dest, src]` in, `[*lead, dest]` out), so blocks of rows of one prompt concatenate;
+average over a question with `segment_mean`. Rows that see no key (padding) are NaN. Entropies of prompts of different lengths
+are not comparable as they stand: use `normalised_entropy` or the chain rule. Distances take rows over the same tokens: bring
+the inserted run's to the base run's with `renormalised_rows`.
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from mless_interp.core.shapes import DestPositions, Pattern, PerRow, Segment, Visible
-from mless_interp.metrics.patterns import prepared, resolved_visible, row_sums, uniform_pattern
-from mless_interp.metrics.segments import check_segment, check_span, widened
+from ..core.once import once
+from ..core.shapes import DestPositions, Pattern, PerRow, Segment, Visible
+from .patterns import (
+    ROW_SUM_TOLERANCE,
+    check_segment,
+    check_span,
+    prepared,
+    resolved_visible,
+    row_sums,
+    uniform_pattern,
+    widened,
+)
 
 
 def span_mass(
@@ -183,4 +197,291 @@ def _check_sink(sink: Tensor, span: Tensor) -> None:
         raise ValueError(
             "the sink and the span share a token; where the span holds the first token, take the first token outside "
             "it as the sink"
+        )
+
+
+def attention_entropy(
+    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
+) -> PerRow:
+    r"""Shannon entropy of each attention row, in nats.
+
+    $$ H_i = -\sum_j A_{ij} \ln A_{ij}, \qquad 0 \ln 0 = 0 $$
+
+    0: the row reads a single token; $\ln c_i$: it reads its $c_i$ visible tokens evenly.
+
+    >>> attention_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    tensor([0.0000, 0.6931])
+    """
+    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    return torch.where(visible.any(-1), _entropy(pattern), torch.nan)
+
+
+def normalised_entropy(
+    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
+) -> PerRow:
+    r"""Entropy of each attention row as a share of the most that its visible keys allow, in [0, 1].
+
+    $$ H_i / \ln c_i $$
+
+    0: one token; 1: uniform. NaN where the row sees a single key.
+
+    >>> normalised_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    tensor([nan, 1.])
+    """
+    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    n_keys = visible.sum(-1)
+    return torch.where(n_keys > 1, _entropy(pattern) / n_keys.to(pattern.dtype).log(), torch.nan)
+
+
+def effective_tokens(
+    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
+) -> PerRow:
+    r"""Number of tokens that each row reads as if evenly (Hill number of order 1).
+
+    $$ \exp(H_i) $$
+
+    1: a single token; $c_i$: all visible tokens evenly.
+
+    >>> effective_tokens(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    tensor([1., 2.])
+    """
+    return attention_entropy(pattern, visible=visible, dest_positions=dest_positions).exp()
+
+
+def participation(
+    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
+) -> PerRow:
+    r"""Participation ratio of each row, in tokens (Hill number of order 2, never above `effective_tokens`).
+
+    $$ 1 / \textstyle\sum_j A_{ij}^2 $$
+
+    1: a single token; $c_i$: all visible tokens evenly. Less moved by many small weights than order 1.
+
+    >>> participation(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    tensor([1., 2.])
+    """
+    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    return torch.where(visible.any(-1), 1 / pattern.square().sum(-1), torch.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class EntropyChain:
+    """A row's entropy in nats as the sum of three terms: which side, where outside the span, where inside it."""
+
+    between: Float[Tensor, "*lead dest"]
+    outside: Float[Tensor, "*lead dest"]
+    inside: Float[Tensor, "*lead dest"]
+
+    @property
+    def total(self) -> PerRow:
+        return self.between + self.outside + self.inside
+
+
+@once
+def entropy_chain(
+    pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
+) -> EntropyChain:
+    r"""Entropy of each row split by the chain rule over span and rest, in nats.
+
+    $$ H(A_i) = h_2(\lambda_i) + \lambda_i H(A_{i,\bar I} / \lambda_i) + (1 - \lambda_i) H(A_{i,I} / (1 - \lambda_i)) $$
+
+    `between` is the first term (0 when all mass is on one side), `outside` the second: the only one that a prompt without the
+    span has too, after division by lambda. A side without mass contributes 0. Source: Shannon's grouping axiom (methods I11).
+
+    >>> chain = entropy_chain(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), span=torch.tensor([False, True]))
+    >>> chain.between, chain.outside
+    (tensor([0.0000, 0.6931]), tensor([0., 0.]))
+    """
+    check_span(span, n_tokens=pattern.shape[-1])
+    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    information = _information(pattern)
+    masses = [row_sums(pattern, side) for side in (~span, span)]
+    outer = [torch.xlogy(mass, mass) for mass in masses]
+    outside, inside = (
+        (whole - row_sums(information, side)).clamp(min=0) for whole, side in zip(outer, (~span, span), strict=True)
+    )
+    between = (0 - outer[0] - outer[1]).clamp(min=0)
+    return EntropyChain(*(torch.where(visible.any(-1), term, torch.nan) for term in (between, outside, inside)))
+
+
+def within_span_entropy(
+    pattern: Pattern,
+    *,
+    span: Segment,
+    visible: Visible | None = None,
+    dest_positions: DestPositions | None = None,
+    min_mass: float = 1e-8,
+) -> PerRow:
+    r"""How evenly each row spreads its span attention over the span tokens that it sees, in [0, 1].
+
+    $$ H(A_{i,I} / m_i) / \ln |I \cap V_i| $$
+
+    1: all alike (the paper's claim for meaningless tokens); 0: a single span token. NaN where the row sees fewer than two span
+    tokens or gives them less than `min_mass`.
+
+    >>> within_span_entropy(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]),
+    ...                     span=torch.tensor([False, True, True]))
+    tensor([nan, nan, 1.])
+    """
+    check_span(span, n_tokens=pattern.shape[-1])
+    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    n_keys = (visible & span[..., None, :]).sum(-1)
+    entropy, mass = _entropy_within(pattern, span)
+    defined = (n_keys > 1) & (mass >= min_mass)
+    return torch.where(defined, entropy / n_keys.to(pattern.dtype).log(), torch.nan)
+
+
+def entropy_without_sink(
+    pattern: Pattern,
+    *,
+    sink: Segment,
+    visible: Visible | None = None,
+    dest_positions: DestPositions | None = None,
+    min_mass: float = 1e-6,
+) -> PerRow:
+    r"""Entropy of each row after the sink's share is removed and the rest renormalised, in nats.
+
+    $$ H(A_{i,\bar K_0} / (1 - A_{i,K_0})) $$
+
+    Tells a head that reads one token from a head that parks its mass on the sink and spreads the rest. NaN where less than
+    `min_mass` escapes the sink.
+
+    >>> entropy_without_sink(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.8, 0.1, 0.1]]),
+    ...                      sink=torch.tensor([True, False, False]))
+    tensor([   nan, 0.0000, 0.6931])
+    """
+    check_segment(sink, name="sink", n_tokens=pattern.shape[-1])
+    pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    entropy, mass = _entropy_within(pattern, ~sink)
+    return torch.where(mass >= min_mass, entropy, torch.nan)
+
+
+@once
+def _information(pattern: Pattern) -> Pattern:
+    """A ln A of each cell, 0 where A is."""
+    return torch.xlogy(pattern, pattern)
+
+
+@once
+def _entropy(pattern: Pattern) -> PerRow:
+    return 0 - _information(pattern).sum(-1)
+
+
+def _entropy_within(pattern: Pattern, segment: Segment) -> tuple[PerRow, PerRow]:
+    """Entropy of the renormalised part of each row inside a segment, and the mass of that part."""
+    mass = row_sums(pattern, segment)
+    entropy = mass.log() - row_sums(_information(pattern), segment) / mass
+    return entropy.clamp(min=0), mass
+
+
+Distribution = Float[Tensor, "*lead outcome"]
+Distance = Float[Tensor, "*lead"]
+Alignment = Int[Tensor, " base_src"]
+"""Where each token of the base prompt stands in the inserted one: strictly increasing."""
+
+
+def renormalised_rows(
+    pattern: Float[Tensor, "*lead dest src"], *, alignment: Alignment, min_mass: float = 1e-8
+) -> Float[Tensor, "*lead dest base_src"]:
+    r"""Rows of the inserted run over the shared tokens only, rescaled to sum to 1.
+
+    $$ q_{ij} = A'_{i,\pi(j)} / \lambda_i $$
+
+    NaN where less than `min_mass` lies outside the span. Choose the rows yourself: `pattern[..., pi, :]`.
+
+    >>> renormalised_rows(torch.tensor([[0.25, 0.5, 0.25]]), alignment=torch.tensor([0, 2]))
+    tensor([[0.5000, 0.5000]])
+    """
+    _check_alignment(alignment, n_tokens=pattern.shape[-1])
+    shared = widened(pattern)[..., alignment]
+    mass = shared.sum(-1, keepdim=True)
+    return torch.where(mass >= min_mass, shared / mass, torch.nan)
+
+
+def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
+    r"""Jensen-Shannon divergence of two rows, in bits, in [0, 1].
+
+    $$ \tfrac12 \sum_j p_j \log_2 \frac{p_j}{m_j} + \tfrac12 \sum_j q_j \log_2 \frac{q_j}{m_j}, \quad m = (p + q) / 2 $$
+
+    0: equal; 1: disjoint.
+
+    >>> jensen_shannon_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+    tensor(1.)
+    """
+    p, q = _checked(p, q)
+    middle = (p + q) / 2
+    lean = torch.where(middle > 0, (p - middle) / middle, 0)  # p = middle (1 + lean): near rows do not cancel
+    nats = middle * (torch.special.xlog1py(1 + lean, lean) + torch.special.xlog1py(1 - lean, -lean)) / 2
+    return (nats.sum(-1) / math.log(2)).clamp(0, 1)
+
+
+def jensen_shannon_distance(p: Distribution, q: Distribution) -> Distance:
+    r"""Square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1].
+
+    >>> jensen_shannon_distance(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+    tensor(1.)
+    """
+    return jensen_shannon_divergence(p, q).sqrt()
+
+
+def hellinger(p: Distribution, q: Distribution) -> Distance:
+    r"""Hellinger distance of two rows, in [0, 1].
+
+    $$ \tfrac{1}{\sqrt 2} \lVert \sqrt p - \sqrt q \rVert_2 $$
+
+    0: equal; 1: disjoint. Weighs changes at small probabilities more than total variation does.
+
+    >>> hellinger(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+    tensor(1.)
+    """
+    p, q = _checked(p, q)
+    return ((p.sqrt() - q.sqrt()).square().sum(-1) / 2).sqrt()
+
+
+def total_variation(p: Distribution, q: Distribution) -> Distance:
+    r"""Total variation distance of two rows, in [0, 1]: the attention that moved.
+
+    $$ \tfrac12 \lVert p - q \rVert_1 $$
+
+    0: equal; 1: disjoint.
+
+    >>> total_variation(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]))
+    tensor(0.2500)
+    """
+    p, q = _checked(p, q)
+    return (p - q).abs().sum(-1) / 2
+
+
+def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
+    if p.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "
+            "renormalised_rows"
+        )
+    checked = []
+    for name, rows in (("first", p), ("second", q)):
+        wide = widened(rows)
+        tolerance = ROW_SUM_TOLERANCE[rows.dtype]
+        if (wide < -tolerance).any():
+            raise ValueError(
+                f"the {name} rows must be probabilities, but one has a negative entry ({wide.min().item():.6g}): pass "
+                "patterns after the softmax, not scores or differences"
+            )
+        wide = wide.clamp(min=0)
+        sums = wide.sum(-1, keepdim=True)
+        bad = ~((sums - 1).abs() <= tolerance) & ~wide.isnan().all(-1, keepdim=True)  # a row of NaN is undefined
+        if bad.any():
+            raise ValueError(
+                f"the {name} rows must sum to 1, but one sums to {sums[bad][0].item():.6g}; after dropping the span's "
+                "keys use renormalised_rows"
+            )
+        checked.append(wide / sums if rows.dtype in (torch.float16, torch.bfloat16) else wide)
+    return checked[0], checked[1]
+
+
+def _check_alignment(alignment: Tensor, *, n_tokens: int) -> None:
+    if (alignment.diff() <= 0).any() or (len(alignment) and (alignment[0] < 0 or alignment[-1] >= n_tokens)):
+        raise ValueError(
+            f"the alignment must be strictly increasing positions in 0 to {n_tokens - 1}, got {alignment.tolist()}"
         )

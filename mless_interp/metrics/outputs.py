@@ -1,16 +1,19 @@
-"""What attention to the span carries: its values, and the share of a head's output that comes from it.
+"""Metrics of what heads write: the span's part of a head's output, and how the output changes when a span is inserted.
 
 Values are per *query* head (`[*lead, src, d_head]`, the leading axes of the pattern): with grouped-query attention repeat the
-key-value heads with `repeat_interleave`, never `repeat`.
+key-value heads with `repeat_interleave`, never `repeat`. For the affine form, rows are the queries after the insertion point,
+one vector each; `before` is the run that the inserted one is compared with, row by row.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mless_interp.core.shapes import DestPositions, Pattern, PerHead, PerRow, Segment, Vectors, Visible
-from mless_interp.metrics.patterns import prepared
-from mless_interp.metrics.segments import check_segment, check_span, widened
+from ..core.shapes import DestPositions, Pattern, PerHead, PerRow, Segment, Vectors, Visible
+from .patterns import check_segment, check_span, prepared, widened
 
 RowVectors = Float[Tensor, "*lead dest d"]
 
@@ -107,7 +110,7 @@ def value_spectral_share(values: Vectors, *, span: Segment) -> PerHead:
 
 
 def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
-    r"""Number of directions that the span's values fill as if evenly.
+    r"""PerHead of directions that the span's values fill as if evenly.
 
     $$ \exp H\bigl(\sigma / \textstyle\sum_r \sigma_r\bigr) $$
 
@@ -157,3 +160,154 @@ def _singular_values(values: Tensor, span: Tensor) -> Tensor:
     check_span(span, n_tokens=values.shape[-2], may_cover_all=True)
     used = span.flatten(end_dim=-2).any(0) if span.ndim > 1 else span
     return torch.linalg.svdvals(torch.where(span[..., used, None], widened(values)[..., used, :], 0))
+
+
+@dataclass(frozen=True, eq=False)
+class AffineParts:
+    """The change of a head's output as a sum: scale + bias (+ shift) + rest, each `[*lead, row, d]`.
+
+    `rest` is what the form does not say: nothing in the first layer, what upstream layers changed in deeper ones.
+    """
+
+    scale: Float[Tensor, "*lead row d"]
+    bias: Float[Tensor, "*lead row d"]
+    shift: Float[Tensor, "*lead row d"] | None
+    rest: Float[Tensor, "*lead row d"]
+    change: Float[Tensor, "*lead row d"]
+
+
+def affine_parts(
+    after: RowVectors, before: RowVectors, *, lam: PerRow, sigma: RowVectors, matched: RowVectors | None = None
+) -> AffineParts:
+    r"""The change of head outputs by the retained mass lambda and the span's contribution Sigma, in units of z.
+
+    $$ z'_i - z_i = (\lambda_i - 1) z_i + \Sigma_i + \lambda_i (z^{\text{matched}}_i - z_i) + \text{rest} $$
+
+    Without `matched`, `before` itself has the inserted run's positions and there is no third term. With it, `before` is the
+    plain run and `matched` the one without the span at the inserted run's positions: the third term is the shift of rotary
+    positions, which the paper's Eq. 2 leaves out. In the first layer the rest is 0 exactly. Source: arXiv 2510.01032, Eq. 2;
+    methods §3, I1, I2, I10.
+
+    >>> parts = affine_parts(torch.tensor([[0.92]]), torch.tensor([[1.4]]), lam=torch.tensor([0.8]),
+    ...                      sigma=torch.tensor([[-0.2]]))
+    >>> [round(float(part), 4) + 0.0 for part in (parts.scale, parts.bias, parts.rest)]
+    [-0.28, -0.2, 0.0]
+    """
+    after, before, sigma = widened(after), widened(before), widened(sigma)
+    kept = widened(lam)[..., None]
+    change = after - before
+    scale = (kept - 1) * before
+    shift = None if matched is None else kept * (widened(matched) - before)
+    rest = change - scale - sigma if shift is None else change - scale - sigma - shift
+    return AffineParts(scale=scale, bias=sigma, shift=shift, rest=rest, change=change)
+
+
+def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead | float = 0.0) -> PerHead:
+    r"""How much of the change the form leaves open: eps, a ratio of norms over all rows.
+
+    $$ \epsilon = \frac{\lVert \text{rest} \rVert_F}{\lVert z' - z \rVert_F} $$
+
+    0: the form is exact, as it must be in the first layer; 1: it explains nothing; above 1: it points elsewhere. NaN where the
+    change is less than ten times `rounding` (the norm that rounding alone may have). Source: methods §3 (the test of "later
+    layers do not undergo an affine transformation").
+
+    >>> affine_residual(torch.tensor([[0.0, 3.0]]), torch.tensor([[4.0, 3.0]]))
+    tensor(0.6000)
+    """
+    size = widened(change).flatten(-2).norm(dim=-1)
+    floor = torch.as_tensor(rounding, dtype=size.dtype, device=size.device)
+    resolved = (size > 0) & (size >= 10 * floor)
+    return torch.where(resolved, widened(rest).flatten(-2).norm(dim=-1) / size, torch.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class AffineFit:
+    """The best global affine map of all rows: `slope` (a number), `offset` `[*lead, d]`, `r2` at most 1.
+
+    `slope` is a regression slope, not the retained mass: it may be negative or above 1.
+    """
+
+    slope: Float[Tensor, "*lead"]
+    offset: Float[Tensor, "*lead d"]
+    r2: Float[Tensor, "*lead"]
+
+
+def affine_fit(before: RowVectors, after: RowVectors) -> AffineFit:
+    r"""The one slope and offset that map all rows best, by least squares, with the share of variance explained.
+
+    $$ a = \frac{\sum_i \langle z_i - \bar z, z'_i - \bar z' \rangle}{\sum_i \lVert z_i - \bar z \rVert^2}, \quad
+       b = \bar z' - a \bar z, \quad R^2 = 1 - \frac{\sum_i \lVert z'_i - a z_i - b \rVert^2}
+                                                    {\sum_i \lVert z'_i - \bar z' \rVert^2} $$
+
+    $R^2 = 1$: one affine map moves every row. That says nothing about the retained mass: rows with lambda 0.8 and 0.5 can have
+    $a = -0.94$ with $R^2 = 1$. NaN where the rows before (for $a$) or after (for $R^2$) do not differ. Source: methods §3
+    (lam*, sig*); arXiv 2510.01032 reads Eq. 2 in this way.
+
+    >>> fit = affine_fit(torch.tensor([[0.0], [1.0]]), torch.tensor([[3.0], [1.0]]))
+    >>> fit.slope, fit.offset, fit.r2
+    (tensor(-2.), tensor([3.]), tensor(1.))
+    """
+    before, after = widened(before), widened(after)
+    middle, middle_after = before.mean(-2), after.mean(-2)
+    x, y = before - middle[..., None, :], after - middle_after[..., None, :]
+    least = torch.finfo(x.dtype).eps ** 2
+    spread, spread_after = x.square().sum((-2, -1)), y.square().sum((-2, -1))
+    varies = spread > least * before.square().sum((-2, -1))
+    varies_after = spread_after > least * after.square().sum((-2, -1))
+    slope = torch.where(varies, (x * y).sum((-2, -1)) / spread, torch.nan)
+    wrong = (y - slope[..., None, None] * x).square().sum((-2, -1))
+    return AffineFit(
+        slope=slope,
+        offset=middle_after - slope[..., None] * middle,
+        r2=torch.where(varies_after, 1 - wrong / spread_after, torch.nan),
+    )
+
+
+def residual_share(
+    parts: Float[Tensor, "head row d"],
+    change: Float[Tensor, "row d_model"],
+    *,
+    output_weights: Float[Tensor, "head d d_model"],
+    gain: Float[Tensor, "row d_model"] | None = None,
+) -> Float[Tensor, " head"]:
+    r"""Share of each head's part in what the layer's attention changes in the residual stream; a signed number.
+
+    $$ s_h = \frac{\langle u_h W_O^h, \delta \rangle}{\langle \delta, \delta \rangle}, \qquad
+       \delta = \sum_h (z'_h - z_h) W_O^h $$
+
+    The shares of all heads' whole changes sum to 1, those of a head's scale, bias, shift and rest to its own. Below 0: the part
+    works against the change. `gain` multiplies what heads write before it is added (`frozen_gain`; `change` is then the one
+    after the norm, and what is missing to 1 is the norm's own rescaling). NaN where nothing changes. Source: methods §3, I9 and
+    I10.
+
+    >>> residual_share(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[4.0]]), output_weights=torch.ones(2, 1, 1))
+    tensor([0.2500, 0.7500])
+    """
+    parts, change = widened(parts), widened(change)
+    total = change.square().sum()
+    seen = change if gain is None else change * widened(gain)
+    read = torch.einsum("rm,hdm->hrd", seen, output_weights.to(seen))
+    share = (parts * read).sum((-2, -1)) / total
+    return torch.where(total > 0, share, torch.nan)
+
+
+def frozen_gain(
+    norm: Callable[[Tensor], Tensor], wrote: Float[Tensor, "row d_model"], *, tolerance: float = 1e-2
+) -> Float[Tensor, "row d_model"]:
+    r"""What an RMS norm multiplies each element of `wrote` by, so that with its scale frozen it is linear.
+
+    $$ \operatorname{norm}(x)_i = g_i \odot x_i, \qquad g_i = w / \operatorname{rms}(x_i) $$
+
+    Sums pass through $g$ term by term, as they do not through the norm itself. NaN in rows where the norm is no such product to
+    within `tolerance` (it centres, for example). Source: methods §3 (Gemma 3's norm of attention's output).
+
+    >>> frozen_gain(lambda x: 2 * x / x.square().mean(-1, keepdim=True).sqrt(), torch.tensor([[3.0, 3.0]]))
+    tensor([[0.6667, 0.6667]])
+    """
+    normed = widened(norm(wrote))
+    weight = widened(norm(torch.ones_like(wrote[:1])))
+    plain = weight * widened(wrote)
+    scale = (normed * plain).sum(-1, keepdim=True) / plain.square().sum(-1, keepdim=True)
+    gain = scale * weight
+    off = (gain * widened(wrote) - normed).norm(dim=-1, keepdim=True)
+    return torch.where(off <= tolerance * normed.norm(dim=-1, keepdim=True), gain, torch.nan)

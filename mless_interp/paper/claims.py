@@ -17,8 +17,7 @@ import torch
 from ..core.arguments import count_of
 from ..core.heads import Head, as_heads
 from ..data import paper_entries
-from ..metrics.recovery import aligned_recovery, span_variation
-from ..metrics.spikes import timing_spearman
+from ..metrics.recovery import aligned_recovery, span_variation, timing_spearman
 from ..runtime.columns import columns_of
 from ..runtime.registry import savable
 from ..runtime.results import Result, Shown, ShownTable

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.arguments import checked
 from ..core.heads import Head
-from ..metrics.segments import RowChoice
+from ..metrics.patterns import RowChoice
 from ..models.base import Model
 from ..models.load import load_model, untrained_twin
 from ..prompts.insertions import Insertion

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.arguments import listed
 from ..core.heads import Head
-from ..metrics.segments import widened
+from ..metrics.patterns import widened
 from ..models.base import Model
 from ..prompts.insertions import Insertion
 from ..prompts.prompt import Prompt

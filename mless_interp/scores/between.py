@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.arguments import checked, count_of
 from ..core.heads import Head
-from ..metrics.segments import segment_mean
+from ..metrics.patterns import segment_mean
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, own_pairs

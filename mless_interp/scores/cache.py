@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..core.arguments import checked
 from ..core.heads import Head
-from ..metrics.segments import RowChoice
+from ..metrics.patterns import RowChoice
 from ..models.arithmetic import visibility
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt

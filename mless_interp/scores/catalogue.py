@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import nearest
-from ..metrics import attention, distances, entropy, outputs, received, sinks, spikes
+from ..metrics import attention, outputs, received
 from ..metrics import recovery as profiles
-from ..metrics.segments import segment_mean
+from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column, declare
 from .layout import Layout, Thresholds
 from .streaming import Need, RowFormula, Rows, States, flow_step
@@ -157,7 +157,7 @@ def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
 
 
 def _chain(part: str) -> RowFormula:
-    return lambda rows: getattr(entropy.entropy_chain(rows.block.pattern, span=rows.span, **rows.options), part)
+    return lambda rows: getattr(attention.entropy_chain(rows.block.pattern, span=rows.span, **rows.options), part)
 
 
 def _output_weight(rows: Rows) -> Tensor:
@@ -188,8 +188,8 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
         found = block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
         if bool(common.any()):
             theirs, there, here = rows.other.rows(rows.layout, block.positions[common], block.n_src)
-            base = distances.renormalised_rows(theirs, alignment=there.to(theirs.device))
-            own = distances.renormalised_rows(block.pattern[:, common], alignment=here.to(block.pattern.device))
+            base = attention.renormalised_rows(theirs, alignment=there.to(theirs.device))
+            own = attention.renormalised_rows(block.pattern[:, common], alignment=here.to(block.pattern.device))
             found[:, common] = formula(base.to(own), own)
         return found
 
@@ -206,20 +206,20 @@ ROWS = (
     _row("lam", _from_pattern(attention.retained_mass, "span"), "span"),
     _row("span_mass_without_sink", _from_pattern(attention.non_sink_span_mass, "span", "sink"), "span"),
     _row("log_density_ratio", _density, "span", "scores", signed=True),
-    _row("within_span_entropy", _from_pattern(entropy.within_span_entropy, "span"), "span"),
-    _row("entropy", _from_pattern(entropy.attention_entropy)),
-    _row("normalised_entropy", _from_pattern(entropy.normalised_entropy)),
-    _row("effective_tokens", _from_pattern(entropy.effective_tokens)),
-    _row("participation", _from_pattern(entropy.participation)),
-    _row("entropy_without_sink", _from_pattern(entropy.entropy_without_sink, "sink")),
+    _row("within_span_entropy", _from_pattern(attention.within_span_entropy, "span"), "span"),
+    _row("entropy", _from_pattern(attention.attention_entropy)),
+    _row("normalised_entropy", _from_pattern(attention.normalised_entropy)),
+    _row("effective_tokens", _from_pattern(attention.effective_tokens)),
+    _row("participation", _from_pattern(attention.participation)),
+    _row("entropy_without_sink", _from_pattern(attention.entropy_without_sink, "sink")),
     _row("entropy_between", _chain("between"), "span"),
     _row("entropy_outside", _chain("outside"), "span"),
     _row("entropy_inside", _chain("inside"), "span"),
     _row("rollout_span_share", _rollout, "span", "flow", default=False),
     _row("span_output_weight", _output_weight, "span", "values", "output_weights", default=False),
-    _row("js_distance", _distance(distances.jensen_shannon_distance), "first_rows", default=False),
-    _row("hellinger", _distance(distances.hellinger), "first_rows", default=False),
-    _row("total_variation", _distance(distances.total_variation), "first_rows", default=False),
+    _row("js_distance", _distance(attention.jensen_shannon_distance), "first_rows", default=False),
+    _row("hellinger", _distance(attention.hellinger), "first_rows", default=False),
+    _row("total_variation", _distance(attention.total_variation), "first_rows", default=False),
 )
 
 
@@ -268,8 +268,8 @@ PROFILES = (
     _profile("sink_alpha", lambda p: segment_mean(p.alpha, p.layout.sink), "sink_levels"),
     _profile("sink_rate", _sink_rate("sink"), "sink_levels"),
     _profile("span_sink_rate", _sink_rate("span"), *_SINKS),
-    _profile("span_first_alpha", lambda p: sinks.first_of(p.alpha, p.span), *_SINKS, default=False),
-    _profile("span_first_alpha_ratio", lambda p: sinks.first_against_rest(p.alpha, p.span), *_SINKS, default=False),
+    _profile("span_first_alpha", lambda p: received.first_of(p.alpha, p.span), *_SINKS, default=False),
+    _profile("span_first_alpha_ratio", lambda p: received.first_against_rest(p.alpha, p.span), *_SINKS, default=False),
     _profile("span_received", _span_mean("received"), "span"),
     _profile("span_relative", _span_mean("relative"), "span"),
     _profile("collapse", _collapse("received"), "span", signed=True),
@@ -307,7 +307,7 @@ def _tau(c: TwoProfiles) -> Tensor:
 
 
 def _peaks(c: TwoProfiles) -> tuple[Tensor, Tensor]:
-    return spikes.spike_peaks(c.base), spikes.spike_peaks(c.inserted)
+    return profiles.spike_peaks(c.base), profiles.spike_peaks(c.inserted)
 
 
 def _aligned(tokens: Callable[[Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
@@ -330,28 +330,28 @@ PAIRED = (
     _paired("recovery_latency", _latency, censored=True),
     _paired("recovered", _recovered),
     _paired("recovery_tau", _tau),
-    _paired("spike_spearman", _runs(spikes.timing_spearman), signed=True),
-    _paired("spike_pearson", _runs(spikes.timing_pearson), signed=True),
-    _paired("spike_slope", _runs(spikes.attenuation_slope)),
-    _paired("spike_r_squared", _runs(spikes.attenuation_r_squared)),
-    _paired("spike_f1", lambda c: spikes.matched_peaks_f1(*_peaks(c)).to(c.base)),
-    _paired("peak_attenuation", lambda c: spikes.peak_attenuation(c.base, c.inserted, peaks=_peaks(c)[0])),
+    _paired("spike_spearman", _runs(profiles.timing_spearman), signed=True),
+    _paired("spike_pearson", _runs(profiles.timing_pearson), signed=True),
+    _paired("spike_slope", _runs(profiles.attenuation_slope)),
+    _paired("spike_r_squared", _runs(profiles.attenuation_r_squared)),
+    _paired("spike_f1", lambda c: profiles.matched_peaks_f1(*_peaks(c)).to(c.base)),
+    _paired("peak_attenuation", lambda c: profiles.peak_attenuation(c.base, c.inserted, peaks=_peaks(c)[0])),
 )
 
 
 def _norms(s: States, of: Need) -> Tensor:
     vectors = s.vectors(of)
-    return sinks.relative_norms(vectors, others=s.others.to(vectors.device))
+    return received.relative_norms(vectors, others=s.others.to(vectors.device))
 
 
 def _cosines(s: States, of: Need) -> Tensor:
     vectors = s.vectors(of)
-    return sinks.cosines_to_sink(vectors, sink=s.layout.sink.to(vectors.device))
+    return received.cosines_to_sink(vectors, sink=s.layout.sink.to(vectors.device))
 
 
 PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
     "span": lambda values, s: segment_mean(values, s.span),
-    "span_first": lambda values, s: sinks.first_of(values, s.span),
+    "span_first": lambda values, s: received.first_of(values, s.span),
     "sink": lambda values, s: segment_mean(values, s.layout.sink),
 }
 

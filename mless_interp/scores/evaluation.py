@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..metrics.patterns import segment_mean
 from ..metrics.received import relative_received
-from ..metrics.segments import segment_mean
 from .catalogue import Profile, TwoProfiles, metric_named
 from .layout import Layout, Thresholds
 from .streaming import Need, Plan, Reduced

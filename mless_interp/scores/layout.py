@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import check_count
-from ..metrics.segments import RowChoice, flanks, row_mask
+from ..metrics.patterns import RowChoice, flanks, row_mask
 from ..prompts.conditions import CONDITIONS, one_of
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt

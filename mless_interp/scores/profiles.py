@@ -12,7 +12,7 @@ import torch
 
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_head, as_heads
-from ..metrics.segments import RowChoice
+from ..metrics.patterns import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, own_pairs

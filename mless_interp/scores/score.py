@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.arguments import checked
 from ..core.heads import Head
-from ..metrics.segments import RowChoice
+from ..metrics.patterns import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs

@@ -13,8 +13,8 @@ from small_results import decomposed
 
 from mless_interp.mechanism import decompose_attention
 from mless_interp.mechanism.runs import runs_of
-from mless_interp.metrics.affine import affine_fit, affine_parts, affine_residual, residual_share
 from mless_interp.metrics.attention import retained_mass, span_mass_null
+from mless_interp.metrics.outputs import affine_fit, affine_parts, affine_residual, residual_share
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs

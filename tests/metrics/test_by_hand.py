@@ -7,14 +7,17 @@ import torch
 from formulas_under_test import A0, A1, NAN, QUESTION, SINK, SPAN, random, random_pattern, same, visible_keys
 
 from mless_interp.metrics.activations import arm_threshold, near_zero_fraction
-from mless_interp.metrics.attention import log_density_ratio, retained_mass, span_log_odds, span_mass
-from mless_interp.metrics.distances import (
+from mless_interp.metrics.attention import (
     jensen_shannon_distance,
+    log_density_ratio,
+    retained_mass,
+    span_log_odds,
+    span_mass,
 )
 from mless_interp.metrics.outputs import span_output, span_output_weight
+from mless_interp.metrics.patterns import row_mask, segment_mean
 from mless_interp.metrics.received import received_attention, received_sums, sink_rate
-from mless_interp.metrics.segments import row_mask, segment_mean
-from mless_interp.metrics.spikes import (
+from mless_interp.metrics.recovery import (
     attenuation_r_squared,
     attenuation_slope,
     matched_peaks_f1,

@@ -10,22 +10,7 @@ import torch
 from formulas_under_test import NAN, SINK, mask, random, random_pattern, same, visible_keys
 
 from mless_interp import metrics
-from mless_interp.metrics import (
-    activations,
-    affine,
-    attention,
-    distances,
-    entropy,
-    logits,
-    outputs,
-    patterns,
-    rankings,
-    received,
-    recovery,
-    segments,
-    sinks,
-    spikes,
-)
+from mless_interp.metrics import activations, attention, logits, outputs, patterns, received, recovery
 
 N = 12
 SPAN, BEFORE, AFTER = mask(4, 5, 6, 7, n=N), mask(0, 1, 2, 3, n=N), mask(8, 9, 10, 11, n=N)
@@ -48,18 +33,18 @@ OF_PROFILES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
     "recovery_latency": lambda x, y, v: recovery.recovery_latency(x, y, width=2),
     "running_median": lambda x, y, v: recovery.running_median(x),
     "recovery_time_constant": lambda x, y, v: recovery.recovery_time_constant(x, min_r_squared=0.0),
-    "timing_pearson": lambda x, y, v: spikes.timing_pearson(x, y),
-    "timing_spearman": lambda x, y, v: spikes.timing_spearman(x, y),
-    "attenuation_slope": lambda x, y, v: spikes.attenuation_slope(x, y),
-    "attenuation_r_squared": lambda x, y, v: spikes.attenuation_r_squared(x, y),
-    "spike_peaks": lambda x, y, v: spikes.spike_peaks(x).to(segments.widened(x).dtype),
-    "matched_peaks_f1": lambda x, y, v: spikes.matched_peaks_f1(x > 1, y > 1, tolerance=1).to(x),
-    "peak_attenuation": lambda x, y, v: spikes.peak_attenuation(x, y, peaks=spikes.spike_peaks(x)),
+    "timing_pearson": lambda x, y, v: recovery.timing_pearson(x, y),
+    "timing_spearman": lambda x, y, v: recovery.timing_spearman(x, y),
+    "attenuation_slope": lambda x, y, v: recovery.attenuation_slope(x, y),
+    "attenuation_r_squared": lambda x, y, v: recovery.attenuation_r_squared(x, y),
+    "spike_peaks": lambda x, y, v: recovery.spike_peaks(x).to(patterns.widened(x).dtype),
+    "matched_peaks_f1": lambda x, y, v: recovery.matched_peaks_f1(x > 1, y > 1, tolerance=1).to(x),
+    "peak_attenuation": lambda x, y, v: recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x)),
     "kurtosis": lambda x, y, v: received.kurtosis(x),
     "sink_rate": lambda x, y, v: received.sink_rate(x, SPAN),
     "relative_received": lambda x, y, v: received.relative_received(x, y),
-    "circuit_performance": lambda x, y, v: rankings.circuit_performance(FRACTIONS.to(segments.widened(x)), x),
-    "circuit_distance": lambda x, y, v: rankings.circuit_distance(FRACTIONS.to(segments.widened(x)), x),
+    "circuit_performance": lambda x, y, v: logits.circuit_performance(FRACTIONS.to(patterns.widened(x)), x),
+    "circuit_distance": lambda x, y, v: logits.circuit_distance(FRACTIONS.to(patterns.widened(x)), x),
     "arm_threshold": lambda x, y, v: activations.arm_threshold(x, c=0.3),
     "arm_threshold_signed": lambda x, y, v: activations.arm_threshold(x, c=0.3, absolute=False),
     "quantile": lambda x, y, v: activations.quantile(x, q=0.3),
@@ -74,18 +59,18 @@ OF_PROFILES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
     "wasserstein": lambda x, y, v: activations.wasserstein(x, y),
     "kolmogorov_smirnov": lambda x, y, v: activations.kolmogorov_smirnov(x, y),
     "median_variance": lambda x, y, v: activations.median_variance(v),
-    "relative_norms": lambda x, y, v: sinks.relative_norms(v, others=AFTER),
-    "cosines_to_sink": lambda x, y, v: sinks.cosines_to_sink(v, sink=FIRST_TOKEN),
-    "first_of": lambda x, y, v: sinks.first_of(x, SPAN),
-    "first_against_rest": lambda x, y, v: sinks.first_against_rest(x, SPAN),
+    "relative_norms": lambda x, y, v: received.relative_norms(v, others=AFTER),
+    "cosines_to_sink": lambda x, y, v: received.cosines_to_sink(v, sink=FIRST_TOKEN),
+    "first_of": lambda x, y, v: received.first_of(x, SPAN),
+    "first_against_rest": lambda x, y, v: received.first_against_rest(x, SPAN),
     "value_cosine": lambda x, y, v: outputs.value_cosine(v, span=SPAN),
     "value_spectral_share": lambda x, y, v: outputs.value_spectral_share(v, span=SPAN),
     "value_effective_rank": lambda x, y, v: outputs.value_effective_rank(v, span=SPAN),
     "direction_coherence": lambda x, y, v: outputs.direction_coherence(v, rows=SPAN),
-    "segment_mean": lambda x, y, v: segments.segment_mean(x, SPAN),
-    "affine_fit": lambda x, y, v: affine.affine_fit(v, v.flip(-2)).r2,
-    "affine_residual": lambda x, y, v: affine.affine_residual(v, v.flip(-1)),
-    "affine_parts": lambda x, y, v: affine.affine_parts(v, v + 1, lam=x, sigma=v.flip(-1), matched=2 * v).rest,
+    "segment_mean": lambda x, y, v: patterns.segment_mean(x, SPAN),
+    "affine_fit": lambda x, y, v: outputs.affine_fit(v, v.flip(-2)).r2,
+    "affine_residual": lambda x, y, v: outputs.affine_residual(v, v.flip(-1)),
+    "affine_parts": lambda x, y, v: outputs.affine_parts(v, v + 1, lam=x, sigma=v.flip(-1), matched=2 * v).rest,
 }
 """Metrics of profiles `x`, `y` `[*lead, token]` and vectors `v` `[*lead, token, d]`."""
 
@@ -96,15 +81,15 @@ OF_PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor, Tensors], torch.Ten
     "non_sink_span_mass": lambda p, v, m: attention.non_sink_span_mass(p, span=m["span"], sink=m["sink"], **v),
     "log_density_ratio": lambda p, v, m: attention.log_density_ratio(p, span=m["span"], **v),
     "log_density_ratio_no_sink": lambda p, v, m: attention.log_density_ratio(p, span=m["span"], sink=m["sink"], **v),
-    "attention_entropy": lambda p, v, m: entropy.attention_entropy(p, **v),
-    "normalised_entropy": lambda p, v, m: entropy.normalised_entropy(p, **v),
-    "effective_tokens": lambda p, v, m: entropy.effective_tokens(p, **v),
-    "participation": lambda p, v, m: entropy.participation(p, **v),
-    "chain_between": lambda p, v, m: entropy.entropy_chain(p, span=m["span"], **v).between,
-    "chain_outside": lambda p, v, m: entropy.entropy_chain(p, span=m["span"], **v).outside,
-    "chain_inside": lambda p, v, m: entropy.entropy_chain(p, span=m["span"], **v).inside,
-    "within_span_entropy": lambda p, v, m: entropy.within_span_entropy(p, span=m["span"], **v),
-    "entropy_without_sink": lambda p, v, m: entropy.entropy_without_sink(p, sink=m["sink"], **v),
+    "attention_entropy": lambda p, v, m: attention.attention_entropy(p, **v),
+    "normalised_entropy": lambda p, v, m: attention.normalised_entropy(p, **v),
+    "effective_tokens": lambda p, v, m: attention.effective_tokens(p, **v),
+    "participation": lambda p, v, m: attention.participation(p, **v),
+    "chain_between": lambda p, v, m: attention.entropy_chain(p, span=m["span"], **v).between,
+    "chain_outside": lambda p, v, m: attention.entropy_chain(p, span=m["span"], **v).outside,
+    "chain_inside": lambda p, v, m: attention.entropy_chain(p, span=m["span"], **v).inside,
+    "within_span_entropy": lambda p, v, m: attention.within_span_entropy(p, span=m["span"], **v),
+    "entropy_without_sink": lambda p, v, m: attention.entropy_without_sink(p, sink=m["sink"], **v),
     "span_output": lambda p, v, m: outputs.span_output(p, m["values"], span=m["span"], **v).movedim(-1, -2),
     "span_output_weight": lambda p, v, m: outputs.span_output_weight(
         p, m["values"], span=m["span"], output_weights=m["weights"], **v
@@ -195,14 +180,14 @@ def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> 
     null = attention.span_mass_null(visible, span=span, dtype=torch.float64)
     same(attention.span_mass(pattern, span=span, visible=visible), null)
     keys = torch.where(visible.any(-1), visible.sum(-1).double(), NAN)
-    for metric in (entropy.effective_tokens, entropy.participation):
+    for metric in (attention.effective_tokens, attention.participation):
         same(metric(pattern, visible=visible), keys)
-    full = entropy.normalised_entropy(pattern, visible=visible)
+    full = attention.normalised_entropy(pattern, visible=visible)
     same(full, torch.where(keys > 1, 1.0, NAN))
     for rows in ("all", "shared", "question"):
         for renorm in (False, True):
             options = {
-                "rows": segments.row_mask(rows, question=at >= 8, span=span),
+                "rows": patterns.row_mask(rows, question=at >= 8, span=span),
                 "sink": sink if renorm else None,
                 "renorm": renorm,
             }
@@ -225,14 +210,14 @@ def test_outcomes_and_gains_of_half_precision_are_computed_in_float32(dtype: tor
         logits.answer_probability(found, ANSWER),
         logits.logit_difference(found, 1, 2),
         logits.kl_divergence(found, found.flip(0)),
-        affine.frozen_gain(lambda x: 2 * x, rows),
-        affine.residual_share(rows[None], rows, output_weights=torch.ones(1, 4, 4, dtype=dtype)),
+        outputs.frozen_gain(lambda x: 2 * x, rows),
+        outputs.residual_share(rows[None], rows, output_weights=torch.ones(1, 4, 4, dtype=dtype)),
         attention.span_log_odds(torch.zeros(4, 4, dtype=dtype), span=mask(1, n=4)),
     ):
         assert value.dtype == torch.float32
     same(logits.answer_logprob(torch.full((1, 1, 2), 6e4, dtype=torch.float16), ANSWER[:1]), -0.6931472)
     p, q = (3 * random(2, 40)).softmax(-1).to(dtype)
-    for distance in (distances.total_variation, distances.hellinger, distances.jensen_shannon_distance):
+    for distance in (attention.total_variation, attention.hellinger, attention.jensen_shannon_distance):
         exact = distance(p.double() / p.double().sum(), q.double() / q.double().sum())
         same(distance(p, q), exact.float(), atol=1e-6, rtol=0)
 
@@ -301,8 +286,8 @@ def test_rounding_is_allowed_up_to_its_limit() -> None:
         with pytest.raises(ValueError, match=r"row \[0\] has a negative entry"):
             patterns.prepared(torch.tensor([[1 - 1.1 * entry, 1.1 * entry]], dtype=dtype), **seen)
     ends = torch.tensor([1 + 9e-6, 0.0], dtype=torch.float64)  # rows may be so much too large, a distance may not
-    assert distances.jensen_shannon_divergence(ends, ends.flip(0)) == 1.0
-    nothing_left = distances.renormalised_rows(torch.tensor([[0.0, 1.0, 0.0]]), alignment=torch.tensor([0, 2]))
+    assert attention.jensen_shannon_divergence(ends, ends.flip(0)) == 1.0
+    nothing_left = attention.renormalised_rows(torch.tensor([[0.0, 1.0, 0.0]]), alignment=torch.tensor([0, 2]))
     for metric in takes("p"):
         assert metric(nothing_left, torch.tensor([[0.5, 0.5]])).isnan().all()
 
@@ -328,15 +313,15 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
         (lambda: recovery.onset_step(torch.ones(5), span=mask(1, 3, n=5)), "only defined for one block"),
         (lambda: recovery.recovery_latency(THREE, THREE, width=0), "width must be 1 token or more, got 0"),
         (lambda: recovery.running_median(THREE, width=4), "odd number of tokens, got 4"),
-        (lambda: segments.row_mask("some", question=LAST), '"all", "shared", "question" or "last", got \'some\''),
+        (lambda: patterns.row_mask("some", question=LAST), '"all", "shared", "question" or "last", got \'some\''),
         (lambda: activations.gini(THREE[:0]), "there are no activations: the selection of tokens is empty"),
         (lambda: activations.wasserstein(THREE, THREE[:2]), "same number of elements, got 3 and 2"),
         (lambda: activations.histogram(THREE, edges=torch.tensor([1.0])), r"strictly increasing numbers, got \[1.0\]"),
-        (lambda: rankings.circuit_distance(torch.tensor([0.5, 0.5]), torch.ones(2)), "strictly increasing sizes"),
-        (lambda: distances.total_variation(HALF[0], HALF[0, :2]), "over the same tokens, got 3 and 2"),
-        (lambda: distances.renormalised_rows(HALF, alignment=torch.tensor([1, 3])), r"in 0 to 2, got \[1, 3\]"),
-        (lambda: distances.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),
-        (lambda: sinks.cosines_to_sink(VECTORS, sink=SPAN), "the sink is one token, got a mask of 4"),
+        (lambda: logits.circuit_distance(torch.tensor([0.5, 0.5]), torch.ones(2)), "strictly increasing sizes"),
+        (lambda: attention.total_variation(HALF[0], HALF[0, :2]), "over the same tokens, got 3 and 2"),
+        (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 3])), r"in 0 to 2, got \[1, 3\]"),
+        (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),
+        (lambda: received.cosines_to_sink(VECTORS, sink=SPAN), "the sink is one token, got a mask of 4"),
         (lambda: patterns.row_positions(HALF[:2], None), "2 rows over 3 keys needs dest_positions"),
         (lambda: patterns.row_positions(HALF[:2], torch.tensor([1, 3])), "must lie in 0 to 2, got 1 to 3"),
         (lambda: patterns.row_positions(HALF[:2], torch.tensor([1])), r"one position per row \(2 rows\)"),

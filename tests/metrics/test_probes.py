@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mless_interp.metrics.probes import PENALTIES, ridge_scores
+from mless_interp.metrics.activations import PENALTIES, ridge_scores
 
 
 def test_the_dual_is_the_primal_and_its_penalty_leaves_one_out() -> None:

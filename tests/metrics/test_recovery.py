@@ -5,6 +5,7 @@ import math
 import torch
 from formulas_under_test import NAN, QUESTION, SPAN, mask, same
 
+from mless_interp.metrics.patterns import flanks
 from mless_interp.metrics.recovery import (
     aligned_recovery,
     collapsed_share,
@@ -16,7 +17,6 @@ from mless_interp.metrics.recovery import (
     span_collapse,
     span_variation,
 )
-from mless_interp.metrics.segments import flanks
 
 # methods 13, shared rows: base tokens [P Q Q], inserted tokens [P I I Q Q]
 INSERTED = torch.tensor([0.365, 0.175, 0.175, 0.15, NAN], dtype=torch.float64)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from formulas_under_test import NAN, mask, same, visible_keys
 
-from mless_interp.metrics.patterns import prepared
-from mless_interp.metrics.segments import check_span, flanks, row_mask, segment_mean, span_bounds
+from mless_interp.metrics.patterns import check_span, flanks, prepared, row_mask, segment_mean, span_bounds
 
 
 def checked(pattern: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mless_interp.metrics.sinks import cosines_to_sink, first_against_rest, first_of, relative_norms
+from mless_interp.metrics.received import cosines_to_sink, first_against_rest, first_of, relative_norms
 
 X = torch.tensor([[0.0, 60.0], [0.0, 30.0], [3.0, 0.0], [3.0, 4.0], [0.0, 1.0]])  # norms 60 30 3 5 1
 FIRST = torch.tensor([True, False, False, False, False])

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
-from mless_interp.metrics import attention, entropy, outputs, patterns, received, segments
+from mless_interp.metrics import attention, outputs, patterns, received
 from mless_interp.metrics import recovery as profiles
 from mless_interp.models.base import Model
 from mless_interp.models.info import LeanAttentionError
@@ -112,8 +112,8 @@ def test_streamed_metrics_equal_the_formulas_on_whole_patterns(
     span, n = pair.span_mask, len(pair.inserted)
     question, sink = torch.arange(n) >= pair.span[1], torch.arange(n) == 0
     before = (torch.arange(n) < pair.span[0]) & ~sink
-    rows = segments.row_mask("shared", question=question, span=span)
-    mean = lambda values: segments.segment_mean(values, question)  # noqa: E731
+    rows = patterns.row_mask("shared", question=question, span=span)
+    mean = lambda values: patterns.segment_mean(values, question)  # noqa: E731
     visible = {
         name: [mask[0] for mask in model.visible(pair.condition(name).to("cpu"))] for name in ("base", "inserted")
     }
@@ -127,8 +127,8 @@ def test_streamed_metrics_equal_the_formulas_on_whole_patterns(
         found = {
             "span_mass": mean(attention.span_mass(pattern, span=span, **seen)),
             "lam_last": attention.retained_mass(pattern, span=span, **seen)[:, -1],
-            "within_span_entropy": mean(entropy.within_span_entropy(pattern, span=span, **seen)),
-            "entropy": mean(entropy.attention_entropy(pattern, **seen)),
+            "within_span_entropy": mean(attention.within_span_entropy(pattern, span=span, **seen)),
+            "entropy": mean(attention.attention_entropy(pattern, **seen)),
         }
         of_group = values.repeat_interleave(group, 1).transpose(0, 1)
         weights = model.output_weights(layer)
