@@ -8,8 +8,8 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from .arguments import Cells, check_count, check_share
-from .bootstrap import CONFIDENCE, Interval
+from ..core.arguments import check_count, check_share
+from .intervals import CONFIDENCE, Cells, Interval
 
 Counts = int | Shaped[np.ndarray, "*cells"]
 

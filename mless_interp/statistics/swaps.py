@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Int, Shaped
 
-from .arguments import derive_generator
+from .intervals import derive_generator
 
 N_FOLDS = 5
 Labels = Int[np.ndarray, " problem"]
