@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.heads import Head
-from ..statistics.arguments import derive_generator
+from ..statistics import derive_generator
 
 NOT_NUMBERS = "the model gave logits that are no numbers (NaN): load it in float32 or bfloat16"
 

@@ -17,7 +17,7 @@ from ..core.arguments import checked
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.load import source_of
-from ..statistics.arguments import derive_generator
+from ..statistics import derive_generator
 from .decoding import Decoding, Finished, Row
 
 PYTHON = "MLESS_VLLM_PYTHON"

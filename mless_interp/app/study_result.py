@@ -32,8 +32,7 @@ from ..runtime.results import (
 )
 from ..scores.catalogue import metric_named
 from ..scores.scored import HeadScores
-from ..statistics import CONFIDENCE, Interval, defined_mean, fewest_problems, mean_interval, prevalence_test
-from ..statistics.multiplicity import holm
+from ..statistics import CONFIDENCE, Interval, defined_mean, fewest_problems, holm, mean_interval, prevalence_test
 from .study_spec import NONE
 
 OF_EFFECTS = {

@@ -7,7 +7,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from ..core.arguments import checked
+from ..core.arguments import check_count, check_share, checked
 from ..core.heads import Head
 from ..models.base import Model
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
@@ -18,8 +18,7 @@ from ..prompts.pairs import Given, PromptPair, digest_of
 from ..prompts.problems import overlap
 from ..runtime.progress import stage
 from ..runtime.text_safety import visible
-from ..statistics import CONFIDENCE
-from ..statistics.arguments import check_count, check_share, derive_generator
+from ..statistics import CONFIDENCE, derive_generator
 from .confirmation import Confirmation
 from .judge import Claims, few_in_strata, few_problems
 from .located import LocatedHeads

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import checked, count_of, listed
+from ..core.arguments import check_count, checked, count_of, listed
 from ..core.heads import Head
 from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import HeadAttribution, attribute_heads
@@ -24,8 +24,7 @@ from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, of_heads, tidy
-from ..statistics import CONFIDENCE, Interval, Prevalence, fewest_problems, holm, prevalence_test
-from ..statistics.arguments import check_count, derive_generator
+from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, fewest_problems, holm, prevalence_test
 from .cells import heads_of, named_on, named_words
 from .locate import fresh_problems
 from .located import LocatedHeads

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..core.arguments import checked, count_of, listed
+from ..core.arguments import check_count, checked, count_of, listed
 from ..core.heads import Head
 from ..mechanism.decomposition import AttentionDecomposition
 from ..mechanism.runs import DECOMPOSED, span_reads
@@ -31,8 +31,7 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, tidy
-from ..statistics import CONFIDENCE, Prevalence
-from ..statistics.arguments import check_count, derive_generator
+from ..statistics import CONFIDENCE, Prevalence, derive_generator
 from .cells import heads_of, named_on, named_words
 from .located import LocatedHeads
 from .measure import kept_file

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from ..core.arguments import check_share
 from ..metrics import activations as metrics
 from ..metrics.received import kurtosis
 from ..metrics.token_classes import CLASSES
-from ..statistics.arguments import check_share
 
 VALUES: dict[str, str] = {
     "near_zero_arm": "share",

@@ -22,7 +22,7 @@ from ..models.base import Model
 from ..models.derived_sites import gate_edits
 from ..models.inputs import Edit, Inputs
 from ..runtime.registry import savable
-from ..statistics.arguments import derive_generator
+from ..statistics import derive_generator
 from .arm_published import published_arm
 
 CHOICES = {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked
+from ..core.arguments import check_count, checked
 from ..metrics.activations import histogram
 from ..metrics.patterns import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
@@ -19,7 +19,6 @@ from ..patching.prepared import fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import groups_of
-from ..statistics.arguments import check_count
 from .activation_results import ActivationShift
 from .activation_summaries import (
     DISTANCES,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import checked, count_of, listed
+from ..core.arguments import check_share, checked, count_of, listed
 from ..core.heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
@@ -25,7 +25,6 @@ from ..runtime.results import (
     tidy,
 )
 from ..statistics import CONFIDENCE, holm, prevalence_test
-from ..statistics.arguments import check_share
 from .effect import SMALLEST_EFFECT
 from .joint import CHOSEN_HERE
 from .outcomes import Outcome

@@ -101,15 +101,13 @@ class Interval:
     def __repr__(self) -> str:
         kind = f"{100 * self.confidence:g} % {self.method}"
         if self.estimate.size == 1:
-            flag = self.flag.item()
-            return (
-                f"{self.estimate.item():.4g} [{self.low.item():.4g}, {self.high.item():.4g}] "
-                f"({kind}, n = {self.n.item()}{'; ' + flag if flag else ''})"
-            )
-        flags = [f"{int((self.flag == word).sum())} × {word}" for word in np.unique(self.flag) if word]
+            flag = f"; {self.flag.item()}" if self.flag.item() else ""
+            ends = f"[{self.low.item():.4g}, {self.high.item():.4g}]"
+            return f"{self.estimate.item():.4g} {ends} ({kind}, n = {self.n.item()}{flag})"
+        undefined = int(np.isnan(self.estimate).sum())
         return (
-            f"{self.estimate.size} intervals ({kind}, n = {self.n.min()} to {self.n.max()}, "
-            f"{int(np.isnan(self.estimate).sum())} undefined{'; ' + ', '.join(flags) if flags else ''})"
+            f"{self.estimate.size} intervals ({kind}, n = {self.n.min()} to {self.n.max()}, {undefined} undefined, "
+            f"{int((self.flag != '').sum())} flagged)"
         )
 
 
@@ -138,20 +136,19 @@ def bootstrap_interval(
     counts = (~np.isnan(flat)).sum(axis=0)
     found = np.full((4, flat.shape[1]), np.nan)
     flag = np.where(counts < 2, TOO_FEW, "").astype(f"<U{len(FELL_BACK)}")
+    size = max(1, _CHUNK_VALUES // n_resamples)  # cells whose resampled means fit in a bounded block of memory
     for cells, column in _by_count(flat):
-        n = len(column)
-        weights = resample_weights(n, n_resamples, seed)
-        for part in _blocks(cells.size, n_resamples):
-            x = column[:, part]
+        weights = resample_weights(len(column), n_resamples, seed)
+        for start in range(0, cells.size, size):
+            at, x = cells[start : start + size], column[:, start : start + size]
             mean = x.mean(axis=0)
             deviation = x - mean
             tie, draws = _TIE * np.abs(x).max(axis=0), _means(x, weights)
             low, high, fell_back = _limits(draws, mean, tie=tie, skew=_skew(deviation), confidence=confidence)
             equal = (x == x[0]).all(axis=0)
-            error = deviation.std(axis=0, ddof=1) / n**0.5
-            ends = (mean, low, high, error)
-            found[:, cells[part]] = np.where(equal, [x[0], x[0], x[0], np.zeros(len(mean))], ends)
-            flag[cells[part]] = np.where(equal, ALL_EQUAL, np.where(fell_back, FELL_BACK, ""))
+            error = deviation.std(axis=0, ddof=1) / len(x) ** 0.5
+            found[:, at] = np.where(equal, [x[0], x[0], x[0], np.zeros(len(mean))], (mean, low, high, error))
+            flag[at] = np.where(equal, ALL_EQUAL, np.where(fell_back, FELL_BACK, ""))
     estimate, low, high, error = (row.reshape(shape) for row in found)
     return Interval(estimate, low, high, error, counts.reshape(shape), flag.reshape(shape), confidence, "bca")
 
@@ -222,13 +219,6 @@ def _by_count(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if n < len(undefined):
             column = np.take_along_axis(column, np.argsort(undefined[:, cells], axis=0, kind="stable")[:n], axis=0)
         yield cells, column
-
-
-def _blocks(n_cells: int, n_resamples: int) -> Iterator[slice]:
-    """Slices of cells whose resampled means fit in a bounded block of memory."""
-    size = max(1, _CHUNK_VALUES // n_resamples)
-    for start in range(0, n_cells, size):
-        yield slice(start, min(start + size, n_cells))
 
 
 def resample_weights(n: int, n_resamples: int, seed: int) -> np.ndarray:

@@ -158,12 +158,13 @@ def holm(p_values: CellCounts) -> Cells:
     >>> holm(np.array([0.01, 0.04, 0.03]))
     array([0.03, 0.06, 0.06])
     """
-    family = _defined(p_values)
+    made, tested = np.full(np.shape(p_values), np.nan), ~np.isnan(p_values)
+    family = np.asarray(p_values, dtype=np.float64)[tested]
     order = np.argsort(family, kind="stable")
-    steps = np.minimum(1.0, family[order] * np.arange(family.size, 0, -1))
     adjusted = np.empty(family.size)
-    adjusted[order] = np.maximum.accumulate(steps)
-    return _in_place(p_values, adjusted)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, family[order] * np.arange(family.size, 0, -1)))
+    made[tested] = adjusted
+    return made
 
 
 def benjamini_hochberg(p_values: CellCounts) -> Cells:
@@ -177,15 +178,7 @@ def benjamini_hochberg(p_values: CellCounts) -> Cells:
     >>> benjamini_hochberg(np.array([0.01, 0.04, 0.03, 0.5])).round(6)
     array([0.04    , 0.053333, 0.053333, 0.5     ])
     """
-    family = _defined(p_values)
-    return _in_place(p_values, stats.false_discovery_control(family, method="bh") if family.size else family)
-
-
-def _defined(p_values: np.ndarray) -> np.ndarray:
-    return np.asarray(p_values, dtype=np.float64)[~np.isnan(p_values)]
-
-
-def _in_place(p_values: np.ndarray, adjusted: np.ndarray) -> np.ndarray:
-    result = np.full(np.shape(p_values), np.nan)
-    result[~np.isnan(p_values)] = adjusted
-    return result
+    made, tested = np.full(np.shape(p_values), np.nan), ~np.isnan(p_values)
+    if tested.any():
+        made[tested] = stats.false_discovery_control(np.asarray(p_values, dtype=np.float64)[tested], method="bh")
+    return made
