@@ -28,6 +28,7 @@ from mless_interp.circuits.measure import sweeps_of
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import sweep_heads
 from mless_interp.prompts.conditions import CONTRASTS
+from mless_interp.runtime.loop import RunOptions
 
 BEFORE, INSERTED, AFTER, ANSWER = 14, 55, 43, 4
 N_SHARDS = 10
@@ -214,7 +215,9 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
         sweep, found = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
         if locate:
             four = sweeps_of(CONTRASTS["content"])
-            sweeps, _ = seconds(lambda: sweep_heads(prepare(model, [pair]), four, model.info.heads, progress=False))
+            sweeps, _ = seconds(
+                lambda: sweep_heads(prepare(model, [pair]), four, model.info.heads, options=RunOptions(progress=False))
+            )
     rows = [
         ("load with self-check, s", parts["sweep"][0], loading),
         ("one forward pass, s", None, one),

@@ -31,6 +31,7 @@ from ..prompts.conditions import one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
+from ..runtime.loop import RunOptions
 from ..runtime.text_safety import visible
 from ..scores import attention_profile, score_heads
 from .command_line import Attention, Dtype
@@ -347,7 +348,9 @@ class _Work:
         one, gates = prepare(model, self.pairs[:1], self.outcome), [gate_row(some, model.info)] * N_SETS
 
         def sets(count: int) -> None:
-            gated_outcomes(one, torch.stack(gates[:count]), label="sets", settings={}, progress=False)
+            gated_outcomes(
+                one, torch.stack(gates[:count]), label="sets", settings={}, options=RunOptions(progress=False)
+            )
 
         parts[f"edges, sites, positions and writes of {len(some)} heads"] = extrapolated(run, n // 2)
         return parts | {"sets of heads": n // 2 * extrapolated(sets, N_SETS)}

@@ -26,6 +26,7 @@ from ..patching.sweep import Engine, Sweep
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, one_of
 from ..prompts.pairs import PromptPair
 from ..runtime.engines import Tick, Unit
+from ..runtime.loop import RunOptions
 from ..runtime.registry import savable
 from ..runtime.results import Grouped, Shown, ShownTable, largest_first, tidy
 from ..runtime.tables import Table
@@ -403,8 +404,7 @@ def measured(
         of_unit,
         label=label,
         settings={**sweep.settings, label: list(map(str, cells))},
-        checkpoint=how.checkpoint,
-        progress=how.progress,
+        options=RunOptions(how.checkpoint, how.progress),
         steps=len(cells),
     )
     patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))

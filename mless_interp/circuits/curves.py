@@ -20,6 +20,7 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
+from ..runtime.loop import RunOptions
 from ..runtime.results import Result, tidy
 from ..statistics import CONFIDENCE, derive_generator
 
@@ -97,15 +98,14 @@ def circuit_curve(
         label="growing circuits",
         settings={**settings, "sizes": sizes.tolist(), "joint_sizes": together.tolist()},
         contrast=between,
-        checkpoint=checkpoint,
-        progress=progress,
+        options=RunOptions(checkpoint, progress),
     )
     masked, inserted = values[:, 0], values[:, 1]
     inner = values[:, 2 : 2 + len(open_gates)].reshape(len(values), len(orders), -1)
     ends_of = [np.repeat(end[:, None, None], len(orders), 1) for end in (masked, inserted)]
     first, singles = order[: int(together.max(initial=0))], np.zeros((len(values), 0))
     if first:
-        singles = single_knockouts(prepared, first, contrast=contrast, progress=progress)
+        singles = single_knockouts(prepared, first, contrast=contrast, options=RunOptions(progress=progress))
     return CircuitCurve(
         problem_ids=prepared.ids,
         groups=prepared.groups,

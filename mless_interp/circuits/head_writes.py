@@ -23,6 +23,7 @@ from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
+from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Result, Shown, ShownTable, tidy
 from ..runtime.text_safety import one_line
 from ..statistics import defined_mean
@@ -103,8 +104,7 @@ def what_it_writes(
         settings={"writes of": list(map(str, chosen)), "positions": positions, **prepared.settings},
         units=prepared.units,
         label="reading what heads write",
-        checkpoint=checkpoint,
-        progress=progress,
+        options=RunOptions(checkpoint, progress),
     )
     top = min(top, _n_known(model) // 2)
     wrote = np.array([each["wrote"] for each in found], dtype=np.float32)  # [problem, head, written, d_model]

@@ -19,7 +19,7 @@ from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
-from ..runtime.loop import OF_THE_LIST
+from ..runtime.loop import OF_THE_LIST, RunOptions
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 N_SCREENED = 64
@@ -58,7 +58,7 @@ def measure(
     the span's rows whose sight of the question is cut. Where nothing can be cut: the z patches alone.
     """
     sweeps = sweeps_of(contrast)
-    runs = sweep_heads(prepared, sweeps, heads, checkpoint=checkpoint, progress=progress, seed=seed)
+    runs = sweep_heads(prepared, sweeps, heads, options=RunOptions(checkpoint, progress, seed))
     z, cut = (
         {d: runs[f"{edit}-{d}"].per_head for d in DIRECTIONS if f"{edit}-{d}" in runs} for edit in ("z", "knockout")
     )
@@ -165,7 +165,12 @@ def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterabl
     layers = [[head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}]
 
     def run(per_layer: int) -> None:
-        sweep_heads(usual, named, [head for members in layers for head in members[:per_layer]], progress=False)
+        sweep_heads(
+            usual,
+            named,
+            [head for members in layers for head in members[:per_layer]],
+            options=RunOptions(progress=False),
+        )
 
     return len(rows) * extrapolated(run, max(map(len, layers)))
 

@@ -23,6 +23,7 @@ from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
 from ..runtime.columns import columns_of
+from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, of_heads, tidy
 from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, fewest_problems, holm, prevalence_test
 from .cells import heads_of, named_on, named_words
@@ -215,8 +216,7 @@ class _Measured:
                 label=f"{side} sets",
                 settings={"side": side, "sets": names, "contrast": self.contrast.name},
                 contrast=self.contrast,
-                checkpoint=kept_file(self.folder, side, names, digest_of(self.prepared.pairs)),
-                progress=self.progress,
+                options=RunOptions(kept_file(self.folder, side, names, digest_of(self.prepared.pairs)), self.progress),
             )
             sign = -1 if closed else 1
             self._known |= zip(new, (sign * (values[:, 1:] - values[:, :1]) + 0.0).T, strict=True)

@@ -20,6 +20,7 @@ from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, pairs_like
 from ..runtime.checkpoint import CheckpointError
+from ..runtime.loop import RunOptions
 from ..runtime.results import interval_columns
 from ..scores import HeadScores, score_heads
 from ..statistics import holm, one_problem, prevalence_test
@@ -68,6 +69,9 @@ class Controls:
     progress: bool
     seed: int
     contrast: Contrast = CONTRASTS["content"]
+
+    def _run(self, name: str, *of: object) -> RunOptions:
+        return RunOptions(kept_file(self.folder, name, *of), self.progress, self.seed)
 
     def _options(self, name: str, *of: object) -> dict[str, Any]:
         return {"checkpoint": kept_file(self.folder, name, *of), "progress": self.progress, "seed": self.seed}
@@ -123,7 +127,7 @@ class Controls:
         directions = ("denoising", "noising") if named else ("noising",)
         sweeps = {direction: Sweep.named("shift", direction) for direction in directions}
         heads = tuple(named) or (spare,)
-        runs = sweep_heads(prepared, sweeps, heads, **self._options("shift", heads))
+        runs = sweep_heads(prepared, sweeps, heads, options=self._run("shift", heads))
         found = {"shift_total": runs["noising"].total_effect}
         if named:
             found |= {"shift_removed": runs["denoising"].per_head, "shift_added": runs["noising"].per_head}
@@ -173,7 +177,7 @@ class Controls:
             f"matched-{draw}": Sweep.named(self.contrast.name, edit=MatchedMassKnockout(seed=self.seed, draw=draw))
             for draw in range(self.draws)
         }
-        runs = sweep_heads(prepared, sweeps, named, **self._options("matched-mass", named))
+        runs = sweep_heads(prepared, sweeps, named, options=self._run("matched-mass", named))
         drawn = [run.per_head for run in runs.values()]
         return {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}
 

@@ -30,6 +30,7 @@ from ..prompts.conditions import CONDITIONS, Contrast, one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
+from ..runtime.loop import RunOptions
 from ..runtime.results import Result, Shown, ShownTable, tidy
 from ..statistics import CONFIDENCE, Prevalence, derive_generator
 from .cells import heads_of, named_on, named_words
@@ -127,8 +128,7 @@ def transfer(
         single(lambda at: _given(other, at, between, edits)),
         label="transferring heads",
         settings={**settings, "control_prompts": [digest_of(each.pairs) for each in controls]},
-        checkpoint=kept_file(folder, "transfer", chosen, settings["measured_on"]),
-        progress=progress,
+        options=RunOptions(kept_file(folder, "transfer", chosen, settings["measured_on"]), progress),
         alone=True,
     )
     values = np.array([each["given"] for each in found], dtype=float)
@@ -207,8 +207,7 @@ def _means(problems: Prepared, *, layers: list[int], contrast: Contrast, folder:
         single(lambda at: span_reads(problems.model, problems.pairs[at], layers, contrast.corrupted)),
         label=f"measuring lambda and Sigma ({problems.insertion})",
         settings={"layers": layers, "contrast": contrast.name},
-        checkpoint=kept_file(folder, "means", layers, problems.insertion, digest_of(problems.pairs)),
-        progress=progress,
+        options=RunOptions(kept_file(folder, "means", layers, problems.insertion, digest_of(problems.pairs)), progress),
         alone=True,
     )
     lam, sigma = (np.mean([np.asarray(each[name], dtype=float) for each in found], axis=0) for name in ("lam", "sigma"))

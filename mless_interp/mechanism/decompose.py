@@ -17,6 +17,7 @@ from ..prompts.conditions import HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_like
 from ..prompts.problems import groups_of
+from ..runtime.loop import RunOptions
 from ..runtime.results import Found, put, stacked
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import LayerRuns, each_layer, layer_numbers
@@ -97,8 +98,7 @@ def decompose_attention(
         single(measured),
         label="decomposing attention",
         settings={**settings, "seed": seed},
-        checkpoint=checkpoint,
-        progress=progress,
+        options=RunOptions(checkpoint, progress),
     )
     return AttentionDecomposition(
         problem_ids=tuple(pair.id for pair in found),

@@ -19,6 +19,7 @@ from ..patching.prepared import fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import groups_of
+from ..runtime.loop import RunOptions
 from .activation_results import ActivationShift
 from .activation_summaries import (
     DISTANCES,
@@ -109,8 +110,7 @@ def activation_shift(
         label=f"activations of layer {layer}",
         settings={**settings, "edges": edges.tolist()},  # of the first problem
         prompts=[[pair.fingerprint(), of_tokens] for pair, of_tokens in zip(found, classes, strict=True)],
-        checkpoint=checkpoint,
-        progress=progress,
+        options=RunOptions(checkpoint, progress),
     )
     stacked = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
     return ActivationShift(

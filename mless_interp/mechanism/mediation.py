@@ -19,6 +19,7 @@ from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare, single
 from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
+from ..runtime.loop import RunOptions
 from .activation_summaries import NearZero, check_widths
 from .mediation_results import ARMS, EDITED, READINGS, Mediation
 from .runs import DECOMPOSED, read_span
@@ -102,8 +103,7 @@ def mediate(
         single(lambda at: one.measured(prepared.bare[at], prepared.pairs[at])),
         label=f"mediation in layer {layer}",
         settings=settings,
-        checkpoint=checkpoint,
-        progress=progress,
+        options=RunOptions(checkpoint, progress),
         alone=True,
     )
     return Mediation(

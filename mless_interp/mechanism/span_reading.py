@@ -20,6 +20,7 @@ from ..models.sites import site
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import encode_within
+from ..runtime.loop import RunOptions
 from ..statistics import CONFIDENCE, defined_mean, forward_folds, swap_margins, swap_partners
 from .span_readings import ANSWER, N_BLOCKS, SMALLEST_MARGIN, SpanReadings, block_ends
 
@@ -112,8 +113,7 @@ def read_span(
         label="reading the span",
         settings=settings,
         prompts=[[pair.fingerprint(), int(token)] for pair, token in zip(found, tokens, strict=True)],
-        checkpoint=checkpoint,
-        progress=progress,
+        options=RunOptions(checkpoint, progress),
     )
     units = tuple(
         "" if partner < 0 else " | ".join(sorted((groups[at], groups[partner]))) for at, partner in enumerate(partners)

@@ -20,6 +20,7 @@ from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
+from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Result, head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
@@ -101,7 +102,7 @@ def attribute_heads(
 
     settings: Settings = {"method": method, "contrast": contrast, "steps": steps, "verify": n_verified}
     label = f"attributing ({method})"
-    found = prepared.each(of_unit, label=label, settings=settings, checkpoint=checkpoint, progress=progress)
+    found = prepared.each(of_unit, label=label, settings=settings, options=RunOptions(checkpoint, progress))
     made = HeadAttribution(
         problem_ids=prepared.ids,
         groups=prepared.groups,
@@ -113,7 +114,10 @@ def attribute_heads(
     if not n_verified:
         return made
     swept = sweep_heads(
-        prepared, {"exact": Sweep.named(contrast, edit=edit)}, made.ranking()[:n_verified], progress=progress
+        prepared,
+        {"exact": Sweep.named(contrast, edit=edit)},
+        made.ranking()[:n_verified],
+        options=RunOptions(progress=progress),
     )
     return replace(made, exact=swept["exact"].effect)
 

@@ -22,6 +22,7 @@ from ..prompts.problems import Problem
 from ..prompts.prompt import Template
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
+from ..runtime.loop import RunOptions
 from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, tidy
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval
 from .outcomes import Outcome, outcome_named
@@ -130,9 +131,8 @@ def dose_response(
         label="doses",
         settings=settings,
         prompts=[[pair.fingerprint() for pair in each] for each in zip(*(each.pairs for each in by_dose), strict=True)],
-        checkpoint=checkpoint,
         steps=len(doses),
-        progress=progress,
+        options=RunOptions(checkpoint, progress),
     )
     return DoseResponse(
         problem_ids=last.ids,

@@ -18,6 +18,7 @@ from ..models.info import ModelInfo
 from ..models.memory import rows_per_pass
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
+from ..runtime.loop import RunOptions
 from ..runtime.results import Result, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .interventions import Knockout, PatchZ, run_edits
@@ -76,17 +77,17 @@ def joint_knockout(
     gates = torch.stack([gate_row(members, info) for members in ((), chosen, *sets)])
     names = [str(head) for head in chosen]
     settings: Settings = {"heads": names, "contrast": contrast, "n_random_sets": n_random_sets, "seed": seed}
+    options = RunOptions(checkpoint, progress, seed)
     values = gated_outcomes(
         prepared,
         gates,
         label="knocking out sets of heads",
         settings=settings,
         contrast=between,
-        checkpoint=checkpoint,
-        progress=progress,
+        options=options,
     )
     if singles is None:
-        singles = single_knockouts(prepared, chosen, contrast=contrast, progress=progress)
+        singles = single_knockouts(prepared, chosen, contrast=contrast, options=RunOptions(progress=progress))
     removed = values[:, :1] - values[:, 1:]
     return JointKnockout(
         problem_ids=prepared.ids,
@@ -116,11 +117,11 @@ def cutting(contrast: str) -> Contrast:
 
 
 def single_knockouts(
-    prepared: Prepared, heads: Sequence[Head], *, contrast: str = "content", progress: bool
+    prepared: Prepared, heads: Sequence[Head], *, contrast: str = "content", options: RunOptions
 ) -> np.ndarray:
     """Return the part of the insertion's effect that the knockout of each single head removes, `[problem, head]`."""
     sweeps = {"knockout": Sweep.named(contrast, edit="knockout" if CONTRASTS[contrast].cuts else "z")}
-    return sweep_heads(prepared, sweeps, heads, progress=progress)["knockout"].per_head
+    return sweep_heads(prepared, sweeps, heads, options=options)["knockout"].per_head
 
 
 def count_sets(heads: Sequence[Head], info: ModelInfo) -> int:
@@ -164,8 +165,7 @@ def gated_outcomes(
     label: str,
     settings: Settings,
     contrast: Contrast = CONTRASTS["content"],
-    checkpoint: str | Path | None = None,
-    progress: bool = True,
+    options: RunOptions = RunOptions(),
 ) -> np.ndarray:
     """The outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1.
 
@@ -177,8 +177,7 @@ def gated_outcomes(
         single(lambda at: way(prepared.runs((at,)), gates, contrast)),
         label=label,
         settings=settings,
-        checkpoint=checkpoint,
-        progress=progress,
+        options=options,
         alone=True,
     )
     return np.array(found, dtype=float)

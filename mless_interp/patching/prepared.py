@@ -16,6 +16,7 @@ from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pai
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
 from ..runtime.engines import Compute, Unit
+from ..runtime.loop import RunOptions
 from .outcomes import Outcome, outcome_named
 
 Settings = dict[str, Any]
@@ -105,10 +106,20 @@ class Prepared:
         """The runs of one unit, recorded when they are first asked for."""
         return Runs(self.model, self.outcome, [self.pairs[at] for at in unit])
 
-    def each(self, compute: Compute, *, settings: Settings, alone: bool = False, **options: Any) -> list[Any]:
+    def each(
+        self,
+        compute: Compute,
+        *,
+        label: str,
+        settings: Settings,
+        steps: int = 1,
+        alone: bool = False,
+        options: RunOptions = RunOptions(),
+    ) -> list[Any]:
         """`over_problems` for these: in their units, or every problem `alone`."""
         units, fixed = None if alone else self.units, {**settings, **self.settings}
-        return over_pairs(self.model, self.pairs, compute, settings=fixed, units=units, **options)
+        how: dict[str, Any] = {"label": label, "settings": fixed, "units": units, "steps": steps, "options": options}
+        return over_pairs(self.model, self.pairs, compute, **how)
 
 
 def prepare(

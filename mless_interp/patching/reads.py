@@ -13,6 +13,7 @@ from ..core.heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
+from ..runtime.loop import RunOptions
 from ..runtime.results import (
     Quantity,
     Result,
@@ -132,7 +133,7 @@ def read_effects(
     prepared = prepare(model, pairs, outcome, signed_for="taking a read apart")
     chosen = model.info.chosen(heads, what="take apart")
     sweeps = {name: Sweep.named(edit=name) for name in READ_EDITS}
-    swept = sweep_heads(prepared, sweeps, chosen, checkpoint=checkpoint, max_rows=max_rows, progress=progress)
+    swept = sweep_heads(prepared, sweeps, chosen, options=RunOptions(checkpoint, progress, max_rows=max_rows))
     return ReadEffects(
         problem_ids=prepared.ids,
         groups=prepared.groups,

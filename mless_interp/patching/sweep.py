@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked, count_of
+from ..core.arguments import checked, count_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.inputs import Recording
@@ -20,6 +20,7 @@ from ..models.traced_ops import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..runtime.engines import Tick, Unit
+from ..runtime.loop import RunOptions
 from .effect import SMALLEST_EFFECT, check_smallest_effect
 from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
 from .outcomes import Outcome
@@ -78,9 +79,7 @@ def patch_heads(
     sweep = Sweep.named(contrast, direction, edit, positions)
     prepared = prepare(model, pairs, outcome)
     chosen = model.info.chosen(heads, what="patch")
-    found = sweep_heads(
-        prepared, {"patch": sweep}, chosen, checkpoint=checkpoint, max_rows=max_rows, progress=progress, seed=seed
-    )
+    found = sweep_heads(prepared, {"patch": sweep}, chosen, options=RunOptions(checkpoint, progress, seed, max_rows))
     return replace(found["patch"], smallest_effect=smallest_effect)
 
 
@@ -206,10 +205,7 @@ def sweep_heads(
     sweeps: Mapping[str, Sweep],
     heads: Sequence[Head],
     *,
-    checkpoint: str | Path | None = None,
-    max_rows: int | None = None,
-    progress: bool = True,
-    seed: int = 0,
+    options: RunOptions = RunOptions(),
 ) -> dict[str, PatchScores]:
     """Several sweeps of the same heads and problems, by name: every run that they share is made once, and what is one edit in
     two of them (`Sweep.enters_as`)."""
@@ -217,14 +213,12 @@ def sweep_heads(
     for sweep in sweeps.values():
         prepared = prepared.under(sweep.contrast)
     knockouts = {name: other for name in sweeps for other in sweeps if sweeps[name].enters_as(sweeps[other])}
-    if max_rows is not None:
-        check_count(max_rows, name="max_rows")
 
     def of_unit(unit: Unit, tick: Tick) -> list[dict[str, dict[str, np.ndarray]]]:
         runs, done = prepared.runs(unit), {}  # type: tuple[Runs, dict[str, dict[str, np.ndarray]]]
         for name in sorted(sweeps, key=knockouts.__contains__):  # what others enter as comes first
             first = done[knockouts[name]] if name in knockouts else None
-            done[name] = _swept(Engine(runs, sweeps[name], max_rows), chosen, tick, first=first)
+            done[name] = _swept(Engine(runs, sweeps[name], options.max_rows), chosen, tick, first=first)
         return [
             {name: {key: values[place] for key, values in arrays.items()} for name, arrays in done.items()}
             for place in range(len(unit))
@@ -239,8 +233,7 @@ def sweep_heads(
             "noise": "one unedited row per layer",
             **({"layer 0 by": knockouts} if knockouts else {}),
         },
-        checkpoint=checkpoint,
-        progress=progress,
+        options=options,
         steps=len(chosen) * len(sweeps),
     )
 
@@ -255,7 +248,7 @@ def sweep_heads(
             heads=chosen,
             unit=prepared.outcome.unit,
             settings={**sweep.settings, "heads": labels, **prepared.settings},
-            seed=seed,
+            seed=options.seed,
             noise=made["noise"],
             direction=sweep.direction,
             resolution=prepared.model.resolution,

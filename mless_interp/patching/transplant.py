@@ -15,6 +15,7 @@ from ..models.inputs import Edit, Inputs
 from ..models.sites import attention_sites
 from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.columns import columns_of
+from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .outcomes import Outcome
@@ -77,8 +78,7 @@ def transplant_span(
         label="transplanting spans",
         settings=settings,
         prompts=[[pair.fingerprint() for pair in pairs] for pairs in given],
-        checkpoint=checkpoint,
-        progress=progress,
+        options=RunOptions(checkpoint, progress),
     )
     return Transplant(
         problem_ids=prepared.ids,

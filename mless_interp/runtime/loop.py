@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.arguments import count_of
+from ..core.arguments import check_count, count_of
 from .checkpoint import Checkpoint, Origin, key_of
 from .engines import Compute, Engine, Tick, Unit, here, shard_of
 from .progress import progress_bar
@@ -17,6 +17,35 @@ POLL = 2.0
 """Seconds between two looks at what other shards have kept."""
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """How a long analysis runs: what its public function was told goes down as one.
+
+    checkpoint : a file (of an analysis in several parts: a folder) that keeps each finished problem; a run started again with
+        the same settings goes on there.
+    progress : show bars.
+    seed : of everything that is drawn at random.
+    max_rows : rows of one batch at most; None: sized to memory.
+    """
+
+    checkpoint: str | Path | None = None
+    progress: bool = True
+    seed: int = 0
+    max_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_rows is not None:
+            check_count(self.max_rows, name="max_rows")
+
+    def part(self, name: str, *of: object) -> "RunOptions":
+        """Return the same for one part of an analysis, with a file of its own in the folder: by what it is made of, if that
+        can be another when the analysis is started again (with more problems other heads are named)."""
+        if self.checkpoint is None:
+            return self
+        key = f"-{key_of(of)[:8]}" if of else ""
+        return replace(self, checkpoint=Path(self.checkpoint) / f"{name}{key}.jsonl")
+
+
 def over_problems(
     ids: Sequence[str],
     compute: Compute,
@@ -25,9 +54,8 @@ def over_problems(
     settings: Mapping[str, Any],
     prompts: Sequence[Any] | None = None,
     units: Sequence[Unit] | None = None,
-    checkpoint: str | Path | None = None,
     steps: int = 1,
-    progress: bool = True,
+    options: RunOptions = RunOptions(),
     engine: Engine = here,
 ) -> list[Any]:
     """Return what `compute` gives for every problem, in the order of `ids`.
@@ -37,9 +65,8 @@ def over_problems(
     prompts : what tells each problem's prompts and answers from any others, beside its id; never what the list says of it.
     units : default: every problem alone. A unit is kept, and done again, as a whole.
     settings : everything else that the numbers depend on (`OF_THE_LIST` is left out).
-    checkpoint : a file that receives each finished unit; a run started again goes on from there. Values read back from it are
-        lists where they were arrays.
     steps : of the progress bar for each problem; `compute` may tick them as they are done.
+    options : values read back from a checkpoint are lists where they were arrays.
     engine : who computes the units; a `Shard` does its part, and ends with `ShardDone` while other parts are missing.
 
     A kept problem is taken only if its unit has the same members with the same prompts in the same order, because a batch
@@ -55,7 +82,7 @@ def over_problems(
     origins = {ids[at]: Origin(asked[at], key) for unit, key in members.items() for at in unit}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
     shard = shard_of(engine)
-    with Checkpoint(checkpoint, fixed, origins, shard=shard) as saved:
+    with Checkpoint(options.checkpoint, fixed, origins, shard=shard) as saved:
 
         def kept() -> dict[int, Any]:
             values = {at: saved.get(each) for at, each in enumerate(ids)}
@@ -64,7 +91,7 @@ def over_problems(
         found = kept()
         asked_for = planned if shard is None else shard.units(planned)
         waiting = [unit for unit in asked_for if unit[0] not in found]
-        with progress_bar((len(found) + sum(map(len, waiting))) * steps, label, enabled=progress) as bar:
+        with progress_bar((len(found) + sum(map(len, waiting))) * steps, label, enabled=options.progress) as bar:
             bar.update(len(found) * steps)
             ticked = 0
 

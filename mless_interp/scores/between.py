@@ -19,7 +19,7 @@ from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import groups_of
 from ..prompts.prompt import SEGMENTS, Prompt
 from ..runtime.columns import columns_of
-from ..runtime.loop import Tick
+from ..runtime.loop import RunOptions, Tick
 from ..runtime.results import (
     Quantity,
     Result,
@@ -89,7 +89,7 @@ def attention_between_segments(
             tick(1)
         return tables
 
-    options = {"label": "attention between segments", "checkpoint": checkpoint, "progress": progress}
+    options = {"label": "attention between segments", "options": RunOptions(checkpoint, progress)}
     done = over_described(model, found, of_problem, conditions, settings | {"source": source}, **options)
     return SegmentAttention(
         problem_ids=tuple(pair.id for pair in found),

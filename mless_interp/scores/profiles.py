@@ -19,7 +19,7 @@ from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import groups_of
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick
-from ..runtime.loop import in_context
+from ..runtime.loop import RunOptions, in_context
 from ..runtime.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .layout import pair_layout
@@ -95,7 +95,7 @@ def attention_profile(
         return made
 
     asked = {**settings, "conditions": list(conditions), "heads": list(map(str, chosen)), "source": source}
-    options = {"label": "profiling attention", "checkpoint": checkpoint, "progress": progress}
+    options = {"label": "profiling attention", "options": RunOptions(checkpoint, progress)}
     done = over_described(model, found, profiled, conditions, asked, **options)
 
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:

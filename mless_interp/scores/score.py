@@ -14,7 +14,7 @@ from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..runtime.engines import Tick, Unit
-from ..runtime.loop import in_context
+from ..runtime.loop import RunOptions, in_context
 from ..runtime.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
@@ -116,7 +116,7 @@ def score_heads(
             tick(1)
         return {"values": values, "null": null}
 
-    options = {"label": "scoring heads", "checkpoint": checkpoint, "progress": progress}
+    options = {"label": "scoring heads", "options": RunOptions(checkpoint, progress)}
     done = over_described(model, found, scored, conditions, settings | {"source": source}, **options)
     return HeadScores(
         problem_ids=tuple(pair.id for pair in found),

@@ -17,7 +17,7 @@ from small_results import scored
 import mless_interp as mi
 from mless_interp.models.load import load_model
 from mless_interp.prompts.problems import load_problems
-from mless_interp.runtime.loop import over_problems
+from mless_interp.runtime.loop import RunOptions, over_problems
 
 damages = {
     "which": st.integers(0, 2**31),
@@ -96,8 +96,7 @@ def run(checkpoint: Path) -> list[Any]:
         lambda unit, tick: [numbers(at) for at in unit],
         label="",
         settings={"seed": 1},
-        checkpoint=checkpoint,
-        progress=False,
+        options=RunOptions(checkpoint, progress=False),
     )
 
 

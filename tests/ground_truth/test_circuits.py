@@ -16,6 +16,7 @@ from mless_interp.ground_truth.roles import Expected
 from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import Sweep, sweep_heads
+from mless_interp.runtime.loop import RunOptions
 
 # Heads with a role in the small models below; what it is differs.
 A, B, C, D, E = Head(0, 1), Head(0, 4), Head(1, 2), Head(1, 5), Head(2, 3)
@@ -33,7 +34,7 @@ def judged(
     names = {"knockout": ("knockout", "denoising"), "edge_noise": ("knockout", "noising")}
     names |= {"z_removed": ("z", "denoising"), "z_added": ("z", "noising")}
     sweeps = {name: Sweep.named(edit=edit, direction=direction) for name, (edit, direction) in names.items()}
-    runs = sweep_heads(prepared, sweeps, heads, progress=False)
+    runs = sweep_heads(prepared, sweeps, heads, options=RunOptions(progress=False))
     values = {name: run.per_head for name, run in runs.items()}
     first = np.array([head.layer == 0 for head in heads])
     values["mediated_removed"] = np.where(first, 0.0, values["z_removed"] - values["knockout"])

@@ -116,7 +116,7 @@ def test_closing_all_heads_is_the_clean_run(way: str, contrast: str, place: str,
     pairs = pairs_at(model, place)
     asked = prepare(model if way == "replay" else without_stepper(model), pairs)
     gates = torch.stack([torch.zeros(3, 8), torch.ones(3, 8)])
-    values = gated_outcomes(asked, gates, label="all or none", settings={}, contrast=CONTRASTS[contrast], **QUIET)
+    values = gated_outcomes(asked, gates, label="all or none", settings={}, contrast=CONTRASTS[contrast])
     for column, run in enumerate((CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted)):
         assert values[:, column] == pytest.approx([outcome_of(model, pair, run) for pair in pairs], abs=1e-4)
     assert np.abs(values[:, 0] - values[:, 1]).min() > 1e-4

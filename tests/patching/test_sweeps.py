@@ -19,6 +19,7 @@ from mless_interp.patching.sweep import Engine, Sweep, _swept, patch_heads, swee
 from mless_interp.prompts.conditions import CONTRASTS, DIRECTIONS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
+from mless_interp.runtime.loop import RunOptions
 
 
 def ignored(steps: int) -> None:
@@ -207,7 +208,7 @@ def test_an_edit_without_effect_is_exactly_none_and_half_precision_loses_the_com
 def test_several_sweeps_at_once_are_those_alone(model: Model) -> None:
     ready = prepare(model, pairs_for(model, n_tokens=4, count=2), "kl")
     sweeps = {"one": Sweep.named(), "two": Sweep.named("shift", "noising")}
-    both = sweep_heads(ready, sweeps, HEADS, progress=False, seed=5, max_rows=3)
+    both = sweep_heads(ready, sweeps, HEADS, options=RunOptions(progress=False, seed=5, max_rows=3))
     for name, options in {"one": {}, "two": {"contrast": "shift", "direction": "noising"}}.items():
         alone = patch_heads(model, ready, outcome="kl", heads=HEADS, progress=False, max_rows=3, **options)
         for field in ("patched", "receiving", "donor", "noise"):
@@ -216,7 +217,7 @@ def test_several_sweeps_at_once_are_those_alone(model: Model) -> None:
     assert np.allclose(both["one"].donor, 0) and (both["one"].receiving > 0).all()
     assert np.allclose(both["two"].receiving, 0), "noising goes out from the clean run"
     with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
-        sweep_heads(ready, sweeps, HEADS, max_rows=0)
+        sweep_heads(ready, sweeps, HEADS, options=RunOptions(max_rows=0))
 
 
 def test_in_layer_0_a_z_patch_is_its_own_directions_knockout_and_nothing_else() -> None:
@@ -235,9 +236,9 @@ def test_the_patches_of_a_joint_sweep_are_those_of_their_own(model: Model, contr
     """Whatever order they are given in; layer 0 has the knockouts' bits."""
     ready = alike(model, **({"after": "question"} if contrast == "computed" else {}))
     both = {edit: Sweep.named(contrast, direction, edit) for edit in ("z", "knockout")}
-    joint = sweep_heads(ready, both, model.info.heads, progress=False)
+    joint = sweep_heads(ready, both, model.info.heads, options=RunOptions(progress=False))
     for edit, each in both.items():
-        alone = sweep_heads(ready, {edit: each}, model.info.heads, progress=False)[edit]
+        alone = sweep_heads(ready, {edit: each}, model.info.heads, options=RunOptions(progress=False))[edit]
         assert np.allclose(joint[edit].patched, alone.patched, atol=1e-5, rtol=0)
     assert np.array_equal(joint["z"].patched[:, 0], joint["knockout"].patched[:, 0])
     assert not np.array_equal(joint["z"].patched[:, 1], joint["knockout"].patched[:, 1])

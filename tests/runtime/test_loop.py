@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from results_under_test import same
 
 from mless_interp.runtime.checkpoint import plain
-from mless_interp.runtime.loop import over_problems
+from mless_interp.runtime.loop import RunOptions, over_problems
 
 IDS = tuple("abcde")
 UNITS = ((0, 2), (1, 3), (4,))
@@ -40,8 +40,10 @@ def run(
     **options: Any,
 ) -> list[Any]:
     """The values of all problems, as a file keeps them."""
-    options = {"prompts": [f"prompt {each}" for each in ids], "settings": {"edit": "z"}, "progress": False} | options
-    found = over_problems(ids, compute or Batched(ids), label="trying", units=units, checkpoint=file, **options)
+    options = {"prompts": [f"prompt {each}" for each in ids], "settings": {"edit": "z"}} | options
+    found = over_problems(
+        ids, compute or Batched(ids), label="trying", units=units, options=RunOptions(file, progress=False), **options
+    )
     return plain(found)
 
 
@@ -185,4 +187,4 @@ def test_memory_that_runs_out_says_where_and_what_to_do(file: Path, error: Excep
 
 def test_an_id_that_is_given_twice_is_told_first() -> None:
     with pytest.raises(ValueError, match="the problem id 'a' is given twice; the problem is the unit of replication"):
-        over_problems("aba", lambda *_: pytest.fail("it began"), label="trying", settings={}, progress=False)
+        over_problems("aba", lambda *_: pytest.fail("it began"), label="trying", settings={})

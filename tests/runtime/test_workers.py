@@ -14,7 +14,7 @@ import torch
 
 import mless_interp as mi
 from mless_interp.models.info import ModelError
-from mless_interp.runtime.loop import over_problems
+from mless_interp.runtime.loop import RunOptions, over_problems
 
 pytest.importorskip("ray", reason="needs the extra mless_interp[ray]")
 pytestmark = pytest.mark.slow  # Ray and two models take half a minute to begin
@@ -28,8 +28,9 @@ def workers() -> Iterator[Any]:
         yield workers
 
 
-def run(workers: Any, compute: Any, **options: Any) -> list[Any]:
-    return over_problems(IDS, compute, label="trying", settings={}, progress=False, engine=workers, **options)
+def run(workers: Any, compute: Any, file: Path | None = None) -> list[Any]:
+    options = RunOptions(file, progress=False)
+    return over_problems(IDS, compute, label="trying", settings={}, options=options, engine=workers)
 
 
 # --------------------------------------------------------------------------------------------------------- the same bits
@@ -92,7 +93,7 @@ def test_a_worker_that_is_killed_is_replaced(workers: Any, tmp_path: Path) -> No
             os.kill(os.getpid(), signal.SIGKILL)
         return [{"value": at * 0.1} for at in unit]
 
-    found = run(workers, dies_once, checkpoint=tmp_path / "run.jsonl")
+    found = run(workers, dies_once, tmp_path / "run.jsonl")
     assert found == [{"value": at * 0.1} for at in range(6)]
     assert len(list(tmp_path.glob("begun-*"))) == 2
 
@@ -109,7 +110,7 @@ def test_a_unit_that_ends_every_worker_ends_the_run_and_loses_nothing(workers: A
     with pytest.raises(
         MemoryError, match=r"3 workers ended in the middle of the same unit \(place 3 in the list"
     ) as told:
-        run(workers, dies, checkpoint=tmp_path / "run.jsonl")
+        run(workers, dies, tmp_path / "run.jsonl")
     assert any("completed, kept in" in note for note in told.value.__notes__)
     assert (tmp_path / "tries").read_text() == "xxx"
     healthy: list[Any] = []
@@ -118,7 +119,7 @@ def test_a_unit_that_ends_every_worker_ends_the_run_and_loses_nothing(workers: A
         healthy.append(unit)
         return [{"value": at} for at in unit]
 
-    found = over_problems(IDS, counted, label="trying", settings={}, progress=False, checkpoint=tmp_path / "run.jsonl")
+    found = run(mi.runtime.engines.here, counted, tmp_path / "run.jsonl")
     assert found == [{"value": at} for at in range(6)]
     assert (3,) in healthy and len(healthy) < 6
 
