@@ -1,0 +1,85 @@
+"""Every analysis resumes, runs in shards, is saved and loaded, and gives the numbers that it gave: laws over one table."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from analyses_under_test import ANALYSES, KEPT, asked, frames, kept_numbers, long
+from results_under_test import same
+
+import mless_interp as mi
+
+EVERY = pytest.mark.parametrize("name", ANALYSES)
+NO_SHARDS = {"joint", "curve", "located"}
+"""Analyses that take a part of their work from another one, which keeps nothing."""
+LONG = {"located", "located, screened", "sets"}
+MADE: dict[str, Any] = {}
+
+
+def whole(name: str) -> Any:
+    """What an undisturbed run gives, made once per process."""
+    if name not in MADE:
+        MADE[name] = ANALYSES[name](asked(), **long(name))
+    return MADE[name]
+
+
+@EVERY
+def test_it_gives_the_numbers_that_it_gave(name: str) -> None:
+    kept = json.loads(KEPT.read_text())[name]
+    found = kept_numbers(whole(name))
+    for table, numbers in kept.items():
+        assert found[table].keys() == numbers.keys()
+        for column, number in numbers.items():
+            assert found[table][column] == pytest.approx(number, rel=1e-4, abs=1e-5), (table, column)
+
+
+@EVERY
+def test_it_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    mi.save(tmp_path / "kept", whole(name))
+    loaded = mi.load(tmp_path / "kept")[type(whole(name)).__name__]
+    assert loaded.explain() == whole(name).explain()
+    for table, frame in frames(loaded).items():
+        assert frame.equals(frames(whole(name))[table]), table
+
+
+@pytest.mark.filterwarnings("ignore:.*the last line was cut off")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in ANALYSES])
+def test_what_was_cut_off_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
+    """Of every file of finished problems half the lines are lost, and the last one that stays is torn."""
+    kept = tmp_path / "kept"
+    first = ANALYSES[name](asked(), **long(name, checkpoint=kept))
+    assert same(first, whole(name))
+    files = [each for each in tmp_path.rglob("*") if each.is_file() and each.suffix != ".lock"]
+    assert files
+    for file in files:
+        lines = file.read_bytes().splitlines(keepends=True)
+        some = lines[: max(2, len(lines) // 2 + 1)]
+        file.write_bytes(b"".join(some[:-1]) + some[-1][: len(some[-1]) // 2])
+    again = ANALYSES[name](asked(), **long(name, checkpoint=kept))
+    assert same(again, whole(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ANALYSES if name not in NO_SHARDS])
+def test_shards_together_are_the_whole(name: str, tmp_path: Path) -> None:
+    on, parts = asked(), 2
+    for turn in range(40):
+        try:
+            found = ANALYSES[name](
+                replace(on, model=on.model.on(mi.Shard(turn % parts, parts))),
+                **long(name, checkpoint=tmp_path / "kept"),
+            )
+        except mi.ShardDone:
+            continue
+        assert same(found, whole(name))
+        return
+    pytest.fail("the shards never end")
+
+
+@EVERY
+def test_no_problems_are_refused_in_one_line(name: str) -> None:
+    with pytest.raises(ValueError, match="^.+$") as refused:
+        ANALYSES[name](replace(asked(), pairs=(), fresh=(), problems=()), **long(name))
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
