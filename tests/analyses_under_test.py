@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from located_under_test import N, SLASHES, pairs_of
+from located_under_test import SLASHES, N, pairs_of
 from models_under_test import planted_here, planted_problems
 
 import mless_interp as mi
