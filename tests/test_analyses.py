@@ -12,7 +12,7 @@ from results_under_test import same
 import mless_interp as mi
 
 EVERY = pytest.mark.parametrize("name", ANALYSES)
-NO_SHARDS = {"joint", "curve", "located"}
+NO_SHARDS = {"joint", "curve"}
 """Analyses that take a part of their work from another one, which keeps nothing."""
 LONG = {"located", "located, screened", "sets"}
 MADE: dict[str, Any] = {}
