@@ -179,7 +179,7 @@ assert disagreement < 1e-4
 library = models.get("HookedTransformer", models["TransformerBridge"])
 pair = mi.make_pairs(library, problems, filler)[0]
 _, cache = library.underlying.run_with_cache(pair.inserted.tokens)
-from_cache = mi.score_cache(cache, pair.inserted)
+from_cache = mi.score_cache(cache, pair)
 from_cache.top("span_mass", 5)[["label", "span_mass"]].round(4)
 
 # %% [markdown]

@@ -1,11 +1,10 @@
 """What every head does with an insertion, from its attention: profiles and metrics, streamed."""
 
 from .between import SegmentAttention, attention_between_segments
-from .cache import score_cache
 from .catalogue import DEFAULT, METRICS, SINKS, Metric
 from .layout import Thresholds
 from .profiles import AttentionProfile, Curve, attention_profile
-from .score import score_heads
+from .score import score_cache, score_heads
 from .scored import HeadScores
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Attention from segment to segment: how much each part of a prompt reads each other part, in every head."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..core.heads import Head
 from ..metrics.patterns import segment_mean
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.pairs import PromptPair
 from ..prompts.problems import groups_of
 from ..prompts.prompt import SEGMENTS, Prompt
 from ..runtime.columns import columns_of
@@ -33,8 +33,8 @@ from ..runtime.results import (
 )
 from ..statistics import defined_mean, mean_interval
 from .layout import Layout
-from .score import described_pairs, over_described
-from .streaming import Plan, PromptReduction, Rows, Source
+from .score import described, over_described
+from .streaming import Plan, Rows, Source, reduce_prompt
 
 
 @checked
@@ -48,7 +48,7 @@ def attention_between_segments(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> "SegmentAttention":
-    r"""How much attention the rows of each segment put on the keys of each, mean over the rows: per head and over heads.
+    r"""Measure how much attention the rows of each segment put on the keys of each: mean over rows, per head and over heads.
 
     $$ M_{AB} = \frac{1}{|A|} \sum_{i \in A} \sum_{j \in B} A_{ij} $$
 
@@ -64,28 +64,19 @@ def attention_between_segments(
 
     Raises `ValueError` for unknown conditions, no pairs, repeated problems and heads out of range (zero-based).
     """
-    found = own_pairs(model, described_pairs(pairs, conditions, source, "all"))
-    chosen = model.info.chosen(heads, what="describe")
+    found, chosen, settings = described(model, pairs, heads, conditions, source, "all")
     there = {segment for pair in found for name in conditions for segment in _prompt(pair, name).segments}
     segments = tuple(segment for segment in SEGMENTS if segment in there)
+    settings["segments"] = list(segments)
     asked = model.info.mask_of(chosen)
     layers = np.flatnonzero(asked.any(1)).tolist()
-    settings = {
-        "conditions": list(conditions),
-        "heads": [str(head) for head in chosen],
-        "segments": list(segments),
-        **model.identity,
-        "prompts": digest_of(found),
-        "insertion": found[0].insertion.label,
-    }
 
     def of_problem(pair: PromptPair, tick: Tick) -> dict[str, np.ndarray]:
         tables = {}
         for name in conditions:
-            grid = np.full((*asked.shape, len(segments), len(segments)), np.nan)
+            tables[name] = np.full((*asked.shape, len(segments), len(segments)), np.nan)
             for layer, masses in _masses(model, pair, name, segments, layers, source).items():
-                grid[layer] = np.where(asked[layer][:, None, None], masses, np.nan)
-            tables[name] = grid
+                tables[name][layer] = np.where(asked[layer][:, None, None], masses, np.nan)
             tick(1)
         return tables
 
@@ -115,27 +106,20 @@ def _masses(
 ) -> dict[int, np.ndarray]:
     """layer -> `[head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
     prompt = _prompt(pair, condition)
+    n, every = len(prompt), torch.ones(len(prompt), dtype=torch.bool)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
-    every = torch.ones(len(prompt), dtype=torch.bool)
-    layout = Layout(
-        n_tokens=len(prompt),
-        span=None,
-        question=every,  # the rows that are reduced
-        before=~every,
-        sink=torch.arange(len(prompt)) == 0,
-        rows=every,
-        shared=torch.arange(len(prompt)),
-    )
+    # all rows are "question" rows here: those that are reduced
+    places = {"question": every, "before": ~every, "sink": torch.arange(n) == 0, "rows": every}
+    layout = Layout(n, span=None, shared=torch.arange(n), **places)
     plan = Plan(received=False, rows={segment: _on(mask) for segment, mask in masks.items()})
-    run = PromptReduction(model, pair.condition(condition), layout, plan, layers=layers, source=source).run()
+    run = reduce_prompt(model, pair.condition(condition), layout, plan, layers=layers, source=source)
     found = {}
     for layer in layers:
         table = np.full((model.info.n_heads, len(segments), len(segments)), np.nan)
         table[:, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
-        for src, found_rows in run.layers[layer].of("rows").items():
-            rows = found_rows.cpu()
+        for src, rows in run.layers[layer].of("rows").items():
             for dest, mask in masks.items():
-                table[:, segments.index(dest), segments.index(src)] = segment_mean(rows, mask).numpy()
+                table[:, segments.index(dest), segments.index(src)] = segment_mean(rows.cpu(), mask).numpy()
         found[layer] = table
     return found
 
@@ -168,32 +152,29 @@ class SegmentAttention(Result):
         return tuple(self.values)
 
     def of(self, dest: str, src: str, condition: str | None = None) -> np.ndarray:
-        """What the rows of `dest` put on the keys of `src`, `[problem, layer, head]`; `condition` defaults to the last."""
+        """Return what the rows of `dest` put on the keys of `src`, `[problem, layer, head]`; default: in the last condition."""
         at = [place_of(name, self.segments, "segment") for name in (dest, src)]
         return self.values[self._condition(condition)][..., at[0], at[1]]
 
     def over_heads(self, condition: str | None = None) -> pd.DataFrame:
-        """The table over all heads: a row per segment that reads, a column per segment that is read; mean over heads within
-        each problem, then over the problems that have the one that reads."""
+        """Return the table over all heads: a row per segment that reads, a column per segment that is read; mean over heads
+        within each problem, then over the problems that have the one that reads."""
         table = defined_mean(self.by_group(self._cells(condition).mean(1)))
         return pd.DataFrame(table, columns=list(self.segments)).assign(reads=self.segments)[["reads", *self.segments]]
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
-        """One row per head and two segments: layer, head, label, paper_label, `dest` (which reads), `src` (which is read), the
-        mean `share` over problems with its interval `share_ci_low`, `share_ci_high`, and the number of problems `n`."""
+        """Return one row per head and two segments: layer, head, label, paper_label, `dest` (reads), `src` (is read),
+        the mean `share` over problems with its interval, and the number of problems `n`."""
         cells = self.by_group(self._cells(condition))
-        flat, n = cells.reshape(len(cells), -1), len(self.segments)
-        places = pd.DataFrame(head_columns(self.heads)).loc[np.repeat(np.arange(len(self.heads)), n * n)]
+        flat = cells.reshape(len(cells), -1)
         shares = interval_columns("share", mean_interval(flat, seed=self.seed))
-        of = tidy(
-            {"at": range(len(self.heads)), "dest": self.segments, "src": self.segments},
-            **shares,
-            n=np.isfinite(flat).sum(0),
+        both = pd.MultiIndex.from_product([self.segments, self.segments], names=["dest", "src"]).to_frame(index=False)
+        return (
+            pd.DataFrame(head_columns(self.heads)).merge(both, how="cross").assign(**shares, n=np.isfinite(flat).sum(0))
         )
-        return pd.concat([places.reset_index(drop=True), of.drop(columns="at")], axis=1)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, condition, head and two segments, with its `share`."""
+        """Return one tidy row per problem, condition, head and two segments, with its `share`."""
         labels = [str(head) for head in self.heads]
         axes = {"problem": self.problem_ids, "label": labels, "dest": self.segments, "src": self.segments}
         parts = [tidy(axes, share=self._cells(name)).assign(condition=name) for name in self.conditions]
@@ -217,16 +198,15 @@ class SegmentAttention(Result):
         ]
 
     def printed(self) -> pd.DataFrame:
-        """The table over all heads, of the last condition."""
+        """Return the table over all heads, of the last condition."""
         return self.over_heads()
 
     def quantity(self, column: str) -> Quantity:
-        """A share."""
-        limits = ("share_ci_low", "share_ci_high") if column == "share" else None
-        return Quantity("share", limits=limits) if column in ("share", *self.segments) else super().quantity(column)
+        """Return a share."""
+        return replace(super().quantity(column), unit="share" if column in ("share", *self.segments) else "")
 
     def shown(self) -> Shown:
-        """The table over heads of every condition, and that of every head in the last one."""
+        """Return the table over heads of every condition, and that of every head in the last one."""
         over = (
             "mean share of attention from the rows of a segment (left) to the keys of another, over heads and problems"
         )

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import nearest
-from ..metrics import attention, outputs, received
-from ..metrics import recovery as profiles
+from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column, declare
 from .layout import Layout, Thresholds
@@ -43,11 +42,6 @@ class Profile:
     def span(self) -> Tensor:
         return self.layout.inside
 
-    @property
-    def shared_question(self) -> Tensor:
-        """Which of the shared tokens belong to the question, `[shared]`."""
-        return self.layout.question[self.layout.shared]
-
 
 @dataclass(frozen=True, eq=False)
 class TwoProfiles:
@@ -67,7 +61,7 @@ class Metric:
     """One entry of the catalogue, with what its formula needs beside a pattern.
 
     `signed`: 0 is its middle (no difference, no correlation), not its lower end. `censored`: it may be infinite ("never"),
-    so that it is summarised by its median. `variant`: which of several formulas in use it is.
+    so that it is summarised by its median. `default`: measured unless metrics are asked for.
     """
 
     name: str
@@ -79,7 +73,6 @@ class Metric:
     default: bool = True
     signed: bool = False
     censored: bool = False
-    variant: str = ""
 
     @property
     def of_patterns(self) -> bool:
@@ -87,68 +80,65 @@ class Metric:
         return not set(self.needs) & {"values", "residual", "output_weights", "flow", "first_rows"}
 
 
-WORDS = {
-    name: (unit, meaning)
-    for name, unit, meaning in (
-        [cell.strip() for cell in line.split("|")]
-        for line in """
-span_mass | share | attention on the span
-lam | share | attention kept outside the span
-span_mass_without_sink | share | attention on the span, of what does not go to the sink
-log_density_ratio | nats | attention per span token against another token's; 0 is even
-within_span_entropy | share | evenness of the attention inside the span
-entropy | nats | entropy of the attention row
-normalised_entropy | share | entropy over its maximum
-effective_tokens | tokens | tokens read as if evenly
-participation | tokens | participation ratio
-entropy_without_sink | nats | entropy without the sink
-entropy_between | nats | entropy: span or rest
-entropy_outside | nats | entropy: where outside the span
-entropy_inside | nats | entropy: where inside the span
-rollout_span_share | share | share of the span by attention rollout
-span_output_weight | share | share of the span by norm
-js_distance | sqrt bits | change of where shared tokens are read (Jensen-Shannon)
-hellinger | | the same by Hellinger
-total_variation | share | the same by total variation
-kurtosis | | excess kurtosis of received attention: spiky or diffuse
-sink_alpha | share | mean attention on the first token
-sink_rate | share | is the first token a sink
-span_sink_rate | share | share of the span's tokens that are sinks
-span_first_alpha | share | mean attention on the first inserted token
-span_first_alpha_ratio | ratio | the same over the mean of the other inserted tokens
-span_received | share | mean attention that a span token receives
-span_relative | ratio | the same over uniform attention's
-collapse | share | drop of the span below its reference, raw
-collapse_relative | share | drop of the span below its reference, relative to uniform
-collapsed_share | share | share of the span's tokens that are collapsed
-onset_step | ratio | step of relative attention where the span begins (one block)
-span_variation | | variation of received attention inside the span
-recovery_ratio | ratio | level after the span over the level before it, relative to uniform
-recovery_ratio_raw | ratio | the same, raw (largely positional)
-recovery_fraction | share | share of the drop into the span that is made up after it
-span_residual_norm | ratio | length of the span's residual stream over other tokens'
-span_first_residual_norm | ratio | the same of the first inserted token
-sink_residual_norm | ratio | the same of the first token of the prompt, the sink
-span_sink_cosine | | cosine of the span's residual stream to the sink's
-span_first_sink_cosine | | the same of the first inserted token
-span_value_norm | ratio | length of the span's values over other tokens'
-span_first_value_norm | ratio | the same of the first inserted token
-sink_value_norm | ratio | the same of the first token of the prompt, the sink
-retention | ratio | received attention that all shared tokens keep
-recovery_aligned | ratio | received attention that the question's tokens keep
-recovery_latency | tokens | tokens until attention is back; inf: never (one block)
-recovered | share | whether attention comes back at all
-recovery_tau | tokens | time constant of the recovery
-spike_spearman | | do the same tokens rank high
-spike_pearson | | the same, linear
-spike_slope | ratio | attenuation: slope through the origin
-spike_r_squared | share | explained by a pure scaling
-spike_f1 | | F1 of matched peaks
-peak_attenuation | ratio | height of the base run's peaks that is left
-""".strip().splitlines()
-    )
-}
-"""What each metric is, and its unit."""
+WORDS = """
+span_mass | share | | attention on the span
+lam | share | | attention kept outside the span
+span_mass_without_sink | share | | attention on the span, of what does not go to the sink
+log_density_ratio | nats | signed | attention per span token against another token's; 0 is even
+within_span_entropy | share | | evenness of the attention inside the span
+entropy | nats | | entropy of the attention row
+normalised_entropy | share | | entropy over its maximum
+effective_tokens | tokens | | tokens read as if evenly
+participation | tokens | | participation ratio
+entropy_without_sink | nats | | entropy without the sink
+entropy_between | nats | | entropy: span or rest
+entropy_outside | nats | | entropy: where outside the span
+entropy_inside | nats | | entropy: where inside the span
+rollout_span_share | share | asked | share of the span by attention rollout
+span_output_weight | share | asked | share of the span by norm
+js_distance | sqrt bits | asked | change of where shared tokens are read (Jensen-Shannon)
+hellinger | | asked | the same by Hellinger
+total_variation | share | asked | the same by total variation
+kurtosis | | | excess kurtosis of received attention: spiky or diffuse
+sink_alpha | share | | mean attention on the first token
+sink_rate | share | | is the first token a sink
+span_sink_rate | share | | share of the span's tokens that are sinks
+span_first_alpha | share | asked | mean attention on the first inserted token
+span_first_alpha_ratio | ratio | asked | the same over the mean of the other inserted tokens
+span_received | share | | mean attention that a span token receives
+span_relative | ratio | | the same over uniform attention's
+collapse | share | signed | drop of the span below its reference, raw
+collapse_relative | share | signed | drop of the span below its reference, relative to uniform
+collapsed_share | share | | share of the span's tokens that are collapsed
+onset_step | ratio | signed | step of relative attention where the span begins (one block)
+span_variation | | | variation of received attention inside the span
+recovery_ratio | ratio | | level after the span over the level before it, relative to uniform
+recovery_ratio_raw | ratio | | the same, raw (largely positional)
+recovery_fraction | share | signed | share of the drop into the span that is made up after it
+span_residual_norm | ratio | asked | length of the span's residual stream over other tokens'
+span_first_residual_norm | ratio | asked | the same of the first inserted token
+sink_residual_norm | ratio | asked | the same of the first token of the prompt, the sink
+span_sink_cosine | | asked signed | cosine of the span's residual stream to the sink's
+span_first_sink_cosine | | asked signed | the same of the first inserted token
+span_value_norm | ratio | asked | length of the span's values over other tokens'
+span_first_value_norm | ratio | asked | the same of the first inserted token
+sink_value_norm | ratio | asked | the same of the first token of the prompt, the sink
+retention | ratio | | received attention that all shared tokens keep
+recovery_aligned | ratio | | received attention that the question's tokens keep
+recovery_latency | tokens | censored | tokens until attention is back; inf: never (one block)
+recovered | share | | whether attention comes back at all
+recovery_tau | tokens | | time constant of the recovery
+spike_spearman | | signed | do the same tokens rank high
+spike_pearson | | signed | the same, linear
+spike_slope | ratio | | attenuation: slope through the origin
+spike_r_squared | share | | explained by a pure scaling
+spike_f1 | | | F1 of matched peaks
+peak_attenuation | ratio | | height of the base run's peaks that is left
+"""
+"""Name, unit, flags (asked: only where asked for) and meaning of every metric; their order is that of tables."""
+
+
+# ------------------------------------------------------------------------------------------------------------- of rows
 
 
 def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
@@ -196,39 +186,35 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
     return value
 
 
-def _row(name: str, formula: RowFormula, *needs: Need, default: bool = True, signed: bool = False) -> Metric:
-    variant = "after W_O" if "output_weights" in needs else ""
-    return Metric(name, "row", *WORDS[name], formula, needs, default, signed, variant=variant)
+Formulas = dict[str, tuple[Callable[[Any], Tensor], tuple[Need, ...]]]
+"""Name -> formula, and what it needs."""
+ROWS: Formulas = {
+    "span_mass": (_from_pattern(attention.span_mass, "span"), ("span",)),
+    "lam": (_from_pattern(attention.retained_mass, "span"), ("span",)),
+    "span_mass_without_sink": (_from_pattern(attention.non_sink_span_mass, "span", "sink"), ("span",)),
+    "log_density_ratio": (_density, ("span", "scores")),
+    "within_span_entropy": (_from_pattern(attention.within_span_entropy, "span"), ("span",)),
+    "entropy": (_from_pattern(attention.attention_entropy), ()),
+    "normalised_entropy": (_from_pattern(attention.normalised_entropy), ()),
+    "effective_tokens": (_from_pattern(attention.effective_tokens), ()),
+    "participation": (_from_pattern(attention.participation), ()),
+    "entropy_without_sink": (_from_pattern(attention.entropy_without_sink, "sink"), ()),
+    "entropy_between": (_chain("between"), ("span",)),
+    "entropy_outside": (_chain("outside"), ("span",)),
+    "entropy_inside": (_chain("inside"), ("span",)),
+    "rollout_span_share": (_rollout, ("span", "flow")),
+    "span_output_weight": (_output_weight, ("span", "values", "output_weights")),
+    "js_distance": (_distance(attention.jensen_shannon_distance), ("first_rows",)),
+    "hellinger": (_distance(attention.hellinger), ("first_rows",)),
+    "total_variation": (_distance(attention.total_variation), ("first_rows",)),
+}
 
 
-ROWS = (
-    _row("span_mass", _from_pattern(attention.span_mass, "span"), "span"),
-    _row("lam", _from_pattern(attention.retained_mass, "span"), "span"),
-    _row("span_mass_without_sink", _from_pattern(attention.non_sink_span_mass, "span", "sink"), "span"),
-    _row("log_density_ratio", _density, "span", "scores", signed=True),
-    _row("within_span_entropy", _from_pattern(attention.within_span_entropy, "span"), "span"),
-    _row("entropy", _from_pattern(attention.attention_entropy)),
-    _row("normalised_entropy", _from_pattern(attention.normalised_entropy)),
-    _row("effective_tokens", _from_pattern(attention.effective_tokens)),
-    _row("participation", _from_pattern(attention.participation)),
-    _row("entropy_without_sink", _from_pattern(attention.entropy_without_sink, "sink")),
-    _row("entropy_between", _chain("between"), "span"),
-    _row("entropy_outside", _chain("outside"), "span"),
-    _row("entropy_inside", _chain("inside"), "span"),
-    _row("rollout_span_share", _rollout, "span", "flow", default=False),
-    _row("span_output_weight", _output_weight, "span", "values", "output_weights", default=False),
-    _row("js_distance", _distance(attention.jensen_shannon_distance), "first_rows", default=False),
-    _row("hellinger", _distance(attention.hellinger), "first_rows", default=False),
-    _row("total_variation", _distance(attention.total_variation), "first_rows", default=False),
-)
+# ------------------------------------------------------------------------------------------------------- of one profile
 
 
 def _collapse(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: profiles.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
-
-
-def _span_mean(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: segment_mean(getattr(p, of), p.span)
+    return lambda p: recovery.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
 
 
 def _sink_rate(of: str) -> Callable[[Profile], Tensor]:
@@ -236,107 +222,46 @@ def _sink_rate(of: str) -> Callable[[Profile], Tensor]:
 
 
 def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: profiles.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
+    return lambda p: recovery.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
 
 
 def _onset(p: Profile) -> Tensor:
     if not p.layout.one_block:
         return torch.full_like(p.relative[..., 0], torch.nan)
-    return profiles.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
+    return recovery.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
 
 
 def _collapsed_share(p: Profile) -> Tensor:
-    return profiles.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed)
+    return recovery.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed)
 
 
 def _recovery_fraction(p: Profile) -> Tensor:
-    layout = p.layout
-    return profiles.recovery_fraction(
-        p.relative, before=layout.before, span=p.span, after=layout.question, tolerance=p.thresholds.step
-    )
+    places = {"before": p.layout.before, "span": p.span, "after": p.layout.question}
+    return recovery.recovery_fraction(p.relative, **places, tolerance=p.thresholds.step)
 
 
-def _profile(
-    name: str, formula: Callable[[Profile], Tensor], *needs: Need, default: bool = True, signed: bool = False
-) -> Metric:
-    return Metric(name, "profile", *WORDS[name], formula, needs, default, signed)
+_OF_SINKS: tuple[Need, Need] = ("span", "sink_levels")
+PROFILES: Formulas = {
+    "kurtosis": (lambda p: received.kurtosis(p.received), ()),
+    "sink_alpha": (lambda p: segment_mean(p.alpha, p.layout.sink), ("sink_levels",)),
+    "sink_rate": (_sink_rate("sink"), ("sink_levels",)),
+    "span_sink_rate": (_sink_rate("span"), _OF_SINKS),
+    "span_first_alpha": (lambda p: received.first_of(p.alpha, p.span), _OF_SINKS),
+    "span_first_alpha_ratio": (lambda p: received.first_against_rest(p.alpha, p.span), _OF_SINKS),
+    "span_received": (lambda p: segment_mean(p.received, p.span), ("span",)),
+    "span_relative": (lambda p: segment_mean(p.relative, p.span), ("span",)),
+    "collapse": (_collapse("received"), ("span",)),
+    "collapse_relative": (_collapse("relative"), ("span",)),
+    "collapsed_share": (_collapsed_share, ("span",)),
+    "onset_step": (_onset, ("span",)),
+    "span_variation": (lambda p: recovery.span_variation(p.received, span=p.span), ("span",)),
+    "recovery_ratio": (_recovery_ratio("relative"), ("span",)),
+    "recovery_ratio_raw": (_recovery_ratio("received"), ("span",)),
+    "recovery_fraction": (_recovery_fraction, ("span",)),
+}
 
 
-_SINKS: tuple[Need, Need] = ("span", "sink_levels")
-PROFILES = (
-    _profile("kurtosis", lambda p: received.kurtosis(p.received)),
-    _profile("sink_alpha", lambda p: segment_mean(p.alpha, p.layout.sink), "sink_levels"),
-    _profile("sink_rate", _sink_rate("sink"), "sink_levels"),
-    _profile("span_sink_rate", _sink_rate("span"), *_SINKS),
-    _profile("span_first_alpha", lambda p: received.first_of(p.alpha, p.span), *_SINKS, default=False),
-    _profile("span_first_alpha_ratio", lambda p: received.first_against_rest(p.alpha, p.span), *_SINKS, default=False),
-    _profile("span_received", _span_mean("received"), "span"),
-    _profile("span_relative", _span_mean("relative"), "span"),
-    _profile("collapse", _collapse("received"), "span", signed=True),
-    _profile("collapse_relative", _collapse("relative"), "span", signed=True),
-    _profile("collapsed_share", _collapsed_share, "span"),
-    _profile("onset_step", _onset, "span", signed=True),
-    _profile("span_variation", lambda p: profiles.span_variation(p.received, span=p.span), "span"),
-    _profile("recovery_ratio", _recovery_ratio("relative"), "span"),
-    _profile("recovery_ratio_raw", _recovery_ratio("received"), "span"),
-    _profile("recovery_fraction", _recovery_fraction, "span", signed=True),
-)
-
-
-def _latency(c: TwoProfiles) -> Tensor:
-    if not c.one_block:  # what is counted from the span's end has several ends to be counted from
-        return torch.full_like(c.inserted[:, 0], torch.nan)
-    return profiles.recovery_latency(
-        c.inserted_relative[:, c.question],
-        c.base_relative[:, c.question],
-        width=c.thresholds.width,
-        threshold=c.thresholds.recovered,
-    )
-
-
-def _recovered(c: TwoProfiles) -> Tensor:
-    latency = _latency(c)
-    return torch.where(latency.isnan(), torch.nan, latency.isfinite().to(latency.dtype))
-
-
-def _tau(c: TwoProfiles) -> Tensor:
-    if not c.one_block:
-        return torch.full_like(c.inserted[:, 0], torch.nan)
-    ratio = profiles.aligned_ratio(c.base, c.inserted)[:, c.question]
-    return profiles.recovery_time_constant(profiles.running_median(ratio))
-
-
-def _peaks(c: TwoProfiles) -> tuple[Tensor, Tensor]:
-    return profiles.spike_peaks(c.base), profiles.spike_peaks(c.inserted)
-
-
-def _aligned(tokens: Callable[[Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
-    return lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=tokens(c.question))
-
-
-def _runs(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
-    return lambda c: formula(c.base, c.inserted)
-
-
-def _paired(
-    name: str, formula: Callable[[TwoProfiles], Tensor], *, signed: bool = False, censored: bool = False
-) -> Metric:
-    return Metric(name, "paired", *WORDS[name], formula, ("first_profile",), signed=signed, censored=censored)
-
-
-PAIRED = (
-    _paired("retention", _aligned(torch.ones_like)),
-    _paired("recovery_aligned", _aligned(lambda question: question)),
-    _paired("recovery_latency", _latency, censored=True),
-    _paired("recovered", _recovered),
-    _paired("recovery_tau", _tau),
-    _paired("spike_spearman", _runs(profiles.timing_spearman), signed=True),
-    _paired("spike_pearson", _runs(profiles.timing_pearson), signed=True),
-    _paired("spike_slope", _runs(profiles.attenuation_slope)),
-    _paired("spike_r_squared", _runs(profiles.attenuation_r_squared)),
-    _paired("spike_f1", lambda c: profiles.matched_peaks_f1(*_peaks(c)).to(c.base)),
-    _paired("peak_attenuation", lambda c: profiles.peak_attenuation(c.base, c.inserted, peaks=_peaks(c)[0])),
-)
+# ----------------------------------------------------------------------------------------------------- of states
 
 
 def _norms(s: States, of: Need) -> Tensor:
@@ -356,26 +281,87 @@ PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
 }
 
 
-def _state(place: str, what: str, of: Need, values: Callable[[States, Need], Tensor]) -> Metric:
-    def formula(s: States) -> Tensor:
-        return PLACES[place](values(s, of).cpu().expand(s.n_heads, -1), s)
-
-    name = f"{place}_{what}"
-    return Metric(name, "state", *WORDS[name], formula, ("span", of), default=False, signed=values is _cosines)
+def _state(
+    place: str, of: Need, values: Callable[[States, Need], Tensor]
+) -> tuple[Callable[[States], Tensor], tuple[Need, ...]]:
+    return lambda s: PLACES[place](values(s, of).cpu().expand(s.n_heads, -1), s), ("span", of)
 
 
-STATES = (
-    *(_state(place, "residual_norm", "residual", _norms) for place in PLACES),
-    *(_state(place, "sink_cosine", "residual", _cosines) for place in ("span", "span_first")),
-    *(_state(place, "value_norm", "values", _norms) for place in PLACES),
-)
+STATES: Formulas = {
+    **{f"{place}_residual_norm": _state(place, "residual", _norms) for place in PLACES},
+    **{f"{place}_sink_cosine": _state(place, "residual", _cosines) for place in ("span", "span_first")},
+    **{f"{place}_value_norm": _state(place, "values", _norms) for place in PLACES},
+}
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *STATES, *PAIRED)}
+
+# ----------------------------------------------------------------------------------------------------- of two profiles
+
+
+def _latency(c: TwoProfiles) -> Tensor:
+    if not c.one_block:  # what is counted from the span's end has several ends to be counted from
+        return torch.full_like(c.inserted[:, 0], torch.nan)
+    own, base = c.inserted_relative[:, c.question], c.base_relative[:, c.question]
+    return recovery.recovery_latency(own, base, width=c.thresholds.width, threshold=c.thresholds.recovered)
+
+
+def _recovered(c: TwoProfiles) -> Tensor:
+    latency = _latency(c)
+    return torch.where(latency.isnan(), torch.nan, latency.isfinite().to(latency.dtype))
+
+
+def _tau(c: TwoProfiles) -> Tensor:
+    if not c.one_block:
+        return torch.full_like(c.inserted[:, 0], torch.nan)
+    ratio = recovery.aligned_ratio(c.base, c.inserted)[:, c.question]
+    return recovery.recovery_time_constant(recovery.running_median(ratio))
+
+
+def _peaks(c: TwoProfiles) -> tuple[Tensor, Tensor]:
+    return recovery.spike_peaks(c.base), recovery.spike_peaks(c.inserted)
+
+
+def _aligned(tokens: Callable[[Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
+    return lambda c: recovery.aligned_recovery(c.base, c.inserted, tokens=tokens(c.question))
+
+
+def _runs(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
+    return lambda c: formula(c.base, c.inserted)
+
+
+PAIRED: dict[str, Callable[[TwoProfiles], Tensor]] = {
+    "retention": _aligned(torch.ones_like),
+    "recovery_aligned": _aligned(lambda question: question),
+    "recovery_latency": _latency,
+    "recovered": _recovered,
+    "recovery_tau": _tau,
+    "spike_spearman": _runs(recovery.timing_spearman),
+    "spike_pearson": _runs(recovery.timing_pearson),
+    "spike_slope": _runs(recovery.attenuation_slope),
+    "spike_r_squared": _runs(recovery.attenuation_r_squared),
+    "spike_f1": lambda c: recovery.matched_peaks_f1(*_peaks(c)).to(c.base),
+    "peak_attenuation": lambda c: recovery.peak_attenuation(c.base, c.inserted, peaks=_peaks(c)[0]),
+}
+
+
+def _declared() -> dict[str, Metric]:
+    kinds: dict[Kind, Formulas] = {"row": ROWS, "profile": PROFILES, "state": STATES}
+    kinds["paired"] = {name: (formula, ("first_profile",)) for name, formula in PAIRED.items()}
+    formulas = {name: (kind, *made) for kind, named in kinds.items() for name, made in named.items()}
+    found = {}
+    for line in WORDS.strip().splitlines():
+        name, unit, flags, meaning = (cell.strip() for cell in line.split("|"))
+        kind, formula, needs = formulas[name]
+        options = {"default": "asked" not in flags, "signed": "signed" in flags, "censored": "censored" in flags}
+        found[name] = Metric(name, kind, unit, meaning, formula, needs, **options)
+    return found
+
+
+METRICS = _declared()
 """Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
 declare(*(Column(each.name, each.name.replace("_", " "), f"{each.meaning} ({each.unit})") for each in METRICS.values()))
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
 """What is measured unless metrics are asked for."""
-SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_ratio", *(m.name for m in STATES))
+SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_ratio", *STATES)
 """Whether the span is a sink: what `metrics="sinks"` measures."""
 
 
@@ -385,7 +371,7 @@ def metric_named(name: str) -> Metric:
     if found is None or (found.name != name and found.kind != "row"):
         raise ValueError(
             f"unknown metric {name!r}{nearest(name, METRICS)}; choose of {', '.join(METRICS)}; row metrics also with _last "
-            f"({', '.join(m.name for m in ROWS)})"
+            f"({', '.join(ROWS)})"
         )
     return found
 
@@ -397,7 +383,7 @@ def chosen_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
     if metrics == "sinks":
         return SINKS
     if metrics == "all":
-        return (*METRICS, *(f"{metric.name}_last" for metric in ROWS))
+        return (*METRICS, *(f"{name}_last" for name in ROWS))
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for name in names:
         metric_named(name)

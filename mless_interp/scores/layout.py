@@ -10,7 +10,6 @@ from ..core.arguments import check_count
 from ..metrics.patterns import RowChoice, flanks, row_mask
 from ..prompts.conditions import CONDITIONS, one_of
 from ..prompts.pairs import PromptPair
-from ..prompts.prompt import Prompt
 
 Reference = Literal["prefix", "flanks"]
 
@@ -73,32 +72,18 @@ class Layout:
 def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
     """The layout of a pair's prompt in one condition; `ValueError` where nothing follows the insertion."""
     start, stop = pair.spans[0]
-    if CONDITIONS[condition].has_span:
-        return _layout(pair.inserted, start, stop, pair.shared, rows, problem=pair.id)
-    kept = [token for token, position in enumerate(pair.alignment) if position >= 0]
-    first = next((token for token in kept if pair.alignment[token] >= stop), len(pair.base))
-    return _layout(pair.base, start, first, torch.tensor(kept), rows, n_blocks=len(pair.spans), problem=pair.id)
-
-
-def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
-    """The layout of one prompt from its segment names; without inserted tokens the question begins at its segment."""
-    blocks = prompt.blocks("inserted") or tuple((at, at) for at in prompt.indices("question")[:1])
-    if not blocks:
-        raise ValueError("the prompt has neither inserted nor question tokens: nothing says where its question is")
-    (others,) = (~prompt.mask("inserted")).nonzero(as_tuple=True)
-    return _layout(prompt, *blocks[0], others, rows, problem="(this prompt)")
-
-
-def _layout(
-    prompt: Prompt, start: int, stop: int, shared: Tensor, rows: RowChoice, *, problem: str, n_blocks: int = 1
-) -> Layout:
+    prompt, shared = pair.inserted, pair.shared
+    if not CONDITIONS[condition].has_span:
+        kept = [token for token, position in enumerate(pair.alignment) if position >= 0]
+        prompt, shared = pair.base, torch.tensor(kept)
+        stop = next((token for token in kept if pair.alignment[token] >= stop), len(prompt))
     position, spans = torch.arange(len(prompt)), prompt.blocks("inserted")
-    span = prompt.mask("inserted") if spans else None
     if stop >= len(prompt) or (spans and spans[-1][1] == len(prompt)):
         raise ValueError(
-            f"problem {problem!r}: no tokens follow the insertion, so there is no question whose attention could be "
+            f"problem {pair.id!r}: no tokens follow the insertion, so there is no question whose attention could be "
             'described: give the pair with its answer (`pair.answered()`), or insert before="question"'
         )
+    span = prompt.mask("inserted") if spans else None
     question = (position >= stop) & ~prompt.mask("inserted")
     sink = position == (stop if spans and start == 0 else 0)
     return Layout(
@@ -109,5 +94,5 @@ def _layout(
         sink=sink,
         rows=row_mask(rows, question=question, span=span),
         shared=shared,
-        one_block=max(n_blocks, len(spans)) < 2,
+        one_block=len(pair.spans) < 2,
     )

@@ -1,7 +1,7 @@
 """`attention_profile`: the attention that every token receives, head by head, with and without an insertion."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ..core.heads import Head, as_head, as_heads
 from ..metrics.patterns import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.pairs import PromptPair
 from ..prompts.problems import groups_of
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick
@@ -23,8 +23,8 @@ from ..runtime.loop import RunOptions, in_context
 from ..runtime.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .layout import pair_layout
-from .score import described_pairs, over_described
-from .streaming import Plan, PromptReduction, Source
+from .score import described, over_described
+from .streaming import Plan, Source, reduce_prompt
 
 
 @checked
@@ -44,7 +44,7 @@ def attention_profile(
     progress: bool = True,
     seed: int = 0,
 ) -> "AttentionProfile":
-    """Mean attention that each token receives from the tokens after it, per head, in each condition.
+    """Measure the attention that each token receives from the tokens after it, per head, in each condition.
 
     Parameters
     ----------
@@ -59,20 +59,10 @@ def attention_profile(
     Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
     that of uniform attention.
     """
-    found = own_pairs(model, described_pairs(pairs, conditions, source, rows, min_rows=min_rows))
-    chosen = model.info.chosen(heads, what="describe")
+    found, chosen, settings = described(model, pairs, heads, conditions, source, rows, min_rows=min_rows)
     layers = sorted({head.layer for head in chosen})
-    settings = {
-        **model.identity,
-        "prompts": digest_of(found),
-        "insertion": found[0].insertion.label,
-        "template": found[0].base.template,
-        "rows": rows,
-        "exclude_sink": exclude_sink,
-        "renorm": renorm,
-        "diag": diag,
-        "min_rows": min_rows,
-    }
+    settings |= {"template": found[0].base.template, "rows": rows, "exclude_sink": exclude_sink, "renorm": renorm}
+    settings |= {"diag": diag, "min_rows": min_rows}
 
     def profiled(pair: PromptPair, tick: Tick) -> dict[str, dict[str, np.ndarray]]:
         drop = "bos" in pair.base.segments[:1] if exclude_sink is None else exclude_sink
@@ -82,7 +72,7 @@ def attention_profile(
             try:
                 layout = pair_layout(pair, condition, rows=rows)
                 inputs = pair.condition(condition)
-                run = PromptReduction(model, inputs, layout, plan, layers=layers, source=source).run()
+                run = reduce_prompt(model, inputs, layout, plan, layers=layers, source=source)
                 real = {layer: run.layers[layer].mean("received", min_rows).cpu() for layer in layers}
                 null = {layer: run.nulls[layer].mean("received", min_rows).cpu() for layer in layers}
             except ValueError as error:
@@ -94,9 +84,8 @@ def attention_profile(
             tick(1)
         return made
 
-    asked = {**settings, "conditions": list(conditions), "heads": list(map(str, chosen)), "source": source}
     options = {"label": "profiling attention", "options": RunOptions(checkpoint, progress)}
-    done = over_described(model, found, profiled, conditions, asked, **options)
+    done = over_described(model, found, profiled, conditions, settings | {"source": source}, **options)
 
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:
         return {name: tuple(np.asarray(each[name][what], dtype=float) for each in done) for name in conditions}
@@ -168,33 +157,25 @@ class AttentionProfile(Result):
     """)
 
     def whole(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
-        """Every problem's profile `[head, token]` over its whole sequence; `relative` to uniform attention."""
+        """Return every problem's profile `[head, token]` over its whole sequence; `relative` to uniform attention."""
         place_of(condition, self.conditions, "condition")
         found = self.received[condition]
         if not relative:
             return found
-        return tuple(
-            np.divide(r, u, where=u > 0, out=np.full_like(r, np.nan))
-            for r, u in zip(found, self.uniform[condition], strict=True)
-        )
+        both = zip(found, self.uniform[condition], strict=True)
+        return tuple(np.divide(r, u, where=u > 0, out=np.full_like(r, np.nan)) for r, u in both)
 
     def aligned(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
-        """Every problem's profile at its base prompt's tokens `[head, base token]`, NaN where there is no match."""
+        """Return every problem's profile at its base prompt's tokens `[head, base token]`, NaN where there is no match."""
         found = self.whole(condition, relative=relative)
         if not CONDITIONS[condition].has_span:
             return found
-        return tuple(
-            np.where(at >= 0, values[:, at.clip(0)], np.nan) for values, at in zip(found, self.alignment, strict=True)
-        )
+        both = zip(found, self.alignment, strict=True)
+        return tuple(np.where(at >= 0, values[:, at.clip(0)], np.nan) for values, at in both)
 
     def of(self, head: Head | str) -> int:
-        """Where a head stands on the head axis."""
-        head = as_head(head)
-        if head not in self.heads:
-            raise ValueError(
-                f"{head} (zero-based) was not profiled; there are {', '.join(map(str, self.heads[:12]))} ..."
-            )
-        return self.heads.index(head)
+        """Return where a head stands on the head axis."""
+        return place_of(str(as_head(head)), map(str, self.heads), "profiled head (zero-based)")
 
     def curve(
         self,
@@ -207,21 +188,13 @@ class AttentionProfile(Result):
         min_share: float = 0.5,
         n_resamples: int = 1000,
     ) -> Curve:
-        """One head's mean profile over problems with its bootstrap interval, insertion points on top of each other.
+        """Return one head's mean profile over problems with its bootstrap interval, insertion points on top of each other.
 
         Tokens that fewer than `min_share` of the problems have are left out. `null` gives uniform attention's instead.
         """
-        row = self.of(head)
-        if null:
-            source = AttentionProfile(**{**vars(self), "received": self.uniform})
-            return source.curve(head, condition, aligned=aligned, min_share=min_share, n_resamples=n_resamples)
-        found = [values[row] for values in (self.aligned if aligned else self.whole)(condition, relative=relative)]
-        starts = [start for start, _ in self.spans]
-        first = max(starts)
-        grid = np.full((len(found), max(first - s + len(v) for s, v in zip(starts, found, strict=True))), np.nan)
-        for line, values, start in zip(grid, found, starts, strict=True):
-            line[first - start : first - start + len(values)] = values
-        grid = self.by_group(grid)
+        row, source = self.of(head), replace(self, received=self.uniform) if null else self
+        found = [values[row] for values in (source.aligned if aligned else source.whole)(condition, relative=relative)]
+        grid = self.by_group(self._on_insertion_points(found))
         n, mean = np.isfinite(grid).sum(0), defined_mean(grid)
         low, high = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
         if len(grid) > 1:
@@ -231,48 +204,52 @@ class AttentionProfile(Result):
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
         return Curve(np.arange(len(mean)), mean, low, high, n)
 
+    def _on_insertion_points(self, found: Sequence[np.ndarray]) -> np.ndarray:
+        """One array per problem `[token]` as `[problem, token]`, NaN where a problem has no token."""
+        first = max(start for start, _ in self.spans)
+        shifts = [first - start for start, _ in self.spans]
+        grid = np.full((len(found), max(shift + len(v) for shift, v in zip(shifts, found, strict=True))), np.nan)
+        for line, values, shift in zip(grid, found, shifts, strict=True):
+            line[shift : shift + len(values)] = values
+        return grid
+
     def curves(self, *, heads: Iterable[Head | str] | None = None) -> pd.DataFrame:
-        """Every curve as numbers, one row per head, condition, tokens ("shared" or "whole") and position."""
+        """Return every curve as numbers, one row per head, condition, tokens ("shared" or "whole") and position."""
         parts = []
         chosen = self.heads if heads is None else as_heads(heads)
         for head, condition, tokens in product(chosen, self.conditions, ("shared", "whole")):
-            aligned = tokens == "shared"
-            curve = self.curve(head, condition, aligned=aligned)
-            null = self.curve(head, condition, aligned=aligned, null=True)
+            both = (self.curve(head, condition, aligned=tokens == "shared", null=null) for null in (False, True))
+            curve, uniform = both
             fixed = {"label": str(head), "paper_label": head.paper_label, "condition": condition, "tokens": tokens}
-            parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": null.mean}))
+            parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": uniform.mean}))
         return pd.concat(parts, ignore_index=True)
 
     def shaded(self, condition: str) -> tuple[tuple[int, int], ...]:
-        """Where on a curve's axis at least half of the problems have inserted tokens: (first, one past the last) of each
+        """Return where on a curve's axis at least half of the problems have inserted tokens: (first, one past the last) of each
         block; none in a condition without them."""
         if not CONDITIONS[condition].has_span:
             return ()
-        first = max(start for start, _ in self.spans)
-        counts = np.zeros(max(first - s + len(t) for (s, _), t in zip(self.spans, self.inserted_texts, strict=True)))
-        for index, (start, _) in enumerate(self.spans):
-            inside = self.is_inserted(index)
-            counts[first - start :][: len(inside)] += inside
-        edges = np.flatnonzero(np.diff(counts * 2 >= len(self.spans), prepend=False, append=False)).tolist()
+        inside = self._on_insertion_points([self.is_inserted(at) for at in range(len(self.problem_ids))])
+        often = np.nansum(inside, axis=0) * 2 >= len(self.spans)
+        edges = np.flatnonzero(np.diff(often, prepend=False, append=False)).tolist()
         return tuple(zip(edges[::2], edges[1::2], strict=True))
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, condition, head and token: position, base_position (-1 inside the span), segment,
+        """Return one tidy row per problem, condition, head and token: position, base_position (-1 inside the span), segment,
         text, received, uniform, relative."""
-        places = head_columns(self.heads)
         parts = []
         for condition in self.conditions:
             relative = self.whole(condition, relative=True)
             for index, problem in enumerate(self.problem_ids):
-                n_heads, n_tokens = self.received[condition][index].shape
-                base, segments, texts = self._tokens(condition, index)
-                of_tokens = {"position": np.arange(n_tokens), "base_position": base, "segment": segments, "text": texts}
-                columns: dict[str, Any] = {"problem": problem, "condition": condition}
-                columns |= {name: np.repeat(places[name], n_tokens) for name in ("layer", "head", "label")}
-                columns |= {name: np.tile(each, n_heads) for name, each in of_tokens.items()}
-                columns["received"] = self.received[condition][index].ravel()
-                columns["uniform"] = self.uniform[condition][index].ravel()
-                parts.append(pd.DataFrame({**columns, "relative": relative[index].ravel()}))
+                n_tokens = self.received[condition][index].shape[1]
+                places = pd.DataFrame(head_columns(self.heads)).drop(columns="paper_label")
+                tokens = dict(zip(("base_position", "segment", "text"), self._tokens(condition, index), strict=True))
+                rows = places.merge(pd.DataFrame({"position": np.arange(n_tokens), **tokens}), how="cross")
+                rows.insert(0, "problem", problem)
+                rows.insert(1, "condition", condition)
+                values = (self.received[condition][index], self.uniform[condition][index], relative[index])
+                named = zip(("received", "uniform", "relative"), values, strict=True)
+                parts.append(rows.assign(**{name: each.ravel() for name, each in named}))
         return pd.concat(parts, ignore_index=True)
 
     def _tokens(self, condition: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -289,19 +266,17 @@ class AttentionProfile(Result):
         return base, segments, np.array(texts, dtype=object)
 
     def is_inserted(self, index: int) -> np.ndarray:
-        """Which tokens of one problem's inserted prompt were inserted, boolean `[token]`."""
+        """Tell which tokens of one problem's inserted prompt were inserted, boolean `[token]`."""
         return self._tokens("inserted", index)[1] == "inserted"
 
     def level(self, condition: str, segment: str, *, relative: bool = False) -> np.ndarray:
-        """Mean over a segment's tokens ("before", "inserted" or "question"), `[problem, head]`; NaN if it has none."""
-        found = [
-            defined_mean(values[:, self._tokens(condition, index)[1] == segment], axis=1)
-            for index, values in enumerate(self.whole(condition, relative=relative))
-        ]
-        return np.stack(found)
+        """Return the mean over a segment ("before", "inserted" or "question"), `[problem, head]`; NaN if it has none."""
+        found = enumerate(self.whole(condition, relative=relative))
+        inside = (values[:, self._tokens(condition, index)[1] == segment] for index, values in found)
+        return np.stack([defined_mean(values, axis=1) for values in inside])
 
     def table(self) -> pd.DataFrame:
-        """One row per head and condition: mean received attention and its ratio to uniform, by segment."""
+        """Return one row per head and condition: mean received attention and its ratio to uniform, by segment."""
         parts = []
         for condition in self.conditions:
             columns: dict[str, Any] = {**head_columns(self.heads), "condition": condition}
@@ -334,7 +309,7 @@ class AttentionProfile(Result):
         ]
 
     def shown(self) -> Shown:
-        """Levels by segment; the curves are a picture (`mi.views.profiles`)."""
+        """Return levels by segment; the curves are a picture (`mi.views.profiles`)."""
         caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
         table = self.table()
         columns = [name for name in table if name not in ("layer", "head")]

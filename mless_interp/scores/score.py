@@ -1,14 +1,19 @@
-"""`score_heads`: model and prompt pairs in, attention metrics of every head out."""
+"""`score_heads` and `score_cache`: a model and prompt pairs, or a cache, in; attention metrics of every head out."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..core.arguments import checked
 from ..core.heads import Head
-from ..metrics.patterns import RowChoice
+from ..metrics.patterns import RowChoice, segment_mean
+from ..metrics.received import relative_received
+from ..models.arithmetic import visibility
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
@@ -16,13 +21,24 @@ from ..prompts.problems import distinct, groups_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
 from ..runtime.results import Found, put, stacked
-from .catalogue import Profile, chosen_metrics, metric_named
-from .evaluation import layer_values, plan_for
+from .catalogue import Profile, TwoProfiles, chosen_metrics, metric_named
 from .layout import Layout, Thresholds, pair_layout
 from .scored import HeadScores
-from .streaming import SOURCES, Other, Plan, PromptReduction, Source
+from .streaming import (
+    SOURCES,
+    Need,
+    Other,
+    Plan,
+    Reduced,
+    Source,
+    pattern_blocks,
+    reduce_blocks,
+    reduce_prompt,
+    uniform_blocks,
+)
 
 T = TypeVar("T")
+_PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
 
 
 @checked
@@ -44,6 +60,8 @@ def score_heads(
 ) -> HeadScores:
     """Describe every head's attention with and without an insertion: collapse, recovery, span mass, entropy, sinks, ...
 
+    Patterns are reduced inside the layer that made them. What a prompt is too short for is NaN and counted.
+
     Parameters
     ----------
     metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", "sinks" (is the span
@@ -58,33 +76,15 @@ def score_heads(
         model needs), "auto" (the first where there is one).
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
-    Patterns are reduced inside the layer that made them. What a prompt is too short for
-    is NaN and counted. Raises `ValueError` naming the problem where it has no tokens after the insertion, and for heads out of
-    range (zero-based).
+    Raises `ValueError` naming the problem where it has no tokens after the insertion, and for heads out of range (zero-based).
     """
     names = chosen_metrics(metrics)
     thresholds = thresholds or Thresholds()
-    found = own_pairs(model, described_pairs(pairs, conditions, source, rows, min_rows=thresholds.min_rows))
-    chosen = model.info.chosen(heads, what="describe")
-    settings = {
-        "metrics": list(names),
-        "conditions": list(conditions),
-        "heads": [str(head) for head in chosen],
-        "rows": rows,
-        "exclude_sink": exclude_sink,
-        "renorm": renorm,
-        "thresholds": vars(thresholds),
-        **model.identity,
-        "prompts": digest_of(found),
-        "insertion": found[0].insertion.label,
-        **{metric.name: metric.variant for metric in map(metric_named, names) if metric.variant},
-    }
+    found, chosen, settings = described(model, pairs, heads, conditions, source, rows, min_rows=thresholds.min_rows)
+    settings |= {"metrics": list(names), "rows": rows, "exclude_sink": exclude_sink, "renorm": renorm}
+    settings["thresholds"] = vars(thresholds)
     counted = {name: sum(getattr(pair, name) for pair in found) for name in ("sink_moved", "boundary_merge")}
     asked, layers = model.info.mask_of(chosen), sorted({head.layer for head in chosen})
-
-    def plan(layout: Layout, *, other: bool) -> Plan:
-        span = layout.span is not None
-        return plan_for(names, span=span, other=other, values=True, exclude_sink=exclude_sink, renorm=renorm)
 
     def scored(pair: PromptPair, tick: Tick) -> dict[str, Found]:
         """One problem in every condition: values `[layer, head]` and nulls `[layer]`."""
@@ -94,17 +94,16 @@ def score_heads(
         other: dict[int, Other] | None = None
         for number, condition in enumerate(conditions):
             layout = pair_layout(pair, condition, rows=rows)
-            keep = number == 0 and len(conditions) > 1 and "first_rows" in plan(layout, other=True).needs
-            asks: dict[str, Any] = {"layers": layers, "source": source, "keep": keep, "compare": other}
+            plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink, renorm=renorm)
+            keep = number == 0 and len(conditions) > 1 and any("first_rows" in metric_named(n).needs for n in names)
             try:
-                inputs = pair.condition(condition)
-                run = PromptReduction(model, inputs, layout, plan(layout, other=number > 0), **asks).run()
+                inputs, asks = pair.condition(condition), {"layers": layers, "keep": keep, "compare": other}
+                run = reduce_prompt(model, inputs, layout, plan, source=source, **asks)
                 for layer in layers:
-                    made, nulls, profiles = layer_values(
-                        names, run.layers[layer], run.nulls[layer], layout, thresholds, base.get(layer)
-                    )
-                    for name, heads_ in made.items():
-                        cells = np.where(asked[layer], heads_.double().numpy(), np.nan)
+                    sums = run.layers[layer], run.nulls[layer]
+                    made, nulls, profiles = _layer_values(names, *sums, layout, thresholds, base.get(layer))
+                    for name, of_heads in made.items():
+                        cells = np.where(asked[layer], of_heads.double().numpy(), np.nan)
                         put(values, name, condition, layer, cells, shape=asked.shape)
                     for name, one in nulls.items():
                         put(null, name, condition, layer, float(one[0]), shape=len(asked))
@@ -130,6 +129,197 @@ def score_heads(
     )
 
 
+@checked
+def score_cache(
+    cache: Mapping[str, Tensor] | Any,
+    pair: PromptPair,
+    *,
+    base: Mapping[str, Tensor] | Any = None,
+    metrics: str | Iterable[str] | None = None,
+    rows: RowChoice = "shared",
+    exclude_sink: bool = True,
+    renorm: bool = False,
+    windows: Sequence[int | None] | None = None,
+    sinks: bool = False,
+    item: int | None = None,
+    thresholds: Thresholds | None = None,
+) -> HeadScores:
+    """Compute attention metrics of one prompt from the patterns of a TransformerLens `ActivationCache` or a dict like it.
+
+    Parameters
+    ----------
+    cache : of a HookedTransformer or a bridge; layers without a pattern are left out.
+    pair : the `PromptPair` whose prompt (with or without insertion, told by its length) was run.
+    base : the cache of the pair's prompt without insertion; with it there are paired metrics too.
+    windows : the sliding window of each layer in tokens, None where it has none; not needed without windows.
+    sinks : whether the model's heads have learned sinks (GPT-OSS), so that rows sum to less than 1 and the sink has the rest.
+    item : which prompt of a batch; needed if the cache holds several.
+
+    The rest is as in `score_heads`. Metrics that need more than patterns (values, queries and keys) are refused; rows
+    that do not sum to 1 and caches without patterns raise `ValueError`.
+    """
+    names = chosen_metrics(metrics)
+    beyond = [name for name in names if not metric_named(name).of_patterns]
+    if beyond and metrics != "all":
+        raise ValueError(
+            f"{beyond[0]} needs more than patterns (values, or queries and keys): use score_heads with the model"
+        )
+    names = tuple(name for name in names if name not in beyond)
+    thresholds = thresholds or Thresholds()
+    lengths = {"inserted": len(pair.inserted), "base": len(pair.base)}
+    patterns = _patterns(cache, item)
+    n_tokens = next(iter(patterns.values())).shape[-1]
+    condition = next((name for name, length in lengths.items() if length == n_tokens), None)
+    if condition is None:
+        raise ValueError(
+            f"the cache holds {n_tokens} tokens, but the pair's prompts have {lengths['base']} (base) and "
+            f"{lengths['inserted']} (inserted): run the model on `pair.inserted.tokens` or `pair.base.tokens` "
+            "(prepend_bos=False)"
+        )
+    caches = {condition: patterns}
+    if base is not None:
+        caches = {"base": _patterns(base, item), **caches}
+        n_other = next(iter(caches["base"].values())).shape[-1]
+        if condition == "base" or n_other != lengths["base"]:
+            raise ValueError(
+                f"base= is the cache of the pair's base prompt ({lengths['base']} tokens), beside that of its inserted prompt "
+                f"({lengths['inserted']}); got {n_other} beside {n_tokens} tokens"
+            )
+    n_layers = max(map(max, caches.values())) + 1
+    n_heads = next(iter(patterns.values())).shape[0]
+    if windows is not None and len(windows) < n_layers:
+        raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
+    values: Found = {}
+    null: Found = {}
+    profiles: dict[int, tuple[Profile, Profile]] = {}
+    for number, (name, layers) in enumerate(caches.items()):
+        layout = pair_layout(pair, name, rows=rows)
+        plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink, renorm=renorm)
+        for layer, pattern in layers.items():
+            window = None if windows is None else windows[layer]
+            visible = visibility(layout.n_tokens, window=window, device=pattern.device)[0]
+            reduced = reduce_blocks(pattern_blocks(pattern, visible, n_extra=int(sinks)), layout, plan)
+            even = uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
+            uniform = reduce_blocks(even, layout, plan.of_uniform())
+            made, nulls, profiles[layer] = _layer_values(
+                names, reduced, uniform, layout, thresholds, profiles.get(layer) if number else None
+            )
+            for metric, of_heads in made.items():
+                put(values, metric, name, layer, of_heads.double().numpy(), shape=(n_layers, n_heads))
+            for metric, one in nulls.items():
+                put(null, metric, name, layer, float(one[0]), shape=n_layers)
+    return HeadScores(
+        problem_ids=(pair.id,),
+        conditions=tuple(caches),
+        heads=tuple(Head(layer, head) for layer in sorted(patterns) for head in range(n_heads)),
+        values=stacked([values]),
+        null=stacked([null]),
+        settings={
+            "rows": rows,
+            "exclude_sink": exclude_sink,
+            "renorm": renorm,
+            "sinks": sinks,
+            "thresholds": vars(thresholds),
+            "insertion": pair.insertion.label,
+        },
+    )
+
+
+def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
+    """layer -> pattern `[head, token, token]` of one prompt."""
+    layers = sorted(int(match[1]) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
+    if not layers:
+        raise ValueError(
+            "this cache holds no attention patterns (blocks.{layer}.attn.hook_pattern): run_with_cache without a "
+            'filter, or with names_filter=lambda name: name.endswith("hook_pattern"); fused attention never makes one'
+        )
+    found: dict[int, Tensor] = {}
+    for layer in layers:
+        pattern = cache[f"blocks.{layer}.attn.hook_pattern"].detach()
+        if pattern.ndim == 4:
+            if item is None and len(pattern) > 1:
+                raise ValueError(f"the cache holds {len(pattern)} prompts: say which one with item=")
+            if not -len(pattern) <= (item or 0) < len(pattern):
+                raise ValueError(f"item {item} is out of range: the cache holds {len(pattern)} prompts")
+            pattern = pattern[item or 0]
+        found[layer] = pattern
+    return found
+
+
+def _plan(names: Sequence[str], layout: Layout, *, compared: bool, exclude_sink: bool, renorm: bool) -> Plan:
+    """What a run has to be reduced to for these metrics; `compared`: with the first condition's."""
+    missing: set[Need] = set() if layout.span is not None else {"span", "flow"}
+    missing |= set() if compared else {"first_profile", "first_rows"}
+    wanted = {metric.name: metric for metric in map(metric_named, names) if not missing & set(metric.needs)}
+    rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
+    return Plan(
+        exclude_sink=exclude_sink,
+        renorm=renorm,
+        rows={name: metric.formula for name, metric in rows.items()},
+        null_rows=tuple(name for name, metric in rows.items() if metric.of_patterns),
+        states={name: metric.formula for name, metric in wanted.items() if metric.kind == "state"},
+        needs=frozenset(need for metric in wanted.values() for need in metric.needs),
+    )
+
+
+def _layer_values(
+    names: Sequence[str],
+    reduced: Reduced,
+    null: Reduced,
+    layout: Layout,
+    thresholds: Thresholds,
+    base: tuple[Profile, Profile] | None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Profile, Profile]]:
+    """(metrics of a layer, those of uniform attention in its place, both profiles); `base`: both to compare with."""
+    profile, uniform = (_profile_of(each, null, layout, thresholds) for each in (reduced, null))
+    other, uniform_other = base or (None, None)
+    values = _head_values(names, reduced, profile, other)
+    return values, _head_values(names, null, uniform, uniform_other), (profile, uniform)
+
+
+def _profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thresholds) -> Profile:
+    found, uniform = (each.mean("received", thresholds.min_rows).cpu() for each in (reduced, null))
+    alpha = reduced.mean("alpha", 1).cpu() if reduced.of("alpha") else None
+    return Profile(found, relative_received(found, uniform.to(found).expand_as(found)), alpha, layout, thresholds)
+
+
+def _head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base: Profile | None) -> dict[str, Tensor]:
+    """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
+    values: dict[str, Tensor] = {}
+    rows, states = reduced.of("rows"), reduced.of("states")
+    both = None if base is None else _compared(base, profile)
+    for name in names:
+        metric = metric_named(name)
+        if metric.name in rows:
+            found = rows[metric.name].cpu()
+            mean = segment_mean(found, torch.ones(found.shape[-1], dtype=torch.bool))
+            value = found[:, -1] if name != metric.name else mean
+            values[name] = value.masked_fill(
+                value.isinf(), torch.nan
+            )  # a probability underflowed: unknown, not nothing
+        elif name in states:
+            values[name] = states[name].cpu()
+        elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
+            values[name] = metric.formula(profile)
+        elif metric.kind == "paired" and both is not None:
+            values[name] = metric.formula(both)
+    return values
+
+
+def _compared(base: Profile, inserted: Profile) -> TwoProfiles:
+    """Two profiles at the tokens that both prompts have."""
+    left, right = base.layout.shared, inserted.layout.shared
+    return TwoProfiles(
+        base=base.received[:, left],
+        inserted=inserted.received[:, right],
+        base_relative=base.relative[:, left],
+        inserted_relative=inserted.relative[:, right],
+        question=inserted.layout.question[right],
+        thresholds=inserted.thresholds,
+        one_block=inserted.layout.one_block and base.layout.one_block,
+    )
+
+
 def over_described(
     model: Model,
     pairs: Sequence[PromptPair],
@@ -146,10 +336,18 @@ def over_described(
     return over_pairs(model, pairs, in_turn, settings=settings, steps=len(conditions), **options)
 
 
-def described_pairs(
-    pairs: Iterable[PromptPair], conditions: Sequence[str], source: str, rows: str, *, min_rows: int = 1
-) -> tuple[PromptPair, ...]:
-    """The pairs, and errors for unknown conditions, sources or rows, for no pairs, or repeated problems."""
+def described(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    heads: Iterable[Head | str] | None,
+    conditions: Sequence[str],
+    source: str,
+    rows: str,
+    *,
+    min_rows: int = 1,
+) -> tuple[tuple[PromptPair, ...], tuple[Head, ...], dict[str, Any]]:
+    """The pairs and heads to describe, with the settings that say so; errors for unknown conditions, sources or rows, for no
+    pairs, or repeated problems."""
     several_of(conditions, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
     one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
@@ -164,4 +362,6 @@ def described_pairs(
     distinct(pair.problem for pair in found)
     for pair in found:
         pair.need_span("its attention")
-    return found
+    found, chosen = own_pairs(model, found), model.info.chosen(heads, what="describe")
+    asked = {"conditions": list(conditions), "heads": list(map(str, chosen)), "prompts": digest_of(found)}
+    return found, chosen, {**asked, **model.identity, "insertion": found[0].insertion.label}

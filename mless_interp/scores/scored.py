@@ -24,7 +24,7 @@ from ..runtime.results import (
     undefined,
 )
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
-from .catalogue import metric_named
+from .catalogue import METRICS, metric_named
 
 USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
 """Metrics whose intervals a page shows; of all others it shows the means."""
@@ -72,8 +72,7 @@ class HeadScores(Result):
     @property
     def reported(self) -> tuple[str, ...]:
         """`label`, `layer`, `head` and each metric; of more than five the usual ones (`USUAL`)."""
-        usual = [metric for metric in USUAL if metric in self.metrics] if len(self.metrics) > len(USUAL) else []
-        return ("label", "layer", "head", *(usual or self.metrics[: len(USUAL)]))
+        return ("label", "layer", "head", *self._usual(self.metrics))
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -81,7 +80,7 @@ class HeadScores(Result):
         return tuple(self.values)
 
     def of(self, metric: str, condition: str | None = None) -> np.ndarray:
-        """One metric `[problem, layer, head]`; `condition` defaults to the last one that has it."""
+        """Return one metric `[problem, layer, head]`; `condition` defaults to the last one that has it."""
         place_of(metric, self.values, "metric")
         found = self.values[metric]
         condition = list(found)[-1] if condition is None else condition
@@ -90,32 +89,30 @@ class HeadScores(Result):
         return found[condition]
 
     def mean(self, metric: str, condition: str | None = None) -> np.ndarray:
-        """Mean over the problems where it is defined, `[layer, head]`; NaN where there is none (see `count`), infinite where
-        it is infinite on one (see `middle`)."""
+        """Return the mean over the problems where it is defined, `[layer, head]`; NaN where there is none (see `count`),
+        infinite where it is infinite on one (see `middle`)."""
         return defined_mean(self.by_group(self.of(metric, condition)))
 
     def middle(self, metric: str, condition: str | None = None) -> np.ndarray:
-        """The mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
+        """Return the mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
         values = self.by_group(self.of(metric, condition))
         censored = metric_named(metric).censored
         return median_interval(values, confidence=self.confidence).estimate if censored else defined_mean(values)
 
     def count(self, metric: str, condition: str | None = None) -> np.ndarray:
-        """Problems where the metric is defined (not NaN), `[layer, head]`."""
+        """Count the problems where the metric is defined (not NaN), `[layer, head]`."""
         return (~np.isnan(self.by_group(self.of(metric, condition)))).sum(0)
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
-        """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median of metrics
+        """Return one row per head: layer, head, label, paper_label, and for each metric its mean over problems (median of those
         that may be infinite), interval `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined, in how many of
         them it is infinite (`_infinite`, where any is), uniform attention's `_null`, and the untrained twins' mean
         `_untrained`. Intervals of means are `mean_interval`'s (t below 20 problems), of medians those of order statistics.
         """
-        condition = self._condition(condition)
+        condition = self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
         columns: dict[str, Any] = dict(head_columns(self.heads))
-        for metric, found in self.values.items():
-            if condition not in found:
-                continue
-            cells = self.by_group(of_heads(found[condition], self.heads))
+        for metric in self._in(condition):
+            cells = self.by_group(of_heads(self.values[metric][condition], self.heads))
             columns |= interval_columns(metric, self._interval(cells, censored=metric_named(metric).censored))
             columns[f"{metric}_n"] = (~np.isnan(cells)).sum(0)
             if np.isinf(cells).any():
@@ -129,7 +126,7 @@ class HeadScores(Result):
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, condition, head and metric: value, null, unit."""
+        """Return one tidy row per problem, condition, head and metric: value, null, unit."""
         layers = [head.layer for head in self.heads]
         parts = []
         for metric, found in self.values.items():
@@ -141,7 +138,7 @@ class HeadScores(Result):
         return pd.concat(parts, ignore_index=True)
 
     def sinks(self) -> tuple[np.ndarray, np.ndarray]:
-        """In how many problems the span is a sink to each head (`is_sink`), of how many where that is known, `[head]` each.
+        """Count the problems in which the span is a sink to each head (`is_sink`), and those where it is known, `[head]`.
 
         It is not known where one of its quantities is undefined and the others do not make it one. Needs metrics="sinks".
         """
@@ -151,7 +148,7 @@ class HeadScores(Result):
         return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
-        """The `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `table`."""
+        """Return the `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `table`."""
         self.of(metric, condition)
         table = self.table(condition or list(self.values[metric])[-1])
         return table.sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
@@ -176,63 +173,60 @@ class HeadScores(Result):
         return f"{self.settings.get('insertion', 'No insertion')}: {'; '.join(told)} ({of})."
 
     def details(self) -> list[str]:
-        """Return what was measured, and how much of it is undefined."""
-        s = self.settings
-        found = [
-            f"{count_of(len(self.values), 'attention metric')} of {count_of(len(self.heads), 'head')} on "
-            f"{count_of(len(self.problem_ids), 'problem')}, "
-            f"{s.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
-        ]
+        """Return what was measured, and how much of it is undefined or infinite."""
+        s, found = self.settings, []
         for name, says in (
             ("sink_moved", "the span holds the first token: their sink is the first token after it."),
             ("boundary_merge", "tokens merged at a border of the span and are left out of comparisons."),
         ):
             found += [f"On {s[name]} {says}"] if s.get(name) else []
         if set(OF_SINKS) <= set(self.values):
-            found.append(_sink_words(self))
+            found.append(self._sink_words())
         counted = undefined(self.values, self.heads)
         found += [f"Undefined (NaN): {counted}."] if counted else []
         infinite = []
         for metric, by_condition in self.values.items():
             cells = np.stack([of_heads(array, self.heads) for array in by_condition.values()])
-            n_low, n_high = (int((cells == end).sum()) for end in (-np.inf, np.inf))
-            if n_low or n_high:
-                infinite.append(f"{metric} {n_low} at minus, {n_high} at plus infinity of {cells.size}")
-        return [*found, f"Infinite, kept as the most extreme: {'; '.join(infinite)}."] if infinite else found
+            infinite += [f"{metric} {int(np.isinf(cells).sum())}/{cells.size}"] * bool(np.isinf(cells).any())
+        found += [f"Infinite, kept as the most extreme: {', '.join(infinite)}."] if infinite else []
+        return [
+            f"{count_of(len(self.values), 'attention metric')} of {count_of(len(self.heads), 'head')} on "
+            f"{count_of(len(self.problem_ids), 'problem')}, {s.get('insertion', 'no insertion')}, "
+            f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}.",
+            *found,
+        ]
 
     def printed(self) -> pd.DataFrame:
         """Return means (or medians) of a few metrics, the headline's heads first, then by size (no costly intervals)."""
         condition = self.conditions[-1]
-        here = [metric for metric, found in self.values.items() if condition in found]
+        here = self._in(condition)
         shown = [metric for metric in PRINTED if metric in here] or here[:5]
         if not shown:
             return pd.DataFrame()
-        table = pd.DataFrame(head_columns(self.heads)).drop(columns=["layer", "head"])
-        for metric in shown:
-            table[metric] = of_heads(self.middle(metric, condition), self.heads)
-        table = table.drop(columns="paper_label").sort_values(shown[0], ascending=False, kind="stable")
+        means = {metric: of_heads(self.middle(metric, condition), self.heads) for metric in shown}
+        table = pd.DataFrame({"label": list(map(str, self.heads)), **means})
+        table = table.sort_values(shown[0], ascending=False, kind="stable")
         told = [table[metric].idxmax() for metric in TOLD if metric in shown and table[metric].notna().any()]
         return table.loc[list(dict.fromkeys([*told, *table.index]))]
 
     def quantity(self, column: str) -> Quantity:
-        """A metric in its unit, around 0 where it has a sign."""
-        try:
-            metric = metric_named(column)
-        except ValueError:  # another column: a count, a null, a label
+        """Return a metric's unit, with 0 in the middle of its colours where it has a sign."""
+        if column not in METRICS and column.removesuffix("_last") not in METRICS:  # a count, a null, a label
             return super().quantity(column)
+        metric = metric_named(column)
         return Quantity(metric.unit, metric.signed, (f"{column}_ci_low", f"{column}_ci_high"))
 
     def shown(self) -> Shown:
-        """The usual metrics with intervals and nulls as a table, the first of them as a map, and the means of all."""
-        table = self.table()
-        here = [metric for metric in self.metrics if metric in table]
-        first = [metric for metric in USUAL if metric in here] or here[:5]
-        columns = ["label", "paper_label"]
-        for metric in first:
-            columns += [
-                name for end in ("", "_null", "_untrained", "_n", "_infinite") if (name := f"{metric}{end}") in table
-            ]
-        where = f"condition {self.conditions[-1]!r}"
+        """Return the usual metrics with intervals and nulls as a table, the first of them as a map, and the means of all."""
+        table, where = self.table(), f"condition {self.conditions[-1]!r}"
+        here = self._in(self.conditions[-1])
+        first = self._usual(here)
+        ends = ("", "_null", "_untrained", "_n", "_infinite")
+        columns = [
+            "label",
+            "paper_label",
+            *(name for metric in first for end in ends if (name := metric + end) in table),
+        ]
         caption = (
             f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
             f"attention on the same prompts; {'untrained: untrained twins; ' if self.twins else ''}n: problems."
@@ -243,8 +237,13 @@ class HeadScores(Result):
             tables.append(ShownTable(table[["label", "paper_label", *here]], means))
         return Shown(tuple(tables), head_map(table, first, columns))
 
-    def _condition(self, condition: str | None) -> str:
-        return self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
+    def _in(self, condition: str) -> list[str]:
+        return [metric for metric, found in self.values.items() if condition in found]
+
+    def _usual(self, metrics: "list[str] | tuple[str, ...]") -> list[str]:
+        """All of a few metrics; of many the usual ones."""
+        usual = [metric for metric in USUAL if metric in metrics] if len(metrics) > len(USUAL) else []
+        return usual or list(metrics[: len(USUAL)])
 
     def _interval(self, cells: np.ndarray, *, censored: bool) -> Interval:
         if censored:
@@ -253,6 +252,22 @@ class HeadScores(Result):
         values = np.where(np.isinf(mean), np.nan, cells)
         found = mean_interval(values, confidence=self.confidence, n_resamples=self.n_resamples, seed=self.seed)
         return replace(found, estimate=mean)
+
+    def _sink_words(self) -> str:
+        """To how many heads the span is a sink in most problems, and to which most often."""
+        counts, n = self.sinks()
+        if not n.any():
+            return "Is the span an attention sink? Undefined for every head."
+        most = int(np.where(n > 0, counts / np.maximum(n, 1), -1.0).argmax())
+        limits = wilson(int(counts[most]), int(n[most]), confidence=self.confidence)
+        interval = f"{100 * float(limits.low):.0f}, {100 * float(limits.high):.0f}"
+        twins = [int((2 * sunk > known).sum()) for sunk, known in (twin.sinks() for twin in self.twins)]
+        untrained = f" In untrained twins: to {' and '.join(map(str, twins))}." if twins else ""
+        return (
+            f"Is the span an attention sink? In most problems to {int((2 * counts > n).sum())} of "
+            f"{count_of(len(counts), 'head')}; most often to {self.heads[most]}, in {counts[most]} of "
+            f"{count_of(n[most], 'problem')} ({100 * counts[most] / n[most]:.0f} % [{interval}]).{untrained}"
+        )
 
 
 def is_sink(scores: HeadScores) -> np.ndarray:
@@ -265,28 +280,3 @@ def is_sink(scores: HeadScores) -> np.ndarray:
     attended = of_heads(scores.of("span_sink_rate"), scores.heads) > 0
     long = [of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST]
     return attended | np.any(long, axis=0)
-
-
-def _sink_words(scores: HeadScores) -> str:
-    """To how many heads the span is a sink in most problems, and to which most of all, in how many of those that tell."""
-    counts, n = scores.sinks()
-    cells = scores.n_groups * len(n)
-    lacking = f" Undefined in {cells - int(n.sum())} of {cells} cells (problem x head)." if n.sum() < cells else ""
-    if not n.any():
-        return f"Is the span an attention sink? It is undefined for every head.{lacking}"
-    shares = np.where(n > 0, counts / np.maximum(n, 1), -1.0)
-    most, m = int(shares.argmax()), int((2 * counts > n).sum())
-    limits = wilson(int(counts[most]), int(n[most]), confidence=scores.confidence)
-    untrained = [int((2 * sunk > known).sum()) for sunk, known in (twin.sinks() for twin in scores.twins)]
-    if untrained:
-        lacking += f" In untrained twins to {' and '.join(map(str, untrained))} of {len(counts)}."
-    said = f"yes, to {m} of {len(counts)} heads" if m else f"no, to none of {len(counts)} heads"
-    often = f"most often to {scores.heads[most]}, in" if counts[most] else "in no problem to any of them,"
-    if len(counts) == 1:
-        said, often = "yes" if m else "no", f"to {scores.heads[most]} in"
-    return (
-        f"Is the span an attention sink? In most problems {said}; {often} {counts[most]} of "
-        f"{count_of(n[most], 'problem')} ({100 * shares[most]:.0f} % [{100 * float(limits.low):.0f}, "
-        f"{100 * float(limits.high):.0f}])."
-        f"{lacking}"
-    )

@@ -279,115 +279,109 @@ def flow_step(block: Block, share: Tensor) -> Tensor:
     return 0.5 * (block.pattern[..., : block.n_src] @ u[: block.n_src]) + 0.5 * u[block.positions]
 
 
-class PromptReduction:
-    """One prompt's forward pass with its reducers; short-lived. After `run`, `layers[l]`, `nulls[l]` are `Reduced`."""
+@dataclass(frozen=True, eq=False)
+class Reduction:
+    """What is left of one prompt's forward pass, by layer: its own attention, uniform attention in its place, and, where they
+    are kept, queries and keys that another condition is compared with."""
 
-    def __init__(
-        self,
-        model: Model,
-        inputs: Inputs,
-        layout: Layout,
-        plan: Plan,
-        *,
-        layers: Sequence[int],
-        source: Source = "auto",
-        keep: bool = False,
-        compare: "dict[int, Other] | None" = None,
-    ) -> None:
-        self.model, self.inputs, self.layout, self.plan = model, inputs, layout, plan
-        self.asked = tuple(layers)
-        self.recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
-        self.keep, self.compare = keep, compare
-        self.visible = [mask[0] for mask in model.visible(inputs.to("cpu"))]
-        self._there: dict[tuple[int, torch.device], Tensor] = {}
-        self.share = layout.span.double() if "flow" in plan.needs and layout.span is not None else None
-        self.layers: dict[int, Reduced] = {}
-        self.nulls: dict[int, Reduced] = {}
-        self.kept: dict[int, Other] = {}
-        self._held = Held()
+    layers: dict[int, Reduced]
+    nulls: dict[int, Reduced]
+    kept: dict[int, Other]
 
-    def run(self) -> "PromptReduction":
-        """The forward pass: no logits, no pattern outlives its layer."""
-        capture: dict[str, Reducer] = {}
-        for layer in range(self.model.info.n_layers) if self.share is not None else self.asked:
-            if "residual" in self.plan.needs:
-                capture |= self._held.captures(site(layer, "hook_resid_pre"))
-            if "values" in self.plan.needs:
-                capture |= self._held.captures(site(layer, "attn.hook_v"))
-            if self.recompute or self.keep:
-                capture |= self._held.captures(*attention_sites(layer, "rot_q", "rot_k"))
-                capture[site(layer, "attn.hook_z")] = self._entered(layer)
-            if not self.recompute:
-                if "scores" in self.plan.needs:
-                    capture |= self._held.captures(site(layer, "attn.hook_attn_scores"))
-                capture[site(layer, "attn.hook_pattern")] = self._pattern(layer)
-        self.model.run(self.inputs, capture=capture, logits_at="none")
-        self.layers = brought_in(self.layers)
-        made: dict[int, Reduced] = {}
-        for layer in self.asked:  # uniform attention reduced in the same way, once for each different visibility
-            visible, n_extra = self.visible[layer], self.model.attention_rule(layer).n_extra
-            if id(visible) not in made:
-                blocks = uniform_blocks(visible, torch.float32, n_extra=n_extra)
-                made[id(visible)] = reduce_blocks(blocks, self.layout, self.plan.of_uniform())
-            self.nulls[layer] = made[id(visible)]
-        return self
 
-    def _entered(self, layer: int) -> Callable[[Tensor], None]:
-        def reduce(z: Tensor) -> None:  # by then queries, keys and values have come, in whatever order
-            (q, k), rule = self._held.take(*attention_sites(layer, "rot_q", "rot_k")), self.model.attention_rule(layer)
-            if self.keep and layer in self.asked:
-                wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
-                self.kept[layer] = Other(wide[0], wide[1], self._seen(layer, q.device), rule, self.layout)
-            if self.recompute:
-                self._reduce(layer, recomputed_blocks(q, k, self._seen(layer, q.device), rule))
+def reduce_prompt(
+    model: Model,
+    inputs: Inputs,
+    layout: Layout,
+    plan: Plan,
+    *,
+    layers: Sequence[int],
+    source: Source = "auto",
+    keep: bool = False,
+    compare: dict[int, Other] | None = None,
+) -> Reduction:
+    """One prompt's forward pass with its reducers: no logits, no pattern outlives its layer."""
+    recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
+    masks = list(model.visible(inputs.to("cpu")))
+    distinct = {id(mask): mask[0] for mask in masks}
+    visible = [distinct[id(mask)] for mask in masks]  # layers of one window share a mask
+    moved: dict[tuple[int, torch.device], Tensor] = {}
+    held, needs = Held(), plan.needs
+    found: dict[int, Reduced] = {}
+    kept: dict[int, Other] = {}
+    share = layout.inside.double() if "flow" in needs else None
 
-        return reduce
+    def seen(layer: int, device: torch.device) -> Tensor:
+        key = id(masks[layer]), device
+        if key not in moved:
+            moved[key] = visible[layer].to(device)
+        return moved[key]
 
-    def _pattern(self, layer: int) -> Callable[[Tensor], None]:
-        n_extra = self.model.attention_rule(layer).n_extra
+    def flowing(blocks: Iterator[Block], before: Tensor) -> Iterator[Block]:
+        """The same blocks; when the last has been taken, the rollout has gone one layer further."""
+        nonlocal share
+        steps = []
+        for block in blocks:
+            steps.append(flow_step(block, before).double().mean(0))
+            yield block
+        share = torch.cat(steps).cpu()
 
-        def reduce(pattern: Tensor) -> None:
-            held = self._held.take(site(layer, "attn.hook_attn_scores")) if "scores" in self.plan.needs else ()
-            seen = self._seen(layer, pattern.device)
-            self._reduce(layer, pattern_blocks(pattern[0], seen, n_extra=n_extra, scores=held[0][0] if held else None))
-
-        return reduce
-
-    def _seen(self, layer: int, device: torch.device) -> Tensor:
-        key = id(self.visible[layer]), device  # layers of one window on one device share a mask
-        if key not in self._there:
-            self._there[key] = self.visible[layer].to(device)
-        return self._there[key]
-
-    def _reduce(self, layer: int, blocks: Iterator[Block]) -> None:
-        extras: dict[str, Any] = {}
-        residual = None
-        if "residual" in self.plan.needs:
-            residual = self._held.take(site(layer, "hook_resid_pre"))[0][0]
-        if "values" in self.plan.needs:
-            (values,) = self._held.take(site(layer, "attn.hook_v"))
-            extras["values"] = values_of_heads(values[0], self.model.info.n_heads)
-        if "output_weights" in self.plan.needs:
-            weights = self.model.output_weights(layer)  # brought to memory where they lie elsewhere
-            extras["output_weights"] = weights.to(extras["values"].device) if "values" in extras else weights
-        if self.compare is not None:
-            extras["other"] = self.compare.get(layer)
-        if self.share is not None:
-            extras["flow"] = self.share
-            blocks = self._flowing(blocks, self.share)
-        if layer in self.asked:
-            reduced = reduce_blocks(blocks, self.layout, self.plan, **extras)
-            seen = States(self.layout, self.model.info.n_heads, residual, extras.get("values"))
-            states = {("states", name): formula(seen) for name, formula in self.plan.states.items()}
-            self.layers[layer] = Reduced(reduced.numbers | states)
-        else:
+    def reduce(layer: int, blocks: Iterator[Block]) -> None:
+        values = weights = residual = None
+        if "residual" in needs:
+            residual = held.take(site(layer, "hook_resid_pre"))[0][0]
+        if "values" in needs:
+            values = values_of_heads(held.take(site(layer, "attn.hook_v"))[0][0], model.info.n_heads)
+        if "output_weights" in needs and values is not None:
+            weights = model.output_weights(layer).to(values.device)  # they may lie elsewhere
+        context = {"values": values, "output_weights": weights, "flow": share, "other": (compare or {}).get(layer)}
+        if share is not None:
+            blocks = flowing(blocks, share)
+        if layer in layers:
+            reduced = reduce_blocks(blocks, layout, plan, **context)
+            states = States(layout, model.info.n_heads, residual, values)
+            of_states = {("states", name): formula(states) for name, formula in plan.states.items()}
+            found[layer] = Reduced(reduced.numbers | of_states)
+        else:  # passed for the rollout alone
             for _ in blocks:
                 pass
 
-    def _flowing(self, blocks: Iterator[Block], share: Tensor) -> Iterator[Block]:
-        """The same blocks; when the last has been taken, the rollout has gone one layer further."""
-        steps = []
-        for block in blocks:
-            steps.append(flow_step(block, share).double().mean(0))
-            yield block
-        self.share = torch.cat(steps).cpu()
+    def entered(layer: int) -> Reducer:
+        def take(z: Tensor) -> None:  # by then queries, keys and values have come, in whatever order
+            (q, k), rule = held.take(*attention_sites(layer, "rot_q", "rot_k")), model.attention_rule(layer)
+            if keep and layer in layers:
+                wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
+                kept[layer] = Other(wide[0], wide[1], seen(layer, q.device), rule, layout)
+            if recompute:
+                reduce(layer, recomputed_blocks(q, k, seen(layer, q.device), rule))
+
+        return take
+
+    def made(layer: int) -> Reducer:
+        n_extra = model.attention_rule(layer).n_extra
+
+        def take(pattern: Tensor) -> None:
+            scores = held.take(site(layer, "attn.hook_attn_scores"))[0][0] if "scores" in needs else None
+            reduce(layer, pattern_blocks(pattern[0], seen(layer, pattern.device), n_extra=n_extra, scores=scores))
+
+        return take
+
+    capture: dict[str, Reducer] = {}
+    for layer in range(model.info.n_layers) if share is not None else layers:
+        wanted = [site(layer, "hook_resid_pre")] * ("residual" in needs) + [site(layer, "attn.hook_v")] * (
+            "values" in needs
+        )
+        if recompute or keep:
+            wanted += attention_sites(layer, "rot_q", "rot_k")
+            capture[site(layer, "attn.hook_z")] = entered(layer)
+        if not recompute:
+            wanted += [site(layer, "attn.hook_attn_scores")] * ("scores" in needs)
+            capture[site(layer, "attn.hook_pattern")] = made(layer)
+        capture |= held.captures(*wanted)
+    model.run(inputs, capture=capture, logits_at="none")
+    nulls: dict[int, Reduced] = {}
+    for layer in layers:  # uniform attention reduced in the same way, once for each different visibility
+        same = next((nulls[each] for each in nulls if visible[each] is visible[layer]), None)
+        even = uniform_blocks(visible[layer], torch.float32, n_extra=model.attention_rule(layer).n_extra)
+        nulls[layer] = same or reduce_blocks(even, layout, plan.of_uniform())
+    return Reduction(brought_in(found), nulls, kept)

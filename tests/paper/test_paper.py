@@ -198,7 +198,7 @@ def test_wrong_profiles_are_named() -> None:
         paper.check_claims(profile(), random_sentence=other)
     with pytest.raises(ValueError, match="unknown claim 'x'"):
         paper.check_claims(profile(), claims=["x"])
-    with pytest.raises(ValueError, match=r"L0H5 \(zero-based\) was not profiled"):
+    with pytest.raises(ValueError, match=r"no profiled head \(zero-based\) 'L0H5' here"):
         paper.check_claims(profile(), heads=[Head(0, 5)])
     with pytest.raises(KeyError, match="no check of 'timing'"):
         paper.check_claims(profile(), claims=["attenuation"])["timing"]

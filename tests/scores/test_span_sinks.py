@@ -96,30 +96,26 @@ def sinks_of(level: float, heads: tuple[mi.Head, ...], n: int = 12) -> HeadScore
 
 
 def test_it_is_said_whether_the_span_is_a_sink() -> None:
-    """To how many heads, most of all to which, in how many problems of those where it is defined."""
+    """To how many heads, to which most often, in how many problems of those where it is defined."""
 
     def said(scores: HeadScores) -> str:
         (words,) = [words for words in scores.details() if "sink?" in words]
         return words.removeprefix("Is the span an attention sink? ")
 
     none = sinks_of(0.0, (mi.Head(0, 1), mi.Head(1, 0)))
-    assert said(none).startswith(
-        "In most problems no, to none of 2 heads; in no problem to any of them, 0 of 12 problems"
-    )
+    assert said(none).startswith("In most problems to 0 of 2 heads; most often to L0H1, in 0 of 12 problems")
     rates = np.zeros((12, 2, 2))
     some = replace(none, values={**none.values, "span_sink_rate": {"inserted": rates}})
     rates[:9, 1, 0] = 0.2
     rates[6:, 1, 0] = np.nan  # 6 of the 6 that are defined
-    words = "In most problems yes, to 1 of 2 heads; most often to L1H0, in 6 of 6 problems (100 % [61, 100])."
-    assert said(some) == f"{words} Undefined in 6 of 24 cells (problem x head)."
+    words = "In most problems to 1 of 2 heads; most often to L1H0, in 6 of 6 problems (100 % [61, 100])."
+    assert said(some) == words
     rates[:] = np.nan
-    assert said(some) == "It is undefined for every head. Undefined in 24 of 24 cells (problem x head)."
+    assert said(some) == "Undefined for every head."
     long = {"span_residual_norm": {"inserted": np.full((12, 2, 2), MASSIVE)}}
-    assert said(replace(some, values={**some.values, **long})).startswith("In most problems yes, to 2 of 2 heads;")
+    assert said(replace(some, values={**some.values, **long})).startswith("In most problems to 2 of 2 heads;")
     for level, flagged in ((0.1, True), (0.0, False)):
-        table = (
-            replace(small_located(), sinks=sinks_of(level, (mi.Head(0, 1),))).table().set_index("label")["reads_sink"]
-        )
+        table = replace(small_located(), sinks=sinks_of(level, (mi.Head(0, 1),))).table().set_index("label")["reads_sink"]
         assert table["L0H1"] == flagged and table.drop("L0H1").isna().all()
 
 
