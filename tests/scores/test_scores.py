@@ -360,7 +360,11 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_mod
         ({site(0, "attn.hook_pattern"): torch.stack([A1, A1])[:, None]}, {}, "the cache holds 2 prompts: say which"),
         ({site(0, "attn.hook_pattern"): A1[None, None]}, {"item": 3}, "item 3 is out of range: the cache holds 1"),
         (cache_of(A1), {"metrics": ["js_distance"]}, "js_distance needs more than patterns .*use score_heads"),
-        (cache_of(A1), {"base": cache_of(A1)}, r"base prompt \(3 tokens\), beside .* inserted prompt \(5\); got 5 beside 5"),
+        (
+            cache_of(A1),
+            {"base": cache_of(A1)},
+            r"base prompt \(3 tokens\), beside .* inserted prompt \(5\); got 5 beside 5",
+        ),
         (cache_of(A1, 2), {"windows": (None,)}, "windows must name every layer: 2 layers, got 1"),
     ],
 )

@@ -115,7 +115,9 @@ def test_it_is_said_whether_the_span_is_a_sink() -> None:
     long = {"span_residual_norm": {"inserted": np.full((12, 2, 2), MASSIVE)}}
     assert said(replace(some, values={**some.values, **long})).startswith("In most problems to 2 of 2 heads;")
     for level, flagged in ((0.1, True), (0.0, False)):
-        table = replace(small_located(), sinks=sinks_of(level, (mi.Head(0, 1),))).table().set_index("label")["reads_sink"]
+        table = (
+            replace(small_located(), sinks=sinks_of(level, (mi.Head(0, 1),))).table().set_index("label")["reads_sink"]
+        )
         assert table["L0H1"] == flagged and table.drop("L0H1").isna().all()
 
 
