@@ -44,7 +44,7 @@ def rounded(source: str, *, scale: float = 1.0, along: torch.Tensor | None = Non
     """A model's float32 copy with weights that bfloat16 holds exactly; its unembedding untied, scaled and shifted."""
     from mless_interp.models.hugging_face import load_hugging_face
     from mless_interp.models.load import source_of
-    from mless_interp.models.model_folder import Loading
+    from mless_interp.models.weights import Loading
 
     made, tokenizer = load_hugging_face(source_of(source), Loading(device="cpu"))
     config = copy.deepcopy(made.config)

@@ -6,6 +6,7 @@ the server's own, and what was saved comes back as bytes. So nothing that a trac
 
 import io
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,6 @@ from nnsight.intervention.backends.remote import RemoteBackend
 from nnsight.intervention.serialization import CustomCloudUnpickler
 from nnsight.modeling import huggingface
 from nnsight.schema.request import RequestModel
-from nnsight.schema.response import ResponseModel, Status
 from nnsight.tracing.tracer import mark
 from nnsight.tracing.util import push
 
@@ -54,8 +54,6 @@ class Server:
     def __init__(self, model: Any) -> None:
         self.model = model.underlying
         self.requests: list[bytes] = []
-        self.answers: dict[str, bytes] = {}
-        self.late = False
         self.modules: set[str] = set()
         """From which something was taken by reference."""
 
@@ -84,8 +82,8 @@ class Server:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest request, uncompressed."""
-        return max(map(len, self.requests))
+        """Bytes of the largest request, compressed as nnsight compresses it."""
+        return max(len(zlib.compress(request)) for request in self.requests)
 
 
 def _read(answer: bytes) -> dict[str, Any]:
@@ -103,19 +101,11 @@ def strictly(monkeypatch: pytest.MonkeyPatch, server: Server) -> Server:
             mark(value)
         push(tracer.info.frame, found)
 
-    def post(self: Any, request: RequestModel, blob: bytes) -> ResponseModel:
-        name = f"job {len(server.requests)}"
-        server.answers[name] = server.answer(blob)
-        return ResponseModel(id=name, status=Status.RECEIVED)
-
-    def poll(self: Any, tracer: Any = None) -> Any:
-        self.status = Status.QUEUED if server.late else Status.COMPLETED
-        return None if server.late else _read(server.answers[self.job_id])
+    def request(self: Any, request: RequestModel, tracer: Any) -> dict[str, Any]:
+        return _read(server.answer(RequestModel.serialize(tracer, compress=False)))
 
     monkeypatch.setattr(LocalSimulationBackend, "__call__", local)
-    monkeypatch.setattr(RemoteBackend, "_post", post)
-    monkeypatch.setattr(RemoteBackend, "poll", poll)
-    monkeypatch.setattr(nnsight.CONFIG.API, "COMPRESS", False)
+    monkeypatch.setattr(RemoteBackend, "request", request)
     monkeypatch.setattr(nnsight.CONFIG.APP, "REMOTE_LOGGING", False)
     return server
 

@@ -88,7 +88,7 @@ ROOMS = {
     "devices": Room(
         (
             "mless_interp/models/base.py",
-            "mless_interp/models/loaded_weights.py",
+            "mless_interp/models/weights.py",
             "mless_interp/models/nnsight.py",
             "mless_interp/models/replay.py",
             "mless_interp/patching/sweep.py",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.arguments import count_of, listed
-from ..models.derived_sites import extension_of
+from ..models.sites import extension_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of
 from ..statistics import CONFIDENCE, Interval, by_group, defined_mean, holm, pass_at_k

@@ -11,11 +11,10 @@ from torch import Tensor
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
-from ..models.derived_sites import gate_edits
 from ..models.hugging_face import reference_logits
 from ..models.info import ModelError
 from ..models.inputs import Edit
-from ..models.sites import site
+from ..models.sites import gate_edits, site
 from ..models.traced_ops import additive_mask
 from .decoding import (
     CompletionEngine,

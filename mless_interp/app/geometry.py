@@ -10,11 +10,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from ..models.decoder import Geometry, decoder_layers
+from ..models.decoder import decoder_layers
 from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
 from ..models.load import source_of
-from ..models.model_folder import INDEX, WEIGHTS, check_tokenizer, document, first_line
+from ..models.weights import INDEX, WEIGHTS, check_tokenizer, document, first_line
 
 PACKS_EXPERTS = ("fp8", "mxfp4")
 """Ways of quantising that take experts too, which are no linear layers."""
@@ -50,7 +50,7 @@ class Shape:
             with torch.device("meta"):
                 made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
             info = hugging_face_info(made, name=name, backend="none yet", attention="eager", versions={})
-            layers = [layer.module for layer in decoder_layers(made, Geometry.of(info))]
+            layers = [layer.module for layer in decoder_layers(made, info)]
             per_layer = sum(map(_count, layers)) / len(layers)
         except ModelError:
             raise

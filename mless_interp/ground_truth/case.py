@@ -1,7 +1,5 @@
 """What an identity is computed from: one model and pair, each condition run once, and how far two sides are apart."""
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,47 +10,10 @@ from ..metrics.outputs import span_output
 from ..metrics.patterns import with_sink_key
 from ..models.arithmetic import masked_scores, softmax, with_extra, with_sinks
 from ..models.base import Model
+from ..models.checks import Finding, apart, size, worst
 from ..models.sites import site
 from ..patching.interventions import Intervention, LayerState
 from ..prompts.pairs import PromptPair
-
-
-@dataclass(frozen=True)
-class Finding:
-    """How far two sides of an identity are apart: `error` the largest difference, `scale` the largest value compared."""
-
-    error: float
-    scale: float
-
-    @property
-    def relative(self) -> float:
-        """`error` / `scale`; 0 if both are 0, infinite if there is an error and nothing to compare it with, or NaN."""
-        if self.error == 0:
-            return 0.0
-        ratio = self.error / self.scale if self.scale > 0 else math.inf
-        return math.inf if math.isnan(ratio) else ratio
-
-
-def apart(a: Tensor, b: Tensor, *, scale: float | None = None) -> Finding:
-    """The largest difference of two tensors, and the largest value in them (or `scale`); NaN counts as infinitely far.
-
-    >>> apart(torch.tensor([1.0, 4.0]), torch.tensor([1.0, 3.0]))
-    Finding(error=1.0, scale=4.0)
-    """
-    a, b = a.detach().double().cpu(), b.detach().double().cpu()
-    error = float((a - b).abs().nan_to_num(nan=math.inf).max()) if a.numel() else 0.0
-    largest = max(float(x.abs().nan_to_num(nan=0.0).max()) for x in (a, b)) if a.numel() else 0.0
-    return Finding(error, largest if scale is None else scale)
-
-
-def worst(findings: Iterable[Finding]) -> Finding:
-    """The finding with the largest relative error."""
-    return max(findings, key=lambda finding: finding.relative)
-
-
-def size(values: Tensor) -> float:
-    """The largest absolute value."""
-    return float(values.detach().double().abs().max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,3 +150,6 @@ class Case:
         ).captured
         before, added = (captured[name] for name in names)
         return (before.to(added.device) + added)[0, self.pair.shared]
+
+
+__all__ = ["Case", "Finding", "Layer", "apart", "size", "worst"]

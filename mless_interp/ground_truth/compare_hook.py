@@ -502,7 +502,7 @@ def _what_it_is(model: Model, run: Mapping[str, Tensor], value: Tensor, head: He
 def _writer(model: Model, run: Mapping[str, Tensor], value: Tensor, layer: int) -> Head | None:
     """Return the head of the layer that writes this, if any."""
     try:
-        weights = model.output_weights(layer).detach().cpu().double()
+        weights = model.attention_output(layer).weights.detach().cpu().double()
     except ModelError:
         return None
     wrote = torch.einsum("thd,hdm->htm", run[site(layer, "attn.hook_z")], weights)

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.arguments import count_of
-from ..models.derived_sites import extension_of
+from ..models.sites import extension_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, place_of, tidy
 from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval

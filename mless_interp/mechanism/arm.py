@@ -19,8 +19,8 @@ from ..core.arguments import check_choice, checked
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.patterns import widened
 from ..models.base import Model
-from ..models.derived_sites import gate_edits
 from ..models.inputs import Edit, Inputs
+from ..models.sites import gate_edits
 from ..runtime.registry import savable
 from ..statistics import derive_generator
 from .arm_published import published_arm

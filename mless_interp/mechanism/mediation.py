@@ -13,8 +13,7 @@ from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.patterns import widened
 from ..models.base import Model
-from ..models.derived_sites import Held
-from ..models.sites import attention_sites, site
+from ..models.sites import Held, attention_sites, site
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare, single
 from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS, Contrast, one_of

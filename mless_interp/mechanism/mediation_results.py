@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.arguments import count_of
-from ..models.derived_sites import extension_of
+from ..models.sites import extension_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from ..statistics import CONFIDENCE, defined_mean, holm, median_interval, sign_test

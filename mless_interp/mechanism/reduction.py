@@ -21,9 +21,8 @@ from ..metrics.outputs import (
 )
 from ..models.arithmetic import with_extra
 from ..models.base import Model
-from ..models.derived_sites import Held
 from ..models.inputs import Reducer
-from ..models.sites import attention_sites, site
+from ..models.sites import Held, attention_sites, site
 from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair
 from .runs import Read, at_inserted_positions, read_span, rounding

@@ -11,10 +11,9 @@ from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
-from ..models.derived_sites import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Reducer
-from ..models.sites import attention_sites, site
+from ..models.sites import Held, attention_sites, site
 from ..patching.prepared import fit_pairs
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair, followed, own_pairs

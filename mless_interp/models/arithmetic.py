@@ -2,13 +2,12 @@
 fastest kernels that give the same numbers."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from .info import AttentionRule
+from .info import AttentionRule, Foreign
 
 
 def visibility(
@@ -92,7 +91,7 @@ def values_of_heads(v: Tensor, n_heads: int) -> Tensor:
     return repeat(v, "src kv d -> (kv group) src d", group=n_heads // v.shape[1])
 
 
-_ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_ONEDNN: Foreign = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """oneDNN's float32 linear: up to twice as fast as the default one for the few hundred tokens of a pass."""
 _TANH_GELU = ("NewGELUActivation", "FastGELUActivation", "gelu_new", "gelu_fast")
 """GELU by its tanh formula, in eight steps of their own: as modules of transformers, as functions of TransformerLens."""

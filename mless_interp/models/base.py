@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -18,13 +18,22 @@ from torch import Tensor, nn
 from ..core.arguments import count_of
 from ..runtime.engines import Engine, here
 from .arithmetic import visibility
-from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
+from .info import (
+    AttentionOutput,
+    AttentionRule,
+    Foreign,
+    GatedMlp,
+    LeanAttentionError,
+    ModelChecks,
+    ModelError,
+    ModelInfo,
+)
 from .inputs import Edit, Inputs, LogitsAt, Masks, Recording, Reducer, Run, Tap, Taps
-from .loaded_weights import WeightsHash
 from .memory import added_hooks, computed_on, lock_of, threads_for, turn
 from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
 from .traced_ops import can_be_sent, replaced, tail
+from .weights import WeightsHash
 
 if TYPE_CHECKING:  # importing transformers takes seconds, and whoever loads a model does
     from transformers import PreTrainedModel
@@ -34,40 +43,31 @@ class Model(ABC):
     """One language model behind one of the backends; made by `load_model` or `wrap_model`.
 
     `info` holds geometry and origin, `tokenizer` the Hugging Face tokenizer, `checks` the figures of the self-check at
-    loading, `underlying` the library's own object. Several threads may use one model: what it computes takes turns.
+    loading, `underlying` the library's own object, `config` what it was made from (the Hugging Face config, or the
+    HookedTransformerConfig of a model that was wrapped), `hf_model` the Hugging Face module underneath (None for
+    HookedTransformer and for models run elsewhere). Several threads may use one model: what it computes takes turns.
     """
 
     info: ModelInfo
-    tokenizer: Any
-    underlying: Any
+    tokenizer: Foreign
+    underlying: Foreign
     hf_model: "PreTrainedModel | None" = None
-    """The Hugging Face module underneath; None for HookedTransformer and for models run elsewhere."""
     config: object = None
-    """What it was made from: the Hugging Face config, or the HookedTransformerConfig of a model that was wrapped."""
-    remote: bool | str = False
-    float32_softmax: bool = False
-    """Attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
-    whole_positions: bool = False
-    """Positions are looked up in a table, so that position ids must be whole numbers."""
-    tf32: bool | None = None
-    """Its passes make products of float32 in TF32; None where that is left to the process, or does not arise."""
-    windows_by_index: bool = False
-    """An attention hides what is outside its window by itself, by index (GPT-Neo)."""
-    learned_positions: bool = False
-    """Positions are learned vectors, so that the same token is another one elsewhere even in the first layer."""
-    quantised: str = ""
-    """How the weights are quantised, in a word; empty where they are not."""
     checks: ModelChecks | None = None
-    engine: Engine = here
-    """Who computes the problems of a long analysis of this model (`on`)."""
-    how: "Callable[[], Model] | None" = None
-    """Loads it once more, as another process does; None for a model that was given."""
-    layers: Layers | None = None
-    """How the library computes one layer after the other; None where it is built in a way not known."""
+    remote: bool | str = False
+    # what callers ask instead of the backend's name
+    float32_softmax: bool = False  # also in a float64 model, as in Hugging Face's eager attention
+    whole_positions: bool = False  # positions are looked up in a table
+    learned_positions: bool = False  # positions are learned vectors: the same token is another one elsewhere
+    windows_by_index: bool = False  # an attention hides what is outside its window by itself (GPT-Neo)
+    quantised: str = ""  # how the weights are quantised, in a word
+    tf32: bool | None = None  # its products of float32 are in TF32; None: left to the process, or none arise
+    layers: Layers | None = None  # how the library computes one layer after the other; None where that is not known
     why_not_by_layers: str = "this architecture cannot be continued layer by layer"
+    engine: Engine = here  # computes the problems of a long analysis (`on`)
+    how: "Callable[[], Model] | None" = None  # loads it once more, in another process; None for a model that was given
     _hashing: WeightsHash | None = None
-    _held: str | None = None
-    """The hash of what the library's own object held when the model was loaded."""
+    _held: str | None = None  # the hash of what the library's own object held when the model was loaded
 
     @abstractmethod
     def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
@@ -76,45 +76,75 @@ class Model(ABC):
         `masks` (one `[b, 1|H, T, T]` per layer) is given if the input says more than plain causal attention does.
         """
 
+    @abstractmethod
+    def attention_rule(self, layer: int) -> AttentionRule:
+        """Return scale and soft-cap of a layer's attention scores, and its learned sinks."""
+
+    def _gated_mlp(self, layer: int) -> GatedMlp | None:
+        """The layer's activation, or None where this backend knows of none."""
+        return None
+
+    def _attention_output(self, layer: int) -> AttentionOutput | None:
+        """The layer's output projection, or None where this backend knows of none."""
+        return None
+
     def checked(self, checks: ModelChecks | None) -> "Model":
-        """This model with these figures, able to do what they say; None is the model as it was before any check."""
+        """Return this model with these figures, able to do what they say; None: as it was before any check."""
         model = copy.copy(self)
         model.checks = checks
         return model
 
     def on(self, engine: Engine) -> "Model":
-        """This model, whose long analyses are computed by an engine: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
+        """Return this model, whose long analyses an engine computes: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
         model = copy.copy(self)
         model.engine = engine
         return model
 
     def sent(self) -> tuple[Callable[..., "Model"], tuple[object, ...]]:
-        """What another process gets instead of a model: the way to load it, and the weights that it must then have."""
+        """Return what another process gets for a model: the way to load it, and the weights that it must then have."""
         hooks = self.hooks
         if self.how is None or hooks:
-            reason = f"has hooks that other processes would not have, first {hooks[0]}" if hooks else ""
-            reason = reason if self.how else "was given as an object"
-            raise ModelError(f"{self.info.name} {reason}: use one of load_model, without hooks, or compute here")
+            reason = f"has hooks, first {hooks[0]}," if hooks and self.how else "was given as an object"
+            raise ModelError(f"{self.info.name} {reason} which other processes have not: compute here")
         return _here, (self.how, self.info.name, self.identity, self.checks)
+
+    # ------------------------------------------------------------------------------------------------- what it is, and can do
+
+    def __repr__(self) -> str:
+        i = self.info
+        return (
+            f"{type(self).__name__}({i.name!r}, {i.n_layers} layers x {i.n_heads} heads ({i.n_key_value_heads} kv), "
+            f"d_model {i.d_model}, {i.dtype} on {i.device}, {i.attention} attention)"
+        )
+
+    @property
+    def _called(self) -> str:
+        return f"{self.info.name} ({self.info.architecture})"
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        return [each for each in (self.underlying, self.hf_model) if isinstance(each, nn.Module)]
+
+    @property
+    def weights(self) -> nn.Module | None:
+        """The module that holds the weights, here; None for models run elsewhere."""
+        return self.hf_model
 
     @property
     def weights_hash(self) -> str | None:
-        """The hash of the weights as they are now (see `models.loaded_weights.WeightsHash`): `info.weights_hash`, or another
-        one if they were changed since; None for a model run elsewhere."""
+        """The hash of the weights as they are now (see `WeightsHash`): `info.weights_hash`, or another one if they were
+        changed since; None for a model run elsewhere."""
         if self._hashing is None or self.weights is None:
             return self.info.weights_hash
         now = self._hashing.of(self.weights)
         return self.info.weights_hash if now == self._held else now
 
-    def turn(self, *, of_passes: bool = True) -> AbstractContextManager[None]:
-        """Keep other threads out, and run the model alike whatever the process is set to (see `models.memory.turn`).
-        `of_passes=False`: around passes and what is made of them, whose products are the process's own, not TF32."""
-        tf32 = self.tf32 if of_passes else None
-        return turn(self.underlying, self._modules, threads=threads_for(self.info), tf32=tf32)
-
     @property
-    def _modules(self) -> list[nn.Module]:
-        return [each for each in (self.underlying, self.hf_model) if isinstance(each, nn.Module)]
+    def devices(self) -> tuple[str, ...]:
+        """Where tokens go in, and wherever else weights lie; those brought for each pass lie nowhere."""
+        weights = () if self.weights is None else self.weights.parameters()
+        others = {str(weight.device) for weight in weights if not weight.is_meta} - {self.info.device}
+        return self.info.device, *sorted(others)
 
     @property
     def hooks(self) -> tuple[str, ...]:
@@ -123,11 +153,36 @@ class Model(ABC):
             return added_hooks(self._modules)
 
     @property
+    def identity(self) -> dict[str, Foreign]:
+        """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
+        info, hooks = self.info, self.hooks
+        here = computed_on(self.devices, threads=threads_for(info), tf32=self.tf32) if self.remote is not True else None
+        return {
+            "model": info.name,
+            "backend": info.backend,
+            "dtype": info.dtype,
+            "attention": info.attention,
+            "weights": self.weights_hash or "not read here, as the model runs elsewhere",
+            "config": info.config_hash,
+            "toolkit": version("mless_interp"),
+            "computed_on": here or "elsewhere",
+            "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
+        } | ({"hooks": [*hooks, self._what_hooks_do()]} if hooks else {})
+
+    def _what_hooks_do(self) -> str:
+        """A digest of a fixed prompt's logits: two hooks at one place can do different things."""
+        tokens = torch.arange(min(64, self.info.context_length))[None] % self.info.d_vocab
+        try:
+            logits = self.run(tokens).logits
+        except (RuntimeError, ValueError, IndexError, TypeError):  # a hook for other prompts: it equals no other
+            return uuid4().hex
+        assert logits is not None
+        return hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()[:16]
+
+    @property
     def stepper(self) -> Stepper | None:
         """Continues a run layer by layer; None where only whole passes are right (`why_whole_passes`)."""
-        if self.layers is None or self.why_whole_passes:
-            return None
-        return Stepper(self.layers, self.turn)
+        return None if self.layers is None or self.why_whole_passes else Stepper(self.layers, self.turn)
 
     @property
     def why_whole_passes(self) -> str:
@@ -142,7 +197,7 @@ class Model(ABC):
         return "" if self.checks is None or self.checks.by_layers else "the self-check found that it disagrees"
 
     def need_layers(self, what: str) -> Stepper:
-        """What continues a run layer by layer; `ModelError` with the reason where nothing can."""
+        """Return what continues a run layer by layer; `ModelError` with the reason where nothing can."""
         found = self.stepper
         if found is None:
             raise ModelError(
@@ -153,8 +208,21 @@ class Model(ABC):
 
     @property
     def shows_rotated(self) -> bool:
-        """Whether queries and keys can be had as they enter the scores (found out by the self-check)."""
+        """True where queries and keys can be had as they enter the scores (found out by the self-check)."""
         return self.checks is None or self.checks.shows_rotated
+
+    @property
+    def has_rotated_sites(self) -> bool:
+        """True where there is anything at the sites of queries and keys as they enter the scores, right or wrong."""
+        return self.shows_rotated or (self.checks is not None and self.checks.entering_error is not None)
+
+    def need_rotated(self, what: str) -> None:
+        """Raise `ModelError` if the queries and keys that enter the scores, which `what` needs, cannot be had."""
+        if self.checks is not None and not self.shows_rotated:
+            raise ModelError(
+                f"{self._called} shows no queries and keys as they enter the scores on backend {self.info.backend!r}, "
+                f"which {what} need ({self.checks.entering}): use another backend"
+            )
 
     @property
     def resolution(self) -> float:
@@ -164,58 +232,9 @@ class Model(ABC):
         measured = None if self.checks is None else self.checks.resolution
         return max(least, measured) if measured is not None else least or 1e-2
 
-    @property
-    def has_rotated_sites(self) -> bool:
-        """Whether there is anything at the sites of queries and keys as they enter the scores, right or wrong."""
-        return self.shows_rotated or (self.checks is not None and self.checks.entering_error is not None)
-
-    @property
-    def weights(self) -> nn.Module | None:
-        """The module that holds the weights, here; None for models run elsewhere."""
-        return self.hf_model
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Where tokens go in, and wherever else weights lie; those brought for each pass lie nowhere."""
-        weights = () if self.weights is None else self.weights.parameters()
-        others = {str(weight.device) for weight in weights if not weight.is_meta} - {self.info.device}
-        return self.info.device, *sorted(others)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
-        info, hooks = self.info, self.hooks
-        return {
-            "model": info.name,
-            "backend": info.backend,
-            "dtype": info.dtype,
-            "attention": info.attention,
-            "weights": self.weights_hash or "not read here, as the model runs elsewhere",
-            "config": info.config_hash,
-            "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere"
-            if self.remote is True
-            else computed_on(self.devices, threads=threads_for(info), tf32=self.tf32),
-            "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
-        } | ({"hooks": [*hooks, self._what_hooks_do()]} if hooks else {})
-
-    def _what_hooks_do(self) -> str:
-        """Return a digest of a fixed prompt's logits: two hooks at one place can do different things."""
-        tokens = torch.arange(min(64, self.info.context_length))[None] % self.info.d_vocab
-        try:
-            logits = self.run(tokens).logits
-        except (RuntimeError, ValueError, IndexError, TypeError):  # a hook for other prompts: it equals no other
-            return uuid4().hex
-        assert logits is not None
-        return hashlib.sha256(logits.cpu().numpy().tobytes()).hexdigest()[:16]
-
-    @abstractmethod
-    def attention_rule(self, layer: int) -> AttentionRule:
-        """Scale and soft-cap of a layer's attention scores."""
-
     def gated_mlp(self, layer: int) -> GatedMlp:
-        """How a layer's MLP makes its activations of `hook_pre`; `ModelError` for experts, which share no activation, and
-        for MLPs of a build that is not known."""
+        """Return how a layer's MLP makes its activations of `hook_pre`; `ModelError` for experts, which share no activation,
+        and for MLPs of a build that is not known."""
         found = self._gated_mlp(self.info.check_layer(layer))
         if found is None:
             raise ModelError(
@@ -224,43 +243,27 @@ class Model(ABC):
             )
         return found
 
-    @property
-    def _called(self) -> str:
-        return f"{self.info.name} ({self.info.architecture})"
-
-    def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        """The layer's activation, or None where this backend knows of none."""
-        return None
-
-    def output_weights(self, layer: int) -> Tensor:
-        """W_O of a layer per query head, `[head, d_head, d_model]`: what turns a head's output into what it writes."""
-        return self.attention_output(layer).weights
-
     def attention_output(self, layer: int) -> AttentionOutput:
-        """How a layer turns head outputs into what it adds to the residual stream; `ModelError` where that is not one
-        matrix per head."""
-        found, reason, checks = self._attention_output(self.info.check_layer(layer)), None, self.checks
+        """Return how a layer turns head outputs into what it adds to the residual stream; `ModelError` where that is not
+        one matrix per head."""
+        found, checks = self._attention_output(self.info.check_layer(layer)), self.checks
         expected = (self.info.n_heads, self.info.d_head, self.info.d_model)
         if found is None or tuple(found.weights.shape) != expected:
             reason = f"layer {layer} has no output weights of shape {list(expected)} [head, d_head, d_model]"
         elif checks is not None and checks.output_error is not None and not checks.output_error <= checks.tolerance:
             reason = f"what attention adds is not z W_O + b (off by {checks.output_error:.3g} of the largest value)"
-        if found is None or reason is not None:
-            raise ModelError(f"{self._called}: {reason}, so what single heads write into the stream is not known")
-        return found
-
-    def _attention_output(self, layer: int) -> AttentionOutput | None:
-        """The layer's output projection, or None where this backend knows of none."""
-        return None
+        else:
+            return found
+        raise ModelError(f"{self._called}: {reason}, so what single heads write into the stream is not known")
 
     @property
     def norms_attention(self) -> bool:
-        """Whether what attention writes is normed before it is added, so that its heads do not add up (Gemma 2 and 3)."""
+        """True where what attention writes is normed before it is added, so that its heads do not add up (Gemma 2 and 3)."""
         found = self._attention_output(0)
         return found is not None and found.norm is not None
 
     def need_tokenizer(self, what: str) -> None:
-        """`ModelError` if there is no tokenizer, which `what` needs."""
+        """Raise `ModelError` if there is no tokenizer, which `what` needs."""
         if self.tokenizer is None:
             name = self.info.name
             raise ModelError(f"{name} has no tokenizer, which {what} needs: give one, wrap_model(..., tokenizer=...)")
@@ -269,25 +272,13 @@ class Model(ABC):
         """Return the text of token ids, as they are; the ids themselves where there is no tokenizer."""
         return " ".join(map(str, ids)) if self.tokenizer is None else str(self.tokenizer.decode(ids))
 
-    def need_rotated(self, what: str) -> None:
-        """`ModelError` if the queries and keys that enter the scores cannot be had, which `what` is computed from."""
-        if self.checks is not None and not self.shows_rotated:
-            raise ModelError(
-                f"{self._called} shows no queries and keys as they enter the scores on backend {self.info.backend!r}, "
-                f"which {what} need ({self.checks.entering}): use another backend"
-            )
+    def turn(self, *, of_passes: bool = True) -> AbstractContextManager[None]:
+        """Keep other threads out, and run the model alike whatever the process is set to (see `models.memory.turn`).
+        `of_passes=False`: around passes and what is made of them, whose products are the process's own, not TF32."""
+        tf32 = self.tf32 if of_passes else None
+        return turn(self.underlying, self._modules, threads=threads_for(self.info), tf32=tf32)
 
-    def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
-        """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows on one device share one tensor), where the
-        input is, or at the `places` of the layers."""
-        ids, hidden, device = inputs.position_ids, inputs.attention_mask, inputs.tokens.device
-        own = {
-            each: visibility(inputs.n_tokens, window=each, position_ids=ids, attention_mask=hidden, device=device)
-            for each in set(self.info.windows)
-        }
-        wanted = list(zip(self.info.windows, places or [device] * self.info.n_layers, strict=True))
-        made = {(window, place): own[window].to(place) for window, place in set(wanted)}
-        return tuple(made[key] for key in wanted)
+    # ------------------------------------------------------------------------------------------------------------------- runs
 
     def run(
         self,
@@ -300,7 +291,7 @@ class Model(ABC):
         logits_at: LogitsAt = "all",
         grad: bool = False,
     ) -> Run:
-        """One forward pass.
+        """Run one forward pass.
 
         Parameters
         ----------
@@ -322,14 +313,13 @@ class Model(ABC):
         elif position_ids is not None or attention_mask is not None:
             raise ValueError("position_ids and attention_mask are part of Inputs: give them there, or tokens alone")
         inputs = self._checked(inputs)
-        capture, edits = dict(capture or {}), dict(edits or {})
-        for name in (*capture, *edits):
-            self._check_name(name)
+        capture, edits = capture or {}, edits or {}
         read = self._read_positions(logits_at, inputs.n_tokens)
-        captured: dict[str, Any] = {}
+        captured: dict[str, Foreign] = {}
         edited: set[str] = set()
         taps: dict[str, Tap] = {}
         for name in {**capture, **edits}:
+            self._check_name(name)
             edit, reducer = edits.get(name), capture.get(name)
             if edit is not None and not self.remote:
                 edit = _checked_edit(name, edit, edited)
@@ -344,6 +334,18 @@ class Model(ABC):
         if missing:
             raise ModelError(f"{self.info.backend}: no activation ever came for {missing}; this model has no such site")
         return Run(logits, {name: captured[name] for name in capture})
+
+    def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
+        """Return each layer's visibility `[b, 1|H, T, T]` for this input (equal windows on one device share one tensor),
+        where the input is, or at the `places` of the layers."""
+        ids, hidden, device = inputs.position_ids, inputs.attention_mask, inputs.tokens.device
+        own = {
+            each: visibility(inputs.n_tokens, window=each, position_ids=ids, attention_mask=hidden, device=device)
+            for each in set(self.info.windows)
+        }
+        wanted = list(zip(self.info.windows, places or [device] * self.info.n_layers, strict=True))
+        made = {(window, place): own[window].to(place) for window, place in set(wanted)}
+        return tuple(made[key] for key in wanted)
 
     def record(self, inputs: Inputs, *, start: int, logits_at: LogitsAt = "none") -> Recording:
         """Run once and keep what `replay` needs for the positions from `start` on (per layer, nothing else)."""
@@ -397,10 +399,9 @@ class Model(ABC):
         expected = (n_changed, self.info.n_heads, self.info.d_head)
         if z.dim() != 4 or tuple(z.shape[1:]) != expected or z.shape[0] % batch or not len(z):
             raise ValueError(f"z must be [k * {batch} prompts, {', '.join(map(str, expected))}], got {list(z.shape)}")
-        rows = len(z) // batch
+        rows, last = len(z) // batch, self.info.n_layers - 1
         layers = [layer] * rows if isinstance(layer, int) else list(layer)
-        if len(layers) != rows or layers != sorted(layers) or not 0 <= layers[0] <= layers[-1] < self.info.n_layers:
-            last = self.info.n_layers - 1
+        if len(layers) != rows or layers != sorted(layers) or not 0 <= layers[0] <= layers[-1] <= last:
             raise ValueError(f"layers must be one per row ({rows}) in rising order, 0 to {last}, got {layers}")
         if isinstance(logits_at, str) and logits_at == "all":
             logits_at = list(range(receiving.start, receiving.n_tokens))
@@ -409,15 +410,14 @@ class Model(ABC):
             raise ValueError(f"a replay from position {receiving.start} on has no logits before it: {logits_at!r}")
         with torch.no_grad():
             stepper = None if exact_forward else self.stepper
-            if stepper is None:
-                if self.hooks and not exact_forward:
-                    warnings.warn(f"{self.info.name} is slow: {self.why_whole_passes}", stacklevel=1)  # once
-                return self._replay_by_forward(receiving, layers, z, read)
-            return stepper.replay(receiving, layers, z, read - receiving.start)
+            if stepper is not None:
+                return stepper.replay(receiving, layers, z, read - receiving.start)
+            if self.hooks and not exact_forward:
+                warnings.warn(f"{self.info.name} is slow: {self.why_whole_passes}", stacklevel=1)  # once
+            return self._replay_by_forward(receiving, layers, z, read)
 
     def _replay_by_forward(self, receiving: Recording, layers: list[int], z: Tensor, read: Tensor) -> Tensor:
-        batch, start = receiving.inputs.batch, receiving.start
-        by_prompt, edits = z.unflatten(0, (batch, len(layers))), {}
+        by_prompt, edits = z.unflatten(0, (receiving.inputs.batch, len(layers))), {}
         for layer in sorted(set(layers)):
             rows = torch.tensor([row for row, at in enumerate(layers) if at == layer])
             old = receiving.z[layer]
@@ -426,7 +426,7 @@ class Model(ABC):
             if len(prompt):
                 edits[site(layer, "attn.hook_z")] = partial(
                     replaced,
-                    start=start,
+                    start=receiving.start,
                     rows=(prompt * len(layers) + rows[row]).tolist(),
                     heads=head.tolist(),
                     new=new.transpose(2, 3)[tuple(at.to(new.device) for at in (prompt, row, head))],
@@ -455,9 +455,7 @@ class Model(ABC):
             positions = positions.expand(batch, n_tokens)
             if self.whole_positions and positions.is_floating_point():
                 if not bool((positions == positions.round()).all()):
-                    raise ValueError(
-                        f"{info.name} looks positions up in a table, so position_ids must be whole numbers"
-                    )
+                    raise ValueError(f"{info.name} looks positions up in a table: position_ids must be whole numbers")
                 positions = positions.long()
             longest = float(positions.max()) + 1
         if longest > info.context_length:
@@ -478,9 +476,8 @@ class Model(ABC):
         if found is None:
             known = ", ".join(f"blocks.{{l}}.{s}" for s in SITES)
             raise ValueError(f"unknown hook name {name!r}; known names: {known}")
-        layer, what = found
-        self.info.check_layer(layer)
-        if what in EAGER_SITES and self.info.attention != "eager":
+        self.info.check_layer(found[0])
+        if found[1] in EAGER_SITES and self.info.attention != "eager":
             raise LeanAttentionError(
                 f"{name} does not exist under {self.info.attention!r} attention, which never makes a pattern: load the "
                 'model with attn_implementation="eager"'
@@ -489,22 +486,14 @@ class Model(ABC):
     def _read_positions(self, logits_at: LogitsAt, n_tokens: int) -> Tensor | None:
         """The positions asked for, in memory: what is looked up there nobody waits for."""
         if isinstance(logits_at, str):
-            if logits_at == "none":
-                return None
-            if logits_at not in ("all", "last"):
+            named = {"none": None, "all": torch.arange(n_tokens), "last": torch.arange(n_tokens - 1, n_tokens)}
+            if logits_at not in named:
                 raise ValueError(f'logits_at must be "all", "last", "none" or positions, got {logits_at!r}')
-            return torch.arange(0 if logits_at == "all" else n_tokens - 1, n_tokens)
+            return named[logits_at]
         read = torch.as_tensor(logits_at, dtype=torch.long).cpu()
         if read.dim() != 1 or not read.numel() or int(read.min()) < 0 or int(read.max()) >= n_tokens:
             raise ValueError(f"logits_at must be positions 0 to {n_tokens - 1}, got {logits_at!r}")
         return read
-
-    def __repr__(self) -> str:
-        i = self.info
-        return (
-            f"{type(self).__name__}({i.name!r}, {i.n_layers} layers x {i.n_heads} heads ({i.n_key_value_heads} kv), "
-            f"d_model {i.d_model}, {i.dtype} on {i.device}, {i.attention} attention)"
-        )
 
 
 def _checked_edit(name: str, edit: Edit, edited: set[str]) -> Edit:
@@ -519,7 +508,7 @@ def _checked_edit(name: str, edit: Edit, edited: set[str]) -> Edit:
     return apply
 
 
-def _keeper(captured: dict[str, Any], name: str, reducer: Reducer, grad: bool) -> Callable[[Tensor], None]:
+def _keeper(captured: dict[str, Foreign], name: str, reducer: Reducer, grad: bool) -> Callable[[Tensor], None]:
     def keep(value: Tensor) -> None:
         value = value if grad else value.detach()
         kept = value if reducer is None else reducer(value)
@@ -537,41 +526,43 @@ _HERE: "WeakValueDictionary[tuple[str, ...], Model]" = WeakValueDictionary()
 def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, object], checks: ModelChecks | None) -> Model:
     """The model that another process means: loaded when it is first named here, the same in all that numbers depend on."""
     known = name, str(identity["weights"]), repr(sorted(getattr(how, "keywords", {}).items()))
-    model = _HERE.get(known) or how()
-    found = model.checked(checks).identity
+    model = (_HERE.get(known) or how()).checked(checks)
+    found = model.identity
     keys = [key for key in identity if key != "model" and found[key] != identity[key]]
-    differ = [f"{key} {found[key]} (not {identity[key]})" for key in keys]
-    if differ:
+    if keys:
+        differ = "; ".join(f"{key} {found[key]} (not {identity[key]})" for key in keys)
         raise ModelError(
-            f"{name} is another model where it was loaded again: {'; '.join(differ)}. The folder or the weights in memory were "
-            "changed, or the workers are on other hardware: save the model and load that, on equal machines"
+            f"{name} is another model where it was loaded again: {differ}. Its weights were changed, or the workers are on "
+            "other hardware: save the model and load that, on equal machines"
         )
     _HERE[known] = model
-    return model.checked(checks)
+    return model
 
 
 INSTEAD = "use exact sweeps, which need none: patch_heads, or locate_heads(mode='exact')"
 
 
 def no_gradients_because(model: Model) -> str | None:
-    """Why no gradients can be had from this model here and now; None where nothing speaks against them. Weights below 16 bits
-    are refused even where a library differentiates a dequantised approximation: its error is not known."""
+    """Say why no gradients can be had from this model here and now; None where nothing speaks against them. Weights below 16
+    bits are refused even where a library differentiates a dequantised approximation: its error is not known."""
+    weights = () if model.weights is None else model.weights.parameters()
     if torch.is_inference_mode_enabled():
         return "inside torch.inference_mode() nothing has a gradient: leave it first (torch.no_grad() is no obstacle)"
-    reason = None
     if model.remote:
         reason = "runs remotely, where its gradients cannot be fetched: load it here"
     elif model.quantised:
         reason = f"is quantised ({model.quantised}); gradients need weights of 16 bits or more: load it in bfloat16 or float32"
-    elif model.weights is not None and any(weight.is_inference() for weight in model.weights.parameters()):
+    elif any(weight.is_inference() for weight in weights):
         reason = "was made inside torch.inference_mode(), so its weights can never enter a gradient: load it outside"
     elif model.stepper is None:
         reason = f"cannot be continued layer by layer, which gradients need ({model.why_whole_passes})"
-    return None if reason is None else f"{model.info.name} {reason}, or {INSTEAD}"
+    else:
+        return None
+    return f"{model.info.name} {reason}, or {INSTEAD}"
 
 
 def refuse_without_gradients(model: Model, what: str) -> None:
-    """`ModelError` that names what needs gradients, what stands in the way and what to do instead."""
+    """Raise `ModelError` that names what needs gradients, what stands in the way and what to do instead."""
     reason = no_gradients_because(model)
     if reason is not None:
         raise ModelError(f"{what} needs gradients, but {reason}")

@@ -7,16 +7,15 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .arithmetic import fused, is_hooked, product
-from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo
-from .loaded_weights import brought
-from .traced_ops import got, is_half, unembedded
+from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, ModelInfo
+from .traced_ops import Part, got, is_half, unembedded
+from .weights import brought
 
 ATTENTIONS = ("self_attn", "attn.attention", "attn", "attention", "self_attention")
 MLP_PATHS = ("mlp", "block_sparse_moe")
@@ -51,13 +50,13 @@ DECODERS = ("model", "transformer", "gpt_neox", "language_model", "decoder")
 LAYERS, FINAL_NORMS = ("layers", "h"), ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 UNSCALED, SCALED_QUERIES = ("GPTNeoSelfAttention",), ("OPTAttention",)
 """Attention that scales no score, or scales its queries before they are asked for."""
-ROTATED: dict[str, Callable[[Any], bool]] = {
+ROTATED: dict[str, Callable[[Foreign], bool]] = {
     "SmolLM3Attention": lambda attention: bool(attention.use_rope),
     "Cohere2Attention": lambda attention: attention.sliding_window is not None,
     "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
 }
 """Attention that rotates in some layers only, and whether it is one of these; every other rotates in all."""
-PAIRED: dict[str, Callable[[Any], tuple[bool, bool]]] = {
+PAIRED: dict[str, Callable[[Foreign], tuple[bool, bool]]] = {
     "DeepseekV2Attention": lambda attention: (True, True),
     **dict.fromkeys(
         ("DeepseekV3Attention", "Glm4MoeLiteAttention", "YoutuAttention"),
@@ -106,19 +105,6 @@ NORMS = {
 """Known layouts. One name is different places in different ones, so a layer has a layout if it has exactly its norms."""
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Heads, key-value heads and the width of a head's values and output."""
-
-    n_heads: int
-    n_kv: int
-    d_head: int
-
-    @classmethod
-    def of(cls, info: ModelInfo) -> "Geometry":
-        return cls(info.n_heads, info.n_key_value_heads, info.d_head)
-
-
 @dataclass(frozen=True, eq=False)
 class QueriesKeysValues:
     """How queries, keys and values are made: a projection each or one for all, a norm where there is one, before the rotation
@@ -129,7 +115,7 @@ class QueriesKeysValues:
     layout: str
     norms: tuple[nn.Module, ...] | None
     norms_last: bool
-    heads: Geometry
+    heads: ModelInfo
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated."""
@@ -146,17 +132,16 @@ class QueriesKeysValues:
         """The path in the layer of what makes queries (0), keys (1) or values (2)."""
         return self.paths[min(which, len(self.paths) - 1)]
 
-    def part(self, which: int) -> tuple[Any, ...]:
-        """The part of what a projection gives that is queries (0), keys (1) or values (2), as `traced_ops.got` takes it."""
+    def part(self, which: int) -> Part:
+        """The part of what a projection gives that is queries (0), keys (1) or values (2)."""
         h = self.heads
         if self.layout == "apart":
             return "heads", h.d_head
-        if self.layout == "in a row":
-            stops = [0, h.n_heads * h.d_head, (h.n_heads + h.n_kv) * h.d_head, (h.n_heads + 2 * h.n_kv) * h.d_head]
-            return "columns", stops[which], stops[which + 1], h.d_head
-        group = h.n_heads // h.n_kv
+        group, n_kv = h.n_heads // h.n_key_value_heads, h.n_key_value_heads
         start, stop = ((0, group), (group, group + 1), (group + 1, group + 2))[which]
-        return "grouped", h.n_kv, group + 2, h.d_head, start, stop
+        if self.layout == "in a row":
+            return "columns", start * n_kv * h.d_head, stop * n_kv * h.d_head, h.d_head
+        return "grouped", n_kv, group + 2, h.d_head, start, stop
 
 
 class LatentInputs(QueriesKeysValues):
@@ -224,11 +209,11 @@ class DecoderLayer:
     mlp: Mlp | None
 
     def norm(self, name: str | None) -> nn.Module:
-        """The norm of that name; the identity for None."""
+        """Return the norm of that name; the identity for None."""
         return nn.Identity() if name is None else unwrapped(getattr(self.module, name))
 
     def norms_by_place(self) -> list[nn.Module]:
-        """Its norms before and after attention, before and after the MLP; in parallel without one of its own, attention's."""
+        """Return its norms before and after attention, before and after the MLP (in parallel without one, attention's)."""
         n = self.norms
         assert n is not None
         shared = n.before_attention if self.parallel else None
@@ -266,20 +251,15 @@ class DecoderLayer:
         """What the MLP adds of its normed input, be it plain or experts."""
         if self.mlp is not None:
             return self.mlp
-        whole = unwrapped(_at(self.module, self.mlp_path))
-
-        def add(x: Tensor) -> Tensor:
-            made = whole(x)
-            return made[0] if isinstance(made, tuple) else made
-
-        return add
+        whole = _at(self.module, self.mlp_path)
+        return lambda x: made[0] if isinstance(made := whole(x), tuple) else made
 
     @property
     def gated_mlp(self) -> GatedMlp | None:
         mlp = self.mlp
         return None if mlp is None else GatedMlp(mlp.act.forward, gated=mlp.gate is not None)  # not its hooks, as below
 
-    def attention_output(self, heads: Geometry) -> AttentionOutput | None:
+    def attention_output(self, heads: ModelInfo) -> AttentionOutput | None:
         """Return the output projection of its attention, where that is one matrix per head."""
         if self.norms is None or self.output is None:
             return None
@@ -293,17 +273,14 @@ class DecoderLayer:
         return AttentionOutput(weight.unflatten(0, (-1, heads.d_head)), bias, norm)
 
 
-def _matrix(module: Any, width: int) -> tuple[Tensor, Tensor | None]:
-    """The weights `[in, out]` and the bias of a module that multiplies `width` numbers by a matrix, without its hooks.
-
-    Those of a plain linear layer are its own. Of any other (an adapter that is not merged, quantised weights) `weight` may be
-    a part or a code: its matrix is what it makes of the identity.
-    """
+def _matrix(module: Foreign, width: int) -> tuple[Tensor, Tensor | None]:
+    """The weights `[in, out]` and the bias of a module that multiplies `width` numbers by a matrix, without its hooks."""
     with brought(module) as offloaded, torch.no_grad():
         if type(module) in (nn.Linear, Conv1D):
             kept = torch.clone if offloaded else Tensor.detach
             weight, bias = kept(module.weight), None if module.bias is None else kept(module.bias)
             return weight if type(module) is Conv1D else weight.T, bias
+        # of an adapter that is not merged, or quantised, `weight` is a part or a code: what it makes of the identity
         held = [*module.parameters(), *module.buffers()]
         dtypes = [each.dtype for each in held if each.is_floating_point() and each.element_size() > 1]
         dtype = getattr(module, "compute_dtype", None) or next(iter(dtypes), torch.float32)
@@ -313,15 +290,15 @@ def _matrix(module: Any, width: int) -> tuple[Tensor, Tensor | None]:
         return made[1:] - made[0], made[0]
 
 
-def unwrapped(module: Any) -> Any:
-    """The Hugging Face module inside a TransformerBridge component (itself if it is none)."""
+def unwrapped(module: Foreign) -> Foreign:
+    """Return the Hugging Face module inside a TransformerBridge component (itself if it is none)."""
     while getattr(module, "original_component", None) is not None:
         module = module.original_component
     return module
 
 
-def decoder_of(hf_model: nn.Module | None) -> Any:
-    """The text decoder of a causal language model: the module that holds the decoder layers (None: there is no model)."""
+def decoder_of(hf_model: nn.Module | None) -> Foreign:
+    """Return the text decoder of a causal language model: the module that holds the decoder layers."""
     decoder = unwrapped(hf_model)
     while not any(hasattr(decoder, name) for name in LAYERS):
         inner = _first(decoder, DECODERS)[1]
@@ -332,14 +309,14 @@ def decoder_of(hf_model: nn.Module | None) -> Any:
 
 
 def layer_modules(hf_model: nn.Module | None) -> list[nn.Module]:
-    """The decoder layers themselves; none where they are kept in another place."""
+    """Return the decoder layers themselves; none where they are kept in another place."""
     decoder = decoder_of(hf_model)
     found = next((getattr(decoder, name) for name in LAYERS if hasattr(decoder, name)), ())
     return [unwrapped(layer) for layer in found]
 
 
-def decoder_layers(hf_model: nn.Module, heads: Geometry) -> tuple[DecoderLayer, ...]:
-    """The layers of a causal language model's decoder, described; none where it keeps them in another place."""
+def decoder_layers(hf_model: nn.Module, heads: ModelInfo) -> tuple[DecoderLayer, ...]:
+    """Describe the layers of a causal language model's decoder; none where it keeps them in another place."""
     return tuple(_described(layer, heads) for layer in layer_modules(hf_model))
 
 
@@ -357,7 +334,7 @@ def attention_rule_of(attention: nn.Module, *, d_head: int) -> AttentionRule:
     return AttentionRule(float(scale), getattr(attention, "attn_logit_softcapping", None), sinks)
 
 
-def _described(module: nn.Module, heads: Geometry) -> DecoderLayer:
+def _described(module: nn.Module, heads: ModelInfo) -> DecoderLayer:
     norms = {name for name, _ in module.named_children() if "norm" in name or name.startswith("ln_")}
     attention_path, attention = _first(module, ATTENTIONS)
     output_path, output = _first(module, OUTPUTS, attention_path)
@@ -369,7 +346,7 @@ def _described(module: nn.Module, heads: Geometry) -> DecoderLayer:
     return DecoderLayer(module, layout, attention_path, attention, inputs, output_path, output, mlp_path, mlp)
 
 
-def _inputs(attention: nn.Module | None, path: str, heads: Geometry) -> QueriesKeysValues | None:
+def _inputs(attention: nn.Module | None, path: str, heads: ModelInfo) -> QueriesKeysValues | None:
     for names, layout in INPUTS.items():
         projections = _parts(attention, *names)
         if projections is not None:
@@ -395,7 +372,7 @@ def _first(module: nn.Module, names: Sequence[str], inside: str = "") -> tuple[s
     return next(((path, found) for path in paths if (found := _at(module, path)) is not None), ("", None))
 
 
-def _at(module: Any, path: str) -> Any:
+def _at(module: Foreign, path: str) -> Foreign:
     """The submodule at a path; None where there is none."""
     for name in path.split("."):
         module = unwrapped(getattr(module, name, None))
@@ -414,11 +391,11 @@ class Positions:
     None of both (ALiBi adds to the scores) is no `Positions`.
     """
 
-    def __init__(self, decoder: Any, attentions: Sequence[nn.Module]) -> None:
+    def __init__(self, decoder: Foreign, attentions: Sequence[nn.Module]) -> None:
         self._rotary, self._attentions = unwrapped(getattr(decoder, "rotary_emb", None)), attentions
         self._config = decoder.config
         self.learned = any(hasattr(decoder, name) for name in ("wpe", "embed_positions"))
-        first: Any = attentions[0]
+        first: Foreign = attentions[0]
         kind = type(first).__name__
         self._rotated = [ROTATED.get(type(each).__name__, lambda each: True)(each) for each in attentions]
         self._apply = getattr(sys.modules[type(first).__module__], "apply_rotary_pos_emb", None)
@@ -470,7 +447,7 @@ class Positions:
 
     def _tables(self, layer: int, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self._table is not None:
-            of_layer: Any = self._attentions[layer]
+            of_layer: Foreign = self._attentions[layer]
             table = of_layer.embed_positions.to(like.device)[positions.to(like.device).long()]
             sin, cos = table.to(like.dtype).chunk(2, -1)
             return cos, sin
@@ -494,7 +471,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, before: bool, after: bool) -> T
     return made.flatten(-2).to(dtype)
 
 
-def linear(module: Any, x: Tensor) -> Tensor:
+def linear(module: Foreign, x: Tensor) -> Tensor:
     """`module(x)`; of a plain linear layer, and of GPT-2's `Conv1D`, whose weight lies the other way round, by `product`."""
     turned = type(module) is Conv1D
     brings = "forward" in vars(module)  # accelerate's, where the weights are not here
@@ -515,7 +492,7 @@ def in_precision_of(x: Tensor, norm: nn.Module) -> Tensor:
 class HuggingFaceLayers:
     """Decoders whose layers are known part by part, plain or inside a TransformerBridge; each method: see `Layers`."""
 
-    def __init__(self, hf_model: Any, layers: Sequence[DecoderLayer], positions: Positions, d_head: int) -> None:
+    def __init__(self, hf_model: Foreign, layers: Sequence[DecoderLayer], positions: Positions, d_head: int) -> None:
         decoder = decoder_of(hf_model)
         self.n_layers = len(layers)
         self._layers, self._positions = layers, positions
@@ -530,14 +507,14 @@ class HuggingFaceLayers:
             self._scale = 1 / decoder.config.logits_scaling
 
     @classmethod
-    def of(cls, hf_model: Any, layers: tuple[DecoderLayer, ...], *, d_head: int) -> "HuggingFaceLayers | None":
-        """The decoder of a model; None for one of another build, which is then replayed by whole forward passes."""
-        positions = Positions.of(hf_model, layers)
+    def of(
+        cls, hf_model: Foreign, layers: tuple[DecoderLayer, ...], positions: Positions | None, *, d_head: int
+    ) -> "HuggingFaceLayers | None":
+        """Take the decoder of a model; None for one of another build, which is then replayed by whole forward passes."""
         hf_model = unwrapped(hf_model)
         ends = _first(decoder_of(hf_model), FINAL_NORMS)[1] is not None and hf_model.get_output_embeddings() is not None
-        if not ends or positions is None or any(layer.unknown for layer in layers):
-            return None
-        return cls(hf_model, layers, positions, d_head)
+        known = ends and positions is not None and not any(layer.unknown for layer in layers)
+        return cls(hf_model, layers, positions, d_head) if known and positions is not None else None
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inputs = self._layers[layer].inputs

@@ -1,17 +1,15 @@
 """A HookedTransformer behind the seam: its rotation, its rule of attention, its unembedding, its layers."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .arithmetic import fused, is_hooked, masked_scores, product
 from .base import Model
-from .derived_sites import Held, turned_taps
-from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Masks, Tap, Taps
-from .sites import attention_sites, site
+from .sites import Held, attention_sites, site, turned_taps
 from .traced_ops import float32_logits, is_half
 
 Hook = Callable[..., Tensor | None]
@@ -31,20 +29,20 @@ def as_hook(tap: Tap) -> Hook:
 class HookedTransformerModel(Model):
     """A HookedTransformer. It takes neither 4D masks nor position ids: they are realised at its hooks."""
 
-    def __init__(self, hooked: Any, *, name: str, tokenizer: Any = None) -> None:
+    def __init__(self, hooked: Foreign, *, name: str, tokenizer: Foreign = None) -> None:
         cfg = hooked.cfg
         self.underlying = hooked
-        self.layers = HookedLayers.of(hooked)
-        if splits_its_inputs(cfg):
+        placed, seen = cfg.positional_embedding_type, cfg.attention_dir
+        if seen != "causal" or placed not in ("standard", "shortformer", "rotary"):
+            reason = f"whose attention is {seen!r} sees later tokens"
+            reason = reason if seen != "causal" else f"with {placed!r} positions has no position ids"
+            raise ModelError(f"{name}: a HookedTransformer {reason}, so conditions are undefined for it")
+        if cfg.use_attn_in or cfg.use_split_qkv_input:  # its projections take a stream per head
             self.why_not_by_layers = "its cfg.use_attn_in or cfg.use_split_qkv_input is set"
+        elif not cfg.load_in_4bit:
+            self.layers = HookedLayers(hooked)
         self.quantised = "4bit" if cfg.load_in_4bit else ""
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
-        placed, seen = cfg.positional_embedding_type, cfg.attention_dir
-        reason = "" if seen == "causal" else f"whose attention is {seen!r} sees later tokens"
-        if placed not in ("standard", "shortformer", "rotary"):
-            reason = f"with {placed!r} positions has no position ids (supported: standard, shortformer, rotary)"
-        if reason:
-            raise ModelError(f"{name}: a HookedTransformer {reason}, so conditions are undefined for it")
         self.whole_positions = self.learned_positions = placed != "rotary"
         kinds, kv = cfg.attn_types or ["global"] * cfg.n_layers, cfg.n_key_value_heads or cfg.n_heads
         self.info = ModelInfo(
@@ -75,8 +73,8 @@ class HookedTransformerModel(Model):
         return hooked_rule(self.underlying, layer)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        cfg: Any = self.underlying.cfg
-        mlp: Any = getattr(self.underlying.blocks[layer], "mlp", None)
+        cfg: Foreign = self.underlying.cfg
+        mlp: Foreign = getattr(self.underlying.blocks[layer], "mlp", None)
         if cfg.num_experts or not callable(getattr(mlp, "act_fn", None)) or (hasattr(mlp, "ln") and not cfg.gated_mlp):
             return None
         return GatedMlp(mlp.act_fn, mlp.b_in) if cfg.gated_mlp else GatedMlp(mlp.act_fn, gated=False)  # after the bias
@@ -92,7 +90,7 @@ class HookedTransformerModel(Model):
 
     def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         hooked = self.underlying
-        if hooked.cfg.positional_embedding_type in ("standard", "shortformer"):
+        if self.learned_positions:
             taps = turned_taps(taps, lambda layer, which, value, back: value)  # what is projected is what enters
         hooks = [] if masks is None else self.position_hooks(inputs, masks)
         hooks += [(name, as_hook(tap)) for name, tap in taps.items() if name in hooked.mod_dict]
@@ -123,7 +121,7 @@ class HookedTransformerModel(Model):
         delta = positions - torch.arange(positions.shape[1], device=positions.device)
         delta = delta if delta.is_floating_point() else delta.to(torch.float64)
 
-        def turn(attn: Any) -> Edit:
+        def turn(attn: Foreign) -> Edit:
             def edit(value: Tensor) -> Tensor:
                 cos, sin = rotary_tables(attn, delta)
                 size = torch.hypot(attn.rotary_sin[1].double(), attn.rotary_cos[1].double()).to(cos)
@@ -150,16 +148,8 @@ class HookedTransformerModel(Model):
 class HookedLayers:
     """A HookedTransformer with its default hooks, layer by layer; each method: see `Layers`."""
 
-    def __init__(self, hooked: Any) -> None:
-        self.hooked = hooked
-        self.n_layers = hooked.cfg.n_layers
-
-    @classmethod
-    def of(cls, hooked: Any) -> "HookedLayers | None":
-        """None for one of another build, which is then replayed by whole forward passes."""
-        cfg = hooked.cfg
-        known = cfg.positional_embedding_type in ("rotary", "standard", "shortformer") and not cfg.load_in_4bit
-        return cls(hooked) if known and not splits_its_inputs(cfg) else None
+    def __init__(self, hooked: Foreign) -> None:
+        self.hooked, self.n_layers = hooked, hooked.cfg.n_layers
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         block, kind = self.hooked.blocks[layer], self.hooked.cfg.positional_embedding_type
@@ -207,7 +197,7 @@ class HookedLayers:
         return hooked_rule(self.hooked, layer)
 
 
-def _queries_keys_values(attn: Any, placed: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _queries_keys_values(attn: Foreign, placed: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k `[..., heads, d]` of one stream and v of another: `calculate_qkv_matrices`, written out for plain ones."""
     if is_hooked(attn) or attn.cfg.ungroup_grouped_query_attention:
         return attn.calculate_qkv_matrices(placed, placed, x)
@@ -222,7 +212,7 @@ def _queries_keys_values(attn: Any, placed: Tensor, x: Tensor) -> tuple[Tensor, 
     return q, k, v
 
 
-def hooked_unembed(hooked: Any, resid: Tensor, *, bit_for_bit: bool = True) -> Tensor:
+def hooked_unembed(hooked: Foreign, resid: Tensor, *, bit_for_bit: bool = True) -> Tensor:
     """Logits `[..., vocab]` of a HookedTransformer's last residual stream, with its final norm and soft-cap.
 
     At least float32. In float32 the library's own, bit for bit, or else without the copy of W_U that it makes each time.
@@ -238,31 +228,26 @@ def hooked_unembed(hooked: Any, resid: Tensor, *, bit_for_bit: bool = True) -> T
     return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
 
 
-def splits_its_inputs(cfg: Any) -> bool:
-    """Whether a HookedTransformer's projections take a stream per head."""
-    return cfg.use_attn_in or cfg.use_split_qkv_input
-
-
-def norms_after(hooked: Any) -> bool:
+def norms_after(hooked: Foreign) -> bool:
     """Whether a HookedTransformer norms after attention and MLP instead of before (`apply_mlp` does the second)."""
     return str(hooked.cfg.original_architecture).startswith(("Olmo2", "Olmo3"))
 
 
-def hooked_rule(hooked: Any, layer: int) -> AttentionRule:
+def hooked_rule(hooked: Foreign, layer: int) -> AttentionRule:
     """Scale, soft-cap and learned sinks of a HookedTransformer layer's scores."""
     attn, cap = hooked.blocks[layer].attn, hooked.cfg.attn_scores_soft_cap
     sinks = attn.sinks.detach() if getattr(hooked.cfg, "use_attention_sinks", False) else None
     return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None, sinks)
 
 
-def turned(attn: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def turned(attn: Foreign, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Queries or keys `[batch, token, head, d_head]` of a HookedTransformer layer, turned by these tables."""
     dim = cos.shape[-1]
     rotated = x[..., :dim] * cos.to(x.dtype) + attn.rotate_every_two(x[..., :dim]) * sin.to(x.dtype)
     return torch.cat([rotated, x[..., dim:]], -1)
 
 
-def rotary_tables(attn: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_tables(attn: Foreign, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin `[batch, token, 1, rotary_dim]` of a HookedTransformer attention layer at any (fractional) positions.
 
     The angles come from the layer's own table (its row for position 1), so scaled and local rotary bases are kept.

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ..core.heads import Head, check_heads
 from ..runtime.registry import savable
+
+Foreign = Any
+"""An object of a library that ships no types, whose attributes are asked for: TransformerLens', nnsight's, Hugging Face's."""
 
 
 class ModelError(ValueError):
@@ -68,18 +72,18 @@ class ModelInfo:
     def chosen(
         self, heads: Iterable[Head | str] | None = None, layers: Iterable[int] | None = None, *, what: str
     ) -> tuple[Head, ...]:
-        """The heads asked for, by themselves or by layer (zero-based), in range and none twice; all of them for neither.
+        """Return the heads asked for, by themselves or by layer (zero-based), in range and none twice; all for neither.
         `what` is done with them, for the error where there are none."""
         if heads is not None and layers is not None:
             raise ValueError("give heads or layers, not both")
-        asked = None if layers is None else [self.check_layer(layer) for layer in layers]
-        if asked is not None and len({*asked}) < len(asked):
-            raise ValueError(f"layer {min(each for each in asked if asked.count(each) > 1)} is given twice")
-        heads = self.heads if heads is None else heads
-        chosen = check_heads(heads, n_layers=self.n_layers, n_heads=self.n_heads) if asked is None else ()
-        chosen = chosen if asked is None else tuple(head for head in self.heads if head.layer in asked)
+        if layers is None:
+            asked = self.heads if heads is None else heads
+            chosen = check_heads(asked, n_layers=self.n_layers, n_heads=self.n_heads)
+        else:
+            of = {self.check_layer(layer) for layer in layers}
+            chosen = tuple(head for head in self.heads if head.layer in of)
         if not chosen:
-            raise ValueError(f"no {'heads' if asked is None else 'layers'} to {what}: name at least one")
+            raise ValueError(f"no {'heads' if layers is None else 'layers'} to {what}: name at least one")
         return chosen
 
     def mask_of(self, heads: Iterable[Head]) -> np.ndarray:
@@ -111,18 +115,14 @@ BY_LAYERS = "layer by layer"
 class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
-    `row_sum_error`: largest |row sum of a pattern - 1|, with the share of a learned sink where there is one. `edit_error`:
-    with every token of every layer made to look at itself, largest difference of a head's output from its own value, as a
-    share of the layer's largest; `edit_effect`: largest change of a logit then. `logits_difference`: largest difference to
-    the plain Hugging Face forward pass; `gap_difference`: between the gap and the masked condition on shared tokens (methods:
-    C2 = C3); `replay_difference`: of a replay from one whole forward pass (where it is above the tolerance and `replay` is
-    "layer by layer", rounding moves the same logits by as much). `replay` says how runs are continued, `shows_rotated`
-    whether queries and keys can be had as they enter the scores: `entering_error` is by how much a head's output differs
-    from the one computed from them, and from the mean of what it sees where all queries are 0, as a share of the layer's
-    largest value; `entering` says why not. `resolution`: twice the root mean square of what rounding did to the
-    log-probability of a token, in nats, where heads' outputs were moved by their smallest step. `output_error`: largest
-    difference of what attention adds from z W_O + b, with its norm where it has one, at random z, as a share of the largest.
-    None = does not apply, or was not measured by the version that saved it.
+    Largest differences: of a row's sum from 1, with a learned sink's share (`row_sum_error`); of heads' outputs from their own
+    values with every token made to look at itself, as a share of the largest (`edit_error`), and of the logits then
+    (`edit_effect`); of logits from the plain Hugging Face pass; of the gap from the masked condition on shared tokens; of a
+    replay from a whole pass (above the tolerance only where rounding moves the same logits by as much); of heads' outputs from
+    those computed from the queries and keys that enter the scores (`entering_error`); of what attention adds from z W_O + b
+    (`output_error`). `replay` says how runs are continued, `shows_rotated` whether queries and keys can be had as they enter
+    the scores, `entering` why not. `resolution`: twice the root mean square of what rounding did to a token's log-probability,
+    in nats, where heads' outputs were moved by their smallest step. None: does not apply, or was not measured.
     """
 
     largest_logit: float
@@ -146,11 +146,9 @@ class ModelChecks:
         return self.replay == BY_LAYERS
 
     def __repr__(self) -> str:
-        names = ("logits_difference", "gap_difference", "replay_difference")
-        known = [
-            f"{name.replace('_', ' ')} {value:.1e}" for name in names if (value := getattr(self, name)) is not None
-        ]
-        return f"ModelChecks({', '.join(known)}; tolerance {self.tolerance:.1e}, {self.replay})"
+        found = {name: getattr(self, f"{name}_difference") for name in ("logits", "gap", "replay")}
+        known = ", ".join(f"{name} difference {value:.1e}" for name, value in found.items() if value is not None)
+        return f"ModelChecks({known}; tolerance {self.tolerance:.1e}, {self.replay})"
 
     def to_dict(self) -> dict[str, float | str | None]:
         """The figures, ready for JSON."""
@@ -212,10 +210,10 @@ class AttentionOutput:
            \Delta_h = n\Big(\sum_i z_i W_O^i + b_O + \Delta z_h W_O^h\Big) - n\Big(\sum_i z_i W_O^i + b_O\Big) $$
         """
         wrote = change @ self.weights[head].to(change)
-        if self.norm is not None:
-            before = self.before_norm(z)
-            wrote = self.norm(before + wrote) - self.norm(before)
-        return wrote
+        if self.norm is None:
+            return wrote
+        before = self.before_norm(z)
+        return self.norm(before + wrote) - self.norm(before)
 
     def before_norm(self, z: Tensor) -> Tensor:
         """What all heads write together, `[..., d_model]`, of head outputs `[..., head, d_head]`."""

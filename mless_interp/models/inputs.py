@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-Reducer = Callable[[Tensor], Any] | None
+from .info import Foreign
+
+Reducer = Callable[[Tensor], Foreign] | None
 """What to keep of an activation, computed inside the forward pass; None keeps all of it."""
 Edit = Callable[[Tensor], Tensor]
 """A pure function from an activation to the one that takes its place."""
@@ -24,11 +26,25 @@ class Tap:
     reduce: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, value: Tensor) -> Tensor:
-        if self.edit is not None:
-            value = self.edit(value)
+        value = value if self.edit is None else self.edit(value)
+        self.show(value)
+        return value
+
+    def show(self, value: Tensor) -> None:
+        """Show `keep` an activation, or what `reduce` makes of it."""
         if self.keep is not None:
             self.keep(value if self.reduce is None else self.reduce(value))
-        return value
+
+    @classmethod
+    def both(cls, first: "Tap", then: "Tap") -> "Tap":
+        """Return two taps of one activation as one, in this order."""
+
+        def show(value: Tensor) -> None:
+            first.show(value)
+            then.show(value)
+
+        looks = first.edit is None and then.edit is None
+        return cls(keep=show) if looks else cls(lambda value: then(first(value)))
 
 
 Taps = Mapping[str, Tap]
@@ -81,11 +97,11 @@ class Inputs:
         return Inputs(self.tokens, self.position_ids)
 
     def to(self, device: torch.device | str) -> "Inputs":
-        """The same input on another device."""
+        """Return the same input on another device."""
         return self._each(lambda x: x.to(device))
 
     def repeated(self, rows: int) -> "Inputs":
-        """Every prompt of the batch `rows` times, one beside the other."""
+        """Return every prompt of the batch `rows` times, one beside the other."""
         return self._each(lambda x: x.repeat_interleave(rows, 0) if len(x) == self.batch else x)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
@@ -98,7 +114,7 @@ class Run:
     """What a forward pass gave: `logits` `[batch, read, vocab]` (None if not asked for) and `captured[hook name]`."""
 
     logits: Tensor | None
-    captured: dict[str, Any]
+    captured: dict[str, Foreign]
 
 
 @dataclass(frozen=True, eq=False)

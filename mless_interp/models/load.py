@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,9 +14,8 @@ from torch import Tensor
 from ..core.arguments import beside, checked, nearest
 from .base import Model
 from .checks import check_model, probe_tokens
-from .info import ModelError
-from .loaded_weights import WeightsHash, config_hash, refuse_not_finite
-from .model_folder import ADAPTER, BACKENDS, HOSTED, Loading, document, first_line
+from .info import Foreign, ModelError
+from .weights import ADAPTER, HOSTED, Loading, WeightsHash, config_hash, document, first_line, refuse_not_finite
 
 CONVERTED_AT_MOST = 2e9
 """Bytes of weights that "auto" still converts to a HookedTransformer: three times as many are held meanwhile."""
@@ -32,10 +31,10 @@ class InMemory(Protocol):
     def name(self) -> str: ...
 
     @property
-    def hf_model(self) -> Any: ...
+    def hf_model(self) -> Foreign: ...
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> Foreign: ...
 
 
 @checked
@@ -45,15 +44,14 @@ def load_model(
     backend: str = "auto",
     dtype: str | torch.dtype = "float32",
     device: str | None = None,
-    device_map: Any = None,
+    device_map: Foreign = None,
     max_memory: dict[int | str, int | str] | None = None,
     offload_folder: str | Path | None = None,
-    quantization_config: Any = None,
+    quantization_config: Foreign = None,
     attn_implementation: str = "eager",
     tf32: bool = True,
     trust_remote_code: bool = False,
     remote: bool | str = False,
-    remote_timeout: float = 600.0,
 ) -> Model:
     """Load a causal language model behind one of the backends and check it.
 
@@ -78,12 +76,10 @@ def load_model(
     trust_remote_code : off; running code from a model's repository is your decision.
     remote : nnsight only. True: on NDIF, a hub id that it hosts; no weight is read here ([how](../larger-models.md)). "local":
         each request is written down as for NDIF, and answered here.
-    remote_timeout : seconds to wait for NDIF's answer to one request.
 
     Raises `ModelError` with what to do if the model is unknown, cannot be taken by the backend, or fails its check.
     """
-    options = dict(locals())
-    options.pop("name")
+    options = {key: value for key, value in locals().items() if key != "name"}
     loading = Loading(**options)
     saved = None if remote is True or isinstance(name, InMemory) else hooked_folder(name)
     if remote is True:
@@ -96,7 +92,7 @@ def load_model(
     elif saved is not None:
         from .transformer_lens import hooked_from_folder
 
-        if loading.asked not in BACKENDS[:2] or loading.splits:
+        if loading.asked not in ("auto", "hooked_transformer") or loading.splits:
             raise ValueError(f"{name} holds a HookedTransformer: backend must be 'hooked_transformer', on one device")
         hooked = hooked_from_folder(saved, loading, name=str(name))
         model = _finished(hooked, config=hooked.underlying.cfg, loaded_from=str(name), tf32=tf32)
@@ -126,8 +122,14 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
             f"{label!r} ({type(hf_model).__name__}) does not run as plain Hugging Face model in {loading.dtype} on "
             f"{loading.place}: {first_line(error)}; use another dtype, device or attn_implementation"
         ) from error
-    finished = functools.partial(_finished, reference=reference, config=hf_model.config, loaded_from=source)
-    finished = functools.partial(finished, weights_hash=hashed, tf32=loading.tf32)
+    finished = functools.partial(
+        _finished,
+        reference=reference,
+        config=hf_model.config,
+        loaded_from=source,
+        weights_hash=hashed,
+        tf32=loading.tf32,
+    )
     if backend == "nnsight":
         from .nnsight import NnsightModel, wrapped
 
@@ -147,17 +149,16 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
     try:
         return finished(bridge_from(hf_model, tokenizer, name=label))
     except ModelError:
-        if backend != "auto":
-            raise
-        del hf_model  # a bridge has rebuilt it
-        with suppress(ModelError):  # the first reason is the one to say
-            return _loaded(name, loading, "nnsight")
+        if backend == "auto":
+            del hf_model  # a bridge has rebuilt it
+            with suppress(ModelError):  # the first reason is the one to say
+                return _loaded(name, loading, "nnsight")
         raise
 
 
 @checked
-def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
-    """The seam around a model you already have: a HookedTransformer, a TransformerBridge or an nnsight model.
+def wrap_model(thing: Foreign, *, name: str | None = None, tokenizer: Foreign = None) -> Model:
+    """Put the seam around a model you already have: a HookedTransformer, a TransformerBridge or an nnsight model.
 
     The object stays yours: no weight is changed and no hook is left behind. `tokenizer` defaults to the object's own; give
     it for a bridge of TransformerLens 4, which loads its own anew with a beginning-of-sequence token in front.
@@ -183,7 +184,7 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
 
 @checked
 def untrained_twin(model: Model, seed: int = 0) -> Model:
-    """A model of the same configuration and tokenizer whose weights are drawn anew: what it shows holds without training.
+    """Make a model of the same configuration and tokenizer whose weights are drawn anew: what it shows holds without training.
 
     The architecture's own initialisation draws the weights, from `seed` alone. The twin runs where the model does, and is
     not quantised. Raises `ModelError` for a model that runs elsewhere.
@@ -201,10 +202,11 @@ def untrained_twin(model: Model, seed: int = 0) -> Model:
             return wrap_model(untrained_hooked(model.config), name=label, tokenizer=model.tokenizer).on(model.engine)
         config = copy.deepcopy(model.config)
         config.__dict__.pop("quantization_config", None)
-        make: Any = AutoModelForCausalLM.from_config if model.hf_model is None else type(model.hf_model)._from_config
+        hf_model: Foreign = model.hf_model
+        make = AutoModelForCausalLM.from_config if hf_model is None else type(hf_model)._from_config
         drawn = make(config, dtype=getattr(torch, info.dtype))
-    placed: dict[str, Any] = {"device": info.device} if len(model.devices) == 1 else {"device_map": "auto"}
     twin = SimpleNamespace(name=label, hf_model=drawn, tokenizer=model.tokenizer)
+    placed: dict[str, Foreign] = {"device": info.device} if len(model.devices) == 1 else {"device_map": "auto"}
     placed |= {"backend": info.backend, "dtype": info.dtype, "attn_implementation": info.attention}
     return load_model(twin, **placed).on(model.engine)
 
@@ -229,8 +231,8 @@ def _finished(
     return model
 
 
-def tokenizer_of_model(name: str) -> Any:
-    """The tokenizer of the model that `load_model` would load by this name, alone; `ModelError` where there is none."""
+def tokenizer_of_model(name: str) -> Foreign:
+    """Load the tokenizer of the model that `load_model` would load by this name, alone; `ModelError` where there is none."""
     from .hugging_face import load_tokenizer, only_here
 
     source = source_of(name)
@@ -240,42 +242,39 @@ def tokenizer_of_model(name: str) -> Any:
         raise ModelError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
 
 
-def _config_of(label: str | Path) -> dict[str, Any]:
+def _config_of(label: str | Path) -> dict[str, Foreign]:
     """What the config.json behind a model's name says; nothing where it is not here."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)
     return document(directory, "config.json") if (directory / "config.json").is_file() else {}
 
 
 def hooked_folder(label: str | Path) -> Path | None:
-    """The directory behind a model's name where it holds a HookedTransformer, whose config is not Hugging Face's; else None."""
+    """Return the directory behind a model's name where it holds a HookedTransformer, whose config is not Hugging Face's."""
     said = _config_of(label).keys()
     return Path(label) if {"d_head", "n_ctx"} <= said and "model_type" not in said else None
 
 
 def shape_of(label: str) -> tuple[int, int] | None:
-    """Layers and heads that the config.json behind a model's name says; None where it is not here or says them otherwise."""
+    """Read layers and heads from the config.json behind a model's name; None where it is not here or says them otherwise."""
     said = _config_of(label)
     n_layers, n_heads = said.get("num_hidden_layers"), said.get("num_attention_heads")
     return (n_layers, n_heads) if isinstance(n_layers, int) and isinstance(n_heads, int) else None
 
 
 def source_of(label: str) -> str:
-    """The directory or hub id behind a model's name; `ModelError` for a directory that is not there or holds no model."""
+    """Return the directory or hub id behind a model's name; `ModelError` for a directory without a model."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)
-    if not directory.is_dir() and not _looks_like_path(label):
-        return label
-    reason = None
+    looks_like_path = label.startswith((".", "/", "~")) or label.count("/") > 1 or not label.strip() or "\\" in label
     if not directory.is_dir():
+        if not looks_like_path:
+            return label
         near = nearest(directory.name, beside(directory))
-        reason = f"unknown model {label!r}: there is no such directory{near}; give a directory, a hub id, or 'demo'"
-    elif not (directory / "config.json").exists():
-        reason = f"{label!r} holds no config.json: it is not a saved Hugging Face model"
+        raise ModelError(
+            f"unknown model {label!r}: there is no such directory{near}; give a directory, a hub id, or 'demo'"
+        )
+    if not (directory / "config.json").exists():
+        reason = "holds no config.json: it is not a saved Hugging Face model"
         if (directory / ADAPTER).exists():
-            reason = f"{label!r} holds an adapter without its model: save the merged model (merge_and_unload())"
-    if reason is not None:
-        raise ModelError(reason)
+            reason = "holds an adapter without its model: save the merged model (merge_and_unload())"
+        raise ModelError(f"{label!r} {reason}")
     return str(directory)
-
-
-def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip() or "\\" in name

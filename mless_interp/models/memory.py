@@ -1,5 +1,4 @@
-"""How passes share a process and a device: turns, threads and settings; how much fits in one, and what is left when memory runs
-out."""
+"""How passes share a process and a device: turns, threads and settings; how much fits in one pass."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -45,20 +44,26 @@ def turn(thing: object, modules: Sequence[nn.Module], *, threads: int, tf32: boo
     """Let no other thread pass through a library's object, and run its `modules` in evaluation mode, without autocast, on at
     most `threads` CPU threads; re-entrant. `tf32`: products of float32 are made in TF32 on a GPU (True) or in full (False);
     None leaves that to the process. All is put back afterwards."""
-    with lock_of(thing), nullcontext() if tf32 is None else _PRODUCTS, outside_autocast(), at_most(threads):
+    with lock_of(thing), nullcontext() if tf32 is None else _products(tf32), outside_autocast(), at_most(threads):
         training = [part for _, part in parts_of(modules) if part.training]
-        precision = torch.get_float32_matmul_precision()
+        for part in training:
+            part.training = False
         try:
-            if tf32 is not None:
-                torch.set_float32_matmul_precision("high" if tf32 else "highest")
-            for part in training:
-                part.training = False
             yield
         finally:
             for part in training:
                 part.training = True
-            if tf32 is not None:
-                torch.set_float32_matmul_precision(precision)
+
+
+@contextmanager
+def _products(tf32: bool) -> Iterator[None]:
+    with _PRODUCTS:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
 def parts_of(modules: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -91,8 +96,6 @@ PER_THREAD = 2**28
 """Multiplications of one product that are worth a CPU thread: threads wait for each other after every product."""
 GRAPH_BYTES = 2e9
 """What the graph of one pass with gradients may take on a CPU; on a GPU a quarter of its memory."""
-
-
 REQUEST_BYTES, REQUEST_TOKENS = 750_000, 32_768
 """Of head outputs that one request to a server carries, and of tokens in its pass, at most."""
 
@@ -112,8 +115,7 @@ def rows_per_pass(
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
     gpu = smallest_gpu(devices or (info.device,))
     kind, budget = ("cpu", 1e9) if gpu is None else ("cuda", gpu / 6)
-    bytes_each = 8 if info.dtype == "float64" else 4
-    fitting = int(budget / (per_row * bytes_each * batch))
+    fitting = int(budget / (per_row * (8 if info.dtype == "float64" else 4) * batch))
     return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
 
 

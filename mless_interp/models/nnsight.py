@@ -6,40 +6,32 @@ done inside a trace is in `traced_ops.py`, told in plain data, so that the same 
 
 import copy
 import json
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import nnsight
 import torch
-from nnsight.intervention.backends.remote import RemoteError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from . import traced_ops
-from .arithmetic import values_of_heads
-from .decoder import DecoderLayer, Geometry, LatentInputs, layer_modules
-from .derived_sites import mixed_taps
+from .decoder import DecoderLayer, LatentInputs, layer_modules
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
-from .info import ModelError
+from .info import Foreign, ModelError, ModelInfo
 from .inputs import Inputs, Masks, Taps
-from .loaded_weights import device_of
-from .model_folder import Loading, first_line
-from .sites import SITES, site
-from .traced_ops import walked
+from .sites import SITES, mixed_taps, site
+from .traced_ops import Part, Step, walked
+from .weights import Loading, device_of, first_line
 
 nnsight.register(traced_ops)
 _PROBE = 7  # tokens of the prompt on which the operations are found
-POLL = 1.0
-"""Seconds between two looks at whether a server has answered."""
-Said = dict[str, Any]
+Said = dict[str, Foreign]
 
 
-def wrapped(hf_model: Any, tokenizer: Any) -> Any:
-    """An nnsight model around a loaded Hugging Face model, with a tokenizer of its own: it sets the side of its padding."""
+def wrapped(hf_model: Foreign, tokenizer: Foreign) -> Foreign:
+    """Make an nnsight model around a Hugging Face model, with a tokenizer of its own: it sets the side of its padding."""
     places = getattr(hf_model, "hf_device_map", None)
     if places:  # a pipeline takes the first for a device, which the disk is not
         hf_model.hf_device_map = dict(sorted(places.items(), key=lambda place: place[1] == "disk"))
@@ -57,9 +49,8 @@ class _Brought(nnsight.TransformersModel):
 
 
 def hosted(name: str, loading: Loading) -> "NnsightModel":
-    """A model that NDIF hosts, by its hub id. Its config and tokenizer are fetched; no weight is read or made here."""
-    api = nnsight.CONFIG.API
-    if not api.APIKEY:
+    """Take a model that NDIF hosts, by its hub id. Its config and tokenizer are fetched; no weight is read or made here."""
+    if not nnsight.CONFIG.API.APIKEY:
         raise ModelError(
             f"{name!r} with remote=True runs on NDIF, which needs an API key: get one at https://login.ndif.us and set "
             "NDIF_API_KEY, or call nnsight.ndif.login() once; remote='local' rehearses without one"
@@ -69,52 +60,35 @@ def hosted(name: str, loading: Loading) -> "NnsightModel":
     try:
         tokenizer = load_tokenizer(name, **code)
         traced = nnsight.TransformersModel(name, tokenizer=copy.deepcopy(tokenizer), **options)
-        key = json.loads(traced.to_model_key().partition(":")[2])
+        repository = json.loads(traced.to_model_key().partition(":")[2])["repo_id"]
     except Exception as error:  # of a dozen kinds, as where models are loaded
         raise ModelError(f"cannot look up {name!r}: remote=True takes a model's id: {first_line(error)}") from error
-    said = nnsight.ndif.status(raw=True)
-    if not said:
-        raise ModelError(f"NDIF cannot be reached at {api.HOST}: try again later, or load the model here")
-    deployed = said.get("deployments", {}).items()
+    deployed = nnsight.ndif.status(raw=True).get("deployments", {}).items()  # nothing where it cannot be reached
     running = {str(at.get("repo_id", of)) for of, at in deployed if at.get("application_state") == "RUNNING"}
-    if key["repo_id"] not in running:
-        raise ModelError(
-            f"NDIF does not run {key['repo_id']} now; it runs {', '.join(sorted(running)) or 'nothing'}: choose one of "
-            "them, or load it here"
-        )
+    if repository not in running:
+        raise ModelError(f"NDIF does not run {repository} now; it runs {', '.join(sorted(running)) or 'nothing'}")
     operations = _operations_of_its_kind(traced, tokenizer, **code)
-    made = NnsightModel(
-        traced, name=name, tokenizer=tokenizer, remote=True, operations=operations, timeout=loading.remote_timeout
-    )
+    made = NnsightModel(traced, name=name, tokenizer=tokenizer, remote=True, operations=operations)
     made.positions = None  # tables of numbers, which are not here
-    seen = made.run(torch.arange(_PROBE)[None], capture={site(0, "hook_resid_pre"): None}, logits_at="none").captured
-    (first,) = seen.values()
-    made.info = replace(made.info, dtype=str(first.dtype).removeprefix("torch."))  # what the server computes in
+    first = site(0, "hook_resid_pre")
+    seen = made.run(torch.arange(_PROBE)[None], capture={first: None}, logits_at="none").captured[first]
+    made.info = replace(made.info, dtype=str(seen.dtype).removeprefix("torch."))  # what the server computes in
     return made
 
 
-def _operations_of_its_kind(traced: Any, tokenizer: object, **code: bool) -> "Operations":
+def _operations_of_its_kind(traced: Foreign, tokenizer: Foreign, **code: bool) -> "Operations":
     """Where the attention operations of a model without weights are: on one of its kind, with a single small random layer."""
     small = copy.deepcopy(traced._module.config)
     text = small.get_text_config()
-    least: dict[str, int | None] = {
-        "num_hidden_layers": 1,
-        "vocab_size": 32,
-        "intermediate_size": 64,
-        "pad_token_id": None,
-    }
+    least = {"num_hidden_layers": 1, "vocab_size": 32, "intermediate_size": 64, "pad_token_id": None}
     for name in least.keys() & {*dir(text)}:
         setattr(text, name, least[name])
     if getattr(text, "layer_types", None):
         text.layer_types = list(text.layer_types[:1])
     options = {"dtype": torch.float32, "attn_implementation": traced.attn_implementation, **code}
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            kind = AutoModelForCausalLM.from_config(small, **options).eval()
-    except Exception as error:
-        what = f"{type(traced._module).__name__}: none of its kind can be made here ({first_line(error)})"
-        raise ModelError(f"{what}, so where its operations are is not known: load it here") from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        kind = AutoModelForCausalLM.from_config(small, **options).eval()
     return NnsightModel(wrapped(kind, tokenizer), name="one of its kind", tokenizer=tokenizer).operations
 
 
@@ -124,13 +98,12 @@ class NnsightModel(HuggingFaceModel):
 
     def __init__(
         self,
-        traced: Any,
+        traced: Foreign,
         *,
         name: str,
-        tokenizer: Any = None,
+        tokenizer: Foreign = None,
         remote: bool | str = False,
         operations: "Operations | None" = None,
-        timeout: float = 600.0,
     ) -> None:
         hf_model = traced._module
         super().__init__(
@@ -143,7 +116,7 @@ class NnsightModel(HuggingFaceModel):
             attention=hf_model.config.get_text_config()._attn_implementation or "eager",
             remote=remote,
         )
-        info, self.timeout = self.info, timeout
+        info = self.info
         if remote is True:
             self.info = info = replace(info, device="cpu")  # where tokens are given and numbers come back
         elif getattr(traced.device, "type", "") == "meta":
@@ -165,13 +138,10 @@ class NnsightModel(HuggingFaceModel):
         if remote is not True:  # instrumented now: inside a trace it would come after the layer began
             for attention in self.attentions:
                 _ = traced_ops.found(traced, attention).source
+        eager = info.attention == "eager" and not self.has_sinks  # with sinks no operation gives rows that sum to 1
         with self.turn():
             self.operations = operations or _find_attention_ops(
-                traced,
-                self.paths[0],
-                self.parts[0],
-                heads=Geometry.of(info),
-                eager=info.attention == "eager" and not self.has_sinks,  # no operation gives rows that sum to 1
+                traced, self.paths[0], self.parts[0], heads=info, eager=eager
             )
         self.places = [_places(self.operations, part, d_head=info.d_head) for part in self.parts]
 
@@ -184,44 +154,41 @@ class NnsightModel(HuggingFaceModel):
         return (*super().hooks, *["edit(inplace=True)" for _ in self.underlying._edits])
 
     def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
-        traced, info = self.underlying, self.info
+        info = self.info
+        if self.remote and torch.is_grad_enabled():
+            raise ModelError(f"{info.name} runs remotely, where its gradients cannot be fetched: load it here")
+        if self.remote and masks is not None and self.windows_by_index:
+            raise ModelError(f"{self._called} counts its windows by index, which no trace can lift: run it here")
         if self.has_sinks:
             taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
         if (self.latent or self.operations.call is None) and self.remote is not True:  # there its tables are not here
             taps = self._turned(taps, inputs)
         kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
-        options: dict[str, Any] = {"use_cache": False, "logits_to_keep": kept}
+        options: Said = {"use_cache": False, "logits_to_keep": kept} | ({"remote": self.remote} if self.remote else {})
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
         prompt = {"input_ids": inputs.tokens, "attention_mask": torch.ones_like(inputs.tokens)}
-        own = [self._attention(layer) for layer in range(info.n_layers)]
-        if self.remote and masks is not None and self.windows_by_index:
-            raise ModelError(
-                f"{self._called} counts its windows by index, which cannot be lifted remotely: run it here"
-            )
         shown = list({id(mask): mask for mask in masks or ()}.values())
         which = [next(n for n, each in enumerate(shown) if each is mask) for mask in masks or ()]
-        steps: list[tuple[Any, ...]] = []
+        steps: list[Step] = []
         for layer in range(info.n_layers):
             steps += self._steps(layer, taps, which[layer] if masks else None)
-        plan: dict[str, Any] = {
+        plan = {
             "instrumented": sorted({path for _, path, labels, *_ in steps if labels}),
-            "masks": list(map(traced_ops.packed, shown)) if self.remote else shown,
+            "masks": shown,
             "head": self.head,
             "logits": read is not None,
             "brought": bool(self.remote),
         }
-        if not self.remote:
-            with own_windows_lifted(own, masks):
-                return _walked(traced, prompt, options, steps, plan).get("logits")
-        found = self._elsewhere(prompt, options, steps, plan)
-        for name, *_, keep in steps:
-            tap = taps.get(name)
-            if keep is not None and tap is not None and tap.keep is not None:
-                tap.keep(found[name])
+        own = [] if self.remote else [self._attention(layer) for layer in range(info.n_layers)]
+        with own_windows_lifted(own, masks):
+            found = _walked(self.underlying, prompt, options, steps, plan)
+        if self.remote:  # what was kept there is seen here now
+            for name in found.keys() & taps.keys():
+                taps[name].keep(found[name])  # type: ignore[misc]
         return found.get("logits")
 
-    def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[tuple[Any, ...]]:
+    def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[Step]:
         """What `traced_ops.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
         at = self.paths[layer]
         wanted = {name: taps[site(layer, name)] for name in SITES if site(layer, name) in taps}
@@ -233,61 +200,23 @@ class NnsightModel(HuggingFaceModel):
             if name not in self.places[layer]:
                 raise ModelError(f"nnsight has no site {name} in layer {layer} of {self._called}: use another backend")
             place, tap = self.places[layer][name], wanted[name]
-            edit, keep = tap.edit, cast(Any, tap.keep)
+            keep: Callable[[Tensor], object] | None = tap.keep
             if self.remote:
                 keep = None if keep is None else tap.reduce or torch.clone
-                if not traced_ops.can_be_sent(edit):
+                if not traced_ops.can_be_sent(tap.edit):
                     raise ModelError(
                         f"{self.info.name} runs elsewhere, and the edit of {site(layer, name)} is a function of this process, "
                         "which cannot be sent there: sweeps of heads can (patch_heads, Model.replay); for all else load it here"
                     )
-            if edit is not None and place.part == traced_ops.REFUSED:
+            if tap.edit is not None and place.part == traced_ops.REFUSED:
                 raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
             path = ".".join(filter(None, (at, place.path)))
-            yield site(layer, name), path, place.labels, place.side, place.part, edit, keep
-
-    def _elsewhere(self, prompt: Said, options: Said, steps: list[Any], plan: Said) -> Said:
-        """What a server (or this process in its place) gives back."""
-        if torch.is_grad_enabled():
-            raise ModelError(f"{self.info.name} runs remotely, where its gradients cannot be fetched: load it here")
-        with self._said_clearly():
-            if self.remote == "local":
-                return _walked(self.underlying, prompt, options | {"remote": "local"}, steps, plan)
-            traced = self.underlying
-            with traced.trace(prompt, remote=True, blocking=False, **options) as tracer:
-                found = walked(traced, steps, **plan)  # the function: a module would be sent whole
-                nnsight.save(found)
-            until = time.monotonic() + self.timeout
-            while True:
-                answer = tracer.backend(tracer)
-                if answer is not None:
-                    return dict(answer["found"])
-                if time.monotonic() > until:
-                    raise ModelError(
-                        f"{self.info.name}: NDIF gave no answer within {self.timeout:g} s (job {tracer.backend.job_id}, last "
-                        f"said: {getattr(tracer.backend.status, 'value', 'nothing')}): try again later, with fewer rows "
-                        "(max_rows=), or load it with a larger remote_timeout"
-                    )
-                time.sleep(POLL)
-
-    @contextmanager
-    def _said_clearly(self) -> Iterator[None]:
-        """`ModelError` for what a server, or the way to it, raises."""
-        try:
-            yield
-        except ModelError:
-            raise
-        except RemoteError as error:
-            raise ModelError(f"{self.info.name}: NDIF says: {first_line(error)}") from error
-        except Exception as error:
-            if self.remote is True and type(error).__module__.partition(".")[0] in ("httpx", "websocket", "httpcore"):
-                raise ModelError(f"{self.info.name}: NDIF cannot be reached: {first_line(error)}") from error
-            raise
+            yield site(layer, name), path, place.labels, place.side, place.part, tap.edit, keep
 
 
-def _walked(traced: Any, prompt: Said, options: Said, steps: list[Any], plan: Said) -> Said:
+def _walked(traced: Foreign, prompt: Said, options: Said, steps: list[Step], plan: Said) -> Said:
     with traced.trace(prompt, **options):
-        found = walked(traced, steps, **plan)
+        found = walked(traced, steps, **plan)  # the function: a module would be sent whole
         nnsight.save(found)
     return found
 
@@ -298,7 +227,7 @@ class Place(NamedTuple):
 
     path: str
     side: str
-    part: tuple[Any, ...] = traced_ops.WHOLE
+    part: Part = traced_ops.WHOLE
     labels: tuple[str, ...] = ()
 
 
@@ -342,88 +271,61 @@ def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, 
     return made | ({"mlp.hook_pre_linear": Place(up, "output", halves[1])} if gate else {})
 
 
-def _path(traced: Any, module: Any) -> str:
+def _path(traced: Foreign, module: nn.Module) -> str:
     """The path of a submodule."""
     return next(name for name, child in traced._module.named_modules() if child is module)
 
 
-def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: Geometry, eager: bool) -> Operations:
+def _find_attention_ops(
+    traced: Foreign, layer: str, part: DecoderLayer, *, heads: ModelInfo, eager: bool
+) -> Operations:
     """Where the attention call is, if there is one, and inside it the softmax and the pattern that multiplies the values.
 
     The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
-    whose output has rows that sum to 1 and which, made to look at each token alone, gives each head its own values (random
-    ones here, as a model's may be 0); the scores enter the first such operation. Where another library wrapped the attention
-    function (TransformerBridge does for Gemma), it is one level deeper.
+    whose output has rows that sum to 1 (the self-check proves that it acts), and the scores enter the first such one. Where
+    another library wrapped the attention function (TransformerBridge does for Gemma), it is one level deeper.
     """
     tokens = torch.arange(_PROBE)[None].to(device_of(traced._module))
     attn = traced_ops.found(traced, f"{layer}.{part.attention_path}")
-    shape = (1, heads.n_heads, _PROBE, _PROBE)
 
-    def probe(visit: Callable[[], Any]) -> Any:
-        shown: dict[str, Any] = {}
-        with torch.no_grad(), traced.trace({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}):
-            shown["value"] = visit()
-            nnsight.save(shown)
+    def probe(visit: Callable[[], Foreign]) -> Foreign:
+        """What a look inside a pass gives; None for an operation that this pass does not reach, or has no source."""
+        shown: Said = {}
+        try:
+            with torch.no_grad(), traced.trace({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}):
+                shown["value"] = visit()
+                nnsight.save(shown)
+        except Exception:  # noqa: BLE001 - of many kinds
+            return None
         return shown["value"]
 
-    def is_call(args: Any) -> bool:
+    def is_call(label: str) -> bool:
+        args, _ = probe(lambda: getattr(attn.source, label).inputs) or ((), {})
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() == 4][:3]
-        return [(*t.shape[1:3],) for t in tensors] == [(n, _PROBE) for n in (heads.n_heads, heads.n_kv, heads.n_kv)]
+        return [(*t.shape[1:3],) for t in tensors] == [
+            (n, _PROBE) for n in (heads.n_heads, heads.n_key_value_heads, heads.n_key_value_heads)
+        ]
 
-    call = None
-    for label in attn.source.compiled.names:
-        try:
-            args, _ = probe(partial(lambda at: getattr(attn.source, at).inputs, label))
-        except Exception:  # noqa: BLE001 - an operation that this forward pass does not reach cannot be the one
-            continue
-        if is_call(args):
-            call = label
-    if not eager:
-        return Operations(call)
-
-    def is_pattern(value: Any) -> bool:
-        if not isinstance(value, Tensor) or value.shape != shape:
+    def is_pattern(value: object) -> bool:
+        if not isinstance(value, Tensor) or value.shape != (1, heads.n_heads, _PROBE, _PROBE):
             return False
         return bool(((value.float().sum(-1) - 1).abs() < 1e-2).all() and (value >= 0).all())
 
-    def normalised(path: tuple[str, ...]) -> list[tuple[str, ...]]:
+    def patterns(path: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Paths of all operations inside the one at `path` whose output is a pattern."""
-        names: list[str] = []
-        probe(lambda: names.__iadd__(traced_ops.found(attn, "", path).source.compiled.names))
         found: list[tuple[str, ...]] = []
-        for label in names:
-            try:
-                value = probe(partial(lambda at: traced_ops.found(attn, "", at).output, (*path, label)))
-            except Exception:  # noqa: BLE001 - as above
-                continue
+        for label in probe(lambda: list(traced_ops.found(attn, "", path).source.compiled.names)) or ():
+            value = probe(partial(lambda at: traced_ops.found(attn, "", at).output, (*path, label)))
             if is_pattern(value):
                 found.append((*path, label))
             elif isinstance(value, tuple) and any(map(is_pattern, value)) and len(path) < 3:
-                try:
-                    found += normalised((*path, label))
-                except Exception:  # noqa: BLE001 - a function without source
-                    continue
+                found += patterns((*path, label))
         return found
 
-    at, patterns = traced_ops.found(traced, layer), normalised(() if call is None else (call,))
-    places = _places(Operations(call), part, d_head=heads.d_head)
-    values, mixed = places["attn.hook_v"], places["attn.hook_z"]
-    for path in reversed(patterns):
-
-        def look_at_self(path: tuple[str, ...] = path) -> tuple[Tensor, Tensor]:
-            made = traced_ops.found(at, values.path, values.labels)
-            whole = getattr(made, values.side)
-            own = traced_ops.got(values.part, whole)
-            own = torch.randn(own.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(own)
-            setattr(made, values.side, traced_ops.put(values.part, whole, own))
-            pattern = traced_ops.found(attn, "", path)  # looked up when the call has begun
-            shown = pattern.output
-            pattern.output = torch.eye(_PROBE).expand(shape).to(shown)
-            return own, traced_ops.got(mixed.part, traced_ops.found(at, mixed.path).input)
-
-        own, z = probe(look_at_self)
-        expected = values_of_heads(own[0], heads.n_heads).transpose(0, 1)
-        if z.shape == (1, *expected.shape) and bool(((z[0] - expected).abs() <= 1e-2).all()):
-            first = next(other for other in patterns if other[:-1] == path[:-1])
-            return Operations(call, first, path)
-    raise ModelError("found no attention pattern that acts: its attention is built in a way that is not known here")
+    call = next(filter(is_call, reversed(attn.source.compiled.names)), None)
+    if not eager:
+        return Operations(call)
+    found = patterns(() if call is None else (call,))
+    if not found:
+        raise ModelError("found no attention pattern: its attention is built in a way that is not known here")
+    return Operations(call, next(each for each in found if each[:-1] == found[-1][:-1]), found[-1])

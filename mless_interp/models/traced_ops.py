@@ -9,11 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+Traced = Any
+"""What nnsight hands over inside a trace: its envoys, and what modules are given and give."""
+Part = tuple[Any, ...]
+"""A kind and its numbers: which part of what a module is given or gives an activation is (see `got`)."""
+Step = tuple[Any, ...]
+"""One step of `walked`."""
 PLAIN = (bool, int, float, str, bytes, Tensor, torch.dtype, type(None))
 
 
-def can_be_sent(value: Any) -> bool:
-    """Whether a server can make sense of it: plain data, a function of this file or of torch, or `partial` of one with such."""
+def can_be_sent(value: object) -> bool:
+    """Ask whether a server can make sense of it: plain data, a function of this file or of torch, `partial` of one."""
     if isinstance(value, list | tuple):
         return all(map(can_be_sent, value))
     if isinstance(value, partial):
@@ -46,7 +52,7 @@ FIRST = ("first",)  # of a tuple; the whole of a tensor
 REFUSED = ("refused",)  # the whole, which cannot be replaced
 
 
-def got(part: tuple[Any, ...], whole: Any) -> Tensor:
+def got(part: Part, whole: Traced) -> Tensor:
     """The activation that is this part of what a module is given or gives.
 
     `("heads", d_head)`: the last axis by heads; `("columns", start, stop, d_head)`: some of it by heads; `("grouped",
@@ -73,7 +79,7 @@ def got(part: tuple[Any, ...], whole: Any) -> Tensor:
     return whole
 
 
-def put(part: tuple[Any, ...], whole: Any, new: Tensor) -> Any:
+def put(part: Part, whole: Traced, new: Tensor) -> Traced:
     """The same whole with another activation in the place of this part; see `got`."""
     kind, *said = part
     if kind in ("first", "times"):
@@ -98,11 +104,11 @@ def put(part: tuple[Any, ...], whole: Any, new: Tensor) -> Any:
     return new
 
 
-def _argument(args: tuple[Any, ...], which: int) -> int:
+def _argument(args: tuple[Traced, ...], which: int) -> int:
     return which + next(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dim() == 4)
 
 
-def found(model: Any, path: str, labels: Sequence[str] = ()) -> Any:
+def found(model: Traced, path: str, labels: Sequence[str] = ()) -> Traced:
     """The envoy at a path in a traced model, or the operation at these labels in it, each inside the one before."""
     at = model
     for name in path.split(".") if path else ():
@@ -113,15 +119,15 @@ def found(model: Any, path: str, labels: Sequence[str] = ()) -> Any:
 
 
 def walked(
-    model: Any,
-    steps: Sequence[tuple[Any, ...]],
+    model: Traced,
+    steps: Sequence[Step],
     *,
     instrumented: Sequence[str],
-    masks: Sequence[Tensor | tuple[Any, ...]],
+    masks: Sequence[Tensor],
     head: str,
     logits: bool,
     brought: bool,
-) -> dict[str, Any]:
+) -> dict[str, Traced]:
     """One forward pass of a traced model, site by site: what each step keeps, by name, and "logits".
 
     A step is `(name, path, labels, side, part, edit, keep)`, in the order of the pass; the side "mask" gives the attention at
@@ -130,14 +136,13 @@ def walked(
     """
     for path in instrumented:
         _ = found(model, path).source
-    shown = [mask if isinstance(mask, Tensor) else unpacked(*mask) for mask in masks]
-    kept: dict[str, Any] = {}
+    kept: dict[str, Traced] = {}
     for name, path, labels, side, part, edit, keep in steps:
         at = found(model, path, labels)
         if side == "mask":
             args, kwargs = at.inputs
             hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-            visible = shown[part].to(hidden.device)
+            visible = masks[part].to(hidden.device)
             at.inputs = (args, {**kwargs, "attention_mask": additive_mask(visible, hidden.dtype)})
             continue
         whole = getattr(at, side)
@@ -157,23 +162,6 @@ def walked(
         made = model.output.logits
         kept["logits"] = made.detach().cpu() if brought else made
     return kept
-
-
-def packed(mask: Tensor) -> tuple[Tensor, list[int], list[int]]:
-    """A boolean mask `[batch, ...]` as small as it can be sent: a bit for each place, equal neighbours of the batch once."""
-    rows, which = torch.unique_consecutive(mask.flatten(1).cpu(), dim=0, return_inverse=True)
-    bits = torch.nn.functional.pad(rows.flatten().to(torch.uint8), (0, -rows.numel() % 8)).view(-1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8), [-1, *mask.shape[1:]], which.tolist()
-
-
-def unpacked(bits: Tensor, shape: Sequence[int], which: Sequence[int]) -> Tensor:
-    """What `packed` made of it."""
-    places = bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
-    n_rows = 1 + max(which)
-    size = n_rows
-    for length in shape[1:]:
-        size *= length
-    return places.flatten()[:size].bool().view(n_rows, *shape[1:])[list(which)]
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -208,7 +196,7 @@ def is_half(weight: Tensor) -> bool:
     return weight.is_floating_point() and weight.element_size() == 2
 
 
-def unembedded(module: Any, normed: Tensor) -> Tensor | None:
+def unembedded(module: nn.Module, normed: Tensor) -> Tensor | None:
     """What a plain linear layer in half precision gives, in float32; None for any other, and for offloaded weights."""
     if type(module) is not nn.Linear or not is_half(module.weight) or module.weight.is_meta:
         return None

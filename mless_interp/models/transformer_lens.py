@@ -11,7 +11,6 @@ import warnings
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -21,16 +20,14 @@ from transformers import PreTrainedModel
 
 from .arithmetic import values_of_heads
 from .base import Model
-from .decoder import Geometry, Positions, attention_rule_of, decoder_layers, unwrapped
-from .derived_sites import mixed_taps, through
+from .decoder import Positions, attention_rule_of, decoder_layers, unwrapped
 from .hooked import HookedTransformerModel, as_hook
 from .hugging_face import HuggingFaceModel, float32_unembedding, hugging_face_info, layer_masks, own_windows_lifted
-from .info import AttentionOutput, ModelError
+from .info import AttentionOutput, Foreign, ModelError
 from .inputs import Inputs, Masks, Tap, Taps
-from .loaded_weights import adapters, refuse_not_finite
-from .model_folder import WEIGHTS, Loading, document, first_line
-from .sites import attention_sites, parsed, site
+from .sites import attention_sites, mixed_taps, parsed, site, through
 from .traced_ops import look_at_self
+from .weights import WEIGHTS, Loading, adapters, document, first_line, refuse_not_finite
 
 CONVERTERS = {
     **{f"{kind}ForCausalLM": kind.lower() for kind in "GPTJ OPT Phi Phi3 Gemma Qwen2 Qwen3 Llama Mistral".split()},
@@ -48,14 +45,14 @@ LATENT_POINTS = {"attn.hook_rot_q": "attn.hook_q", "attn.hook_rot_k": "attn.hook
 
 
 def has_hooked_transformer() -> bool:
-    """Whether the installed TransformerLens still has HookedTransformer (it was removed in 4.0)."""
+    """Ask whether the installed TransformerLens still has HookedTransformer (it was removed in 4.0)."""
     return int(version("transformer-lens").split(".")[0]) < 4
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str) -> Foreign:
     """Import a part of TransformerLens, and put back transformers' log level and the warnings filter that its import sets."""
     logger = logging.getLogger("transformers")
-    filters: Any = warnings.filters
+    filters: Foreign = warnings.filters
     level, before = logger.level, list(filters)
     found = importlib.import_module(name)
     logger.setLevel(level)
@@ -66,7 +63,7 @@ def _imported(name: str) -> Any:
 class BridgeModel(HuggingFaceModel):
     """A TransformerBridge: Hugging Face's own modules with TransformerLens' hook names, always eager attention."""
 
-    def __init__(self, bridge: Any, *, name: str, tokenizer: Any = None) -> None:
+    def __init__(self, bridge: Foreign, *, name: str, tokenizer: Foreign = None) -> None:
         super().__init__(
             bridge,
             bridge.original_model,
@@ -91,7 +88,7 @@ class BridgeModel(HuggingFaceModel):
         return AttentionOutput(weights.detach(), bias.detach() if isinstance(bias, Tensor) else None)
 
     @cached_property
-    def _points(self) -> dict[str, Any]:
+    def _points(self) -> dict[str, Foreign]:
         """Hook name -> hook point. The bridge builds this anew for every hook of a run, which takes longer than the run."""
         return self.underlying.hook_dict
 
@@ -109,16 +106,15 @@ class BridgeModel(HuggingFaceModel):
         """Whether an edit of a pattern reaches the heads' outputs (not where the bridge shows what Hugging Face returns)."""
         names = attention_sites(0, "pattern", "v", "z")
         seen: dict[str, Tensor] = {}
-        taps = {name: Tap(keep=partial(seen.__setitem__, name)) for name in names}
-        taps[names[0]] = Tap(look_at_self, taps[names[0]].keep)
+        keep = {name: partial(seen.__setitem__, name) for name in names}
+        taps = {name: Tap(look_at_self if name == names[0] else None, keep[name]) for name in names}
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "A hook on .* returned a modified tensor", UserWarning)
             self._run(Inputs(torch.arange(2, device=self.info.device)[None]), None, taps, None)
-        if len(seen) < len(names):
+        known = (self.info.n_key_value_heads, self.info.n_heads)
+        if len(seen) < len(names) or seen[names[1]].dim() != 4 or seen[names[1]].shape[2] not in known:
             return True  # it has not what to judge by: the self-check will say so
         v, z = seen[names[1]][0], seen[names[2]][0]
-        if v.dim() != 3 or v.shape[1] not in (self.info.n_key_value_heads, self.info.n_heads):
-            return True
         off = (z - values_of_heads(v, self.info.n_heads).transpose(0, 1)).abs().max()
         return bool(off <= 0.05 * v.abs().max())
 
@@ -149,11 +145,11 @@ class BridgeModel(HuggingFaceModel):
         bridge = self.underlying
         placed = (self._placed(name, tap) for name, tap in taps.items())
         hooks = [(self._points[name], as_hook(tap)) for name, tap in placed if name in self._points]
-        options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}
+        options: dict[str, object] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
-        kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
-        options["logits_to_keep"] = kept
+        # as numbers: a tensor would lie on one of several devices
+        options["logits_to_keep"] = [inputs.n_tokens - 1] if read is None else read.tolist()
         level = bridge.context_level + 1  # as `run_with_hooks` does: the caller's own hooks are left alone
         try:
             bridge.context_level = level
@@ -170,7 +166,7 @@ class BridgeModel(HuggingFaceModel):
         return logits if read is not None else None
 
 
-def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> BridgeModel:
+def bridge_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> BridgeModel:
     """A TransformerBridge around a loaded Hugging Face model (which it rebuilds in place)."""
     _refuse_what_installs(hf_model, name=name)
     try:
@@ -185,30 +181,25 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
     except Exception as error:  # a part that an adapter expects and a model lacks fails in any way
         named, run = ", ".join(hf_model.config.architectures or ()) or "nothing", type(hf_model).__name__
         reason = first_line(error).partition(" Available architectures")[0]  # two hundred
-        told = (
-            ""
-            if named == run
-            else f"; its config names {named} as architecture, the weights are run as {run}: correct it"
-        )
+        told = "" if named == run else f" (its config names {named})"
         raise ModelError(f"TransformerBridge cannot take {name!r} ({run}): {reason}{told}; try 'nnsight'") from error
     return BridgeModel(bridge, name=name, tokenizer=tokenizer)
 
 
 def _refuse_what_installs(hf_model: PreTrainedModel, *, name: str) -> None:
-    """`ModelError` where TransformerLens would run `pip install torchvision` by itself: for a model with more than a text part
-    that was saved without its processor, where torchvision is not here."""
+    """`ModelError` where TransformerLens would run `pip install torchvision`: for a model with more than a text part."""
     if hf_model.config.get_text_config() is hf_model.config:
         return
     try:
         importlib.import_module("torchvision")
     except Exception as error:  # missing, or made for another torch: as TransformerLens asks
         raise ModelError(
-            f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}): it reads more than text, and TransformerLens "
+            f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}), which reads more than text: TransformerLens "
             'would install torchvision by itself; install one that fits your torch, or use backend="nnsight"'
         ) from error
 
 
-def _for_a_bridge(tokenizer: Any) -> Any:
+def _for_a_bridge(tokenizer: Foreign) -> Foreign:
     """A copy, as a bridge fills in the special tokens that a tokenizer lacks. One that does not add its beginning-of-sequence
     token it would load anew, to make it do so; told that this one does, it takes it as it is."""
     tokenizer = copy.deepcopy(tokenizer)
@@ -217,7 +208,7 @@ def _for_a_bridge(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> HookedTransformerModel:
+def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> HookedTransformerModel:
     """A HookedTransformer with a loaded Hugging Face model's weights, unprocessed (no folding, no centring).
 
     TransformerLens 3.9 only knows published names; here its own weight converters are given a config made from the
@@ -230,15 +221,10 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
         )
     library = _imported("transformer_lens")
     convert = importlib.import_module("transformer_lens.pretrained.weight_conversions")
-    architecture, reason = type(hf_model).__name__, ""
-    if architecture not in CONVERTERS:
-        reason = (
-            f"{architecture} cannot be converted to a HookedTransformer here (convertible: {', '.join(CONVERTERS)})"
-        )
-    elif any(adapters(hf_model)):
-        reason = f"{name!r} has an adapter that is not merged, which cannot be converted: merge it (merge_and_unload())"
-    if reason:
-        raise ModelError(f'{reason}; or use backend="bridge"')
+    architecture = type(hf_model).__name__
+    if architecture not in CONVERTERS or any(adapters(hf_model)):
+        what = architecture if architecture not in CONVERTERS else "an adapter that is not merged"
+        raise ModelError(f'{name!r}: {what} cannot be converted to a HookedTransformer here; use backend="bridge"')
     cfg = library.HookedTransformerConfig(**_hooked_config(hf_model, architecture))
     hooked = _hooked(cfg)
     try:
@@ -267,27 +253,23 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
     return HookedTransformerModel(hooked, name=name, tokenizer=tokenizer)
 
 
-def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Any]:
+def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Foreign]:
     config = hf_model.config.get_text_config()
     info = hugging_face_info(hf_model, name="", backend="", attention="eager", versions={})
-    layers = decoder_layers(hf_model, Geometry.of(info))
+    layers = decoder_layers(hf_model, info)
     layer, positions = layers[0], Positions.of(hf_model, layers)
     assert layer.norms is not None and layer.attention is not None and positions is not None  # a converter knows them
     norm, rule = layer.norm(min(layer.norms.names)), attention_rule_of(layer.attention, d_head=info.d_head)
     root_mean_square = getattr(norm, "bias", None) is None
     scale = rule.scale * positions.prescaled
     activations = ("hidden_act", "hidden_activation", "activation_function", "activation")
-    made: dict[str, Any] = {
+    made: dict[str, Foreign] = {
+        **{name: getattr(info, name) for name in ("n_layers", "n_heads", "d_model", "d_head", "d_vocab", "device")},
         "original_architecture": architecture,
-        "d_model": info.d_model,
-        "d_head": info.d_head,
-        "n_heads": info.n_heads,
         "n_key_value_heads": info.n_key_value_heads if info.n_key_value_heads != info.n_heads else None,
         "d_mlp": info.d_mlp or config.intermediate_size,
-        "n_layers": info.n_layers,
         "n_ctx": info.context_length,
         "eps": getattr(norm, "variance_epsilon", None) or norm.eps,
-        "d_vocab": info.d_vocab,
         "act_fn": next(getattr(config, name) for name in activations if getattr(config, name, None)),
         "normalization_type": "RMS" if root_mean_square else "LN",
         "final_rms": root_mean_square,
@@ -299,7 +281,6 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, An
         "scale_attn_by_inverse_layer_idx": getattr(config, "scale_attn_by_inverse_layer_idx", False),
         "positional_embedding_type": "standard" if positions.learned else "rotary",
         "dtype": hf_model.dtype,
-        "device": info.device,
         "init_weights": False,
     }
     if rule.sinks is not None:
@@ -317,9 +298,9 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, An
     return made if positions.learned else made | _rotary_config(config, positions, info.d_head)
 
 
-def _rotary_config(config: Any, positions: Positions, d_head: int) -> dict[str, Any]:
+def _rotary_config(config: Foreign, positions: Positions, d_head: int) -> dict[str, Foreign]:
     """Rotation as TransformerLens says it; `ModelError` for rules that it does not have."""
-    made: dict[str, Any] = {"rotary_adjacent_pairs": positions.adjacent, "rotary_dim": positions.width or d_head}
+    made: dict[str, Foreign] = {"rotary_adjacent_pairs": positions.adjacent, "rotary_dim": positions.width or d_head}
     ropes = getattr(config, "rope_parameters", None) or {"rope_theta": 10000.0}  # GPT-J's table is of these
     per_kind = "full_attention" in ropes
     rope = ropes["full_attention"] if per_kind else ropes
@@ -354,7 +335,7 @@ def _rotary_config(config: Any, positions: Positions, d_head: int) -> dict[str, 
     return made
 
 
-def _hooked(cfg: Any) -> Any:
+def _hooked(cfg: Foreign) -> Foreign:
     with warnings.catch_warnings():  # that it goes in 4.0 is known here
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
         return _imported("transformer_lens").HookedTransformer(cfg, tokenizer=None, move_to_device=False)
@@ -378,14 +359,14 @@ def hooked_from_folder(folder: Path, loading: Loading, *, name: str) -> HookedTr
     return HookedTransformerModel(hooked.to(loading.place, print_details=False).eval(), name=name)
 
 
-def untrained_hooked(cfg: Any) -> Any:
+def untrained_hooked(cfg: Foreign) -> Foreign:
     """A HookedTransformer of this config with weights drawn by TransformerLens' own initialisation."""
     hooked = _hooked(copy.deepcopy(cfg))
     hooked.init_weights()
     return hooked.to(cfg.device)
 
 
-def model_around(thing: Any, *, name: str, tokenizer: Any) -> Model | None:
+def model_around(thing: Foreign, *, name: str, tokenizer: Foreign) -> Model | None:
     """The seam around a user's own HookedTransformer or TransformerBridge; None for anything else."""
     kinds = {base.__name__ for base in type(thing).__mro__}
     if "HookedTransformer" in kinds:

@@ -16,10 +16,9 @@ from ..core.heads import Head
 from ..core.shapes import Z
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
-from ..models.derived_sites import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Edit, Inputs, Recording
-from ..models.sites import attention_sites, site
+from ..models.sites import Held, attention_sites, site
 from ..prompts.conditions import one_of
 from ..statistics import derive_generator
 

@@ -119,7 +119,7 @@ def test_how_a_model_is_to_be_loaded() -> None:
     }
     with pytest.raises(ValueError, match="--max-memory: no JSON object"):
         Loading(max_memory="3").loading()
-    elsewhere = {"name", "trust_remote_code", "remote", "remote_timeout"}
+    elsewhere = {"name", "trust_remote_code", "remote"}
     assert set(Loading(**more).loading()) == set(inspect.signature(mi.load_model).parameters) - elsewhere
 
 

@@ -186,7 +186,7 @@ def test_gemma_s_norm_of_attention_is_crossed_with_its_scale_frozen(contrast: st
         wrote = [layer_of(model, run, layer, "hook_attn_out")[0, -n:] for run in runs]
         z = [layer_of(model, run, layer, "attn.hook_z")[0, -n:] for run in runs]
         change = wrote[0] - wrote[1]
-        weights = model.output_weights(layer)
+        weights = model.attention_output(layer).weights
         # by hand: rms of what all heads write together, the norm's weight, one head at a time
         summed = torch.einsum("rhd,hdm->rm", z[0], weights)
         gain = (1 + model.parts[layer].norm("post_attention_layernorm").weight.detach()).double()

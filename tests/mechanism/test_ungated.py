@@ -17,9 +17,8 @@ from test_activation_shift import gini
 from mless_interp.answers.complete import Request, generate_completions
 from mless_interp.mechanism import ARM, activation_shift, mediate
 from mless_interp.models.base import Model
-from mless_interp.models.derived_sites import UNGATED
 from mless_interp.models.info import ModelError
-from mless_interp.models.sites import site
+from mless_interp.models.sites import UNGATED, site
 
 ACTIVATION = {
     "GPT-2": "transformer.h.{}.mlp.act",

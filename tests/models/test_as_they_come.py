@@ -113,24 +113,12 @@ def test_without_a_tokenizer_everything_runs_that_needs_none() -> None:
 
 
 @needs_hooked_transformer
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda m, pairs, problems: mi.certify_model(m), "certify_model without pairs"),
-        (
-            lambda m, pairs, problems: mi.locate_heads(m, pairs),
-            r"locate_heads with controls \(controls=False does without\)",
-        ),
-        (lambda m, pairs, problems: mi.activation_shift(m, pairs), "activation_shift without classify="),
-        (lambda m, pairs, problems: mi.evaluate_accuracy(m, problems), "evaluate_accuracy"),
-    ],
-)
-def test_where_a_tokenizer_is_needed_what_was_called_is_named(call: Any, message: str) -> None:
+@pytest.mark.parametrize("name", ["certify_model", "locate_heads", "activation_shift", "evaluate_accuracy"])
+def test_where_a_tokenizer_is_needed_what_was_called_is_named(name: str) -> None:
     model, pairs = toy(attn_only=False, d_mlp=16), [toy_pair(3, 4, 7), toy_pair(4, 4, 7)]
-    with pytest.raises(
-        ModelError, match=rf"has no tokenizer, which {message} needs: give one, wrap_model\(\.\.\., tok"
-    ):
-        call(model, pairs, [pair.problem for pair in pairs])
+    given = {"certify_model": (), "evaluate_accuracy": ([pair.problem for pair in pairs],)}.get(name, (pairs,))
+    with pytest.raises(ModelError, match=rf"has no tokenizer, which {name}.* needs: give one, wrap_model\(\.\.\., tok"):
+        getattr(mi, name)(model, *given)
     with pytest.raises(TypeError, match=r"without a tokenizer: give it one, wrap_model\(\.\.\., tokenizer=\.\.\.\)"):
         make_pairs(model, [pairs[0].problem], Insertion.meaningless(" /", 4))
 

@@ -53,15 +53,9 @@ def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
     ("lie", "message"),
     [
         (gives_nan, "its logits contain NaN or infinity"),
-        (
-            changes_the_pattern(lambda p: p * 0.99),
-            r"the rows of its attention pattern do not sum to 1 \(largest error 0.01",
-        ),
-        (loses_a_row_of_the_last_pattern, r"the rows of its attention pattern do not sum to 1 \(largest error 1\)"),
-        (
-            ignores_edits,
-            "an edit of its attention pattern is not obeyed: where every token looks at itself alone, head",
-        ),
+        (changes_the_pattern(lambda p: p * 0.99), "the rows of its attention pattern .* off by 0.01"),
+        (loses_a_row_of_the_last_pattern, "the rows of its attention pattern .* off by 1 "),
+        (ignores_edits, "an edit of its attention pattern is not obeyed"),
         (ignores_edits_of_later_patterns, "an edit of its attention pattern is not obeyed"),
         (ignores_positions, "the gap condition differs from the masked one on shared tokens by"),
     ],

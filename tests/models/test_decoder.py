@@ -8,15 +8,15 @@ import transformers
 from conftest import tiny_model, word_tokenizer
 
 from mless_interp.models.arithmetic import fused
-from mless_interp.models.decoder import NORMS, Geometry, HuggingFaceLayers, decoder_layers, linear
+from mless_interp.models.decoder import NORMS, HuggingFaceLayers, Positions, decoder_layers, linear
+from mless_interp.models.hugging_face import hugging_face_info
+from mless_interp.models.info import ModelInfo
 
 LLAMA = next(iter(NORMS))
 
 
-def heads_of(model: Any) -> Geometry:
-    config = model.config
-    d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return Geometry(config.num_attention_heads, config.num_key_value_heads, d_head)
+def heads_of(model: Any) -> ModelInfo:
+    return hugging_face_info(model, name="tiny", backend="none", attention="eager", versions={})
 
 
 SHAPE: dict[str, Any] = {
@@ -33,7 +33,8 @@ SHAPE |= {"pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2}
 @pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "Olmo2", "Cohere", "Phi"])
 def test_decoders_all_of_whose_parts_are_known_are_stepped_through(kind: str) -> None:
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SHAPE))
-    found = HuggingFaceLayers.of(model, decoder_layers(model, heads_of(model)), d_head=8)
+    layers = decoder_layers(model, heads_of(model))
+    found = HuggingFaceLayers.of(model, layers, Positions.of(model, layers), d_head=8)
     assert found is not None
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import mless_interp as mi
-from mless_interp.models.model_folder import ANYWHERE, CACHE_LINE
 from mless_interp.models.traced_ops import unembedded
+from mless_interp.models.weights import ANYWHERE, CACHE_LINE
 
 TOKENS = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
 MAPS = Path("/proc/self/maps")
@@ -22,22 +22,15 @@ linux = pytest.mark.skipif(not MAPS.is_file(), reason="what is mapped is told by
 half = pytest.mark.parametrize("dtype", sorted(ANYWHERE, key=str), ids=str)
 
 
-def mappings() -> list[tuple[int, int, int, str]]:
-    """(first address, last address, place in the file, file) of every mapped file of safetensors."""
-    form = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ \S+ +(.*\.safetensors)$", re.MULTILINE)
-    found = form.findall(MAPS.read_text())
-    return [(int(first, 16), int(last, 16), int(place, 16), file) for first, last, place, file in found]
-
-
-def place_in(file: Path, tensor: Tensor) -> int | None:
-    """Where a tensor lies in a mapped file; None where it lies elsewhere."""
-    for first, last, place, name in mappings():
-        if first <= tensor.data_ptr() < last and Path(name) == file.resolve():
-            return tensor.data_ptr() - first + place
-    return None
-
-
-# ------------------------------------------------------------------------------------------------------------------- the bits
+def lies_in(file: Path, tensor: Tensor) -> bool:
+    """Whether a tensor lies in a mapped file."""
+    form = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ [0-9a-f]+ \S+ \S+ +(.*\.safetensors)$", re.MULTILINE)
+    mapped = [
+        (int(first, 16), int(last, 16))
+        for first, last, name in form.findall(MAPS.read_text())
+        if Path(name) == file.resolve()
+    ]
+    return any(first <= tensor.data_ptr() < last for first, last in mapped)
 
 
 def at(weight: Tensor, offset: int) -> Tensor:
@@ -95,9 +88,6 @@ def test_products_in_half_precision_have_the_same_bits_wherever_a_weight_lies(
         torch.set_num_threads(before)
 
 
-# -------------------------------------------------------------------------------------------------------- what stays, and where
-
-
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 8])
@@ -111,7 +101,7 @@ def test_only_weights_that_may_stay_in_their_file_do(name: str, dtype: str, offs
     save_at(stored, file, offset)
     model = mi.load_model(folder, backend="nnsight", dtype=dtype)
     held = list(model.weights.parameters())  # type: ignore[union-attr]
-    stays = [place_in(file, weight) is not None for weight in held]
+    stays = [lies_in(file, weight) for weight in held]
     two_axes = [there for weight, there in zip(held, stays, strict=True) if weight.dim() < 3]
     if dtype == "bfloat16":
         assert all(two_axes), "none is copied"
@@ -128,7 +118,7 @@ def test_edits_never_reach_the_file(backend: str, dtype: torch.dtype, tmp_path: 
     save_at({name: weight.to(dtype) for name, weight in load_file(file).items()}, file, 8)
     before = file.read_bytes()
     model = mi.load_model(folder, backend=backend, dtype=dtype)
-    mapped = [weight for weight in model.weights.parameters() if place_in(file, weight) is not None]  # type: ignore[union-attr]
+    mapped = [weight for weight in model.weights.parameters() if lies_in(file, weight)]  # type: ignore[union-attr]
     assert mapped and (backend == "bridge" or len(mapped) == len(list(model.weights.parameters())))  # type: ignore[union-attr]
     known, logits = model.weights_hash, model.run(TOKENS).logits
     with torch.no_grad():
@@ -138,6 +128,3 @@ def test_edits_never_reach_the_file(backend: str, dtype: torch.dtype, tmp_path: 
     assert file.read_bytes() == before
     again = mi.load_model(folder, backend=backend, dtype=dtype)
     assert again.weights_hash == known
-
-
-# ------------------------------------------------------------------------------------------------------------- a changed file

@@ -32,9 +32,8 @@ def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     tokenizer = word_tokenizer()
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = transformers.CodeGenConfig(
-        vocab_size=len(tokenizer), n_embd=64, n_layer=2, n_head=8, n_positions=128, rotary_dim=4, **ids
-    )
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 128, "rotary_dim": 4}
+    config = transformers.CodeGenConfig(vocab_size=len(tokenizer), **shape, **ids)
     folder = tmp_path_factory.mktemp("codegen")
     transformers.CodeGenForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -85,15 +84,11 @@ def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(other_archi
 
 
 @needs_hooked_transformer
-def test_a_hooked_transformer_of_your_own_is_welcome(tiny_model_dir: Any) -> None:
+def test_a_hooked_transformer_of_your_own_is_welcome() -> None:
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-    with pytest.warns(DeprecationWarning, match="HookedTransformer is deprecated"):
-        hooked = HookedTransformer(
-            HookedTransformerConfig(
-                n_layers=2, d_model=32, n_ctx=64, d_head=8, n_heads=4, d_vocab=50, act_fn="gelu", seed=0, device="cpu"
-            )
-        )
+    shape = {"n_layers": 2, "d_model": 32, "n_ctx": 64, "d_head": 8, "n_heads": 4, "d_vocab": 50, "act_fn": "gelu"}
+    hooked = HookedTransformer(HookedTransformerConfig(**shape, seed=0, device="cpu"))
     before = {key: value.clone() for key, value in hooked.state_dict().items()}
     model = mi.wrap_model(hooked, name="mine", tokenizer=word_tokenizer())
     assert model.info.name == "mine" and model.checks.gap_difference < 1e-4, "learned positions follow position ids too"
@@ -140,9 +135,7 @@ def test_a_hub_that_does_not_answer_once_is_asked_for_nothing_else(
 
 
 def test_other_objects_cannot_be_wrapped() -> None:
-    with pytest.raises(
-        TypeError, match="wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model"
-    ):
+    with pytest.raises(TypeError, match="takes a HookedTransformer, a TransformerBridge or an nnsight model"):
         mi.wrap_model(torch.nn.Linear(2, 2))
 
 
@@ -154,12 +147,8 @@ def test_other_objects_cannot_be_wrapped() -> None:
         ("nobody/no-model", {}, "cannot load model 'nobody/no-model' from a local directory, 'demo', or a hub id"),
         ("demo", {"backend": "jax"}, "unknown backend 'jax'; choose one of auto, hooked_transformer, bridge, nnsight"),
         ("demo", {"dtype": "int8"}, "unknown dtype 'int8'; choose one of float32"),
-        (
-            "demo",
-            {"backend": "bridge", "remote": True},
-            "remote and attn_implementation need backend='nnsight', got 'bridge'",
-        ),
-        ("a/b", {"remote": "there"}, 'remote must be False, True or "local", got'),
+        ("demo", {"backend": "bridge", "remote": True}, "remote and attn_implementation need backend='nnsight'"),
+        ("a/b", {"remote": "there"}, 'remote must be False, True or "local"'),
         ("a/b", {"remote": True, "device": "cpu"}, "remote=True takes a hub id, .*: it takes no device"),
         (Path("a"), {"remote": True}, "remote=True takes a hub id, whose weights lie elsewhere: .* is not one"),
         ("demo", {"backend": "hooked_transformer", "device_map": "auto"}, "need backend='nnsight' or 'bridge'"),
@@ -168,7 +157,6 @@ def test_other_objects_cannot_be_wrapped() -> None:
         ("demo", {"offload_folder": "here"}, "give device_map='auto' too"),
         ("demo", {"device": "cpu", "device_map": "auto"}, "give device or device_map, not both"),
         ("demo", {"backend": "bridge", "device_map": {"": "disk"}}, "none may lie on the disk"),
-        ("demo", {"remote": True, "remote_timeout": -1.0}, "remote_timeout must be above 0 seconds, got -1"),
         ("demo", {"device": "hpu"}, "there is no device 'hpu' here"),
     ],
 )

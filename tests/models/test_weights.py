@@ -1,5 +1,6 @@
 """Weights: what does not fit, is not finite, is damaged or lies elsewhere is refused; what is loaded is known by a hash."""
 
+import copy
 import json
 import os
 import shutil
@@ -11,144 +12,53 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import BACKENDS, tiny_model, word_tokenizer
+from conftest import BACKENDS, qwen2_tokenizer, tiny_model, word_tokenizer
+from models_under_test import pairs_for
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import mless_interp as mi
 from mless_interp.answers.complete import generate_completions
 from mless_interp.answers.decoding import Request
+from mless_interp.models import weights as looked_at
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs
-from mless_interp.models.loaded_weights import WeightsHash, refuse_not_finite
 from mless_interp.models.sites import site
-from mless_interp.models.transformer_lens import has_hooked_transformer
+from mless_interp.models.weights import WeightsHash, config_hash, first_line, refuse_not_finite
 
 State = dict[str, torch.Tensor]
+Change = Callable[[Path], Any]
+TOKENS = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
 
 
-@pytest.fixture
-def rewritten(tiny_model_dir: Any, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of a tiny model's folder whose weights `change` has changed."""
+# ------------------------------------------------------------------------------------------------- what a folder must hold
 
-    def folder_of(change: Callable[[State], Any], architecture: str = "llama") -> Path:
-        folder = tmp_path / "changed"
-        shutil.copytree(tiny_model_dir(architecture), folder)
+
+def state(change: Callable[[State], Any]) -> Change:
+    def of_folder(folder: Path) -> None:
         weights = load_file(folder / "model.safetensors")
         change(weights)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
 
-    return folder_of
-
-
-def one_line(error: pytest.ExceptionInfo[Any]) -> str:
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return of_folder
 
 
-def drop(*parts: str) -> Callable[[State], None]:
-    return lambda state: [state.pop(key) for key in list(state) if any(part in key for part in parts)] and None
+def drop(part: str) -> Change:
+    return state(lambda weights: [weights.pop(key) for key in list(weights) if part in key])
 
 
-def rename(state: State) -> None:
-    for key in list(state):
-        state[f"other.{key}"] = state.pop(key)
+def renamed(weights: State) -> None:
+    for key in list(weights):
+        weights[f"other.{key}"] = weights.pop(key)
 
 
-def reshape(state: State) -> None:
-    state["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 64)
-
-
-STRANGE = {
-    "a layer missing": (drop("layers.2."), r"missing \(model.layers.2"),
-    "every name changed": (rename, r"missing \(.*unexpected \(other\."),
-    "of another shape": (
-        reshape,
-        r"1 of another shape \(model.layers.1.mlp.up_proj.weight is \[3, 64\] for \[128, 64\]\)",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", STRANGE)
-def test_weights_that_do_not_fit_are_refused_by_name(
-    case: str, rewritten: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    change, message = STRANGE[case]
-    folder = rewritten(change)
-    capfd.readouterr()
-    with pytest.raises(ModelError, match=f"are not those of the .*ForCausalLM in its config: .*{message}") as error:
-        mi.load_model(folder)
-    assert "save_pretrained" in one_line(error) and capfd.readouterr().err == ""
-
-
-def same_logits(model: Model, hf_model: Any) -> None:
-    tokens = torch.arange(4, 14)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(model.run(tokens).logits, hf_model(tokens).logits, rtol=1e-4, atol=1e-5)
-
-
-def test_a_gpt2_of_old_is_whole_without_its_prefix(tmp_path: Path) -> None:
-    """Saved with its masks, and as a base model (no `transformer.` before its names, no output layer: that is tied)."""
-    tokenizer = word_tokenizer()
-    config = transformers.GPT2Config(
-        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=3, eos_token_id=2
-    )
-    torch.manual_seed(0)
-    hf_model = transformers.GPT2LMHeadModel(config).eval()
-    hf_model.transformer.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
-    for layer in range(2):
-        state[f"h.{layer}.attn.bias"] = torch.ones(64, 64).tril().bool()[None, None]
-        state[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
-    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    same_logits(mi.load_model(tmp_path, backend="bridge"), hf_model)
-
-
-SPOILT = {
-    "layers.1.self_attn.q_proj.bias": float("nan"),
-    "layers.0.mlp.down_proj.weight": float("inf"),
-    "embed_tokens.weight": -float("inf"),  # its last row, which no probe reads
-}
-
-
-@pytest.mark.parametrize("place", SPOILT)
-def test_one_number_that_is_none_is_refused(place: str, rewritten: Any) -> None:
-    bad = SPOILT[place]
-
-    def spoil(state: State) -> None:
-        state[f"model.{place}"].view(-1)[-1] = bad
-
-    n_nan, n_inf = (1, 0) if bad != bad else (0, 1)
-    message = rf"damaged: model.{place} holds NaN {n_nan} times and infinity {n_inf} times \(as float32\)"
-    with pytest.raises(ModelError, match=message) as error:
-        mi.load_model(rewritten(spoil, "qwen2"), backend="bridge")
-    one_line(error)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_it_is_refused_when_wrapped(backend: str, tiny_model_dir: Any) -> None:
-    mine = mi.load_model(tiny_model_dir("qwen2"), backend=backend).underlying
-    next((mine._module if backend == "nnsight" else mine).parameters()).data.view(-1)[-1] = float("nan")
-    with pytest.raises(ModelError, match=r"the weights of 'mine' are damaged: .* holds NaN \d times"):
-        mi.wrap_model(mine, name="mine")
-
-
-def test_buffers_are_looked_at_too_but_a_mask_may_hold_infinities() -> None:
-    module = torch.nn.Linear(2, 2)
-    module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-    refuse_not_finite(module, name="mine")
-    module.register_buffer("scale", torch.tensor([torch.inf]), persistent=False)
-    with pytest.raises(ModelError, match="scale holds NaN 0 times and infinity 1 times"):
-        refuse_not_finite(module, name="mine")
-    module.scale = torch.ones(1)
-    module.mask[0] = torch.nan
-    with pytest.raises(ModelError, match="mask holds NaN 1 times"):
-        refuse_not_finite(module, name="mine")
+def put(place: str, number: float) -> Change:
+    return state(lambda weights: weights[f"model.{place}"].view(-1)[-1].fill_(number))
 
 
 def cut_weights(folder: Path) -> None:
@@ -167,35 +77,41 @@ def pickled_by_index(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def text(name: str, what: str) -> Callable[[Path], Any]:
+def text(name: str, what: str) -> Change:
     return lambda folder: (folder / name).write_text(what)
 
 
-def config(**changes: Any) -> Callable[[Path], Any]:
-    def change(folder: Path) -> None:
-        path = folder / "config.json"
-        found = json.loads(path.read_text()) | changes
-        path.write_text(json.dumps(found))
-
-    return change
+def config(**changes: Any) -> Change:
+    return lambda folder: (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | changes)
+    )
 
 
-def gone(*patterns: str) -> Callable[[Path], Any]:
-    return lambda folder: [path.unlink() for pattern in patterns for path in folder.glob(pattern)] and None
-
-
-BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "truncated weights": (cut_weights, "cannot load model .* from this directory: "),
-    "only .bin": (only_pickled, "cannot load model .*no file named model.safetensors"),
-    "index of pickled weights": (pickled_by_index, "names 'pytorch_model.bin': weights are read from safetensors only"),
-    "config no JSON": (text("config.json", "{"), "is missing or damaged, it holds no JSON"),
-    "unknown model type": (config(model_type="nonsense"), "cannot load .*nonsense"),
+NOT_FINITE = r"holds NaN {} times and infinity {} times \(as float32\)"
+BROKEN: dict[str, tuple[Change, str]] = {
+    "a layer missing": (drop("layers.2."), r"in its config: .*missing \(model.layers.2"),
+    "every name changed": (state(renamed), r"in its config: .*missing \(.*unexpected \(other\."),
     "another size": (
         config(intermediate_size=96),
         r"another shape .*mlp.down_proj.weight is \[64, 128\] for \[64, 96\]",
     ),
+    "NaN": (put("layers.1.self_attn.q_proj.weight", float("nan")), "q_proj.weight " + NOT_FINITE.format(1, 0)),
+    "infinity": (put("layers.0.mlp.down_proj.weight", float("inf")), "down_proj.weight " + NOT_FINITE.format(0, 1)),
+    "a last row that no probe reads": (
+        put("embed_tokens.weight", -float("inf")),
+        "embed_tokens.weight " + NOT_FINITE.format(0, 1),
+    ),
+    "truncated weights": (cut_weights, "cannot load model .* from this directory: "),
+    "only .bin": (only_pickled, "cannot load model .*no file named model.safetensors"),
+    "index of pickled weights": (pickled_by_index, "names 'pytorch_model.bin': weights are read from safetensors only"),
+    "config no JSON": (text("config.json", "{"), "is missing or damaged, it holds no JSON"),
+    "config no object": (text("config.json", "[1]"), "is damaged: expected a JSON object, got a list"),
+    "unknown model type": (config(model_type="nonsense"), "cannot load .*nonsense"),
     "tokenizer of another kind": (text("tokenizer.json", "{}"), "cannot load the tokenizer of"),
-    "no tokenizer": (gone("*token*"), "holds no tokenizer .*tokenizer.save_pretrained"),
+    "no tokenizer": (
+        lambda folder: [path.unlink() for path in folder.glob("*token*")],
+        "holds no tokenizer .*tokenizer.save_pretrained",
+    ),
 }
 
 
@@ -210,7 +126,66 @@ def test_a_broken_folder_is_refused_on_one_line(
     capfd.readouterr()
     with pytest.raises(ModelError, match=message) as error:
         mi.load_model(folder, backend="bridge")
-    assert str(folder) in one_line(error) and capfd.readouterr().err == ""
+    assert str(folder) in str(error.value) and "\n" not in str(error.value) and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "qwen.tiktoken", "tokenizer_config.json"])
+def test_any_vocabulary_will_do_and_so_will_code_of_its_own(name: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "x"}')
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        looked_at.check_tokenizer(tmp_path)
+    (tmp_path / name).write_text('{"auto_map": {}}')
+    looked_at.check_tokenizer(tmp_path)
+
+
+def test_what_a_library_says_is_told_on_one_line() -> None:
+    lines = {
+        "one": "one", "one\ntwo": "one", "a:\nb": "a: b", "a:\nb:\nc\nd": "a: b: c", "a:": "a:", "a:\nb:": "a: b:",
+        "\n  x \n": "x",
+    }  # fmt: skip
+    assert {text: first_line(RuntimeError(text)) for text in lines} == lines
+    assert first_line(RuntimeError("")) == first_line(RuntimeError(" \n")) == "RuntimeError"
+
+
+def test_a_gpt2_of_old_is_whole_without_its_prefix(tmp_path: Path) -> None:
+    """Saved with its masks, and as a base model (no `transformer.` before its names, no output layer: that is tied)."""
+    tokenizer = word_tokenizer()
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "bos_token_id": 3, "eos_token_id": 2}
+    torch.manual_seed(0)
+    hf_model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=len(tokenizer), **shape)).eval()
+    hf_model.transformer.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    def old(weights: State) -> None:
+        for layer in range(2):
+            weights[f"h.{layer}.attn.bias"] = torch.ones(64, 64).tril().bool()[None, None]
+            weights[f"h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+
+    state(old)(tmp_path)
+    model = mi.load_model(tmp_path, backend="bridge")
+    with torch.no_grad():
+        torch.testing.assert_close(model.run(TOKENS).logits, hf_model(TOKENS).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_number_that_is_none_is_refused_when_wrapped(backend: str, tiny_model_dir: Any) -> None:
+    mine = mi.load_model(tiny_model_dir("qwen2"), backend=backend).underlying
+    next((mine._module if backend == "nnsight" else mine).parameters()).data.view(-1)[-1] = float("nan")
+    with pytest.raises(ModelError, match=r"the weights of 'mine' are damaged: .* holds NaN \d times"):
+        mi.wrap_model(mine, name="mine")
+
+
+def test_buffers_are_looked_at_too_but_a_mask_may_hold_infinities() -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    refuse_not_finite(module, name="mine")
+    module.register_buffer("scale", torch.tensor([torch.inf]), persistent=False)
+    with pytest.raises(ModelError, match="scale holds NaN 0 times and infinity 1 times"):
+        refuse_not_finite(module, name="mine")
+    module.scale = torch.ones(1)
+    module.mask[0] = torch.nan
+    with pytest.raises(ModelError, match="mask holds NaN 1 times"):
+        refuse_not_finite(module, name="mine")
 
 
 @pytest.mark.slow
@@ -228,14 +203,57 @@ def test_a_hub_s_id_is_read_from_its_cache_without_a_network(tiny_model_dir: Any
     assert "names 'pytorch_model.bin': weights are read from safetensors only" in done.stderr
 
 
-def in_memory() -> SimpleNamespace:
-    tokenizer = word_tokenizer()
-    return SimpleNamespace(name="mine", hf_model=tiny_model("gemma3", tokenizer), tokenizer=tokenizer)
+# ----------------------------------------------------------------------------------------------------------------- the hash
+
+
+def test_the_hash_is_of_names_dtypes_shapes_and_bytes_of_what_is_saved() -> None:
+    def of(**tensors: torch.Tensor) -> str:
+        made = nn.Module()
+        for name, tensor in tensors.items():
+            made.register_buffer(name, tensor)
+        return WeightsHash().of(made)
+
+    x = torch.arange(6.0)
+    others = [
+        of(a=x), of(b=x), of(a=x.double()), of(a=x.reshape(2, 3)), of(a=x + 1), of(a=x, b=x), of(a=x, b=x + 1),
+        of(a=x + 1, b=x), of(a=x.reshape(2, 3).T), of(),
+    ]  # fmt: skip
+    assert len(set(others)) == len(others) and all(len(made) == 5 + 32 and made.startswith("xxh3:") for made in others)
+    assert of(a=x, b=x + 1) == of(b=x + 1, a=x), "in any order"
+    assert of(a=x.reshape(2, 3).T) == of(a=x.reshape(2, 3).T.contiguous()), "strides are no part of it"
+    assert of(a=x, b=x) == of(a=x, b=x.clone()), "tied or not"
+    model = nn.Linear(3, 2)
+    model.register_buffer("kept", torch.ones(2))
+    model.register_buffer("made_anew", torch.zeros(2), persistent=False)
+    before = WeightsHash().of(model)
+    model.made_anew += 1
+    assert WeightsHash().of(model) == before
+    model.kept += 1
+    assert WeightsHash().of(model) != before
+
+
+def test_a_config_s_hash_is_of_how_it_is_run() -> None:
+    def config(**said: Any) -> SimpleNamespace:
+        return SimpleNamespace(to_dict=lambda: said)
+
+    assert config_hash(object()) is None
+    base = config_hash(config(a=1, b={"c": 2}))
+    assert base == config_hash(config(b={"c": 2}, a=1)) and base is not None and len(base) == 5 + 32
+    for name in looked_at._NOT_RUN:
+        assert config_hash(config(a=1, b={"c": 2}, **{name: "x"})) == base
+    others = [config(a=2, b={"c": 2}), config(a=1, b={"c": 3}), config(a=1), config(a=1, b={"c": 2}, rope_theta=1)]
+    assert len({base, *map(config_hash, others)}) == 5
+    assert config_hash(config(a=torch.float32)) == config_hash(config(a="torch.float32"))
+
+
+def in_memory(kind: str = "gemma3") -> SimpleNamespace:
+    tokenizer = qwen2_tokenizer() if kind == "qwen2" else word_tokenizer()
+    return SimpleNamespace(name="mine", hf_model=tiny_model(kind, tokenizer), tokenizer=tokenizer)
 
 
 @pytest.mark.slow
 def test_the_same_weights_have_one_hash_on_every_backend_and_in_memory(tiny_model_dir: Any) -> None:
-    backends = ["bridge", "nnsight", *(["hooked_transformer"] if has_hooked_transformer() else [])]
+    backends = ["auto", "bridge", "nnsight"]
     loaded = [mi.load_model(tiny_model_dir("gemma3"), backend=backend) for backend in backends]
     loaded.append(mi.load_model(in_memory(), backend="bridge"))
     hashes = {model.info.weights_hash for model in loaded}
@@ -265,26 +283,22 @@ def test_weights_changed_after_loading_are_another_model(backend: str, way: str,
     assert model.weights_hash == model.info.weights_hash, "and back"
 
 
-def test_offloaded_weights_are_brought_to_be_looked_at(tiny_model_dir: Any, rewritten: Any) -> None:
+def test_offloaded_weights_are_brought_to_be_looked_at(tiny_model_dir: Any, tmp_path: Path) -> None:
     places = {"model.embed_tokens": "cpu", "model.layers": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
     options = {"backend": "nnsight", "device_map": {**places, "lm_head": "disk"}}
     away = mi.load_model(tiny_model_dir("llama"), **options)
     assert any(weight.is_meta for weight in away.weights.parameters())
     assert away.weights_hash == mi.load_model(tiny_model_dir("llama"), backend="nnsight").weights_hash
-
-    def spoil(state: State) -> None:
-        state["model.layers.1.self_attn.q_proj.weight"][0, 0] = torch.nan
-
+    shutil.copytree(tiny_model_dir("llama"), tmp_path / "spoilt")
+    put("layers.1.self_attn.q_proj.weight", torch.nan)(tmp_path / "spoilt")
     with pytest.raises(ModelError, match="q_proj.weight holds NaN 1 times"):
-        mi.load_model(rewritten(spoil), **options)
+        mi.load_model(tmp_path / "spoilt", **options)
 
 
 def test_weights_that_lie_elsewhere_are_read_again_only_if_a_write_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mless_interp.models import loaded_weights as weights
-
-    module, read = torch.nn.Linear(3, 3), []
-    digest = weights._digest
-    monkeypatch.setattr(weights, "_digest", lambda tensor: read.append(tensor) or digest(tensor))
+    module, read = nn.Linear(3, 3), []
+    digest = looked_at._digest
+    monkeypatch.setattr(looked_at, "_digest", lambda tensor: read.append(tensor) or digest(tensor))
     hashing = WeightsHash()
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     first = hashing.of(module)
@@ -294,20 +308,58 @@ def test_weights_that_lie_elsewhere_are_read_again_only_if_a_write_was_counted(m
     assert hashing.of(module) != first and len(read) == 3
 
 
-def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, rewritten: Any, tmp_path: Path) -> None:
-    from models_under_test import pairs_for
-
+def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, tmp_path: Path) -> None:
     model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
     checkpoint = tmp_path / "checkpoint.jsonl"
     found = mi.score_heads(model, pairs_for(model, count=2), checkpoint=checkpoint, progress=False)
     assert found.settings["weights"] == model.weights_hash and found.settings["toolkit"] == mi.__version__
-
-    def turn(state: State) -> None:
-        state["model.layers.1.mlp.up_proj.weight"][0, 0] += 1e-4
-
-    other = mi.load_model(rewritten(turn), backend="bridge")
+    shutil.copytree(tiny_model_dir("llama"), tmp_path / "other")
+    put("layers.1.mlp.up_proj.weight", 1e-4)(tmp_path / "other")
+    other = mi.load_model(tmp_path / "other", backend="bridge")
     with pytest.raises(ValueError, match="other settings: (model was|weights was 'xxh3:)"):
         mi.score_heads(other, pairs_for(other, count=2), checkpoint=checkpoint, progress=False)
+
+
+# ----------------------------------------------------------------------------------------------------- in memory, in threads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_do_not_depend_on_where_a_file_has_the_weights(backend: str, tmp_path: Path) -> None:
+    """A weight that lies across cache lines is multiplied by another kernel, which rounds otherwise."""
+    planted = mi.planted_model(n_heads=8, n_key_value_heads=4)
+    held = mi.load_model(planted, backend=backend)
+    pairs = mi.make_pairs(held, planted.problems(3), mi.Insertion.meaningless(" /", 12))
+    expected = mi.patch_heads(held, pairs, edit="knockout", progress=False)
+    folder = planted.save(tmp_path / "planted", n_problems=1)
+    for more in ("", "x", "more in the header"):
+        save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt", "more": more})
+        saved = mi.load_model(folder, backend=backend)
+        assert all(weight.data_ptr() % 64 == 0 for weight in saved.weights.parameters())
+        assert np.array_equal(mi.patch_heads(saved, pairs, edit="knockout", progress=False).patched, expected.patched)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_in_memory_stays_as_it_was(backend: str) -> None:
+    mine = in_memory("qwen2")
+    mine.hf_model.generation_config.repetition_penalty = 1.5
+    weights, config = copy.deepcopy(mine.hf_model.state_dict()), mine.hf_model.config.to_dict()
+    parts = {name: type(part) for name, part in mine.hf_model.named_modules()}
+    said, special = copy.deepcopy(mine.tokenizer.init_kwargs), mine.tokenizer.special_tokens_map
+    model = mi.load_model(mine, backend=backend)
+    before = model.run(TOKENS).logits
+    assert model.hf_model is None or model.hf_model.generation_config.repetition_penalty == 1.5
+    assert mine.hf_model.config.to_dict() == config
+    assert {name: type(part) for name, part in mine.hf_model.named_modules()} == parts
+    assert mine.hf_model.state_dict().keys() == weights.keys()
+    assert all(torch.equal(weight, weights[name]) for name, weight in mine.hf_model.state_dict().items())
+    assert mine.tokenizer.init_kwargs == said and mine.tokenizer.special_tokens_map == special
+    assert model.tokenizer.special_tokens_map == special, "a bridge fills in what is missing on a copy of its own"
+    mine.tokenizer.padding_side = "left"
+    assert model.tokenizer.padding_side == "right"
+    with torch.no_grad():
+        mine.hf_model.get_input_embeddings().weight.zero_()
+    assert torch.equal(model.run(TOKENS).logits, before), "no weight is shared"
 
 
 @pytest.mark.slow
@@ -315,7 +367,7 @@ def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, rewritten
 def test_two_threads_may_use_one_model(backend: str, tiny_model_dir: Any) -> None:
     """One edits a layer and hides keys, the other runs plainly, replays, and completes."""
     model = mi.load_model(tiny_model_dir("llama"), backend=backend)
-    again = mi.wrap_model(model.underlying, tokenizer=model.tokenizer)
+    again: Model = mi.wrap_model(model.underlying, tokenizer=model.tokenizer)
     tokens = torch.arange(4, 24)[None]
     mask = torch.ones(1, 1, 20, 20, dtype=torch.bool)
     mask[..., 10:, 3:8] = False

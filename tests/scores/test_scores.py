@@ -131,7 +131,7 @@ def test_streamed_metrics_equal_the_formulas_on_whole_patterns(
             "entropy": mean(attention.attention_entropy(pattern, **seen)),
         }
         of_group = values.repeat_interleave(group, 1).transpose(0, 1)
-        weights = model.output_weights(layer)
+        weights = model.attention_output(layer).weights
         found["span_output_weight"] = mean(
             outputs.span_output_weight(pattern, of_group, span=span, output_weights=weights)
         )
