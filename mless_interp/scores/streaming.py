@@ -17,10 +17,9 @@ from ..metrics.patterns import uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
-from ..models.derived_sites import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Inputs, Reducer
-from ..models.sites import attention_sites, site
+from ..models.sites import Held, attention_sites, site
 from .layout import Layout
 
 Source = Literal["auto", "pattern", "recomputed"]
@@ -333,7 +332,7 @@ def reduce_prompt(
         if "values" in needs:
             values = values_of_heads(held.take(site(layer, "attn.hook_v"))[0][0], model.info.n_heads)
         if "output_weights" in needs and values is not None:
-            weights = model.output_weights(layer).to(values.device)  # they may lie elsewhere
+            weights = model.attention_output(layer).weights.to(values.device)  # they may lie elsewhere
         context = {"values": values, "output_weights": weights, "flow": share, "other": (compare or {}).get(layer)}
         if share is not None:
             blocks = flowing(blocks, share)
