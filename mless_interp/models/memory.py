@@ -30,13 +30,14 @@ def lock_of(thing: object) -> AbstractContextManager[object]:
 def at_most(threads: int) -> Iterator[None]:
     """Compute with at most so many CPU threads."""
     had = torch.get_num_threads()
+    if threads >= had:
+        yield
+        return
+    torch.set_num_threads(threads)
     try:
-        if threads < had:
-            torch.set_num_threads(threads)
         yield
     finally:
-        if threads < had:
-            torch.set_num_threads(had)
+        torch.set_num_threads(had)
 
 
 @contextmanager
@@ -44,26 +45,20 @@ def turn(thing: object, modules: Sequence[nn.Module], *, threads: int, tf32: boo
     """Let no other thread pass through a library's object, and run its `modules` in evaluation mode, without autocast, on at
     most `threads` CPU threads; re-entrant. `tf32`: products of float32 are made in TF32 on a GPU (True) or in full (False);
     None leaves that to the process. All is put back afterwards."""
-    with lock_of(thing), nullcontext() if tf32 is None else _products(tf32), outside_autocast(), at_most(threads):
+    with lock_of(thing), nullcontext() if tf32 is None else _PRODUCTS, outside_autocast(), at_most(threads):
         training = [part for _, part in parts_of(modules) if part.training]
-        for part in training:
-            part.training = False
+        precision = torch.get_float32_matmul_precision()
         try:
+            if tf32 is not None:
+                torch.set_float32_matmul_precision("high" if tf32 else "highest")
+            for part in training:
+                part.training = False
             yield
         finally:
             for part in training:
                 part.training = True
-
-
-@contextmanager
-def _products(tf32: bool) -> Iterator[None]:
-    with _PRODUCTS:
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+            if tf32 is not None:
+                torch.set_float32_matmul_precision(precision)
 
 
 def parts_of(modules: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -115,7 +110,8 @@ def rows_per_pass(
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
     gpu = smallest_gpu(devices or (info.device,))
     kind, budget = ("cpu", 1e9) if gpu is None else ("cuda", gpu / 6)
-    fitting = int(budget / (per_row * (8 if info.dtype == "float64" else 4) * batch))
+    bytes_each = 8 if info.dtype == "float64" else 4
+    fitting = int(budget / (per_row * bytes_each * batch))
     return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
 
 

@@ -93,36 +93,29 @@ class BridgeModel(HuggingFaceModel):
         return self.underlying.hook_dict
 
     @cached_property
-    def _shows_entering(self) -> bool:
-        """Whether it has hooks on queries and keys as they enter the scores, and calls them."""
-        seen: list[Tensor] = []
-        taps = {name: Tap(keep=seen.append) for name in attention_sites(0, "rot_q", "rot_k")}
-        with torch.no_grad():
-            self._run(Inputs(torch.zeros(1, 2, dtype=torch.long, device=self.info.device)), None, taps, None)
-        return len(seen) == 2
-
-    @cached_property
-    def _obeys_patterns(self) -> bool:
-        """Whether an edit of a pattern reaches the heads' outputs (not where the bridge shows what Hugging Face returns)."""
-        names = attention_sites(0, "pattern", "v", "z")
+    def _shows_and_obeys(self) -> tuple[bool, bool]:
+        """Whether it calls hooks on queries and keys as they enter the scores, and whether an edit of a pattern reaches the
+        heads' outputs (not where the bridge shows what Hugging Face returns)."""
+        names = attention_sites(0, "pattern", "v", "z", "rot_q", "rot_k")
         seen: dict[str, Tensor] = {}
         keep = {name: partial(seen.__setitem__, name) for name in names}
         taps = {name: Tap(look_at_self if name == names[0] else None, keep[name]) for name in names}
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "A hook on .* returned a modified tensor", UserWarning)
             self._run(Inputs(torch.arange(2, device=self.info.device)[None]), None, taps, None)
-        known = (self.info.n_key_value_heads, self.info.n_heads)
-        if len(seen) < len(names) or seen[names[1]].dim() != 4 or seen[names[1]].shape[2] not in known:
-            return True  # it has not what to judge by: the self-check will say so
-        v, z = seen[names[1]][0], seen[names[2]][0]
-        off = (z - values_of_heads(v, self.info.n_heads).transpose(0, 1)).abs().max()
-        return bool(off <= 0.05 * v.abs().max())
+        shows, n_heads = {*names[3:]} <= seen.keys(), self.info.n_heads
+        pattern, v, z = (seen.get(name) for name in names[:3])
+        known = v is not None and v.dim() == 4 and v.shape[2] in (self.info.n_key_value_heads, n_heads)
+        if pattern is None or v is None or z is None or not known:
+            return shows, True  # it has not what to judge by: the self-check will say so
+        off = (z[0] - values_of_heads(v[0], n_heads).transpose(0, 1)).abs().max()
+        return shows, bool(off <= 0.05 * v.abs().max())
 
     def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
-        if not self._obeys_patterns:
+        shows, obeys = self._shows_and_obeys
+        if not obeys:
             taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
-        shown = self._shows_entering and not self.latent
-        return self._run(inputs, masks, taps if shown else self._turned(taps, inputs), read)
+        return self._run(inputs, masks, taps if shows and not self.latent else self._turned(taps, inputs), read)
 
     def _placed(self, name: str, tap: Tap) -> tuple[str, Tap]:
         """The hook point of a site and what is done there: of latent attention it shows queries, keys and values heads first,
