@@ -13,7 +13,7 @@ backward pass therefore runs in one thread, takes gradients from device to devic
 two devices mix, but not when something of the memory joins one.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +107,7 @@ class VirtualTensor(Tensor):
         return self.cpu().tolist()
 
     def __deepcopy__(self, memo: Any) -> Tensor:
-        return on(self.numbers.clone(), self.place)
+        return self.numbers.clone().to(self.place)
 
     def data_ptr(self) -> int:
         return self.numbers.data_ptr()
@@ -164,21 +164,12 @@ class _Move(torch.autograd.Function):
         return aten._to_copy(slope, **ctx.back), None, None
 
 
-def on(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on that device."""
-    return tensor.to(device)
-
-
 def _is_virtual(tensor: Any) -> bool:
     return isinstance(tensor, VirtualTensor)
 
 
 def _numbers(tree: Any) -> Any:
     return tree_map(lambda x: x.numbers if _is_virtual(x) else x, tree)
-
-
-def _place_of(device: Any) -> torch.device:
-    return INSIDE if device.index is None else device
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -280,7 +271,7 @@ def _count_move(source: Tensor, to: str) -> None:
 
 def _factory(make: Any) -> Callable[..., Tensor]:
     def made(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> Tensor:
-        return VirtualTensor(make(*args, device="cpu", **kwargs), _place_of(device))
+        return VirtualTensor(make(*args, device="cpu", **kwargs), INSIDE if device.index is None else device)
 
     return made
 
@@ -296,10 +287,3 @@ _LIBRARY.impl(
     lambda x, **kwargs: _copied(aten._to_copy.default, (x,), kwargs),
     "PrivateUse1",
 )
-
-
-def put(module: nn.Module, places: Mapping[str, str]) -> nn.Module:
-    """The module split over devices by accelerate, as `device_map` (submodule -> device) says."""
-    from accelerate import dispatch_model
-
-    return dispatch_model(module, dict(places), force_hooks=True)

@@ -49,7 +49,7 @@ class Shape:
             tokenizer = load_tokenizer(source, **options)
             with torch.device("meta"):
                 made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-            info = hugging_face_info(made, name=name, backend="none yet", attention="eager", versions={})
+            info = hugging_face_info(made, name=name)
             layers = [layer.module for layer in decoder_layers(made, info)]
             per_layer = sum(map(_count, layers)) / len(layers)
         except ModelError:

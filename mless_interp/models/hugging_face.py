@@ -5,7 +5,7 @@ import inspect
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -50,7 +50,7 @@ _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_positi
 
 
 def hugging_face_info(
-    hf_model: Foreign, *, name: str, backend: str, attention: str, versions: Mapping[str, str]
+    hf_model: Foreign, *, name: str = "", backend: str = "none yet", attention: str = "eager", library: str = ""
 ) -> ModelInfo:
     """Return the geometry that a Hugging Face config gives (its text part for multimodal models).
 
@@ -85,7 +85,7 @@ def hugging_face_info(
         dtype=str(next(hf_model.parameters()).dtype).removeprefix("torch."),
         device=str(device_of(hf_model)),
         attention=attention,
-        versions=versions,
+        versions=versions_of(library, "transformers", "torch") if library else {},
         d_key=config.qk_nope_head_dim + config.qk_rope_head_dim if latent else None,
         d_cached=config.kv_lora_rank + config.qk_rope_head_dim if latent else None,
     )
@@ -167,8 +167,7 @@ class HuggingFaceModel(Model):
         remote: bool | str = False,
     ) -> None:
         self.underlying, self.tokenizer, self.remote = underlying, tokenizer, remote
-        versions = versions_of(library, "transformers", "torch")
-        self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, versions=versions)
+        self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, library=library)
         self.quantised = quantisation_of(hf_model)
         self.parts = decoder_layers(hf_model, self.info)
         self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)

@@ -248,7 +248,7 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, na
 
 def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Foreign]:
     config = hf_model.config.get_text_config()
-    info = hugging_face_info(hf_model, name="", backend="", attention="eager", versions={})
+    info = hugging_face_info(hf_model)
     layers = decoder_layers(hf_model, info)
     layer, positions = layers[0], Positions.of(hf_model, layers)
     assert layer.norms is not None and layer.attention is not None and positions is not None  # a converter knows them

@@ -44,6 +44,17 @@ def ignores_edits_of_later_patterns(run: Any, inputs: Inputs, options: dict[str,
     return run(inputs, **{**options, "edits": edits})
 
 
+def shows_other_queries(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    done = run(inputs, **options)
+    shown = {name: value * 1.1 if name.endswith("rot_q") else value for name, value in done.captured.items()}
+    return SimpleNamespace(captured=shown, logits=done.logits)
+
+
+def ignores_edits_of_queries(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    edits = {name: edit for name, edit in (options.get("edits") or {}).items() if not name.endswith("rot_q")}
+    return run(inputs, **{**options, "edits": edits})
+
+
 def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
     done = run(inputs, **options)
     return SimpleNamespace(captured=done.captured, logits=done.logits * float("nan"))
@@ -63,6 +74,15 @@ def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
 def test_a_broken_promise_is_named(lie: Any, message: str, tiny_model_dir: Any) -> None:
     with pytest.raises(FailedCheck, match=rf"on backend 'bridge' failed its check: {message}"):
         check_model(lying(loaded(tiny_model_dir("qwen2"), "bridge"), lie))
+
+
+@pytest.mark.parametrize("lie", [shows_other_queries, ignores_edits_of_queries])
+def test_queries_that_are_not_those_of_the_scores_are_found_out(lie: Any, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    assert model.checks.entering_error < 1e-5 and model.shows_rotated
+    found = check_model(lying(model, lie))
+    assert not found.shows_rotated and found.entering_error > 1e-3 and found.replay.startswith("whole forward passes")
+    assert re.match(r"heads' outputs are off by .* of the largest value", found.entering)
 
 
 def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -> None:

@@ -25,11 +25,6 @@ def bridge(architecture: str, tiny_model_dir) -> Model:
     return loaded(tiny_model_dir(architecture), "bridge")
 
 
-def everything(model: Model, inputs: Inputs) -> dict[str, torch.Tensor]:
-    capture = {site(layer, name): None for layer in range(model.info.n_layers) for name in SITES}
-    return model.run(inputs, capture=capture).captured
-
-
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> bool:
     return bool(((a - b).abs() <= tolerance * (1 + b.abs())).all())
 
@@ -37,7 +32,8 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> bool:
 @EITHER
 def test_every_site_has_the_documented_shape_and_agrees_with_the_bridge(model: Model, bridge: Model) -> None:
     inputs = pairs_for(model)[0].condition("inserted")
-    mine, theirs = everything(model, inputs), everything(bridge, inputs)
+    names = [site(layer, name) for layer in range(model.info.n_layers) for name in SITES]
+    mine, theirs = (each.run(inputs, capture=dict.fromkeys(names)).captured for each in (model, bridge))
     info, t = model.info, inputs.n_tokens
     sizes = {"batch": 1, "token": t, "dest": t, "src": t, "head": info.n_heads, "kv_head": info.n_key_value_heads}
     sizes |= {"d_head": info.d_head, "d_model": info.d_model, "d_mlp": info.d_mlp}
@@ -62,14 +58,11 @@ def test_nnsight_and_bridge_are_equal_bit_for_bit(bridge: Model, architecture: s
 @EITHER
 @pytest.mark.parametrize("place", [{}, {"before": "system"}, {"at": 3}])
 def test_gap_equals_masked_on_shared_tokens_at_every_layer(model: Model, place: dict) -> None:
+    names = [site(layer, "hook_resid_post") for layer in range(model.info.n_layers)]
     for pair in pairs_for(model, count=2, **place):
-        gap, masked = everything(model, pair.condition("gap")), everything(model, pair.condition("masked"))
-        for layer in range(model.info.n_layers):
-            name = site(layer, "hook_resid_post")
-            assert close(masked[name][:, pair.shared], gap[name], 1e-4)
-        assert close(
-            logits_of(model, pair.condition("masked"))[:, pair.shared], logits_of(model, pair.condition("gap")), 1e-4
-        )
+        gap, masked = (model.run(pair.condition(name), capture=dict.fromkeys(names)) for name in ("gap", "masked"))
+        assert all(close(masked.captured[name][:, pair.shared], gap.captured[name], 1e-4) for name in names)
+        assert close(masked.logits[:, pair.shared], gap.logits, 1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
@@ -113,15 +106,9 @@ def test_an_edit_of_every_site_changes_the_logits_as_in_the_bridge(model: Model,
 @EITHER
 def test_captures_are_reduced_inside_and_see_the_edit(model: Model) -> None:
     inputs = pairs_for(model)[0].condition("base")
-    name = site(1, "attn.hook_z")
-    run = model.run(
-        inputs.tokens,
-        capture={name: lambda z: (z.shape, float(z.abs().max()))},
-        edits={name: torch.zeros_like},
-        logits_at="none",
-    )
-    assert run.logits is None
-    assert run.captured[name] == (torch.Size([1, inputs.n_tokens, 8, model.info.d_head]), 0.0)
+    name, seen = site(1, "attn.hook_z"), lambda z: (tuple(z.shape), float(z.abs().max()))
+    run = model.run(inputs.tokens, capture={name: seen}, edits={name: torch.zeros_like}, logits_at="none")
+    assert run.logits is None and run.captured[name] == ((1, inputs.n_tokens, 8, model.info.d_head), 0.0)
 
 
 @EITHER

@@ -10,13 +10,8 @@ from conftest import tiny_model, word_tokenizer
 from mless_interp.models.arithmetic import fused
 from mless_interp.models.decoder import NORMS, HuggingFaceLayers, Positions, decoder_layers, linear
 from mless_interp.models.hugging_face import hugging_face_info
-from mless_interp.models.info import ModelInfo
 
 LLAMA = next(iter(NORMS))
-
-
-def heads_of(model: Any) -> ModelInfo:
-    return hugging_face_info(model, name="tiny", backend="none", attention="eager", versions={})
 
 
 SHAPE: dict[str, Any] = {
@@ -33,7 +28,7 @@ SHAPE |= {"pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2}
 @pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "Olmo2", "Cohere", "Phi"])
 def test_decoders_all_of_whose_parts_are_known_are_stepped_through(kind: str) -> None:
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SHAPE))
-    layers = decoder_layers(model, heads_of(model))
+    layers = decoder_layers(model, hugging_face_info(model))
     found = HuggingFaceLayers.of(model, layers, Positions.of(model, layers), d_head=8)
     assert found is not None
 
@@ -41,12 +36,12 @@ def test_decoders_all_of_whose_parts_are_known_are_stepped_through(kind: str) ->
 def test_an_mlp_of_another_build_is_asked_as_a_whole() -> None:
     """Experts are: the layer is stepped through all the same, only what is inside the MLP is not known."""
     model = tiny_model("llama", word_tokenizer())
-    whole = decoder_layers(model, heads_of(model))[1]
+    whole = decoder_layers(model, hugging_face_info(model))[1]
     x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
     expected = whole.add_mlp()(x)
     model.model.layers[1].mlp.activation, model.model.layers[1].mlp.act_fn = model.model.layers[1].mlp.act_fn, None
     model.model.layers[1].mlp.forward = lambda x: (expected, "router")
-    other = decoder_layers(model, heads_of(model))[1]
+    other = decoder_layers(model, hugging_face_info(model))[1]
     assert other.mlp is None and other.gated_mlp is None and other.unknown is None
     assert torch.equal(other.add_mlp()(x), expected)
 
@@ -54,9 +49,9 @@ def test_an_mlp_of_another_build_is_asked_as_a_whole() -> None:
 def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
     model = tiny_model("llama", word_tokenizer())
     model.model.layers[0].another_norm = torch.nn.Identity()
-    first, second = decoder_layers(model, heads_of(model))[:2]
-    assert first.norms is None and first.attention_output(heads_of(model)) is None
-    assert second.norms is not None and second.attention_output(heads_of(model)) is not None
+    first, second = decoder_layers(model, hugging_face_info(model))[:2]
+    assert first.norms is None and first.attention_output(hugging_face_info(model)) is None
+    assert second.norms is not None and second.attention_output(hugging_face_info(model)) is not None
 
 
 def test_the_fast_product_of_a_linear_layer_is_the_layer_s_own() -> None:
