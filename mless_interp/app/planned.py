@@ -21,8 +21,9 @@ from ..mechanism import activation_shift, decompose_attention, mediate
 from ..models.arithmetic import product
 from ..models.base import Model
 from ..models.info import ModelError
-from ..models.load import BACKENDS, CONVERTED_AT_MOST, load_model
+from ..models.load import CONVERTED_AT_MOST, load_model
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
+from ..models.weights import BACKENDS
 from ..patching.joint import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of

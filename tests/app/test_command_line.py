@@ -78,7 +78,7 @@ def test_every_field_is_an_option_with_its_default_and_its_explanation() -> None
 
 
 def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_help_or_refusal() -> None:
-    from mless_interp.models.load import BACKENDS
+    from mless_interp.models.weights import BACKENDS
     from mless_interp.patching.interventions import INTERVENTIONS
     from mless_interp.patching.outcomes import OUTCOMES
     from mless_interp.prompts.insertions import KINDS, PLACES
