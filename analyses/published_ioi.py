@@ -8,13 +8,12 @@ confirmed on fresh prompts; the published edges are traced.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from typer import Argument, Option
 
-from mless_interp.app.command_line import Loading, OutOption, Saving
+from mless_interp.app.command_line import REQUIRED, Loading, Saving, argument, option
 from mless_interp.app.run_folder import Computed, Kept, Presented, program
 
 CLASSES = {
@@ -61,9 +60,9 @@ TEMPLATES = (
 class Options(Loading, Saving):
     """What can be asked."""
 
-    model: Annotated[str, Argument(metavar="MODEL_DIR", help="A saved directory of GPT-2 small, or a hub id.")]
-    limit: Annotated[int, Option(min=2, help="How many prompts name heads; as many others confirm them.")] = 64
-    out: OutOption = Path("results/published_ioi")
+    model: str = argument(REQUIRED, "A saved directory of GPT-2 small, or a hub id.", metavar="MODEL_DIR")
+    limit: int = option(64, "How many prompts name heads; as many others confirm them.", min=2)
+    out: Path = Path("results/published_ioi")
 
 
 def prompts(tokenizer: Any, n: int, seed: int) -> dict[str, Any]:

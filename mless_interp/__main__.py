@@ -6,14 +6,8 @@ from pathlib import Path
 
 import typer
 
-from .app import COMMANDS
-from .app.certify import Options as Checking
-from .app.certify import check
+from .app import COMMANDS, commands
 from .app.command_line import Command, of_options, one_line_errors
-from .app.compare_runs import compare
-from .app.plan import NOT_ASKED, plan
-from .app.plan import Options as Planning
-from .app.run_folder import report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
@@ -26,14 +20,17 @@ def about() -> None:
 for _name, _file in COMMANDS.items():
     (_command,) = import_module(f"mless_interp.app.{_file}").app.registered_commands
     app.command(_name, cls=Command)(_command.callback)
-app.command(cls=Command)(one_line_errors(of_options(check, Checking)))
-app.command(cls=Command)(one_line_errors(of_options(plan, Planning, without=NOT_ASKED)))
-app.command(cls=Command)(one_line_errors(report))
-app.command(cls=Command)(one_line_errors(compare))
+for _command in (
+    of_options(commands.check, commands.Checking),
+    of_options(commands.plan, commands.Planning, without=commands.NOT_PLANNED),
+    commands.report,
+    commands.compare,
+):
+    app.command(cls=Command)(one_line_errors(_command))
 
 
 def main() -> None:
-    """The program of that name; under another one, as Python runs it."""
+    """Run the program under its name; under another one, as Python runs it."""
     program = Path(sys.argv[0]).name
     app(prog_name="python -m mless_interp" if program == "__main__.py" else "mless-interp")
 

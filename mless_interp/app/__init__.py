@@ -4,6 +4,8 @@
 half finished) folder can be shown again without model. Each is found under its name when it is first asked for.
 """
 
+from pathlib import Path
+
 import lazy_loader
 
 COMMANDS = {
@@ -18,8 +20,9 @@ COMMANDS = {
     "read-span": "read_span",
 }
 """What follows `mless-interp` -> the file of this folder, and the script of `analyses/`, that holds it."""
+INCLUDED = {path.stem: path for path in sorted((Path(__file__).parent / "included").glob("*.toml"))}
+"""The studies that the package includes, by name."""
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__,
-    [*COMMANDS.values(), "certify", "command_line", "compare_runs", "endings", "plan", "planned", "run_folder"],
+    __name__, [*COMMANDS.values(), "command_line", "commands", "planned", "run_folder"]
 )

@@ -2,25 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from typer import Option
-
-from ..core.arguments import count_of
 from ..prompts.conditions import one_of
-from .command_line import (
-    ByOption,
-    HeadsOption,
-    ModelArgument,
-    OutcomeOption,
-    OutOption,
-    Pairing,
-    chosen_heads,
-    chosen_names,
-)
+from ..prompts.problems import Problem
+from .command_line import MODEL_HELP, Pairing, SignedOutcome, argument, chosen_heads, chosen_names, is_model, option
 from .run_folder import Computed, Kept, Presented, program
 
-NAMED_HERE = "The circuit uses the same problems that selected the heads, so it describes how they act, not whether."
+if TYPE_CHECKING:
+    from ..circuits.circuit import Circuit
+    from ..views.report import Report
+
 N_CONFIRM = 64
 """Fresh problems where nothing else is asked for."""
 PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
@@ -31,49 +23,37 @@ PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 class Options(Pairing):
     """What can be asked."""
 
-    model: ModelArgument = "demo"
-    heads: HeadsOption = None
-    limit: Annotated[
-        int,
-        Option(min=1, help="Number of problems that name the heads, from the first one; with --heads all there are."),
-    ] = 64
-    confirm: Annotated[
-        int | None,
-        Option(
-            min=0,
-            help="Number of fresh problems that test the named heads again and measure the circuit. 0: all on "
-            f"the same problems. [default: {N_CONFIRM}; with --heads 0]",
-        ),
-    ] = None
-    by: ByOption = None
-    most_heads: Annotated[
-        int, Option(min=1, help="Maximum number of heads in the circuit (largest effects first).")
-    ] = 8
-    contrast: Annotated[
-        Literal["content", "computed", "inside", "replaced"],
-        Option(
-            help="content (masked -> inserted); computed (blind -> inserted: what the span has read of the question); inside "
-            "(apart -> inserted: what the span's tokens have read of one another); replaced (clean -> inserted, with --pairs). "
-            "The last three without tokens and transfer.",
-        ),
-    ] = "content"
-    mlps: Annotated[
-        Literal["auto", "all", "none"],
-        Option(
-            help="Include MLPs as nodes: all, none, or auto (all if there are enough problems to correct for that many edges).",
-        ),
-    ] = "auto"
-    n_rows: Annotated[
-        int, Option(min=1, help="Tokens from each end of the question at which sites and heads are patched.")
-    ] = 8
-    without: Annotated[str, Option(help=f"Leave out, with commas: {', '.join(PARTS)}.")] = ""
-    outcome: OutcomeOption = "answer_logprob"
-    out: OutOption = Path("results/circuit")
+    model: str = argument("demo", MODEL_HELP, callback=is_model, metavar="MODEL")
+    heads: str | None = None
+    limit: int = option(
+        64, "Number of problems that name the heads, from the first one; with --heads all there are.", min=1
+    )
+    confirm: int | None = option(
+        None,
+        "Number of fresh problems that test the named heads again and measure the circuit. 0: all on "
+        f"the same problems. [default: {N_CONFIRM}; with --heads 0]",
+        min=0,
+    )
+    by: str | None = None
+    most_heads: int = option(8, "Maximum number of heads in the circuit (largest effects first).", min=1)
+    contrast: Literal["content", "computed", "inside", "replaced"] = option(
+        "content",
+        "content (masked -> inserted); computed (blind -> inserted: what the span has read of the question); inside "
+        "(apart -> inserted: what the span's tokens have read of one another); replaced (clean -> inserted, with --pairs). "
+        "The last three without tokens and transfer.",
+    )
+    mlps: Literal["auto", "all", "none"] = option(
+        "auto",
+        "Include MLPs as nodes: all, none, or auto (all if there are enough problems to correct for that many edges).",
+    )
+    n_rows: int = option(8, "Tokens from each end of the question at which sites and heads are patched.", min=1)
+    without: str = option("", f"Leave out, with commas: {', '.join(PARTS)}.")
+    outcome: SignedOutcome = "answer_logprob"
+    out: Path = Path("results/circuit")
 
-    def parts(self) -> list[tuple[Any, ...]]:
-        """The problems that name the heads and those on which the circuit is measured."""
-        given = chosen_heads(self.heads)
-        without = chosen_names(self.without)
+    def parts(self) -> list[tuple[Problem, ...]]:
+        """Return the problems that name the heads and those on which the circuit is measured."""
+        given, without = chosen_heads(self.heads), chosen_names(self.without)
         for name in without:
             one_of(name, dict.fromkeys(PARTS), "part to leave out")
         if given and set(without) == set(PARTS):
@@ -97,50 +77,31 @@ def compute(options: Options) -> Computed:
     needed, and the share of the effect that returns without the tokens. The command ends early, with the reason, if no head
     is named or confirmed. Parts that a model's weights do not allow (quantised, remote) are left out with their reason.
 
-    Writes a table (.csv) and a picture (.png) of each part, edges.parquet (a row per problem and edge), the results themselves
-    in results/ (mi.load) and run.json; with --report also report.html.
-    A stopped run resumes when you start it again with the same settings.
+    Writes a table (.csv) and a picture (.png) of each part, edges.parquet (a row per problem and edge).
     """
     parts = options.parts()
     from ..circuits.circuit import trace_circuit
     from ..circuits.locate import locate_heads
 
-    given = chosen_heads(options.heads)
     model, (pairs, others) = options.begin(*parts)
     common = {"outcome": options.outcome, "contrast": options.contrast, **options.common}
-    fresh = others or None
-    found: Any = given
-    if given is None:
-        found = locate_heads(
-            model, pairs, confirm=fresh, by=options.by, checkpoint=options.partial / "located", **common
-        )
-    circuit = trace_circuit(
-        model,
-        pairs,
-        found,
-        fresh=fresh,
-        parts=[name for name in PARTS if name not in chosen_names(options.without)],
-        mlps=options.mlps,
-        n_rows=options.n_rows,
-        most_heads=options.most_heads,
-        checkpoint=options.partial,
-        **common,
-    )
-    return Computed(
-        {"Circuit": circuit},
-        model,
-        [*others, *pairs],
-        facts={"settings": circuit.settings, "n_problems": len(pairs), "n_fresh": len(others)},
-        notes=[NAMED_HERE] * bool(circuit.heads and circuit.located is not None and not fresh),
-    )
+    fresh, left_out = others or None, chosen_names(options.without)
+    heads: Any = chosen_heads(options.heads)
+    if heads is None:
+        kept = options.partial / "located"
+        heads = locate_heads(model, pairs, confirm=fresh, by=options.by, checkpoint=kept, **common)
+    wanted = [name for name in PARTS if name not in left_out]
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("mlps", "n_rows", "most_heads")}
+    circuit = trace_circuit(model, pairs, heads, fresh=fresh, parts=wanted, checkpoint=options.partial, **how, **common)
+    same = "The circuit uses the same problems that selected the heads, so it describes how they act, not whether."
+    notes = [same] * bool(circuit.heads and circuit.located is not None and not fresh)
+    facts = {"settings": circuit.settings, "n_problems": len(pairs), "n_fresh": len(others)}
+    return Computed({"Circuit": circuit}, model, [*others, *pairs], facts=facts, notes=notes)
 
 
 def present(kept: Kept) -> Presented:
-    """A table and a picture of each part, and the page that tells them in order."""
+    """Make a table and a picture of each part, and the page that tells them in order."""
     from .. import views
-    from ..circuits.circuit import PARTS
-    from ..views.report import Report
-    from .circuit_sections import family_words, pictures_of, shown_section
 
     circuit = kept.results["Circuit"]
     located, shown = circuit.located, [name for name in PARTS if getattr(circuit, name) is not None]
@@ -149,38 +110,79 @@ def present(kept: Kept) -> Presented:
         files |= {"heads.csv": located.table(), "head_map.png": views.head_map(located)}
     for name in shown:
         files[f"{name}.csv"] = getattr(circuit, name).table()
-        pictures = pictures_of(circuit, name).values()
-        drawn = {f"{name}{'_' * bool(at)}{at or ''}.png": each for at, each in enumerate(pictures)}
-        files |= {file: each for file, each in drawn.items() if each is not None}
+        for at, picture in enumerate(pictures_of(circuit, name).values()):
+            if picture is not None:
+                files[f"{name}_{at}.png" if at else f"{name}.png"] = picture
     if circuit.edges is not None:
         files["edges.parquet"] = circuit.edges.to_frame()
+    return Presented(files, lambda: _page(kept, circuit))
 
-    def page() -> Report:
-        n, fresh, name = kept.run["n_problems"], kept.run["n_fresh"], kept.model_name
-        some = f"heads named on {n} problems" if fresh else count_of(n, "problem")
-        others = f", all else measured on {fresh} others" if fresh and circuit.heads else ""
-        question = (
-            f"Which heads of {name} carry the effect of {circuit.settings['insertion']}, on whom do they "
-            f"act, where, and by what ({some}{others})?"
-        )
-        made = Report("From heads to a circuit", question=question, answer=circuit.headline())
-        if located is not None:
-            effects = {"Median effects with 95 % intervals over problems.": views.forest(located)}
-            made = made.heading("Which heads").answered(located.headline())
-            made = made.result(located, heading=None, pictures=effects)
-            if not circuit.heads:
-                made = made.sentence("No head, no circuit: nothing further was measured.")
-        for name in PARTS:
-            why = circuit.left_out.get(name, "not asked for")
-            if name in shown:
-                made = shown_section(made, name, circuit)
-            elif why != "not asked for":
-                made = made.heading(PARTS[name]).answered(f"Not measured: {why}.")
-            if name == "edges" and (without := circuit.left_out.get("MLPs")):
-                made = made.sentence(f"Edges are traced without MLPs: {without}.")
-        return made.sentence(family_words(circuit))
 
-    return Presented(files, page)
+# ------------------------------------------------------------------------------------------------------------- the page
+
+COUNTED = "Tokens are counted from both ends: 0 comes first after the insertion, -1 predicts the answer."
+DRAWN = {
+    "direct": "What each head writes straight to the logits, and what goes through later parts: means, which add up.",
+    "sites": f"Layers and tokens where the effect passes; resid_pre is the stream before a layer. {COUNTED}",
+    "positions": f"Tokens of the question through which a head acts, and parts of the span that it reads. {COUNTED}",
+    "writes": "Tokens promoted and suppressed, and those whose keys are preferred and avoided.",
+    "sets": "Sets of heads that see the span alone, or alone do not, head by head.",
+    "transfer": "Prompts without the insertion whose heads are moved as it moves them.",
+}
+"""The caption of a part's picture; edges have two."""
+
+
+def pictures_of(circuit: "Circuit", name: str) -> dict[str, Any]:
+    """Return the pictures of a part by caption; of edges one of each direction, None where there are no edges."""
+    if name != "edges":
+        return {DRAWN[name]: getattr(circuit, name).plot()}
+    found: dict[str, Any] = {}
+    for edges, caption in (
+        (circuit.edges, "Edges that are needed (denoising)"),
+        (circuit.sufficient, "Edges that suffice (noising)"),
+    ):
+        assert edges is not None  # both directions are one part
+        why = edges.why_none()
+        found[f"{caption}: none. {why}" if why else f"{caption}, as shares."] = None if why else edges.plot()
+    return found
+
+
+def shown_part(page: "Report", name: str, circuit: "Circuit") -> "Report":
+    """Add a part to the page: its answer, its pictures, its table; what it says besides is folded."""
+    from ..views.report import Report
+
+    found, pictures, enough = getattr(circuit, name), pictures_of(circuit, name), circuit.sufficient
+    drawn = {caption: picture for caption, picture in pictures.items() if picture is not None}
+    page = page.answered(found.headline()).result(found, heading=None, pictures=drawn, first=found.caveats())
+    page = page.sentence(*(caption for caption in pictures if caption not in drawn))
+    if name != "edges" or enough is None or enough.why_none():
+        return page
+    return page.folded("Edges that suffice", Report("", question="").result(enough, heading=None))
+
+
+def _page(kept: Kept, circuit: "Circuit") -> "Report":
+    from .. import views
+    from ..circuits.circuit import PARTS as HEADINGS
+
+    question = "Which heads carry the insertion's effect, on whom do they act, where, and by what?"
+    page, located = kept.page("From heads to a circuit", question, circuit), circuit.located
+    if located is not None:
+        effects = {"Median effects with 95 % intervals over problems.": views.forest(located)}
+        page = page.heading("Which heads").answered(located.headline())
+        page = page.result(located, heading=None, pictures=effects)
+        if not circuit.heads:
+            page = page.sentence("No head, no circuit: nothing further was measured.")
+    for name in PARTS:
+        why = circuit.left_out.get(name, "not asked for")
+        if getattr(circuit, name) is not None:
+            page = shown_part(page.heading(HEADINGS[name]), name, circuit)
+        elif why != "not asked for":
+            page = page.heading(HEADINGS[name]).answered(f"Not measured: {why}.")
+        if name == "edges" and (without := circuit.left_out.get("MLPs")):
+            page = page.sentence(f"Edges are traced without MLPs: {without}.")
+    return page.sentence(
+        "Corrected p-values hold within each part (edges: both directions together), not across parts."
+    )
 
 
 app = program("circuit", compute, present)

@@ -1,7 +1,7 @@
 """What every command shares: options, how it begins and is stopped, one line for wrong input, a command to repeat.
 
-A command is a dataclass of options and a function of it. The options that most of them take are fields of `Saving`, `Loading`,
-`Asking` and `Inserting`, to be inherited from; what single commands share is an annotation: `heads: HeadsOption = None`.
+A command is a dataclass of options and a function of it. Options that most of them take are fields of `Saving`, `Loading`,
+`Asking`, `Inserting` and `Pairing`, to be inherited from; what a few commands share is explained in `SHARED`.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 import typer.core
@@ -27,7 +27,7 @@ from typer import Argument, Option
 
 from ..core.arguments import beside, count_of, nearest
 from ..core.heads import Head, check_heads
-from ..prompts.conditions import CONTRASTS, as_words
+from ..prompts.conditions import CONTRASTS
 from ..prompts.problems import Problem, whole_groups
 from ..runtime.engines import Engine, Shard, ShardDone, here
 from ..runtime.folders import COMPUTED, RUN
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ..prompts.insertions import Insertion
     from ..prompts.pairs import PromptPair
 
+# Names of tables that load torch, which neither a help nor a refusal needs; tests hold them to the tables.
 Backend = Literal["auto", "hooked_transformer", "bridge", "nnsight"]
 Kind = Literal[
     "meaningless", "meaningful", "random_sentence", "other_questions", "repeat_question", "from_key", "counting", "whitespace",
@@ -55,7 +56,6 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 Attention = Literal["eager", "sdpa", "flash_attention_2"]
 Rows = Literal["shared", "all", "question"]
 SEGMENTS = ("question", "system", "template", "bos")
-"""Names of tables that load torch, which neither a help nor a refusal needs; tests hold them to the tables."""
 
 
 def is_model(name: str | None) -> str | None:
@@ -63,31 +63,22 @@ def is_model(name: str | None) -> str | None:
     path = Path(name or "demo").expanduser()
     if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         raise typer.BadParameter(f"{str(path.absolute())!r} holds no config.json: it is not a saved Hugging Face model")
-    if name is None or not (name.startswith((".", "/", "~")) or name.count("/") > 1) or path.is_dir():
-        return name
-    raise typer.BadParameter(f"there is no directory {_with_neighbour(path)}")
+    if name is not None and (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.is_dir():
+        raise typer.BadParameter(f"there is no directory {_with_neighbour(path)}")
+    return name
 
 
 def is_file(name: str | None) -> str | None:
     """Refuse a file that is not there before torch is imported."""
-    if name is None or Path(name).suffix not in (".jsonl", ".txt") or Path(name).is_file():
-        return name
-    raise typer.BadParameter(f"there is no file {_with_neighbour(Path(name))}")
+    if name is not None and Path(name).suffix in (".jsonl", ".txt") and not Path(name).is_file():
+        raise typer.BadParameter(f"there is no file {_with_neighbour(Path(name))}")
+    return name
 
 
 def _with_neighbour(path: Path) -> str:
-    """A path in full, with what is named most like it in its folder."""
+    """Return a path in full, with the most similar name in its folder."""
     whole = path.absolute()
     return f"{str(whole)!r}{nearest(whole.name, beside(whole))}"
-
-
-def contrasts(*names: str) -> str:
-    """These contrasts (all, when none is named) in words, for an option's help.
-
-    >>> contrasts("content", "held")
-    'content (masked -> inserted); held (base -> held)'
-    """
-    return as_words({name: CONTRASTS[name] for name in names or CONTRASTS})
 
 
 # ----------------------------------------------------------------------------------------------------------------- options
@@ -102,86 +93,80 @@ PANELS = {
         "no_progress rows show batch_size vllm_python tensor_parallel_size memory tflops"
     ).split(),
 }
-"""Under what `--help` lists options, in this order; all others under the first."""
+"""The headings under which `--help` lists options, in this order; all others are under the first."""
 MODEL_HELP = "'demo' (bundled), a saved model's directory, or a hub id."
-ModelOption = Annotated[str, Option(callback=is_model, help=MODEL_HELP)]
-ModelArgument = Annotated[str, Argument(callback=is_model, metavar="MODEL", help=MODEL_HELP)]
-PROBLEMS_HELP = (
-    "'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts separated by blank lines "
-    "that the model continues (then with --template text). [default: the model's own]"
-)
-ProblemsOption = Annotated[str | None, Option(callback=is_file, help=PROBLEMS_HELP)]
-LimitOption = Annotated[int, Option(min=1, help="Number of problems, from the first one.")]
-InsertionOption = Annotated[Kind, Option(help="Kind of insertion.")]
-NTokensOption = Annotated[int, Option(min=1, help="Length of the insertion in tokens.")]
-LENGTH_HELP = "Length of the insertion in tokens. [default: 55; of text and ids as given]"
-LengthOption = Annotated[int | None, Option(min=1, help=LENGTH_HELP)]
-PLACE_HELP = (
-    "Place: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several with "
-    "commas share the tokens."
-)
-PlaceOption = Annotated[str, Option(help=PLACE_HELP)]
-LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
-HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
-OutcomeOption = Annotated[SignedOutcome, Option(help="Outcome to measure.")]
-TWINS_HELP = (
-    "Untrained twins (same configuration, weights drawn anew with seeds 0, 1, ...) measured alike; 0: none. Each costs as much "
-    "as the model."
-)
-TwinsOption = Annotated[int, Option(min=0, help=TWINS_HELP)]
-OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
-BY_HELP = (
-    "Also name heads within strata of the problems: by 'answer', or by a tag that all problems have (specialists: heads that "
-    "act in some strata only)."
-)
-ByOption = Annotated[str | None, Option(help=BY_HELP)]
-SHARD_HELP = "Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then the same command without it."
-WAIT_HELP = "Stop waiting for other shards after this many seconds without progress."
-UNIT_HELP = (
-    "The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of repeat_question how many "
-    "times, of ids the token ids (5,6), of pause the token."
-)
-PAIRS_HELP = (
-    "Token ids instead of problems and an insertion: a .jsonl file of one pair a line, with the keys ids, answer, clean or "
-    "span, and if wanted distractor, tags, id."
-)
-TEMPLATE_HELP = "raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat."
+SHARED = {
+    "model": Option(callback=is_model, help=MODEL_HELP),
+    "problems": Option(
+        callback=is_file,
+        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts separated by blank "
+        "lines that the model continues (then with --template text). [default: the model's own]",
+    ),
+    "limit": Option(min=1, help="Number of problems, from the first one."),
+    "n_tokens": Option(min=1, help="Length of the insertion in tokens. [default: 55; of text and ids as given]"),
+    "place": Option(
+        help="Place: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several with "
+        "commas share the tokens."
+    ),
+    "layers": Option(help="Only these layers, zero-based: 0,2-4."),
+    "heads": Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21."),
+    "by": Option(
+        help="Also name heads within strata of the problems: by 'answer', or by a tag that all problems have (specialists: "
+        "heads that act in some strata only)."
+    ),
+    "outcome": Option(help="Outcome to measure."),
+    "twins": Option(
+        min=0,
+        help="Untrained twins (same configuration, weights drawn anew with seeds 0, 1, ...) measured alike; 0: none. Each "
+        "costs as much as the model.",
+    ),
+    "max_new_tokens": Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]"),
+    "out": Option(help="Folder for the results; it appears only when they are whole."),
+}
+"""Options of several commands, by the name of the field; a field that is an `option` or `argument` explains itself."""
+TYPER = "typer"
+"""Under what a field keeps how Typer shows it."""
+REQUIRED = dataclasses.MISSING
+"""The default of an option that must be given."""
+
+
+def option(default: Any, help: str, *names: str, **how: Any) -> Any:
+    """Return a field of a dataclass of options: its default, its help, and what else `typer.Option` takes."""
+    return dataclasses.field(default=default, metadata={TYPER: Option(*names, help=help, **how)})
+
+
+def argument(default: Any, help: str, **how: Any) -> Any:
+    """Return such a field that has no name on the command line."""
+    return dataclasses.field(default=default, metadata={TYPER: Argument(help=help, **how)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """The options of every analysis: who computes, and where it leaves what."""
+    """The options of every analysis: who computes, and where results are written."""
 
-    engine: Annotated[str, Option(help="serial, or ray (an extra): several workers, each with its own model.")] = (
-        "serial"
+    engine: str = option("serial", "serial, or ray (an extra): several workers, each with its own model.")
+    workers: int = option(2, "ray: number of workers.", min=1)
+    gpus_per_worker: float = option(0.0, "ray: GPUs that each worker reserves.", min=0)
+    address: str | None = option(None, "ray: a running cluster. [default: Ray is started here]")
+    shard: str | None = option(
+        None, "Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then the same command without it."
     )
-    workers: Annotated[int, Option(min=1, help="ray: number of workers.")] = 2
-    gpus_per_worker: Annotated[float, Option(min=0, help="ray: GPUs that each worker reserves.")] = 0.0
-    address: Annotated[str | None, Option(help="ray: a running cluster. [default: Ray is started here]")] = None
-    shard: Annotated[str | None, Option(help=SHARD_HELP)] = None
-    wait: Annotated[float, Option(min=0, help=WAIT_HELP)] = 0.0
-    seed: Annotated[int, Option(min=0, help="Seed of all that is random: insertions, draws, the bootstrap.")] = 0
-    out: OutOption = Path("results")
-    report: Annotated[bool, Option("--report", help="Also write report.html, which opens without network.")] = False
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False
-    no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False
+    wait: float = option(0.0, "Stop waiting for other shards after this many seconds without progress.", min=0)
+    seed: int = option(0, "Seed of all that is random: insertions, draws, the bootstrap.", min=0)
+    out: Path = Path("results")
+    report: bool = option(False, "Also write report.html, which opens without network.", "--report")
+    overwrite: bool = option(False, "Replace an existing folder.", "--overwrite")
+    no_progress: bool = option(False, "No progress bars.", "--no-progress")
 
     engines: ClassVar[tuple[str, ...]] = ("serial",)
     """What `--engine` may name besides ray."""
 
     @property
-    def folder(self) -> Path:
-        """Where the results go."""
-        return self.out
-
-    @property
     def partial(self) -> Path:
-        """Where a run that is stopped leaves what had finished, for when it is started again."""
-        if self.folder.name in ("", ".."):
-            raise ValueError(
-                f"{str(self.folder)!r} is no folder of results by its own name: give that, {str(self.folder.resolve())!r}"
-            )
-        return self.folder.with_name(f".{self.folder.name}.partial")
+        """The folder in which a stopped run leaves what had finished, for when it is started again."""
+        if self.out.name in ("", ".."):
+            raise ValueError(f"{str(self.out)!r} is no folder of its own: give its name, {str(self.out.resolve())!r}")
+        return self.out.with_name(f".{self.out.name}.partial")
 
     @property
     def part(self) -> Shard | None:
@@ -190,7 +175,7 @@ class Saving:
 
     @property
     def kept(self) -> Path:
-        """Where results lie between their computing and their showing."""
+        """The folder of results between their computing and their showing."""
         return self.partial / COMPUTED
 
     @property
@@ -199,7 +184,7 @@ class Saving:
 
     @property
     def common(self) -> dict[str, Any]:
-        """What every analysis is told."""
+        """The options of every analysis of the library."""
         return {"progress": self.progress, "seed": self.seed}
 
     def say(self, text: str) -> None:
@@ -209,7 +194,7 @@ class Saving:
             sys.stderr.flush()
 
     def computing(self) -> Engine:
-        """Who computes: `--engine` and `--shard`."""
+        """Return who computes: `--engine` and `--shard`."""
         workers: Engine = here
         if self.wait and self.shard is None:
             raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
@@ -226,24 +211,24 @@ class Saving:
 class Loading:
     """The options of every command that loads a model."""
 
-    backend: Annotated[Backend, Option(help="Which library runs the model.")] = "auto"
-    dtype: Annotated[Dtype, Option(help="Precision of weights and activations.")] = "float32"
-    tf32: Annotated[bool, Option(help="On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")] = True
-    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None
-    device_map: Annotated[
-        str | None, Option(help="Spread it over devices (nnsight, bridge): auto, balanced, sequential, or JSON.")
-    ] = None
-    max_memory: Annotated[
-        str | None, Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB"}.')
-    ] = None
-    offload_folder: Annotated[str | None, Option(help="Where --device-map puts weights on the disk (nnsight).")] = None
-    quantization_config: Annotated[
-        str | None, Option(help='Quantise while loading: {"quant_method": "bitsandbytes", "load_in_4bit": true}.')
-    ] = None
-    attention: Annotated[Attention, Option(help="sdpa (nnsight): fused and lean; no patterns to show.")] = "eager"
+    backend: Backend = option("auto", "Which library runs the model.")
+    dtype: Dtype = option("float32", "Precision of weights and activations.")
+    tf32: bool = option(True, "On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")
+    device: str | None = option(None, "cpu, cuda, cuda:1 ... [default: a GPU if there is one]")
+    device_map: str | None = option(
+        None, "Spread it over devices (nnsight, bridge): auto, balanced, sequential, or JSON."
+    )
+    max_memory: str | None = option(
+        None, 'With --device-map auto: the most of each device, JSON such as {"0": "20GiB"}.'
+    )
+    offload_folder: str | None = option(None, "Where --device-map puts weights on the disk (nnsight).")
+    quantization_config: str | None = option(
+        None, 'Quantise while loading: {"quant_method": "bitsandbytes", "load_in_4bit": true}.'
+    )
+    attention: Attention = option("eager", "sdpa (nnsight): fused and lean; no patterns to show.")
 
     def loading(self) -> dict[str, Any]:
-        """All of them as `load_model` takes them; `ValueError` for what cannot be read."""
+        """Return all of them as `load_model` takes them; `ValueError` for what cannot be read."""
         made = {name: getattr(self, name) for name in ("backend", "dtype", "tf32", "device", "offload_folder")}
         made |= {"device_map": self.device_map, "attn_implementation": self.attention}
         if (self.device_map or "").lstrip().startswith("{"):
@@ -260,20 +245,18 @@ class Loading:
 class Asking(Loading, Saving):
     """The options of an analysis that asks one model about problems, and how it begins."""
 
-    model: ModelOption = "demo"
-    problems: ProblemsOption = None
-    limit: LimitOption = 32
-    n_before: Annotated[
-        int | None, Option(min=1, help="Of a .txt file's texts: tokens before the place. [default: 16]")
-    ] = None
-    n_context: Annotated[
-        int | None, Option(min=2, help="Of a .txt file's texts: tokens of the context. [default: 64]")
-    ] = None
-    n_answer: Annotated[int | None, Option(min=1, help="Of a .txt file's texts: tokens continued. [default: 1]")] = None
-    template: Annotated[Template, Option(help=TEMPLATE_HELP)] = "raw"
+    model: str = "demo"
+    problems: str | None = None
+    limit: int = 32
+    n_before: int | None = option(None, "Of a .txt file's texts: tokens before the place. [default: 16]", min=1)
+    n_context: int | None = option(None, "Of a .txt file's texts: tokens of the context. [default: 64]", min=2)
+    n_answer: int | None = option(None, "Of a .txt file's texts: tokens continued. [default: 1]", min=1)
+    template: Template = option(
+        "raw", "raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat."
+    )
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
-        """The first problems of the source (None: all)."""
+        """Return the first problems of the source (None: all)."""
         from ..prompts.texts import problems_of
 
         sizes = {name: getattr(self, name) for name in ("n_before", "n_context", "n_answer")}
@@ -281,14 +264,14 @@ class Asking(Loading, Saving):
         return problems_of(self.model, self.problems, limit=limit, **given)
 
     def questions(self) -> tuple[Problem, ...]:
-        """The problems that were asked for; says where there are fewer."""
+        """Return the problems that were asked for; say where there are fewer."""
         found = self.first(self.limit)
         if len(found) < self.limit:
             sys.stderr.write(f"--limit {self.limit}: there are {len(found)} problems, all are taken.\n")
         return found
 
     def in_parts(self, **counts: int) -> list[tuple[Problem, ...]]:
-        """So many problems for each purpose, none of a group in two of them; `ValueError` where there are fewer."""
+        """Return problems for each purpose, none of a group in two of them; `ValueError` where there are fewer."""
         wanted, asked = sum(counts.values()), [f"--{name} {count}" for name, count in counts.items() if count]
         if len(asked) < 2:
             return [replace(self, limit=count).questions() if count else () for count in counts.values()]
@@ -301,7 +284,7 @@ class Asking(Loading, Saving):
         return [found[start:end] for start, end in pairwise(ends)]
 
     def load(self) -> "Model":
-        """The model that was asked for, once the engine is known to be right."""
+        """Load the model, once options, engine and named heads are known to be right."""
         options, engine = self.loading(), self.computing()
         self.say(f"loading {self.model} ...")
         from ..models.load import load_model, shape_of
@@ -316,18 +299,22 @@ class Asking(Loading, Saving):
 class Inserting(Asking):
     """The options of an analysis of one insertion."""
 
-    insertion: InsertionOption = "meaningless"
-    unit: Annotated[str | None, Option(help=UNIT_HELP)] = None
-    n_tokens: LengthOption = None
-    place: PlaceOption = "before-question"
+    insertion: Kind = option("meaningless", "Kind of insertion.")
+    unit: str | None = option(
+        None,
+        "The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of repeat_question how "
+        "many times, of ids the token ids (5,6), of pause the token.",
+    )
+    n_tokens: int | None = None
+    place: str = "before-question"
 
     def filler(self, **changes: Any) -> "Insertion":
-        """The insertion that was asked for."""
+        """Return the insertion that was asked for."""
         given: dict[str, Any] = {"n_tokens": self.n_tokens, "seed": self.seed, "place": self.place} | changes
         return chosen_insertion(self.insertion, self.unit, **given, pool=lambda: self.first(None))
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
-        """The model and the pairs of each part of the problems; a wrong insertion is told before the model is loaded."""
+        """Return the model and the pairs of each part of the problems; refuse a wrong insertion before the model is loaded."""
         from ..prompts.pairs import make_pairs
 
         filler, model = self.filler(), self.load()
@@ -340,73 +327,73 @@ class Inserting(Asking):
 class Pairing(Inserting):
     """The options of an analysis of one insertion, or of pairs of token ids."""
 
-    pairs: Annotated[str | None, Option(callback=is_file, help=PAIRS_HELP)] = None
+    pairs: str | None = option(
+        None,
+        "Token ids instead of problems and an insertion: a .jsonl file of one pair a line, with the keys ids, answer, clean or "
+        "span, and if wanted distractor, tags, id.",
+        callback=is_file,
+    )
 
     @cached_property
     def given(self) -> "dict[str, PromptPair]":
-        """The pairs of `--pairs` by id; `ValueError` beside options of problems or insertions."""
+        """The pairs of `--pairs` by id; `ValueError` beside options of how prompts are made."""
         from ..prompts.own_ids import pairs_from_file
 
-        used = [name for name in OF_TEXTS if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+        of_texts = "problems template insertion unit n_tokens place n_before n_context n_answer".split()
+        used = [name for name in of_texts if getattr(self, name) != type(self).__dataclass_fields__[name].default]
         if used:
             raise ValueError(f"--pairs holds whole prompts: leave out --{used[0].replace('_', '-')}")
-        found = pairs_from_file(self.pairs or "")
-        contrast, by = CONTRASTS[getattr(self, "contrast", "content")], getattr(self, "by", None)
+        found, contrast = pairs_from_file(self.pairs or ""), CONTRASTS[getattr(self, "contrast", "content")]
         for pair in found:
             contrast.start(pair, contrast.conditions[1])
-            if by is not None and not pair.problem.text(by):
-                raise ValueError(f"--by {by}: pair {pair.id!r} has no such tag")
         named = {pair.id: pair for pair in found}
         if len(named) < len(found):
-            raise ValueError(
-                f"--pairs: {len(found) - len(named)} pairs are given twice; each counts once: leave copies out"
-            )
+            raise ValueError(f"--pairs: {len(found) - len(named)} ids are given twice: leave copies out")
         return named
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
-        """The first problems of the source (None: all)."""
+        """Return the first problems of the source (None: all)."""
         if self.pairs is None:
             return super().first(limit)
         return tuple(pair.problem for pair in self.given.values())[:limit]
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
-        """The model and the pairs of each part of the problems."""
+        """Return the model and the pairs of each part of the problems."""
         if self.pairs is None:
             return super().begin(*parts)
         return self.load(), [tuple(self.given[problem.id] for problem in part) for part in parts]
 
 
-OF_TEXTS = "problems template insertion unit n_tokens place n_before n_context n_answer".split()
-"""Options of how prompts are made."""
-
-
 # ------------------------------------------------------------------------------------------------ beginning and ending
 
 
-def analysis(main: Callable[[Any], None], *, options: type | None = None, name: str | None = None) -> typer.Typer:
-    """The program of a function of one dataclass of `options`, `Saving` or what inherits from it (default: as annotated).
+def analysis(main: Callable[[Any], None], options: type[Saving], *, name: str = "analysis") -> typer.Typer:
+    """Return the program of a function of one dataclass of `options`; the function's docstring explains it.
 
-    Each field is an option, explained by its annotation; the function's docstring explains the program. A folder that may
-    not be replaced is refused before anything begins, and wrong input is one line. A run that is stopped says what it kept
-    and how to go on; one that ended before it kept anything leaves no hidden folder.
+    A folder that may not be replaced is refused before anything begins. A run that is stopped says what it kept and how to go
+    on; one that ended before it kept anything leaves no hidden folder.
     """
-    if options is None:
-        (options,) = (hint for name, hint in get_type_hints(main).items() if name != "return")
-    program = name or getattr(main, "__module__", None) or "analysis"
 
     @functools.wraps(main)
-    def command(asked: Any) -> None:
-        from ..runtime.folders import claimed
+    def command(asked: Saving) -> None:
+        from ..runtime.folders import claimed, finished_steps
 
         try:
-            with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program, shard=asked.part):
-                if done := _finished(asked):
+            with plain_warnings(), claimed(asked.out, overwrite=asked.overwrite, analysis=name, shard=asked.part):
+                if done := finished_steps(asked.partial):
                     asked.say(f"going on from {count_of(done, 'finished step')}, kept in {asked.partial} ...")
                 main(asked)
         except ShardDone as ended:
             tell(f"{visible(str(ended))}: {repeat_command()}")
         except KeyboardInterrupt:
-            sys.stderr.write(f"stopped: {_what_is_kept(asked)}\n")
+            done = finished_steps(asked.partial)
+            kept = f"{count_of(done, 'finished step')} kept in {asked.partial}"
+            kept += "; the same command, started again, goes on from there"
+            if (asked.kept / RUN).is_file():
+                kept = f"the results are computed and kept in {asked.kept}; go on with: mless-interp report {asked.out}"
+            elif not done:
+                kept = "nothing had finished yet; the same command starts again"
+            sys.stderr.write(f"stopped: {kept}\n")
             raise SystemExit(130) from None
 
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -415,33 +402,29 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
 
 
 def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[str] = ()) -> Callable[..., None]:
-    """A function of one dataclass of `options` as one of a keyword for each field but those `without`, in the order of
+    """Return a function of one dataclass of `options` as one of a keyword for each field but those `without`, in the order of
     `PANELS`."""
 
     @functools.wraps(main)
     def command(**given: Any) -> None:
         main(options(**given))
 
-    def panel(field: Any) -> str:
-        return next((name for name, fields in PANELS.items() if field.name in fields), "Options")
-
-    parameters = []
-    fields = [field for field in dataclasses.fields(options) if field.name not in without]
-    for field in sorted(fields, key=lambda field: list(PANELS).index(panel(field))):
-        asked: Any = field.type
-        (option,) = asked.__metadata__
-        option.rich_help_panel = panel(field)
-        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-        parameters.append(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=asked)
-        )
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    parameters: dict[str, list[inspect.Parameter]] = {title: [] for title in PANELS}
+    for field in dataclasses.fields(options):
+        if field.name not in without:
+            asked: Any = Annotated[field.type, field.metadata.get(TYPER) or SHARED[field.name]]
+            title = next((title for title, fields in PANELS.items() if field.name in fields), "Options")
+            asked.__metadata__[0].rich_help_panel = title
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters[title].append(inspect.Parameter(field.name, keyword, default=default, annotation=asked))
+    command.__signature__ = inspect.Signature([each for title in PANELS for each in parameters[title]])  # type: ignore[attr-defined]
     return command
 
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Warnings as one line each, without the file and the line that they come from; afterwards all is as before."""
+    """Show warnings as one line each, without the file and the line that they come from."""
 
     def show(message: Warning | str, *rest: Any) -> None:
         sys.stderr.write(f"warning: {visible(' '.join(str(message).split()))}\n")
@@ -451,34 +434,12 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-WHERE = "out report shard wait workers gpus_per_worker address overwrite no_progress".split()
-"""Options that only say where a run computes, how it begins and what it writes: numbers do not depend on them."""
-
-
-def _finished(asked: Saving) -> int:
-    from ..runtime.folders import finished_steps
-
-    return finished_steps(asked.partial)
-
-
-def _what_is_kept(asked: Saving) -> str:
-    if (asked.kept / RUN).is_file():
-        return f"the results are computed and kept in {asked.kept}; go on with: mless-interp report {asked.folder}"
-    done = _finished(asked)
-    if not done:
-        return "nothing had finished yet; the same command starts again"
-    return f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command, started again, goes on from there"
-
-
-# ------------------------------------------------------------------------------------------------------- wrong input
-
-
 IN_ONE_LINE = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInterrupt)
 """What a user can mend, or did."""
 
 
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrong input, and memory that ran out, end the program with one line on standard error and exit code 2.
+    """End the program with one line on standard error and exit code 2 for wrong input, and where memory ran out.
 
     Set MLESS_TRACEBACK=1 to see where it came from.
     """
@@ -513,16 +474,6 @@ class Command(typer.core.TyperCommand):
         """Return the first sentence, whole."""
         return f"{' '.join((self.help or '').split()).partition('. ')[0].rstrip('.')}."
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words of the command; say how a command takes its model where that is no option."""
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            if getattr(error, "option_name", "") == "--model":
-                told: Any = error
-                told.message, told.possibilities = f"the model is no option here: {ctx.command_path} MODEL", None
-            raise
-
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options under the headings of `PANELS`."""
         panels: dict[str, list[tuple[str, str]]] = {}
@@ -540,7 +491,7 @@ class Command(typer.core.TyperCommand):
 def chosen_heads(
     heads: str | None, layers: str | None = None, shape: tuple[int, int] | None = None
 ) -> tuple[Head, ...] | None:
-    """Heads from `--heads 0:13,0:21` or `--layers 0,2-4` (zero-based); None means all.
+    """Return heads from `--heads 0:13,0:21` or `--layers 0,2-4` (zero-based); None means all.
 
     Without the `shape` of a model (layers, heads of each), what can be read without it is checked.
 
@@ -567,7 +518,7 @@ def chosen_heads(
 
 
 def chosen_place(place: str) -> dict[str, Any]:
-    """The place of `--place`, as `Insertion` takes it.
+    """Return the place of `--place`, as `Insertion` takes it.
 
     >>> chosen_place("before-system, at-4,at-9")
     {'before': ('system',), 'at': (4, 9)}
@@ -586,19 +537,22 @@ def chosen_place(place: str) -> dict[str, Any]:
 
 
 def chosen_insertion(
-    kind: str,
-    unit: str | None,
-    *,
-    n_tokens: int | None,
-    seed: int,
-    pool: Callable[[], tuple[Problem, ...]] = tuple,
-    place: str = "before-question",
+    kind: str, unit: str | None, *, place: str, pool: Callable[[], tuple[Problem, ...]] = tuple, **options: Any
 ) -> "Insertion":
-    """The insertion of `--insertion`, `--unit`, `--n-tokens` and `--place`; `pool` gives what `other_questions` draws from."""
+    """Return the insertion of `--insertion`, `--unit` and `--place`; `pool` gives what `other_questions` draws from."""
     from ..prompts.insertions import Insertion
 
     problems = pool() if kind == "other_questions" else ()
-    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems, **chosen_place(place))
+    return Insertion.named(kind, unit=unit, problems=problems, **options, **chosen_place(place))
+
+
+def chosen_names(text: str) -> tuple[str, ...]:
+    """Return names from an option such as `--conditions base,inserted`.
+
+    >>> chosen_names("base, inserted,")
+    ('base', 'inserted')
+    """
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _json_object(option: str, text: str | None) -> dict[str, Any]:
@@ -608,17 +562,8 @@ def _json_object(option: str, text: str | None) -> dict[str, Any]:
         raise ValueError(f"{option}: no JSON object ({error})") from error
 
 
-def chosen_names(text: str) -> tuple[str, ...]:
-    """Names from an option such as `--conditions base,inserted`.
-
-    >>> chosen_names("base, inserted,")
-    ('base', 'inserted')
-    """
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def repeat_command() -> str:
-    """The command whose results these are, ready to paste: the one that started this program, of a shard the whole one."""
+    """Return the command that started this program, ready to paste; of a shard the whole one."""
     program = Path(sys.argv[0])
     known = {"__main__.py": f"python -m {program.parent.name}", "mless-interp": "mless-interp"}
     given = re.sub(r" --(shard|wait)[= ]\S+", "", f" {shlex.join(sys.argv[1:])}")

@@ -2,31 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-from typer import Option
-
-from ..core.arguments import count_of
-from .command_line import Inserting, OutcomeOption, OutOption
+from .command_line import Inserting, SignedOutcome, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
+
+if TYPE_CHECKING:
+    from ..views.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Inserting):
     """What can be asked."""
 
-    doses: Annotated[str, Option(help="Numbers of inserted tokens, increasing.")] = "1,2,4,8,16,32,55,70,110"
-    layer: Annotated[int, Option(min=0, help="The layer whose heads are read, zero-based.")] = 0
-    outcome: OutcomeOption = "answer_logprob"
-    out: OutOption = Path("results/dose_response")
+    doses: str = option("1,2,4,8,16,32,55,70,110", "Numbers of inserted tokens, increasing.")
+    layer: int = option(0, "The layer whose heads are read, zero-based.", min=0)
+    outcome: SignedOutcome = "answer_logprob"
+    out: Path = Path("results/dose_response")
 
 
 def compute(options: Options) -> Computed:
     """Measure how attention to the inserted tokens and the outcome grow with the number of inserted tokens.
 
     Writes slopes.csv (a row per head), outcomes.csv (a row per number of tokens), doses.parquet (a row per problem, number
-    and head), dose_response.png, the results themselves in results/ (mi.load) and run.json; with --report also report.html.
-    A stopped run resumes when you start it again with the same settings.
+    and head), dose_response.png.
     """
     try:
         numbers = tuple(map(int, options.doses.split(",")))
@@ -43,17 +42,8 @@ def compute(options: Options) -> Computed:
     check_has_doses(options.insertion)
     filler = options.filler(n_tokens=doses[-1])
     model = options.load()
-    found = dose_response(
-        model,
-        questions,
-        filler,
-        doses=doses,
-        layer=options.layer,
-        outcome=options.outcome,
-        template=options.template,
-        checkpoint=options.partial / "doses.jsonl",
-        **options.common,
-    )
+    how: dict[str, Any] = {name: getattr(options, name) for name in ("layer", "outcome", "template")} | options.common
+    found = dose_response(model, questions, filler, doses=doses, checkpoint=options.partial / "doses.jsonl", **how)
     pairs = make_pairs(model, questions[:1], filler, template=options.template)
     shown = {}
     if options.attention == "eager":
@@ -64,20 +54,13 @@ def compute(options: Options) -> Computed:
 
 
 def present(kept: Kept) -> Presented:
-    """The tables, the picture, and the page."""
-    from .. import views
-    from ..views.report import Report
-
+    """Make the tables, the picture, and the page."""
     found = kept.results["DoseResponse"]
-    picture = views.dose_response(found)
+    picture = found.plot()
 
-    def page() -> Report:
-        question = (
-            f"How do attention to {kept.run['kind']} inserted tokens in layer {found.layer} (zero-based) of "
-            f"{kept.model_name}, and {kept.options['outcome']}, depend on how many there are "
-            f"({kept.options['doses']}), over {count_of(kept.run['n_problems'], 'problem')}?"
-        )
-        made = Report("Dose and response", question=question, answer=found.headline())
+    def page() -> "Report":
+        asked = f"How do attention in layer {found.layer} (zero-based) and {kept.options['outcome']} depend on how many tokens "
+        made = kept.page("Dose and response", f"{asked}are inserted ({kept.options['doses']})?", found)
         caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
         made = made.result(found, pictures={caption: picture})
         return kept.view(made, heading="Attention of the heads that read the span most")

@@ -2,73 +2,47 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from typer import Option
-
-from ..core.arguments import count_of
+from ..core.heads import Head
 from ..prompts.conditions import CONDITIONS, as_words, one_of, several_of
-from .command_line import (
-    Asking,
-    HeadsOption,
-    Kind,
-    LayersOption,
-    LengthOption,
-    OutOption,
-    PlaceOption,
-    Rows,
-    TwinsOption,
-    chosen_heads,
-    chosen_insertion,
-    chosen_names,
-)
+from .command_line import Asking, Kind, Rows, chosen_heads, chosen_insertion, chosen_names, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 if TYPE_CHECKING:
     from ..prompts.insertions import Insertion
+    from ..scores import HeadScores
+    from ..views.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
     """What can be asked."""
 
-    insertion: Annotated[
-        list[str] | None,
-        Option(
-            help=f"KIND or KIND=UNIT, repeatable; a KIND is one of {', '.join(get_args(Kind))}; for example --insertion "
-            "meaningless --insertion 'meaningful=she'. [default: meaningless]"
-        ),
-    ] = None
-    n_tokens: LengthOption = None
-    place: PlaceOption = "before-question"
-    layers: LayersOption = None
-    heads: HeadsOption = None
-    metrics: Annotated[
-        str | None, Option(help="Names, separated by commas, 'all', or 'sinks'. [default: the usual ones]")
-    ] = None
-    conditions: Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")] = (
-        "base,inserted"
+    insertion: list[str] | None = option(
+        None,
+        f"KIND or KIND=UNIT, repeatable; a KIND is one of {', '.join(get_args(Kind))}; for example --insertion "
+        "meaningless --insertion 'meaningful=she'. [default: meaningless]",
     )
-    rows: Annotated[Rows, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")] = (
-        "shared"
+    n_tokens: int | None = None
+    place: str = "before-question"
+    layers: str | None = None
+    heads: str | None = None
+    metrics: str | None = option(None, "Names, separated by commas, 'all', or 'sinks'. [default: the usual ones]")
+    conditions: str = option("base,inserted", f"{as_words(CONDITIONS)}. All are compared with the first.")
+    rows: Rows = option("shared", "Rows averaged over: shared, all, question (of tokens after the span).")
+    show: int = option(
+        3, "Number of heads to draw (the chosen ones, or the most collapsed and the one that reads most).", min=1
     )
-    show: Annotated[
-        int,
-        Option(
-            min=1, help="Number of heads to draw (the chosen ones, or the most collapsed and the one that reads most)."
-        ),
-    ] = 3
-    twins: TwinsOption = 3
-    out: OutOption = Path("results/head_profiles")
+    twins: int = 3
+    out: Path = Path("results/head_profiles")
 
 
 def compute(options: Options) -> Computed:
     """Describe attention heads with and without insertions.
 
     Writes heads.csv (a row per insertion and head), scores.parquet (a row per problem, head and metric), curves.csv and
-    profile_*.png (received attention per token, an insertion each), collapse_*.png (a map of all heads), the results
-    themselves in results/ (mi.load) and run.json; with --report also report.html.
-    A stopped run resumes when you start it again with the same settings.
+    profile_*.png (received attention per token, an insertion each), collapse_*.png (a map of all heads).
     """
     chosen_heads(options.heads, options.layers)
     conditions = chosen_names(options.conditions)
@@ -80,7 +54,6 @@ def compute(options: Options) -> Computed:
     from ..scores import attention_profile, score_heads
     from ..scores.catalogue import chosen_metrics
     from ..views.report import ShownPrompt
-    from .endings import told_heads
 
     metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     chosen_metrics(metrics)
@@ -89,13 +62,18 @@ def compute(options: Options) -> Computed:
     common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, **options.common}
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
-    prompts = {}
+    prompts: dict[str, Any] = {}
+
+    def scored(of: Any, number: int, filler: "Insertion", name: str) -> "tuple[Any, HeadScores]":
+        pairs = make_pairs(of, questions, filler, template=options.template)
+        file = options.partial / f"scores-{number}{name}.jsonl"
+        return pairs, score_heads(of, pairs, heads=heads, metrics=metrics, checkpoint=file, **common)
+
     for number, filler in enumerate(fillers):
-        pairs = make_pairs(model, questions, filler, template=options.template)
-        kept = {what: options.partial / f"{what}-{number}.jsonl" for what in ("scores", "profile")}
-        found = score_heads(model, pairs, heads=heads, metrics=metrics, checkpoint=kept["scores"], **common)
-        drawn = told_heads(found, options.show)
-        profile = attention_profile(model, pairs, heads=drawn, checkpoint=kept["profile"], **common)
+        pairs, found = scored(model, number, filler, "")
+        drawn = _to_draw(found, options.show)
+        file = options.partial / f"profile-{number}.jsonl"
+        profile = attention_profile(model, pairs, heads=drawn, checkpoint=file, **common)
         results |= {f"scores_{number}": found, f"profile_{number}": profile}
         shown[f"prompt_{number}"] = ShownPrompt.of(model, pairs[0])
         if options.attention == "eager":
@@ -105,46 +83,60 @@ def compute(options: Options) -> Computed:
         options.say(f"untrained twin {seed + 1} of {options.twins} ...")
         twin = untrained_twin(model, seed)
         for number, filler in enumerate(fillers):
-            pairs = make_pairs(twin, questions, filler, template=options.template)
-            name = f"scores_{number}"
-            file = options.partial / f"scores-{number}-twin-{seed}.jsonl"
-            made = score_heads(twin, pairs, heads=heads, metrics=metrics, checkpoint=file, **common)
-            results[name] = replace(results[name], twins=(*results[name].twins, made))
-    scores = [results[f"scores_{number}"] for number in range(len(fillers))]
-    facts = {
-        "settings": scores[-1].settings,
-        "n_problems": len(questions),
-        "insertions": [{"kind": filler.kind, "label": filler.label} for filler in fillers],
-        "prompts": prompts,
-    }
+            found = results[f"scores_{number}"]
+            made = scored(twin, number, filler, f"-twin-{seed}")[1]
+            results[f"scores_{number}"] = replace(found, twins=(*found.twins, made))
+    facts = {"settings": results["scores_0"].settings, "n_problems": len(questions), "prompts": prompts}
+    facts["insertions"] = [{"kind": filler.kind, "label": filler.label} for filler in fillers]
     return Computed(results, model, (), shown, facts)
 
 
+def _insertions(options: Options) -> "list[Insertion]":
+    """Return those asked for; `--n-tokens` is the length of those that are counted, and of the others where none is."""
+    asked = [text.partition("=") for text in options.insertion or ["meaningless"]]
+    for kind, _, _ in asked:
+        one_of(kind, dict.fromkeys(get_args(Kind)), "insertion")
+    from ..prompts.insertions import KINDS
+
+    given: dict[str, Any] = {"seed": options.seed, "pool": lambda: options.first(None), "place": options.place}
+    any_counted, made = any(KINDS[kind].counted for kind, _, _ in asked), []
+    for kind, equals, unit in asked:
+        n_tokens = options.n_tokens if KINDS[kind].counted or not any_counted else None
+        made.append(chosen_insertion(kind, unit if equals else None, n_tokens=n_tokens, **given))
+    return made
+
+
+def _to_draw(found: "HeadScores", show: int) -> list[Head]:
+    """Return the heads to draw: the most collapsed and, if more than one may be, the one that reads the span most; those that
+    were asked for, where they are no more."""
+    if len(found.heads) <= show:
+        return list(found.heads)
+    metric = "collapse_relative" if "collapse_relative" in found.metrics else found.metrics[0]
+    drawn = list(found.top(metric, show)["label"])
+    if "span_mass" in found.metrics and show > 1:
+        reader = found.top("span_mass", 1)["label"].iloc[0]
+        drawn = drawn if reader in drawn else [*drawn[:-1], reader]
+    return [Head.parse(label) for label in drawn]
+
+
 def present(kept: Kept) -> Presented:
-    """Tables over all insertions, a profile and a map of each, and the page."""
+    """Make tables over all insertions, a profile and a map of each, and the page."""
     import pandas as pd
 
     from .. import views
-    from ..views.report import Report
 
-    results, fillers = kept.results, kept.run["insertions"]
-    scores = [results[f"scores_{number}"] for number in range(len(fillers))]
-    profiles = [results[f"profile_{number}"] for number in range(len(fillers))]
-    labels = [filler["label"] for filler in fillers]
+    fillers = kept.run["insertions"]
+    scores, profiles = ([kept.results[f"{name}_{at}"] for at in range(len(fillers))] for name in ("scores", "profile"))
     pictures: dict[str, Any] = {}
     for number, (filler, found) in enumerate(zip(fillers, scores, strict=True)):
         pictures[f"profile_{number}_{filler['kind']}.png"] = views.profiles(profiles[number])
         if "collapse_relative" in found.metrics:
             pictures[f"collapse_{number}_{filler['kind']}.png"] = views.head_map(found, value="collapse_relative")
 
-    def page() -> Report:
-        question = (
-            f"How much attention does each token of {count_of(kept.run['n_problems'], 'problem')} receive from the heads of "
-            f"{kept.model_name}, conditions {', '.join(scores[0].conditions)}, for {', '.join(labels)} "
-            f"(template {kept.options['template']})?"
-        )
-        answers = [found.headline() for found in scores]
-        made = Report("What attention heads do with inserted tokens", question=question, answer=" ".join(answers))
+    def page() -> "Report":
+        question = f"How much attention does each token receive, conditions {', '.join(scores[0].conditions)}?"
+        made = kept.page("What attention heads do with inserted tokens", question, scores[0])
+        made = replace(made, answer=" ".join(found.headline() for found in scores))
         for number, (filler, found) in enumerate(zip(fillers, scores, strict=True)):
             caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
             picture = pictures[f"profile_{number}_{filler['kind']}.png"]
@@ -152,8 +144,8 @@ def present(kept: Kept) -> Presented:
             made = kept.view(made, f"attention_{number}").shown_prompt(kept.shown[f"prompt_{number}"])
         return made
 
-    def joined(tables: list[Any]) -> pd.DataFrame:
-        return pd.concat(table.assign(insertion=label) for label, table in zip(labels, tables, strict=True))
+    def joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
+        return pd.concat(table.assign(insertion=of["label"]) for of, table in zip(fillers, tables, strict=True))
 
     files = {
         "heads.csv": joined([found.table() for found in scores]),
@@ -162,21 +154,6 @@ def present(kept: Kept) -> Presented:
         **pictures,
     }
     return Presented(files, page)
-
-
-def _insertions(options: Options) -> "list[Insertion]":
-    """Those asked for; `--n-tokens` is the length of those that are counted, and of the others where none is."""
-    asked = [text.partition("=") for text in options.insertion or ["meaningless"]]
-    for kind, _, _ in asked:
-        one_of(kind, dict.fromkeys(get_args(Kind)), "insertion")
-    from ..prompts.insertions import KINDS as BY_NAME
-
-    given: dict[str, Any] = {"seed": options.seed, "pool": lambda: options.first(None), "place": options.place}
-    any_counted, made = any(BY_NAME[kind].counted for kind, _, _ in asked), []
-    for kind, equals, unit in asked:
-        n_tokens = options.n_tokens if BY_NAME[kind].counted or not any_counted else None
-        made.append(chosen_insertion(kind, unit if equals else None, n_tokens=n_tokens, **given))
-    return made
 
 
 app = program("head_profiles", compute, present)

@@ -2,25 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from typer import Option
-
-from ..core.arguments import count_of
-from ..prompts.conditions import one_of
-from .command_line import (
-    ByOption,
-    Edit,
-    HeadsOption,
-    LayersOption,
-    Outcome,
-    OutOption,
-    Pairing,
-    SignedOutcome,
-    chosen_heads,
-    contrasts,
-)
+from ..core.arguments import count_of, listed
+from ..prompts.conditions import CONTRASTS, as_words, one_of
+from ..prompts.problems import Problem
+from .command_line import Edit, Outcome, Pairing, SignedOutcome, chosen_heads, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
+
+if TYPE_CHECKING:
+    from ..answers import AccuracyResults
+    from ..views.report import Report
 
 PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
@@ -35,65 +27,53 @@ N_SHOWN = 4
 class Options(Pairing):
     """What can be asked."""
 
-    mode: Annotated[
-        Literal["locate", "sweep"],
-        Option(help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep."),
-    ] = "locate"
-    confirm: Annotated[
-        int, Option(min=0, help="locate: test the named heads again on this many fresh problems. 0: do not.")
-    ] = 0
-    answers: Annotated[
-        int,
-        Option(
-            min=0,
-            help="locate: answer this many other problems without insertion, with it, and with the named heads that read, or "
-            f"each of {N_RANDOM_SETS} random sets like them, cut off from it. 0: do not.",
-        ),
-    ] = 0
-    limit: Annotated[
-        int | None, Option(min=1, help="Number of problems, from the first one. [default: 64 to locate, 32 to sweep]")
-    ] = None  # type: ignore[assignment]
-    by: ByOption = None
-    layers: LayersOption = None
-    heads: HeadsOption = None
-    contrast: Annotated[
-        Literal["content", "shift", "total", "held", "presence", "computed", "inside", "replaced"],
-        Option(help=f"{contrasts()}. To locate: {', '.join(LOCATED)}."),
-    ] = "content"
-    direction: Annotated[
-        Literal["denoising", "noising"] | None,
-        Option(help="sweep: denoising (clean into corrupted) or noising."),
-    ] = None
-    edit: Annotated[Edit | None, Option(help="sweep: what is patched. [default: z]")] = None
-    outcome: Annotated[
-        Outcome, Option(help="Outcome to measure. kl and kl_last, which are never negative, only for sweeps.")
-    ] = "answer_logprob"
-    out: OutOption = Path("results/locate")
+    mode: Literal["locate", "sweep"] = option(
+        "locate", "locate: both directions, controls, corrected p-values, heads named. sweep: one sweep."
+    )
+    confirm: int = option(0, "locate: test the named heads again on this many fresh problems. 0: do not.", min=0)
+    answers: int = option(
+        0,
+        "locate: answer this many other problems without insertion, with it, and with the named heads that read, or "
+        f"each of {N_RANDOM_SETS} random sets like them, cut off from it. 0: do not.",
+        min=0,
+    )
+    limit: int | None = option(None, "Number of problems. [default: 64 to locate, 32 to sweep]", min=1)  # type: ignore[assignment]
+    by: str | None = None
+    layers: str | None = None
+    heads: str | None = None
+    contrast: Literal["content", "shift", "total", "held", "presence", "computed", "inside", "replaced"] = option(
+        "content", f"{as_words(CONTRASTS)}. To locate: {', '.join(LOCATED)}."
+    )
+    direction: Literal["denoising", "noising"] | None = option(
+        None, "sweep: denoising (clean into corrupted) or noising."
+    )
+    edit: Edit | None = option(None, "sweep: what is patched. [default: z]")
+    outcome: Outcome = option(
+        "answer_logprob", "Outcome to measure. kl and kl_last, which are never negative, only for sweeps."
+    )
+    out: Path = Path("results/locate")
 
-    def parts(self) -> list[tuple[Any, ...]]:
-        """The problems that name heads, confirm them and are answered; `ValueError` for what makes no sense together."""
+    def parts(self) -> list[tuple[Problem, ...]]:
+        """Return the problems that name heads, confirm them and are answered; `ValueError` for what makes no sense together."""
         locating = self.mode == "locate"
         if locating:
             one_of(self.contrast, dict.fromkeys(LOCATED), "contrast to locate heads by")
             one_of(self.outcome, dict.fromkeys(get_args(SignedOutcome)), "outcome to locate heads by")
         if locating and (self.direction or self.edit):
             raise ValueError("--direction and --edit go with --mode sweep; locating runs both directions of both edits")
+        if not locating and (self.by or self.confirm or self.answers):
+            raise ValueError("--by, --confirm and --answers are about named heads, so they need --mode locate")
         if self.answers and self.contrast != "content":
             raise ValueError(f"--answers cuts heads off from the span: --contrast content, not {self.contrast}")
         if self.answers and self.pairs is not None:
             raise ValueError("--answers grades texts that the model writes, and --pairs holds token ids: leave one out")
-        if self.by is not None and not locating:
-            raise ValueError("--by names heads within strata of the problems: --mode locate")
-        limit = PROBLEMS[self.mode] if self.limit is None else self.limit
-        for name, count in (("confirm", self.confirm), ("answers", self.answers), ("limit", limit)):
-            if (count == 1 and locating) or (name != "limit" and count and not locating):
-                raise ValueError(
-                    f"--{name} takes 2 or more problems (or 0 of those that --mode locate alone has), got {count}"
-                )
+        counts = {"limit": self.limit or PROBLEMS[self.mode], "confirm": self.confirm, "answers": self.answers}
+        for name, count in counts.items():
+            if locating and count == 1:
+                raise ValueError(f"--{name} takes 2 or more problems, got 1")
         chosen_heads(self.heads, self.layers)
-        found = self.in_parts(limit=limit, confirm=self.confirm, answers=self.answers)
-        keyless = [each.id for each in found[2] if not each.answer.strip()]
-        if keyless:
+        found = self.in_parts(**counts)
+        if keyless := [each.id for each in found[2] if not each.answer.strip()]:
             raise ValueError(
                 f"--answers: {len(keyless)} problems have no answer to grade against (first: {keyless[0]!r})"
             )
@@ -104,9 +84,8 @@ def compute(options: Options) -> Computed:
     """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
 
     Writes heads.csv (a row per head), patches.parquet (a row per problem and head), head_map.png, attention.html (offline;
-    the top heads with and without the insertion), the results themselves in results/ (mi.load) and run.json; with --answers
-    also answers.csv and completions.jsonl, with --report also report.html.
-    A stopped run resumes when you start it again with the same settings.
+    the top heads with and without the insertion); with --answers also answers.csv and
+    completions.jsonl.
     """
     parts = options.parts()
     from ..answers import evaluate_accuracy
@@ -115,49 +94,71 @@ def compute(options: Options) -> Computed:
     from ..core.heads import Head
     from ..patching.sweep import patch_heads
     from ..runtime.progress import stage, stages
-    from .endings import of_cut_off
 
     model, (pairs, fresh, others) = options.begin(*parts)
     heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
-    common: dict[str, Any] = {
-        "heads": heads,
-        "outcome": options.outcome,
-        "contrast": options.contrast,
-        **options.common,
-    }
-    found: Any
+    common: dict[str, Any] = {"outcome": options.outcome, "contrast": options.contrast, **options.common}
     with stages(2 + bool(others)):
-        if options.mode == "locate":
-            found = locate_heads(
-                model, pairs, confirm=fresh or None, by=options.by, checkpoint=options.partial, **common
-            )
-            patches = found.patches
-            by_size = [Head.parse(label) for label in found.table()["label"] if Head.parse(label) in found.found]
-            named = sorted(by_size, key=lambda head: head not in found.confirmed)
+        if options.mode == "sweep":
+            how: dict[str, Any] = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
+            swept = patch_heads(model, pairs, heads=heads, checkpoint=options.partial / "sweep.jsonl", **how, **common)
+            results: dict[str, Any] = {"PatchScores": swept}
+            best, settings = [Head.parse(label) for label in swept.top(N_SHOWN)["label"]], swept.settings
         else:
-            swept: dict[str, Any] = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
-            found = patches = patch_heads(model, pairs, checkpoint=options.partial / "sweep.jsonl", **swept, **common)
-            named = []
-        best = named[:N_SHOWN] or [Head.parse(label) for label in patches.top(N_SHOWN)["label"]]
-        results = {type(found).__name__: found}
+            how = {"confirm": fresh or None, "by": options.by, "checkpoint": options.partial}
+            found = locate_heads(model, pairs, heads=heads, **how, **common)
+            results = {"LocatedHeads": found}
+            by_size = [head for label in found.table()["label"] if (head := Head.parse(label)) in found.found]
+            named = sorted(by_size, key=lambda head: head not in found.confirmed)
+            best = named[:N_SHOWN] or [Head.parse(label) for label in found.patches.top(N_SHOWN)["label"]]
+            settings = found.settings
         if others:
-            cut = cut_off(pairs[0].insertion, found, n_random_sets=N_RANDOM_SETS)
+            treatments = cut_off(pairs[0].insertion, found, n_random_sets=N_RANDOM_SETS)
             how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
             with stage("answering"):
-                results["AccuracyResults"] = evaluate_accuracy(model, parts[2], cut, **how)
+                results["AccuracyResults"] = evaluate_accuracy(model, parts[2], treatments, **how)
     shown = {}
     if options.attention == "eager":
         options.say("reading the attention of the heads to show ...")
         shown["attention"] = shown_attention(model, pairs, best)
-
-    facts = {"mode": options.mode, "settings": found.settings, "n_problems": len(pairs)}
+    facts = {"mode": options.mode, "settings": settings, "n_problems": len(pairs)}
     facts |= {"n_fresh": len(fresh), "n_answers": options.answers}
-    notes = [of_cut_off(results["AccuracyResults"])] if others else []
+    notes = [answers_come_back(results["AccuracyResults"])] if others else []
     return Computed(results, model, [*pairs, *fresh], shown, facts, notes)
 
 
-def _short(answered: Any) -> Any:
-    """A row per treatment: what is cut off, right answers, and how they differ from those with the insertion alone."""
+def answers_come_back(found: "AccuracyResults") -> str:
+    """Say whether answers come back where the named heads are cut off from the insertion, and whether more than with random
+    sets; `found` is of the treatments of `cut_off`."""
+    from ..answers.comparisons import compare_answers
+    from ..runtime.results import limits_of
+    from ..statistics import defined_mean
+
+    shares, (_, inserted, *cut) = found.share_right(), found.treatments
+    right = 100 * defined_mean(found.by_group(shares), axis=0)
+    told = f"Answers ({found.n_groups} other problems): {right[0]:.1f} % right without the insertion, {right[1]:.1f} % with it"
+    if not cut:
+        return f"{told}; no head that reads is named, so none is cut off."
+    made, heads = found.compare(inserted, cut[0]), listed(found.settings["treatments"][cut[0]]["knockout"])
+    more = made.p < made.alpha and len(made.gained) > len(made.lost)
+    shown = "this recovers answers" if more else "that answers come back is not shown"
+    told += f", {right[2]:.1f} % with {heads} cut off from it: {shown} (p = {made.p:.2g})."
+    if len(cut) == 1:
+        return f"{told} There is no other set of the same layers and size."
+    how: dict[str, Any] = {"ids": found.problem_ids, "groups": found.groups, "seed": found.seed}
+    how |= {"confidence": found.confidence, "names": ("random sets", cut[0]), "grader": "strict"}
+    made = compare_answers(shares[:, 3:], shares[:, 2:3], **how)
+    better = "" if made.p < made.alpha and len(made.gained) > len(made.lost) else "not "
+    limits = limits_of(made.difference.low, made.difference.high, "+.1f", scale=100)
+    return (
+        f"{told} {count_of(len(cut) - 1, 'random set')} of the same layers and size: {min(right[3:]):.1f} to "
+        f"{max(right[3:]):.1f} %; the named set is {better}shown to do better "
+        f"({100 * float(made.difference.estimate):+.1f} points{limits}, p = {made.p:.2g})."
+    )
+
+
+def _short(answered: "AccuracyResults") -> Any:
+    """Return a row per treatment: what is cut off, right answers, and how they differ from those with the insertion alone."""
     from ..answers.comparisons import CHANGE, RIGHT
     from ..answers.treatments import INSERTED
 
@@ -169,7 +170,7 @@ def _short(answered: Any) -> Any:
 
 
 def present(kept: Kept) -> Presented:
-    """The tables, the head map, the attention of the best heads, and the page."""
+    """Make the tables, the head map, the attention of the best heads, and the page."""
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
@@ -177,36 +178,31 @@ def present(kept: Kept) -> Presented:
     located = kept.run["mode"] == "locate"
     found, answered = kept.results["LocatedHeads" if located else "PatchScores"], kept.results.get("AccuracyResults")
     patches = found.patches if located else found
-    attention = attention_view(kept.shown["attention"]) if "attention" in kept.shown else None
-
-    def page() -> Report:
-        of = "token ids" if kept.options.get("pairs") else f"template {kept.options['template']}"
-        question = (
-            f"Which of {count_of(len(patches.heads), 'head')} of {kept.model_name} carry the effect of "
-            f"{found.settings['insertion']} on {kept.options['outcome']}, patched one at a time on "
-            f"{count_of(kept.run['n_problems'], 'problem')} ({of})?"
-        )
-        made = Report("Heads that carry the insertion's effect", question=question, answer=found.headline())
-        heads = "the named ones and the largest others" if located and found.found else "the largest"
-        pictures = {f"Median effects with 95 % intervals over problems: {heads}.": views.forest(found)}
-        made = made.result(found, pictures=pictures)
-        if located and found.read is not None:
-            reads = views.read_effects(found.read)
-            caption = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
-            made = made.folded("What the reads of the named heads are", Report("", question="").figure(reads, caption))
-        if answered is not None:
-            made = made.heading("Do the answers come back?")
-            made = made.table(_short(answered), "Right answers; differences and p are against the insertion alone.")
-        if attention is not None:
-            named = len(found.found) if located else 0
-            which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"
-            made = made.heading(f"Attention of the {which} heads").view(attention)
-        return made
-
     files = {"heads.csv": found.table(), "patches.parquet": patches.to_frame(), "head_map.png": views.head_map(found)}
     if answered is not None:
         files |= {"answers.csv": _short(answered), "completions.jsonl": answered.to_frame()}
-    return Presented(files if attention is None else files | {"attention.html": attention}, page)
+    if "attention" in kept.shown:
+        files["attention.html"] = attention_view(kept.shown["attention"])
+
+    def page() -> "Report":
+        question = f"Which of {count_of(len(patches.heads), 'head')} carry the effect on {kept.options['outcome']}?"
+        made = kept.page("Heads that carry the insertion's effect", question, found)
+        heads = "the named ones and the largest others" if located and found.found else "the largest"
+        made = made.result(
+            found, pictures={f"Median effects with 95 % intervals over problems: {heads}.": views.forest(found)}
+        )
+        if located and found.read is not None:
+            caption = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
+            reads = Report("", question="").figure(views.read_effects(found.read), caption)
+            made = made.folded("What the reads of the named heads are", reads)
+        if answered is not None:
+            made = made.heading("Do the answers come back?")
+            made = made.table(_short(answered), "Right answers; differences and p are against the insertion alone.")
+        named = len(found.found) if located else 0
+        which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"
+        return kept.view(made, heading=f"Attention of the {which} heads")
+
+    return Presented(files, page)
 
 
 app = program("patch_heads", compute, present)

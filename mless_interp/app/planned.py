@@ -3,27 +3,32 @@
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from accelerate.utils import get_max_memory
+from huggingface_hub import try_to_load_from_cache
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.pytorch_utils import Conv1D
 
 from ..answers import evaluate_accuracy
 from ..answers.complete import rows_at_once
-from ..circuits.head_writes import what_it_writes
+from ..circuits.circuit import trace_circuit
 from ..circuits.measure import duration, estimated_seconds, extrapolated
-from ..circuits.paths import direct_effects, trace_paths
-from ..circuits.site_patches import map_positions, patch_sites
 from ..core.arguments import checked, count_of
 from ..mechanism import activation_shift, decompose_attention, mediate
 from ..models.arithmetic import product
 from ..models.base import Model
-from ..models.info import ModelError
-from ..models.load import CONVERTED_AT_MOST, load_model
+from ..models.decoder import decoder_layers
+from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
+from ..models.info import ModelError, ModelInfo
+from ..models.load import CONVERTED_AT_MOST, load_model, source_of
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
-from ..models.weights import BACKENDS
+from ..models.weights import BACKENDS, INDEX, WEIGHTS, check_tokenizer, document, first_line
 from ..patching.joint import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
@@ -32,11 +37,11 @@ from ..prompts.conditions import one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
+from ..prompts.prompt import Tokenizer
 from ..runtime.loop import RunOptions
 from ..runtime.text_safety import visible
 from ..scores import attention_profile, score_heads
 from .command_line import Attention, Dtype
-from .geometry import Shape, bytes_of
 
 WORK = {
     "sweep": (2, 1),
@@ -67,6 +72,8 @@ SHARE_OF_GPU = 0.9
 ELSEWHERE = "GPU elsewhere"
 LIBRARIES = {"cpu": 0.6e9, "cuda": 0.8e9}
 """Bytes that Python and the libraries take in memory, and a context on a GPU."""
+PACKS_EXPERTS = ("fp8", "mxfp4")
+"""Ways of quantising that take experts too, which are no linear layers."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -109,11 +116,11 @@ class Plan:
         return asdict(self) | {"seconds": self.seconds, "peak": self.peak, "fits": self.fits}
 
     def __repr__(self) -> str:
-        c, (low, high) = self.chosen, self.tokens
+        low, high = self.tokens
         gb = {name: f"{value / 1e9:.3g}" for name, value in self.memory.items()}
         lines = [
-            f"{'Fits' if self.fits else 'Does not fit'} on {c['device']} in {c['dtype']} ({needed(self.memory) / 1e9:.3g} of "
-            f"{self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
+            f"{'Fits' if self.fits else 'Does not fit'} on {self.chosen['device']} in {self.chosen['dtype']} "
+            f"({needed(self.memory) / 1e9:.3g} of {self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
             f"{self.model}, {self.n_parameters:,} parameters; {self.what} of {count_of(self.n_problems, 'problem')} of "
             f"{low if low == high else f'{low} to {high}'} tokens.",
             f"Time, {'timed on a few problems' if self.timed else 'counted from the config'}:",
@@ -124,6 +131,12 @@ class Plan:
         if self.what in ("locate", "circuit") and self.seconds > 3600:
             lines.append("Above its budget of an hour locating screens heads by gradients; shards sweep all of them.")
         return visible("\n".join([*lines, f"Load with: {self.command}"]))
+
+
+def needed(memory: Mapping[str, float], *, reclaimed: bool = False) -> float:
+    """Return the bytes that must be there at the peak; `reclaimed`: with those that the system takes back where it must."""
+    loading = memory["loading"] - (0.0 if reclaimed else memory["in files"])
+    return memory["libraries"] + memory["weights"] + max(loading, memory["recorded runs"] + memory["one pass"])
 
 
 @checked
@@ -173,18 +186,22 @@ def plan_run(
         if value is not None and not value > 0:
             raise ValueError(f"{label} must be above 0, got {value}")
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
-    shape = Shape.of(name, trust_remote_code=trust_remote_code)
-    pairs = _pairs(shape, tuple(problems or ()), insertion, template)
+    shape, given = Shape.of(name, trust_remote_code=trust_remote_code), tuple(problems or ())
+    if insertion is not None:
+        loaded = SimpleNamespace(tokenizer=shape.tokenizer, info=shape.info)  # all that pairs are made with
+        given = make_pairs(loaded, given, insertion, template=template)
+    pairs = tuple(pair for pair in given if isinstance(pair, PromptPair))
+    if not pairs or len(pairs) < len(given):
+        raise ValueError("give problems with an insertion, or pairs alone")
     if what in ("sweep", "locate", "circuit"):
         pairs = fit_pairs(pairs)
         read.check(tuple(pair.answered(read.appended) for pair in pairs))
     lengths = [len(pair.inserted) for pair in pairs]
     new = max_new_tokens or max(len(pair.solution_ids) for pair in pairs) or MAX_NEW_TOKENS
     new = min(new, max(1, shape.info.context_length - max(lengths)))
+    places = {f"cuda:{at}" if isinstance(at, int) else at: float(free) for at, free in get_max_memory().items()}
     if memory is not None:
         places = {ELSEWHERE: SHARE_OF_GPU * memory}
-    else:
-        places = {f"cuda:{at}" if isinstance(at, int) else at: float(free) for at, free in get_max_memory().items()}
     work = _Work(shape, what, read, pairs, template, n_treatments if what == "accuracy" else 0, new, places, tflops)
     chosen = work.chosen(backend, dtype, device, attention)
     memory_of, available = work.memory(chosen), places[chosen["device"]]
@@ -205,26 +222,11 @@ def plan_run(
     return replace(plan, parts=work.timed(chosen) if plan.timed else work.counted(chosen, memory_of["weights"]))
 
 
-def needed(memory: Mapping[str, float], *, reclaimed: bool = False) -> float:
-    """Return the bytes that must be there at the peak; `reclaimed`: with those that the system takes back where it must."""
-    loading = memory["loading"] - (0.0 if reclaimed else memory["in files"])
-    return memory["libraries"] + memory["weights"] + max(loading, memory["recorded runs"] + memory["one pass"])
-
-
-def _pairs(shape: Shape, given: Sequence[Any], insertion: Insertion | None, template: str) -> tuple[PromptPair, ...]:
-    made = [isinstance(one, PromptPair) for one in given]
-    if given and all(made) and insertion is None:
-        return tuple(given)
-    if not given or any(made) or insertion is None:
-        raise ValueError("give problems with an insertion, or pairs alone")
-    return make_pairs(SimpleNamespace(tokenizer=shape.tokenizer, info=shape.info), given, insertion, template=template)
-
-
 @dataclass(frozen=True, eq=False)
 class _Work:
     """The planned work on its prompts, and the bytes that are free in each of `places`."""
 
-    shape: Shape
+    shape: "Shape"
     what: str
     outcome: Outcome
     pairs: Sequence[PromptPair]
@@ -271,7 +273,7 @@ class _Work:
         files where they are stored in another precision, or are not of 16 bits (docs/larger-models.md).
         """
         shape, info, dtype = self.shape, self.shape.info, chosen["dtype"]
-        on_cpu, size, weights = chosen["device"] == "cpu", bytes_of(dtype), self.shape.weights(dtype)
+        place, size, weights = "cpu" if chosen["device"] == "cpu" else "cuda", bytes_of(dtype), shape.weights(dtype)
         longest = max(self.pairs, key=lambda pair: len(pair.inserted)).answered(self.outcome.appended)
         length = changed = len(longest.inserted)
         batch, rows, read, runs = 1, 1, 1, 0
@@ -281,8 +283,7 @@ class _Work:
             answered = tuple(pair.answered(self.outcome.appended) for pair in self.pairs)
             batch, changed, runs = max(map(len, units_of(answered, self.outcome))), length - longest.spans[0][1], 2
             read = len(self.outcome.reads(longest))
-            rows = -(-TOKENS_PER_PASS["cpu" if on_cpu else "cuda"] // (changed * batch))
-            rows = min(rows, info.n_layers * (info.n_heads + 1))
+            rows = min(-(-TOKENS_PER_PASS[place] // (changed * batch)), info.n_layers * (info.n_heads + 1))
         d_both = (info.d_key or info.d_head) + info.d_head
         cache = (runs * info.n_key_value_heads * d_both or info.n_cached) * length
         recorded = runs * changed * (info.d_model + info.n_heads * d_both)
@@ -291,53 +292,41 @@ class _Work:
         backend = chosen["backend"]
         made = backend == "hooked_transformer" or (backend == "auto" and weights <= CONVERTED_AT_MOST)
         stored = str(getattr(shape.config, "dtype", None) or dtype).removeprefix("torch.")
-        copied = on_cpu and not (made or shape.bits or (size == 2 and stored == dtype))
+        copied = place == "cpu" and not (made or shape.bits or (size == 2 and stored == dtype))
         loading = weights if made else weights / size * bytes_of(stored) if copied else 0.0
         return {
             "weights": weights,
             "recorded runs": float(batch * info.n_layers * (recorded + cache) * size),
             "one pass": float(batch * rows * (changed * wide + 3 * read * info.d_vocab) * max(size, 4)),
-            "libraries": LIBRARIES["cpu" if on_cpu else "cuda"],
+            "libraries": LIBRARIES[place],
             "loading": loading,
             "in files": loading * copied,
         }
 
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Return the seconds of each part, from real runs of it on a few problems."""
-        began = time.perf_counter()
+        began, n = time.perf_counter(), len(self.pairs)
         options: dict[str, Any] = {key: chosen[key] for key in ("backend", "dtype", "device")}
         model = load_model(self.shape.info.name, attn_implementation=chosen["attention"], **options)
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
         if self.what == "accuracy":
             return parts | {f"answers of {self.new_tokens} tokens": self._answering(model)}
-        mean = np.mean([len(pair.inserted) for pair in self.pairs])
+        mean, heads = np.mean([len(pair.inserted) for pair in self.pairs]), model.info.heads
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
+        reads: dict[str, Any] = {"outcome": self.outcome.name, "progress": False}
 
-        heads = model.info.heads
-        reads: dict[str, Any] = {"outcome": self.outcome, "progress": False}
-        some = tuple(heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED])
-
-        def run(count: int) -> None:
-            pairs = usual[:count]
-            if self.what == "mechanism":
-                decompose_attention(model, pairs, control="random_sentence", progress=False)
-                activation_shift(model, pairs, progress=False)
-                mediate(model, pairs, **reads)
-            elif self.what == "profiles":
-                score_heads(model, pairs, progress=False)
-                attention_profile(model, pairs, heads=heads[:3], progress=False)
-            else:
-                direct_effects(model, pairs, some, **reads)
-                for direction in ("denoising", "noising"):
-                    trace_paths(
-                        model, pairs, some, mlps=tuple(range(model.info.n_layers)), direction=direction, **reads
-                    )
-                patch_sites(model, pairs, **reads)
-                map_positions(model, pairs, some, **reads)
-                what_it_writes(model, pairs, some, progress=False)
-
-        n = len(self.pairs)
         if self.what in ("profiles", "mechanism"):
+
+            def run(count: int) -> None:
+                pairs = usual[:count]
+                if self.what == "mechanism":
+                    decompose_attention(model, pairs, control="random_sentence", progress=False)
+                    activation_shift(model, pairs, progress=False)
+                    mediate(model, pairs, **reads)
+                else:
+                    score_heads(model, pairs, progress=False)
+                    attention_profile(model, pairs, heads=heads[:3], progress=False)
+
             return parts | {f"{self.what} of all heads": extrapolated(run, n)}
         each = estimated_seconds(prepare(model, self.pairs, self.outcome), heads, [Sweep.named()])
         if self.what == "sweep":
@@ -346,14 +335,19 @@ class _Work:
         parts |= {"4 exact sweeps of all heads": 4 * share * each, "controls, about as much": 4 * share * each}
         if self.what == "locate":
             return parts
+        some = tuple(heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED])
         one, gates = prepare(model, self.pairs[:1], self.outcome), [gate_row(some, model.info)] * N_SETS
+
+        def trace(count: int) -> None:
+            wanted = ["direct", "edges", "sites", "positions", "writes"]
+            trace_circuit(model, usual[:count], some, parts=wanted, mlps="all", **reads)
 
         def sets(count: int) -> None:
             gated_outcomes(
                 one, torch.stack(gates[:count]), label="sets", settings={}, options=RunOptions(progress=False)
             )
 
-        parts[f"edges, sites, positions and writes of {len(some)} heads"] = extrapolated(run, n // 2)
+        parts[f"edges, sites, positions and writes of {len(some)} heads"] = extrapolated(trace, n // 2)
         return parts | {"sets of heads": n // 2 * extrapolated(sets, N_SETS)}
 
     def _answering(self, model: Model) -> float:
@@ -379,13 +373,12 @@ class _Work:
             share = (info.n_layers + 1) / (2 * info.n_layers)  # a row begins at the layer that it edits
             n += shape.operations(length, positions=passes * length, read=passes * read)
             n += shape.operations(length, positions=heads * changed, read=heads * read, layers=share)
-        device = "cpu" if chosen["device"] == ELSEWHERE else chosen["device"]
 
         def speed(rows: int) -> float:
             if self.tflops is not None:
                 return REACHED["elsewhere"] * self.tflops * 1e12 * min(1.0, rows / ROWS_OF_A_GPU)
             with at_most(threads_for(info)):
-                return REACHED["here"] * _product_speed(info.d_model, chosen["dtype"], device, rows)
+                return REACHED["here"] * _product_speed(info.d_model, chosen["dtype"], chosen["device"], rows)
 
         parts = {"libraries and loading": IMPORTING + weights / LOADED_PER_SECOND}
         if n:
@@ -393,9 +386,9 @@ class _Work:
         if self.n_treatments:
             prompts = self.n_treatments * sum(len(pair.inserted) for pair in self.pairs)
             new, length = self.n_treatments * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
-            parts[f"answers of {self.new_tokens} tokens"] = shape.operations(length, positions=prompts, read=0) / speed(
-                512
-            ) + shape.operations(length, positions=new, read=new) / speed(self.batch)
+            reading = shape.operations(length, positions=prompts, read=0) / speed(512)
+            writing = shape.operations(length, positions=new, read=new) / speed(self.batch)
+            parts[f"answers of {self.new_tokens} tokens"] = reading + writing
         return parts
 
 
@@ -409,3 +402,88 @@ def _product_speed(width: int, dtype: str, device: str, rows: int) -> float:
         product(x, weight).sum().item()
         spent.append(time.perf_counter() - began)
     return 8.0 * rows * width * width / min(spent)
+
+
+# --------------------------------------------------------------------------------------------- what a config says of size
+
+
+@dataclass(frozen=True, eq=False)
+class Shape:
+    """Hold a model's geometry and tokenizer, and count its parameters and operations.
+
+    `n_parameters`: of the whole model, tied ones once. `active`: parameters of a layer that a token meets (of experts the
+    chosen ones). `bits` of each of `n_quantised` parameters, where the config says that weights are quantised.
+    """
+
+    info: ModelInfo
+    config: PretrainedConfig
+    tokenizer: Tokenizer
+    n_parameters: int
+    active: float
+    bits: float = 0.0
+    n_quantised: int = 0
+
+    @classmethod
+    def of(cls, name: str, *, trust_remote_code: bool = False) -> "Shape":
+        """Read config.json and the tokenizer; `ModelError` where there are none, or for a model of a kind that is not taken."""
+        source = source_of(name)
+        options: dict[str, Any] = {"local_files_only": only_here(source), "trust_remote_code": trust_remote_code}
+        if Path(source).is_dir():
+            document(Path(source), "config.json")
+            check_tokenizer(Path(source))
+        try:
+            config = AutoConfig.from_pretrained(source, **options)
+            tokenizer = load_tokenizer(source, **options)
+            with torch.device("meta"):
+                made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            info = hugging_face_info(made, name=name)
+            layers = [layer.module for layer in decoder_layers(made, info)]
+            per_layer = sum(map(_count, layers)) / len(layers)
+        except ModelError:
+            raise
+        except Exception as error:  # of a dozen kinds, as where models are loaded
+            raise ModelError(f"cannot plan with {name!r}: {first_line(error)}") from error
+        text = config.get_text_config()
+        counts = (getattr(text, key, None) for key in ("num_local_experts", "num_experts", "n_routed_experts"))
+        n_experts = next((count for count in counts if count), None)
+        idle = 0.0 if n_experts is None else 1 - text.num_experts_per_tok / n_experts
+        named = [item for layer in layers for item in layer.named_parameters()]
+        experts = sum(weight.numel() for label, weight in named if "experts" in label and "shared" not in label)
+        shape = cls(info, config, tokenizer, _count(made), active=per_layer - idle * experts / len(layers))
+        packed = getattr(config, "quantization_config", None)
+        if packed is None:
+            return shape
+        packed = packed if isinstance(packed, dict) else packed.to_dict()
+        four = packed.get("load_in_4bit") or packed.get("_load_in_4bit") or packed.get("quant_method") == "mxfp4"
+        linear = [each for layer in layers for each in layer.modules() if isinstance(each, nn.Linear | Conv1D)]
+        of_experts = experts * (packed.get("quant_method") in PACKS_EXPERTS)
+        n_quantised = sum(each.weight.numel() for each in linear) + of_experts
+        return replace(shape, bits=4.0 if four else float(packed.get("bits") or 8), n_quantised=n_quantised)
+
+    @property
+    def is_here(self) -> bool:
+        """Return True where the model's weights are on this machine."""
+        source = source_of(self.info.name)
+        if Path(source).is_dir():
+            return any(Path(source).glob("*.safetensors"))
+        return any(isinstance(try_to_load_from_cache(source, file), str) for file in (WEIGHTS, INDEX))
+
+    def weights(self, dtype: str) -> float:
+        """Return the bytes of all weights in this precision, those that are quantised by their bits."""
+        return (self.n_parameters - self.n_quantised) * bytes_of(dtype) + self.n_quantised * self.bits / 8
+
+    def operations(self, length: int, *, positions: float | int, read: float | int, layers: float = 1.0) -> float:
+        """Return the floating-point operations (two for a product and its sum) of so many positions that see up to `length`
+        tokens, through this share of the layers, with logits at `read` of them."""
+        info = self.info
+        each = 2 * self.active + 2 * info.n_heads * ((info.d_key or info.d_head) + info.d_head) * length
+        return layers * info.n_layers * positions * each + 2.0 * read * info.d_model * info.d_vocab
+
+
+def _count(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
+
+
+def bytes_of(dtype: str) -> int:
+    """Return the bytes of a number of this dtype."""
+    return int(getattr(torch, dtype).itemsize)

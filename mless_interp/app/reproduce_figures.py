@@ -2,70 +2,61 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-from typer import Option
+from typing import TYPE_CHECKING, Any
 
 from ..core.arguments import count_of
-from .command_line import Loading, NTokensOption, Rows, Saving, Template, TwinsOption, is_file
+from ..prompts.problems import Problem
+from .command_line import REQUIRED, Loading, Rows, Saving, Template, is_file, is_model, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..paper import Figure
+    from ..views.plots import Picture
+    from ..views.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading, Saving):
     """What can be asked."""
 
-    figure: Annotated[str, Option(help="The paper's number: 13 (000), 11 (001), 9 (002), 18 (003) or 10 (004).")]
-    model: Annotated[
-        list[str] | None,
-        Option(
-            help="A directory or hub id in place of the paper's model; for figure 11, which has three models, NAME=DIRECTORY, "
-            "repeatable (names: Qwen2.5-Math-7B, Llama3.1-8B-Instruct, Gemma3-4b-it)."
-        ),
-    ] = None
-    tiny: Annotated[bool, Option("--tiny", help="Small random stand-ins of the models: to try this command.")] = False
-    problems: Annotated[
-        str | None,
-        Option(
-            callback=is_file,
-            help="'demo', 'math500' (from the hub), or a .jsonl file. [default: the model's own, else math500]",
-        ),
-    ] = None
-    limit: Annotated[int, Option(min=1, help="Number of problems; the paper's figures probably show one.")] = 32
-    template: Annotated[Template, Option(help="raw, raw_as_sent, text or chat.")] = "raw"
-    n_tokens: NTokensOption = 55
-    rows: Annotated[Rows, Option(help="Rows averaged over: shared, or all (probably the paper's).")] = "shared"
-    answers: Annotated[
-        bool | None,
-        Option(
-            "--answers/--no-answers",
-            help="Figure 10: also answer the problems, for the model's bars next to the published. [default: with --model]",
-        ),
-    ] = None
-    max_new_tokens: Annotated[
-        int | None, Option(min=1, help="Figure 10: longest answer. [default: 2048, or what the context leaves]")
-    ] = None
-    draws: Annotated[int, Option(min=1, help="Draws of random words per problem, averaged.")] = 3
-    twins: TwinsOption = 3
-    repeats: Annotated[
-        int,
-        Option(min=0, help="Other tokens repeated as often, among which the insertion's has its rank (20 or more)."),
-    ] = 20
-    out: Annotated[Path | None, Option(help="Folder for the results. [default: results/figure_<figure>]")] = None  # type: ignore[assignment]
-
-    @property
-    def folder(self) -> Path:
-        """Where the results go."""
-        return self.out or Path(f"results/figure_{''.join(filter(str.isalnum, self.figure.removeprefix('Figure')))}")
+    figure: str = option(REQUIRED, "The paper's number: 13 (000), 11 (001), 9 (002), 18 (003) or 10 (004).")
+    model: list[str] | None = option(
+        None,
+        "A directory or hub id in place of the paper's model; for figure 11, which has three models, NAME=DIRECTORY, "
+        "repeatable (names: Qwen2.5-Math-7B, Llama3.1-8B-Instruct, Gemma3-4b-it).",
+        callback=lambda given: given and [text for text in given if is_model(text.rpartition("=")[2])],
+    )
+    tiny: bool = option(False, "Small random stand-ins of the models: to try this command.", "--tiny")
+    problems: str | None = option(
+        None,
+        "'demo', 'math500' (from the hub), or a .jsonl file. [default: the model's own, else math500]",
+        callback=is_file,
+    )
+    limit: int = option(32, "Number of problems; the paper's figures probably show one.", min=1)
+    template: Template = option("raw", "raw, raw_as_sent, text or chat.")
+    n_tokens: int = option(55, "Length of the insertion in tokens.", min=1)
+    rows: Rows = option("shared", "Rows averaged over: shared, or all (probably the paper's).")
+    answers: bool | None = option(
+        None,
+        "Figure 10: also answer the problems, for the model's bars next to the published. [default: with --model]",
+        "--answers/--no-answers",
+    )
+    max_new_tokens: int | None = None
+    draws: int = option(3, "Draws of random words per problem, averaged.", min=1)
+    twins: int = 3
+    repeats: int = option(
+        20, "Other tokens repeated as often, among which the insertion's has its rank (20 or more).", min=0
+    )
+    out: Path = Path("results/figure")
 
 
 def compute(options: Options) -> Computed:
     """Draw one of the paper's figures and check its claims.
 
     Writes figure.png, figure.csv (the curves and bars behind it), claims.csv (claim, measured with interval, null,
-    agrees / disagrees / cannot tell), the results themselves in results/ (mi.load) and run.json; with --report also
-    report.html.
-    A stopped run resumes when you start it again with the same settings.
+    agrees / disagrees / cannot tell).
     """
     from ..paper.figures import figure_named, title_of
 
@@ -74,6 +65,7 @@ def compute(options: Options) -> Computed:
     loading, engine = options.loading(), options.computing()
     questions = {key: _questions(options, directory) for key, directory in directories.items()}
     from .. import paper
+    from ..answers import Treatment, evaluate_accuracy
     from ..prompts.insertions import Insertion
     from ..prompts.pairs import make_pairs
     from ..runtime.store import provenance
@@ -81,20 +73,23 @@ def compute(options: Options) -> Computed:
 
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
-    models = {}
-    filler = Insertion.meaningless(n_tokens=options.n_tokens)
+    models, n = {}, options.n_tokens
+    filler = Insertion.meaningless(n_tokens=n)
     common: dict[str, Any] = {"template": options.template, **options.common}
+    how = {name: getattr(options, name) for name in ("n_tokens", "rows", "draws", "repeats", "twins")} | common
     if options.tiny:
         loading = {name: loading[name] for name in ("backend", "attn_implementation")}
     for key, directory in directories.items():
         options.say(f"loading {directory or title_of(key)} ...")
         model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading).on(engine)
         heads, folder = figure.heads(key), options.partial / key
-        how = {name: getattr(options, name) for name in ("n_tokens", "rows", "draws", "repeats", "twins")} | common
         found = paper.reproduce_figure(model, figure, questions[key], heads=heads, checkpoint=folder, **how)
         answers = options.answers if options.answers is not None else directory is not None
         if figure.kind == "bars_and_head" and answers:
-            found["answers"] = _answered(model, questions[key], folder / "answers.jsonl", options, common)
+            mful = Treatment(Insertion.meaningful(n_tokens=n), name="mful")
+            treatments = [Treatment(name="none"), Treatment(filler, name="mless"), mful]
+            asked = {"max_new_tokens": options.max_new_tokens, "checkpoint": folder / "answers.jsonl", **common}
+            found["answers"] = evaluate_accuracy(model, questions[key], treatments, **asked)
         pairs = make_pairs(model, questions[key], filler, template=options.template)
         shown[f"{key} prompt"] = ShownPrompt.of(model, pairs[0])
         if model.info.attention == "eager":
@@ -102,8 +97,8 @@ def compute(options: Options) -> Computed:
         results |= {f"{key} {series}": each for series, each in found.items()}
         models[key] = provenance(model)["model"]
     said = [f"{figure.number}: {figure.caption}", *[figure.doubt] * bool(figure.doubt)]
-    results = dict(sorted(results.items(), key=lambda each: not each[0].endswith("claims")))
     said += ["The models are random stand-ins: what holds here holds without any training."] * options.tiny
+    results = dict(sorted(results.items(), key=lambda each: not each[0].endswith("claims")))
     facts = {
         "n_problems": max(map(len, questions.values())),
         "problems": {key: [question.id for question in questions[key]] for key in models},
@@ -113,8 +108,8 @@ def compute(options: Options) -> Computed:
     return Computed(results, None, (), shown, facts, said)
 
 
-def _directories(figure: Any, given: list[str] | None) -> dict[str, str | None]:
-    """What to load in place of each of the figure's models, by its key; None for the paper's own."""
+def _directories(figure: "Figure", given: list[str] | None) -> dict[str, str | None]:
+    """Return what to load in place of each of the figure's models, by its key; None for the paper's own."""
     from ..models.load import source_of
     from ..paper.figures import key_of, title_of
 
@@ -135,10 +130,10 @@ def _directories(figure: Any, given: list[str] | None) -> dict[str, str | None]:
     return found
 
 
-def _questions(options: Options, directory: str | None) -> Any:
-    """The problems of one model: those that were asked for, else its own, else MATH-500."""
+def _questions(options: Options, directory: str | None) -> tuple[Problem, ...]:
+    """Return the problems of one model: those that were asked for, else its own, else MATH-500."""
     if options.problems is None and options.tiny:
-        from ..paper import stand_in_problems
+        from ..ground_truth.stand_ins import stand_in_problems
 
         return stand_in_problems(options.limit, seed=options.seed)
     from ..prompts.texts import problems_of
@@ -147,31 +142,15 @@ def _questions(options: Options, directory: str | None) -> Any:
     return problems_of(directory or "", options.problems or (None if own else "math500"), limit=options.limit)
 
 
-def _answered(model: Any, questions: Any, checkpoint: Path, options: Options, common: dict[str, Any]) -> Any:
-    """The problems answered without insertion and under both of the figure's."""
-    from ..answers import Treatment, evaluate_accuracy
-    from ..prompts.insertions import Insertion
-
-    n = options.n_tokens
-    treatments = [
-        Treatment(name="none"),
-        Treatment(Insertion.meaningless(n_tokens=n), name="mless"),
-        Treatment(Insertion.meaningful(n_tokens=n), name="mful"),
-    ]
-    longest = options.max_new_tokens
-    return evaluate_accuracy(model, questions, treatments, max_new_tokens=longest, checkpoint=checkpoint, **common)
-
-
 def present(kept: Kept) -> Presented:
-    """The figure in the paper's arrangement, its numbers, the claims, and the page."""
+    """Make the figure in the paper's arrangement, its numbers, the claims, and the page."""
     import pandas as pd
 
     from ..paper.figures import figure_named, title_of
     from ..views.report import Report
-    from .endings import model_name
 
     figure, run = figure_named(kept.options["figure"]), kept.run
-    names = {key: model_name(made["name"]) for key, made in run["models"].items()}
+    names = {key: title_of(made["name"]) for key, made in run["models"].items()}
     found: dict[str, dict[str, Any]] = {key: {} for key in names}
     for name, result in kept.results.items():
         key, _, series = name.partition(" ")
@@ -183,17 +162,14 @@ def present(kept: Kept) -> Presented:
         for key in names
         for series, profile in found[key].items()
     ]
-    bars = _bars({names[key]: result for key, result in answered.items()}) if figure.kind == "bars_and_head" else None
+    claims = [check.to_frame().assign(model=names[key]) for key, check in checks.items()]
+    bars = _bars({names[key]: result for key, result in answered.items()})
     picture = _draw(figure, found, names, bars)
 
-    def page() -> Report:
-        stand_ins = " What holds of these random stand-ins of the models holds without any training." * run["tiny"]
-        own = [name for key, name in names.items() if name != title_of(key)]
-        instead = f" Here with {', '.join(own)} in {'its' if len(own) == 1 else 'their'} place." if own else ""
-        question = (
-            f"Does what {figure.number} claims of {', '.join(map(title_of, figure.models))} hold on "
-            f"{count_of(run['n_problems'], 'problem')}?{instead}{stand_ins}"
-        )
+    def page() -> "Report":
+        shown = ", ".join(f"{title_of(key)} (here {names[key]})" for key in names)
+        n = count_of(run["n_problems"], "problem")
+        question = f"Does what {figure.number} claims of {shown} hold on {n}?"
         answer = " ".join(each.headline() for each in checks.values())
         made = Report(f"{figure.number} of arXiv 2510.01032 and its claims", question=question, answer=answer)
         made = made.heading("The figure").figure(picture, figure.caption)
@@ -204,17 +180,12 @@ def present(kept: Kept) -> Presented:
             made = kept.view(made, f"{key} attention").shown_prompt(kept.shown[f"{key} prompt"])
         return made
 
-    files = {
-        "figure.png": picture,
-        "figure.csv": pd.concat(curves),
-        **({} if bars is None else {"bars.csv": bars}),
-        "claims.csv": pd.concat(checks[key].to_frame().assign(model=names[key]) for key in names),
-    }
-    return Presented(files, page)
+    files = {"figure.png": picture, "figure.csv": pd.concat(curves), "claims.csv": pd.concat(claims)}
+    return Presented(files | ({"bars.csv": bars} if figure.kind == "bars_and_head" else {}), page)
 
 
-def _bars(answered: dict[str, Any]) -> Any:
-    """The paper's bars, and behind them those of one's own models with their intervals."""
+def _bars(answered: dict[str, Any]) -> "pd.DataFrame":
+    """Return the paper's bars, and behind them those of one's own models with their intervals."""
     import pandas as pd
 
     from ..paper.figures import published, title_of
@@ -229,14 +200,16 @@ def _bars(answered: dict[str, Any]) -> Any:
     return pd.concat(parts, ignore_index=True)
 
 
-def _draw(figure: Any, found: dict[str, dict[str, Any]], names: dict[str, str], bars: Any) -> Any:
-    """The figure in the paper's arrangement, of the models that there are."""
+def _draw(figure: "Figure", found: dict[str, dict[str, Any]], names: dict[str, str], bars: "pd.DataFrame") -> "Picture":
+    """Draw the figure in the paper's arrangement, of the models that there are."""
     from .. import views
 
     every = [each["Mless"] for each in found.values()]
-    if figure.kind in ("with_and_without", "layers"):
-        more: dict[str, Any] = {"whole": False, "names": {"base": "None", "inserted": "Mless"}}
-        return views.profiles(every, conditions=("base", "inserted"), **(more if figure.kind == "layers" else {}))
+    if figure.kind == "with_and_without":
+        return views.profiles(every, conditions=("base", "inserted"))
+    if figure.kind == "layers":
+        both = {"base": "None", "inserted": "Mless"}
+        return views.profiles(every, conditions=("base", "inserted"), whole=False, names=both)
     if figure.kind == "against_random_sentence":
         series = ("Mless", "random words")
         return views.compare_profiles(

@@ -1,6 +1,7 @@
 """A run's folder: results are on the disk before anything is drawn of them, and can be drawn again without the model."""
 
 import dataclasses
+import inspect
 import json
 import shutil
 import sys
@@ -9,17 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
-from typer import Argument
 
-from ..core.arguments import nearest
+from ..core.arguments import count_of, nearest
 from ..runtime.engines import ShardDone
 from ..runtime.folders import MANIFEST, RESULTS, RUN, remove_partial
 from ..runtime.text_safety import WIDTH, one_line
 from . import COMMANDS
-from .command_line import Saving, analysis, plain_warnings, repeat_command, tell
+from .command_line import Saving, analysis, repeat_command, tell
 
 if TYPE_CHECKING:
     from ..core.heads import Head
@@ -33,15 +33,20 @@ SHOWN = "shown"
 """In a run's folder, beside its results: what its page shows besides (attention, prompts)."""
 MOST_LINES = 14
 """Lines that a command ends with, before the one that names its files."""
+ALWAYS = (
+    "Every run also writes results/ (for mi.load) and run.json, with --report report.html. A stopped run resumes when you "
+    "start it again with the same settings."
+)
+"""What the help of every command ends with."""
 N_SHOWN_PROBLEMS = 32
 """Problems over which shown attention is averaged, at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """What a command computed: `results` by name, what else is `shown` on its page (both as `mi.save` takes them), the `model`,
-    the `pairs` (their prompts are recorded, the first is shown), and `facts` for run.json. `notes`: sentences for the screen
-    (which shows the first result's print, then these), run.json and the page."""
+    """Store what a command computed: `results` by name, what else is `shown` on its page (both as `mi.save` takes them), the
+    `model`, the `pairs` (their prompts are recorded, the first is shown), `facts` for run.json, and `notes`: sentences for the
+    screen (after the first result's print), run.json and the page."""
 
     results: "Mapping[str, Result]"
     model: "Model | None" = None
@@ -53,7 +58,7 @@ class Computed:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """What lies on the disk of it; `run` is run.json, with the options of the run under "options"."""
+    """Hold what lies on the disk of it; `run` is run.json, with the options of the run under "options"."""
 
     results: dict[str, Any]
     shown: dict[str, Any]
@@ -63,12 +68,15 @@ class Kept:
     def options(self) -> dict[str, Any]:
         return self.run["options"]
 
-    @property
-    def model_name(self) -> str:
-        """The model as people write it."""
-        from .endings import model_name
+    def page(self, title: str, question: str, found: "Result") -> "Report":
+        """Begin the page: what was asked, of which model and how many problems, and what was found."""
+        from ..paper.figures import title_of
+        from ..views.report import Report
 
-        return model_name(self.run["model"]["name"])
+        insertion, n_fresh = found.settings.get("insertion"), self.run.get("n_fresh")
+        asked = [title_of(self.run["model"]["name"]), *[insertion] * bool(insertion)]
+        asked += [count_of(self.run["n_problems"], "problem") + f" + {n_fresh} fresh" * bool(n_fresh)]
+        return Report(title, question=f"{question} {', '.join(asked)}.", answer=found.headline())
 
     def view(self, page: "Report", name: str = "attention", heading: str = "") -> "Report":
         """Return the page with the attention that is shown under this name, if any is."""
@@ -81,14 +89,14 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Presented:
-    """Files by name: tables (.csv, .parquet, .jsonl), pictures and views (.png, .html); and the `page`, made when asked for."""
+    """Hold files by name: tables (.csv, .parquet, .jsonl), pictures and views (.png, .html); and make the `page` when asked."""
 
     files: Mapping[str, Any]
     page: "Callable[[], Report]"
 
 
 def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
-    """The command that computes, keeps, tells and presents; `name` is its file's. The docstring of `compute` explains it."""
+    """Return the command that computes, keeps, tells and presents, explained by the docstring of `compute`."""
 
     def main(asked: Saving) -> None:
         computed = compute(asked)
@@ -105,12 +113,12 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
         except BaseException:
             sys.stderr.write(
                 f"The results are computed and kept in {asked.kept}; draw and write what follows from them with: "
-                f"mless-interp report {asked.folder}\n"
+                f"mless-interp report {asked.out}\n"
             )
             raise
 
-    main.__doc__ = compute.__doc__
-    return analysis(main, options=get_type_hints(compute)["options"], name=name)
+    main.__doc__ = f"{inspect.cleandoc(compute.__doc__ or '')}\n\n{ALWAYS}"
+    return analysis(main, get_type_hints(compute)["options"], name=name)
 
 
 def _keep(options: Saving, name: str, computed: Computed) -> None:
@@ -139,7 +147,7 @@ def _keep(options: Saving, name: str, computed: Computed) -> None:
 
 
 def shown_attention(model: "Model", pairs: "Sequence[PromptPair]", heads: "Sequence[Head]") -> "PairAttention":
-    """The attention that a page shows: the mean over the first problems; where their prompts have no mean, of the first."""
+    """Return the attention that a page shows: the mean over some problems; where their prompts have no mean, of the first."""
     from ..views.pooling import read_attention
 
     try:
@@ -149,7 +157,7 @@ def shown_attention(model: "Model", pairs: "Sequence[PromptPair]", heads: "Seque
 
 
 def read(folder: Path) -> Kept:
-    """What a run kept; `ValueError` or `FileNotFoundError` where a folder holds no such thing, or another than it wrote."""
+    """Return what a run kept; an error where a folder holds no such thing, or another than it wrote."""
     if not (folder / RUN).is_file():
         there = [each.name for each in folder.parent.glob("*")]
         raise FileNotFoundError(
@@ -172,20 +180,38 @@ def read(folder: Path) -> Kept:
     return Kept(results, shown, run)
 
 
+def show_again(folder: Path) -> None:
+    """Make tables, pictures and page of a run's folder again; of one that ended before they were made, now."""
+    from ..runtime.folders import renewed
+
+    asked = Saving(out=folder)
+    whole = (folder / RUN).is_file() or not (asked.kept / RUN).is_file()
+    name = read(folder if whole else asked.kept).run["analysis"]
+    if name not in COMMANDS.values():
+        raise ValueError(f"{str(folder)!r} was written by {name!r}, which is no command: start that again")
+    present = import_module(f".{name}", __package__).present
+    if not whole:
+        _finish(asked, present, report=True)
+        return
+    with renewed(folder) as made:
+        written = _draw(folder, made, present, report=True)
+    _tell(folder, written)
+
+
 def _finish(asked: Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
     """Make the run's folder of what was kept, and everything that follows from it; then tell, and remove what was kept."""
     from ..runtime.folders import new_folder
 
-    with new_folder(asked.folder, overwrite=asked.overwrite) as made:
+    with new_folder(asked.out, overwrite=asked.overwrite) as made:
         shutil.copytree(asked.kept, made, dirs_exist_ok=True)
         (made / MANIFEST).unlink()
         written = _draw(asked.kept, made, present, report=report)
     remove_partial(asked.partial)
-    _tell(asked.folder, [*written, RESULTS, RUN])
+    _tell(asked.out, [*written, RESULTS, RUN])
 
 
 def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, report: bool) -> list[str]:
-    """What follows from the folder `kept`, drawn and written into another; the names written."""
+    """Draw and write what follows from the folder `kept` into another; return the names written."""
     from ..runtime.tables import Table
 
     found = read(kept)
@@ -208,29 +234,6 @@ def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, repor
     return [*presented.files, *["report.html"] * report]
 
 
-def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a run, finished or not.")]) -> None:
-    """Make pictures, tables and report.html again from what a run computed and kept.
-
-    Nothing is computed and no model is loaded. DIR is the --out of a run; where its pictures could not be made (an error in
-    one, a full disk), they are made now, and DIR appears.
-    """
-    from ..runtime.folders import renewed
-
-    asked = Saving(out=folder)
-    whole = (folder / RUN).is_file() or not (asked.kept / RUN).is_file()
-    with plain_warnings():
-        name = read(folder if whole else asked.kept).run["analysis"]
-        if name not in COMMANDS.values():
-            raise ValueError(f"{str(folder)!r} was written by {name!r}, which is no command: start that again")
-        present = import_module(f".{name}", __package__).present
-        if not whole:
-            _finish(asked, present, report=True)
-            return
-        with renewed(folder) as made:
-            written = _draw(folder, made, present, report=True)
-        _tell(folder, written)
-
-
-def _tell(folder: Path, written: list[str]) -> None:
+def _tell(folder: Path, written: Sequence[str]) -> None:
     page = [f"Report: {folder}/report.html."] * ("report.html" in written)
     tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: mi.load({str(folder)!r})"])))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,10 +22,10 @@ SAME = ("outcome", "contrast", "direction", "edit")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunsCompared(Result):
-    """Results by the names of their runs, all of one kind. Each run is judged by its own problems; no test is made between
+    """Hold results by the names of their runs, all of one kind. Each run is judged by its own problems; no test is made between
     runs."""
 
-    results: dict[str, Any]
+    results: dict[str, LocatedHeads | PatchScores | AccuracyResults]
 
     columns = columns_of("""
         of_this_sign | problems of its sign | of n | problems whose effect has the sign of the median
@@ -35,77 +34,73 @@ class RunsCompared(Result):
         of_heads | of heads | | heads that were tested
     """)
 
-    @property
-    def of_answers(self) -> bool:
-        """Return True where the runs are of answers, not of heads."""
-        return isinstance(next(iter(self.results.values())), AccuracyResults)
-
-    def _verdicts(self) -> dict[str, dict[str, tuple[str, bool]]]:
-        return {run: _verdicts(found) for run, found in self.results.items()}
-
     def table(self) -> pd.DataFrame:
-        """Of heads one row per run: the median total effect with limits, in how many of `n` problems it has this sign, how many
-        heads are named, and which are confirmed. Of answers one row per run and treatment, differences from the first one."""
-        if self.of_answers:
-            tables = [_answers(found).assign(run=run) for run, found in self.results.items()]
-            table = pd.concat(tables, ignore_index=True)
-            return table[["run", *(name for name in table if name != "run")]]
-        rows = []
-        for (run, found), told in zip(self.results.items(), self._verdicts().values(), strict=True):
+        """Return, of heads, one row per run: the median total effect with limits, in how many of `n` problems it has this sign,
+        how many heads are named, and which are confirmed. Of answers one row per run and treatment, differences from the first
+        one."""
+        rows, tables = [], []
+        for run, found in self.results.items():
+            if isinstance(found, AccuracyResults):
+                answers = found.table()[list(RIGHT)]
+                if len(found.treatments) > 1:
+                    against = found.compare_all().table().set_index("second")
+                    answers = answers.join(against[list(CHANGE)], on="treatment")
+                tables.append(answers)
+                answers.insert(0, "run", run)
+                continue
             located = isinstance(found, LocatedHeads)
             total = found.total if located else found.total_effect
             middle = (found.judged.effect if located else found.whole).median
             sign = 1 if float(middle.estimate) >= 0 else -1
-            row: dict[str, Any] = {"run": run, "insertion": found.settings.get("insertion")}
+            row = {"run": run, "insertion": found.settings.get("insertion")}
             row |= {name: float(end) for name, end in interval_columns("total", middle).items()}
             row |= {"of_this_sign": int((sign * total > 0).sum()), "n": len(total)}
-            row |= {"named": sum(named for _, named in told.values()), "of_heads": len(found.heads)}
+            row |= {"named": sum(named for _, named in _verdicts(found).values()), "of_heads": len(found.heads)}
             again = located and found.confirmation is not None
             rows.append(row | {"confirmed": ", ".join(map(str, found.confirmed)) if again else None})
+        if tables:
+            return pd.concat(tables, ignore_index=True)
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
     def heads(self) -> pd.DataFrame:
-        """One row per head that any run names: its verdict and count of problems in each run, and how many runs name it."""
-        if self.of_answers:
+        """Return one row per head that any run names: its verdict and count of problems in each, and how many name it."""
+        found = {run: _verdicts(each) for run, each in self.results.items() if not isinstance(each, AccuracyResults)}
+        if not found:
             return pd.DataFrame()
-        verdicts = self._verdicts()
-        named = {label for told in verdicts.values() for label, (_, sure) in told.items() if sure}
+        named = {label for told in found.values() for label, (_, sure) in told.items() if sure}
         union = [str(head) for head in sorted(map(Head.parse, named))]
-        columns: dict[str, list[Any]] = {"head": union}
-        for run, told in verdicts.items():
-            columns[run] = [told.get(label, ("not tested",))[0] for label in union]
-        columns["named in"] = [sum(told.get(label, ("", False))[1] for told in verdicts.values()) for label in union]
-        return pd.DataFrame(columns).sort_values("named in", ascending=False, kind="stable", ignore_index=True)
+        columns = {run: [told.get(label, ("not tested",))[0] for label in union] for run, told in found.items()}
+        times = [sum(told.get(label, ("", False))[1] for told in found.values()) for label in union]
+        table = pd.DataFrame({"head": union, **columns, "named in": times})
+        return table.sort_values("named in", ascending=False, kind="stable", ignore_index=True)
 
     def to_frame(self) -> pd.DataFrame:
-        """The results' own rows, with their `run`."""
+        """Return the results' own rows, with their `run`."""
         return pd.concat([found.to_frame().assign(run=run) for run, found in self.results.items()], ignore_index=True)
 
     def headline(self) -> str:
         """Return what the runs have in common."""
-        rows = self.table().to_dict("records")
-        if self.of_answers:
+        rows, heads, n = self.table().to_dict("records"), self.heads(), len(self.results)
+        if "treatment" in rows[0]:
             first = {row["run"]: row for row in reversed(rows)}
-            told = (
-                f"{name} {100 * first[name]['accuracy']:.1f} % under {first[name]['treatment']!r}"
-                for name in self.results
-            )
-            changed = [row for row in rows if row.get("p_corrected", 1) < 1 - self.results[row["run"]].confidence]
-            moves = (
+            right = [f"{run} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for run, row in first.items()]
+            moves = [
                 f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points"
                 f"{limits_of(row['difference_ci_low'], row['difference_ci_high'], '+.1f', scale=100)}"
-                for row in changed
-            )
+                for row in rows
+                if row.get("p_corrected", 1) < 1 - self.results[row["run"]].confidence
+            ]
             moved = f"established differences within a run: {'; '.join(moves)}"
-            return f"Right answers: {'; '.join(told)}; {moved if changed else 'no treatment is shown to differ within a run'}."
-        heads, n = self.heads(), len(self.results)
+            moved = moved if moves else "no treatment is shown to differ within a run"
+            return f"Right answers: {'; '.join(right[::-1])}; {moved}."
         every = heads.loc[heads["named in"] == n, "head"].tolist()
         answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
         answer += f" in {'both runs' if n == 2 else f'all {n} runs'} ({len(heads)} in any)"
         totals = (
-            f"{row['run']} {row['total']:+.4f}{limits_of(row['total_ci_low'], row['total_ci_high'])}" for row in rows
+            f"{row['run']} {row['total']:+.4f}{limits_of(row.get('total_ci_low', np.nan), row.get('total_ci_high', np.nan))}"
+            for row in rows  # of few problems there are no limits
         )
-        unit = next(iter(self.results.values())).unit
+        unit = next(each.unit for each in self.results.values() if not isinstance(each, AccuracyResults))
         return f"{answer}; median total effect in {unit}: {'; '.join(totals)}."
 
     def details(self) -> list[str]:
@@ -116,7 +111,7 @@ class RunsCompared(Result):
         return [*some, "Each run is judged by its own problems; no test is made between runs."]
 
     def shown(self) -> Shown:
-        """The runs, and the heads that any names."""
+        """Return the runs, and the heads that any names."""
         heads, tables = self.heads(), [ShownTable(self.table(), "Each run, with 95 % intervals over its own problems.")]
         if not heads.empty:
             own = {name: "" if name in ("head", "named in") else name for name in heads.columns}
@@ -125,16 +120,16 @@ class RunsCompared(Result):
 
 
 @checked
-def compare_runs(runs: Mapping[str, Any]) -> RunsCompared:
+def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
     """Lay results of one kind beside each other: `compare_runs({"a": mi.load("results/a"), "b": mi.load("results/b")})`.
 
     Each run is `LocatedHeads`, `PatchScores` or `AccuracyResults`, or what `mi.load` gives of a folder that has one.
     `ValueError` for fewer than two, for different kinds, and where outcome, contrast, direction or edit differ.
     """
-    kinds = (LocatedHeads, PatchScores, AccuracyResults)
-    results: dict[str, Any] = {}
+    results = {}
     for name, run in runs.items():
         every = list(run.values()) if isinstance(run, Mapping) else [run]
+        kinds = (LocatedHeads, PatchScores, AccuracyResults)
         found = [each for kind in kinds for each in every if isinstance(each, kind)]
         if not found:
             raise ValueError(f"{name}: only runs of locate and of accuracy can be compared")
@@ -152,26 +147,17 @@ def compare_runs(runs: Mapping[str, Any]) -> RunsCompared:
     return RunsCompared(results)
 
 
-def _verdicts(found: Any) -> dict[str, tuple[str, bool]]:
-    """label -> the verdict with its count of problems, and whether the head is named."""
+def _verdicts(found: LocatedHeads | PatchScores) -> dict[str, tuple[str, bool]]:
+    """Return, by label, the verdict with its count of problems, and whether the head is named."""
     told = {}
     for row in found.table().to_dict("records"):
         if isinstance(found, LocatedHeads):
-            named = row["kind"] in NAMED
-            side = "added" if named and KINDS[row["kind"]].side == "added" else "removed"
+            named, words = row["kind"] in NAMED, row["kind"]
+            count = row["added_k" if named and KINDS[words].side == "added" else "removed_k"]
             again = found.confirmed_or_unknown(row["label"])
             sure = "" if again is None else ", confirmed" if again else ", not confirmed"
-            words, count = row["kind"], row[f"{side}_k"]
         else:
             named, sure, count = bool(row["p_corrected"] < found.level), "", row["k"]
             words = "more than the smallest effect" if named else "undecided"
         told[row["label"]] = (words + ("" if np.isnan(count) else f", {int(count)} of {int(row['n'])}") + sure, named)
     return told
-
-
-def _answers(found: AccuracyResults) -> pd.DataFrame:
-    """The share of right answers under each treatment, and how it differs from the first."""
-    table = found.table()[list(RIGHT)]
-    if len(found.treatments) == 1:
-        return table
-    return table.join(found.compare_all().table().set_index("second")[list(CHANGE)], on="treatment")

@@ -3,19 +3,21 @@
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from typer import Argument, Option
 
-from ..core.arguments import count_of, nearest
-from .command_line import Asking, Backend, OutOption, is_file, is_model, tell
-from .included_studies import INCLUDED
+from ..core.arguments import nearest
+from . import INCLUDED
+from .command_line import MODEL_HELP, Asking, Backend, argument, is_file, is_model, option, tell
 from .run_folder import Computed, Kept, Presented, program
+
+if TYPE_CHECKING:
+    from ..views.report import Report
 
 
 def _listed(study: str | None) -> str:
-    """The study that was asked for; without one, list those that are included."""
+    """Return the study that was asked for; without one, list those that are included."""
     if study is not None and study not in INCLUDED and not Path(study).is_file():
         raise typer.BadParameter(
             f"there is no file {str(Path(study).absolute())!r}, and no included study of that name"
@@ -31,103 +33,66 @@ def _listed(study: str | None) -> str:
 class Options(Asking):
     """What can be asked beside the file; what is given here takes the place of what the file says."""
 
-    file: Annotated[
-        str,
-        Argument(
-            metavar="STUDY",
-            callback=_listed,
-            help=f"A .toml file, or an included study: {', '.join(INCLUDED)}. Without it, these are listed.",
-        ),
-    ] = None  # type: ignore[assignment]
-    backend: Annotated[Backend, Option(help="bridge or nnsight (answers with a cache), hooked_transformer, auto.")] = (
-        "bridge"
+    file: str = argument(
+        None,
+        f"A .toml file, or an included study: {', '.join(INCLUDED)}. Without it, these are listed.",
+        metavar="STUDY",
+        callback=_listed,
     )
-    model: Annotated[
-        str | None, Option(callback=is_model, help="'demo' (bundled), a directory, or a hub id. [default: the file's]")
-    ] = None  # type: ignore[assignment]
-    problems: Annotated[
-        str | None, Option(callback=is_file, help="'demo', 'math500', a .jsonl or .txt file. [default: the file's]")
-    ] = None
-    limit: Annotated[
-        int | None, Option(min=2, help="Number of problems to measure, from the first one. [default: the file's]")
-    ] = None  # type: ignore[assignment]
-    template: Annotated[str | None, Option(help="raw, raw_as_sent, text or chat. [default: the file's]")] = None  # type: ignore[assignment]
-    confirm: Annotated[
-        int | None, Option(min=0, help="Fresh problems that named heads are tested on. [default: the file's]")
-    ] = None
-    answers: Annotated[
-        int | None, Option(min=0, help="Number of problems to answer; 0: none. [default: the file's]")
-    ] = None
-    n_tokens: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Length of every insertion that is counted in tokens, where a unit is several. [default: the file's]",
-        ),
-    ] = None
-    seed: Annotated[int | None, Option(min=0, help="In place of the seeds of the file.")] = None  # type: ignore[assignment]
-    out: OutOption = Path("results/study")
+    backend: Backend = option("bridge", "bridge or nnsight (answers with a cache), hooked_transformer, auto.")
+    model: str | None = option(None, f"{MODEL_HELP} [default: the file's]", callback=is_model)  # type: ignore[assignment]
+    problems: str | None = option(
+        None, "'demo', 'math500', a .jsonl or .txt file. [default: the file's]", callback=is_file
+    )
+    limit: int | None = option(None, "Number of problems to measure, from the first one. [default: the file's]", min=2)  # type: ignore[assignment]
+    template: str | None = option(None, "raw, raw_as_sent, text or chat. [default: the file's]")  # type: ignore[assignment]
+    confirm: int | None = option(None, "Fresh problems that named heads are tested on. [default: the file's]", min=0)
+    answers: int | None = option(None, "Number of problems to answer; 0: none. [default: the file's]", min=0)
+    n_tokens: int | None = option(
+        None,
+        "Length of every insertion that is counted in tokens, where a unit is several. [default: the file's]",
+        min=1,
+    )
+    seed: int | None = option(None, "In place of the seeds of the file.", min=0)  # type: ignore[assignment]
+    out: Path = Path("results/study")
 
 
 def compute(options: Options) -> Computed:
     """Measure every insertion of a study alike, and put the results into one table.
 
     STUDY names a model, problems, insertions with their places, contrasts, outcomes and seeds. Writes study.csv (a row per
-    insertion), effects.csv (a row per effect), study.parquet (a row per problem and measure), study.png, the results
-    themselves in results/ (mi.load) and run.json; with answers also completions.jsonl, with --report also report.html.
-    A stopped run resumes when you start it again with the same settings.
+    insertion), effects.csv (a row per effect), study.parquet (a row per problem and measure), study.png; with
+    answers also completions.jsonl.
     """
     from ..views.report import ShownPrompt
-    from .study_runner import check_enough, pairs_of, run_study
-    from .study_spec import read_study
+    from .study_runner import pairs_of, read_study, run_study
 
-    study = read_study(options.file).with_changes(
-        model=options.model,
-        problems=options.problems,
-        limit=options.limit,
-        template=options.template,
-        confirm=options.confirm,
-        answers=options.answers,
-        n_tokens=options.n_tokens,
-        seeds=None if options.seed is None else (options.seed,),
-    )
-    whole = replace(
-        options, model=study.model, problems=study.problems, limit=study.n_problems, template=study.template
-    )
+    names = "model problems limit template confirm answers n_tokens".split()
+    changes = {name: getattr(options, name) for name in names}
+    study = read_study(options.file).with_changes(**changes, seeds=None if options.seed is None else (options.seed,))
+    of_study: dict[str, Any] = {name: getattr(study, name) for name in ("model", "problems", "template")}
+    whole = replace(options, limit=study.n_problems, **of_study)
     questions = whole.first(None if study.draws_questions else study.n_problems)
-    check_enough(study, questions)
+    study.check_enough(questions)
     model = whole.load()
     found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=options.progress)
     first = pairs_of(study, model, questions)
     shown = {f"prompt_{at}": ShownPrompt.of(model, pairs[0]) for at, pairs in enumerate(first.values())}
-    facts = {
-        "settings": found.settings,
-        "study": study.title,
-        "source": study.source,
-        "n_problems": len(found.problem_ids),
-    }
-    return Computed({"StudyResult": found}, model, (), shown, facts)
+    facts = {"settings": found.settings, "study": study.title, "source": study.source}
+    return Computed({"StudyResult": found}, model, (), shown, facts | {"n_problems": len(found.problem_ids)})
 
 
 def present(kept: Kept) -> Presented:
-    """The tables, the picture, and the page."""
-    from .. import views
+    """Make the tables, the picture, and the page."""
     from ..views.report import Report
 
     found = kept.results["StudyResult"]
-    picture = views.study_effects(found)
+    picture = found.plot()
 
-    def page() -> Report:
-        question = (
-            f"What {'does' if len(found.insertions) == 1 else 'do'} {count_of(len(found.insertions), 'insertion')} do in "
-            f"{kept.model_name}, over "
-            f"{count_of(len(found.problem_ids), 'problem')}?"
-        )
-        if found.source:
-            question += f" After {found.source}" + (
-                f", which claims: {found.claims.rstrip('.')}.".replace("`", "'") if found.claims else "."
-            )
-        made = Report(found.title, question=question, answer=found.headline())
+    def page() -> "Report":
+        claims = f", which claims: {found.claims.rstrip('.')}".replace("`", "'") if found.claims else ""
+        after = f" After {found.source}{claims}. Here:" if found.source else ""
+        made = kept.page(found.title, f"What does each of {', '.join(found.insertions)} do?{after}", found)
         caption = "Median effect of each insertion over problems, with 95 % intervals."
         made = made.result(found, pictures={caption: picture})
         for name, located in found.located.items():

@@ -17,24 +17,13 @@ from ..patching.outcomes import OUTCOMES
 from ..patching.scores import PatchScores
 from ..prompts.conditions import CONTRASTS
 from ..runtime.columns import Column, columns_of, declare
-from ..runtime.results import (
-    Quantity,
-    Result,
-    Shown,
-    ShownTable,
-    interval_columns,
-    limits_of,
-    of_heads,
-    place_of,
-    says,
-    tidy,
-    with_limits,
-)
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads, place_of, tidy
 from ..scores.catalogue import metric_named
 from ..scores.scored import HeadScores
 from ..statistics import CONFIDENCE, Interval, defined_mean, fewest_problems, holm, mean_interval, prevalence_test
-from .study_spec import NONE
 
+NONE = "none"
+"""The treatment that answers under insertions are compared with."""
 OF_EFFECTS = {
     "median": ("median effect", "median over problems of what the contrast does to the outcome", ""),
     "k": ("problems", "problems in which the effect has the median's sign, beyond rounding", "of {}_n"),
@@ -54,7 +43,7 @@ declare(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StudyResult(Result):
-    """Effects, attention, heads and answers of several insertions on the same problems.
+    """Hold effects, attention, heads and answers of several insertions on the same problems.
 
     `effects[insertion][contrast][outcome]` is a `PatchScores`, of which the whole effect is read; `attention[insertion]` a
     `HeadScores`, `located[insertion]` a `LocatedHeads`, `answers` an `AccuracyResults` with a treatment for each insertion
@@ -99,7 +88,7 @@ class StudyResult(Result):
         return 1 - self.confidence
 
     def effect_of(self, insertion: str, contrast: str | None = None, outcome: str | None = None) -> PatchScores:
-        """The sweep that holds one whole effect (`total_effect`, `whole`); the first contrast and outcome by default."""
+        """Return the sweep that holds one whole effect (`total_effect`, `whole`); the first contrast and outcome by default."""
         contrast, outcome = contrast or self.contrasts[0], outcome or self.outcomes[0]
         place_of(insertion, self.insertions, "insertion")
         place_of(contrast, self.contrasts, "contrast")
@@ -129,13 +118,13 @@ class StudyResult(Result):
         return table.assign(p_corrected=holm(p) if np.isfinite(p).any() else p)
 
     def effect_table(self) -> pd.DataFrame:
-        """One row per insertion, contrast and outcome: the median effect over problems with its interval, in `unit`; `k` of
-        the `n` problems where it is defined have its sign (beyond rounding), `prevalence` = k / n with its exact limits;
+        """Return one row per insertion, contrast and outcome: the median effect over problems with its interval, in `unit`; `k`
+        of the `n` problems where it is defined have its sign (beyond rounding), `prevalence` = k / n with its exact limits;
         `n_undefined` others; `p` of the sign test, `p_corrected` after Holm over all rows."""
         return self._effects.copy()
 
     def attention_to(self, insertion: str, metric: str = "span_mass") -> tuple[np.ndarray, Interval]:
-        """A metric of the runs with this insertion, mean over the heads where it is defined, `[problem]`; and the mean of that
+        """Return a metric of the runs with this insertion, mean over heads where it is defined, `[problem]`; and that mean
         over problems with its interval (no limits where it is infinite on one)."""
         place_of(insertion, self.attention, "insertion with attention")
         made = self.attention[insertion]
@@ -148,7 +137,7 @@ class StudyResult(Result):
         return values, limits
 
     def uniform_mass(self, insertion: str) -> float:
-        """`span_mass` of uniform attention on the same prompts, mean over heads and problems."""
+        """Return `span_mass` of uniform attention on the same prompts, mean over heads and problems."""
         made = self.attention[insertion]
         null = made.null["span_mass"]["inserted"][:, [head.layer for head in made.heads]]
         return float(defined_mean(null.ravel()))
@@ -158,7 +147,7 @@ class StudyResult(Result):
         return contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
 
     def table(self) -> pd.DataFrame:
-        """One row per insertion: `inserts`; each contrast's median effect with its limits (`content_median`,
+        """Return one row per insertion: `inserts`; each contrast's median effect with its limits (`content_median`,
         `content_median_ci_low`, ...; with several outcomes `content_logit_diff_median`), `_k` of `_n` problems of its sign,
         `_n_undefined` others and `_p` (sign test, Holm over all); `span_mass` and every other metric, means over heads and
         problems with limits, and `_n` problems where they are defined; `span_mass_null` of uniform attention and the head that
@@ -195,7 +184,7 @@ class StudyResult(Result):
         return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per insertion, measure and problem: the contrast with its outcome and unit, each metric (mean
+        """Return one tidy row per insertion, measure and problem: the contrast with its outcome and unit, each metric (mean
         over heads), `right` (share of right answers; also of `none`)."""
         parts = []
 
@@ -218,17 +207,8 @@ class StudyResult(Result):
     @property
     def established(self) -> list[tuple[str, str, str]]:
         """Insertion, contrast and outcome of the effects that most problems show with one sign (corrected p, Holm)."""
-        table = self._effects
-        sure = table[table["p_corrected"] < self.alpha]
+        sure = self._effects[self._effects["p_corrected"] < self.alpha]
         return list(zip(sure["insertion"], sure["contrast"], sure["outcome"], strict=True))
-
-    def too_few(self) -> list[str]:
-        """A sentence where no effect could be established with so few problems, whatever they show; else none."""
-        table = self._effects[self._effects["p"].notna()]
-        n, m = table["n"].max(), len(table)
-        if not m or n >= (needed := fewest_problems(2 * m, alpha=self.alpha)):
-            return []
-        return [f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."]
 
     def headline(self) -> str:
         """Return which insertions have an established effect and how large, and which heads carry it."""
@@ -253,11 +233,16 @@ class StudyResult(Result):
         return f"{told} ({count_of(len(self.problem_ids), 'problem')})."
 
     def caveats(self) -> list[str]:
-        """Return that so few problems establish nothing, where they are too few."""
-        return [*self.too_few(), *super().caveats()]
+        """Return that so few problems establish nothing, whatever they show, where they are too few."""
+        table = self._effects[self._effects["p"].notna()]
+        n, m = table["n"].max(), len(table)
+        if not m or n >= (needed := fewest_problems(2 * m, alpha=self.alpha)):
+            return super().caveats()
+        few = f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."
+        return [few, *super().caveats()]
 
     def details(self) -> list[str]:
-        """Return what each insertion does, and what the source claims."""
+        """Return how effects and heads were tested, the answers without insertion, and what the source claims."""
         found = [
             f"Contrasts {', '.join(self.contrasts)}, outcomes {', '.join(self.outcomes)}; effects are medians over problems, p "
             f"of sign tests after Holm over all {len(self._effects)}."
@@ -269,91 +254,30 @@ class StudyResult(Result):
         if self.located:
             n = count_of(len(self.located), "insertion")
             found.append(f"Heads are named for {n}, each at {self.alpha:.3g} / {len(self.located)}.")
-        table = self.table().set_index("insertion")
-        found += [self._row_words(name, table.loc[name]) for name in self.insertions]
-        if self.claims:
-            found.append(f"Claimed in {self.source or 'its source'}: {self.claims.rstrip('.')}.")
-        return found
-
-    def _row_words(self, name: str, row: "pd.Series[Any]") -> str:
-        effects = self._effects[self._effects["insertion"] == name].to_dict("records")
-        words = [self._effect_words(each) for each in effects]
-        if name in self.located:
-            again = self.located[name].confirmation
-            words.append(f"heads named: {row['heads']}")
-            if again is not None:
-                n = count_of(len(again.problem_ids), "fresh problem")
-                words[-1] += f"; confirmed on {n}: {_listed(self.located[name].confirmed)}"
-        if self.answers is not None:
-            n, low, high = (
-                count_of(int(row["answers_n"]), "answer"),
-                row["difference_ci_low"],
-                row["difference_ci_high"],
-            )
-            words.append(
-                f"{100 * row['accuracy']:.1f} % of {n} right, {100 * row['difference']:+.1f} points"
-                f"{limits_of(low, high, '+.1f', scale=100)} (p = {row['difference_p']:.2g})"
-            )
-        inserts = f" ({row['inserts']})" if row["inserts"] else ""
-        return f'"{name}"{inserts}: {"; ".join(words)}.'
-
-    def _effect_words(self, row: dict[str, Any]) -> str:
-        made = self.effect_of(row["insertion"], row["contrast"], row["outcome"])
-        of = row["contrast"] + ("" if len(self.outcomes) == 1 else f" on {row['outcome']}")
-        missing = f", undefined in {row['n_undefined']}" * bool(row["n_undefined"])
-        if not row["n"]:
-            return f"{of} undefined in every problem"
-        sure = "" if row["p_corrected"] < self.alpha else ", not established"
-        sign = "positive" if made.whole.median.estimate > 0 else "negative"
-        return (
-            f"{of} {with_limits(made.whole.median, made.unit)}, {sign} in {row['k']} of "
-            f"{count_of(row['n'], 'problem')}{missing} (p = {row['p_corrected']:.2g}{sure})"
-        )
-
-    def quantity(self, column: str) -> Quantity:
-        """An effect in its outcome's unit, or a share."""
-        for contrast, outcome in product(self.contrasts, self.outcomes):
-            if column == f"{(key := self.key(contrast, outcome))}_median":
-                unit = self.effect_of(self.insertions[0], contrast, outcome).unit
-                return Quantity(unit, True, (f"{column}_ci_low", f"{column}_ci_high"), f"{key}_p")
-        return super().quantity(column)
+        claimed = f"Claimed in {self.source or 'its source'}: {self.claims.rstrip('.')}."
+        return [*found, *[claimed] * bool(self.claims)]
 
     def printed(self) -> pd.DataFrame:
-        """A row per insertion, the estimates alone."""
+        """Return a row per insertion, the estimates alone."""
         table = self.table()
         ends = ("_ci_low", "_ci_high", "_k", "_n", "_n_undefined", "_p")
         return table[[name for name in table.columns if name != "inserts" and not name.endswith(ends)]]
 
     def shown(self) -> Shown:
-        """A row per insertion, first what the study asks about, and a row per effect with its prevalence."""
-        table = self.table()
-        key, unit = self.key(self.contrasts[0], self.outcomes[0]), self.effect_of(self.insertions[0]).unit
-        metrics = next(iter(self.attention.values())).metrics if self.attention else ()
-        heads = ["shown_again", "heads"] if "shown_again" in table and says(table["shown_again"]) else ["heads"]
-        first = ["insertion", f"{key}_median", f"{key}_k", *metrics[1:4], *metrics[:1], *heads, "difference"]
-        columns = [name for name in first if name in table]
-        columns += [name for name in table.columns if name not in columns and not name.endswith("_n")]
-        words = {"span_mass": "attention to it", "accuracy": "right answers"}
-        words["difference"] = "change of right answers, points"
+        """Return a row per insertion, and a row per effect with its prevalence."""
+        table, unit = self.table(), self.effect_of(self.insertions[0]).unit
         side = (
             f"What each insertion does, {count_of(len(self.problem_ids), 'problem')}. Medians: effects of a contrast on the "
             f"outcome over problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after "
             "Holm over the study."
         )
         each = "Each effect: median, problems of its sign with the prevalence's exact limits, sign test before and after Holm."
-        effects = self.effect_table()
-        effects["what"] = effects["contrast"] + " on " + effects["outcome"]
-        wanted = (
-            "insertion what median median_ci_low median_ci_high k p_corrected n_undefined unit prevalence prevalence_ci_low "
-            "prevalence_ci_high p n"
-        )
-        named_as = dict.fromkeys(wanted.split(), "") | {"what": "contrast and outcome", "median": "median effect"}
-        sides = ShownTable(table, side, {name: words.get(name, "") for name in columns})
-        return Shown((sides, ShownTable(effects, each, named_as)))
+        columns = [name for name in table.columns if not name.endswith("_n")]
+        return Shown((ShownTable(table, side, columns), ShownTable(self.effect_table(), each)))
 
 
 def _listed(heads: Mapping[Head, str]) -> str:
-    """Heads by their kinds.
+    """Return heads by their kinds.
 
     >>> _listed({Head(0, 1): "reader", Head(0, 2): "reader", Head(1, 0): "mediator"}), _listed({})
     ('L0H1, L0H2 (reader); L1H0 (mediator)', 'none')

@@ -1,4 +1,4 @@
-"""Check the figures' claims about attention, each against its null: agrees, disagrees or cannot tell.
+"""The figures' claims about attention on a model: `reproduce_figure` measures them, `check_claims` holds each against its null.
 
 Everything is a number per problem, averaged over the heads given. The intervals are not corrected for testing several claims.
 Most of these claims agree on random weights too, so each stands beside the same check of untrained twins. That a repeated token
@@ -7,22 +7,30 @@ receives little is compared with other repeated tokens: equal tokens share one s
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import count_of
+from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..data import paper_entries
+from ..metrics.patterns import RowChoice
 from ..metrics.recovery import aligned_recovery, span_variation, timing_spearman
+from ..models.base import Model
+from ..models.load import load_model, untrained_twin
+from ..prompts.insertions import Insertion
+from ..prompts.pairs import make_pairs
+from ..prompts.problems import Problem
 from ..runtime.columns import columns_of
 from ..runtime.registry import savable
 from ..runtime.results import Result, Shown, ShownTable
-from ..scores import AttentionProfile
+from ..scores import AttentionProfile, attention_profile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
+from .figures import MODELS, Figure, figure_named
 
 N_SHIFTS = 100
 FEWEST_REPEATS = 20
@@ -35,7 +43,7 @@ SAME = 0.05
 @savable
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the figures, what is measured for it, what it is compared with, and which way the claim says it goes.
+    """Hold a claim of the figures: what is measured for it, what it is compared with, and which way it goes.
 
     `direction`: +1 measured above null, -1 below, 0 different from it.
     """
@@ -54,23 +62,23 @@ CLAIMS: dict[str, Claim] = {entry["key"]: Claim(**entry) for entry in paper_entr
 @savable
 @dataclass(frozen=True)
 class ClaimCheck:
-    """One claim on one model: measured mean with interval, null mean, interval of their difference, verdict."""
+    """Hold one claim on one model: measured mean with interval, null mean, interval of their difference, verdict."""
 
     claim: Claim
-    measured: float
-    low: float
-    high: float
-    null: float
-    difference_low: float
-    difference_high: float
-    n: int
-    verdict: str
+    measured: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    n: int = 0
+    null: float = np.nan
+    difference_low: float = np.nan
+    difference_high: float = np.nan
+    verdict: str = "cannot tell"
     reason: str = ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ClaimChecks(Result):
-    """The claims checked on one model; `twins` are the same checks of its untrained twins (`untrained_twin`), if any."""
+    """Hold the claims checked on one model; `twins` are the same checks of its untrained twins (`untrained_twin`), if any."""
 
     checks: tuple[ClaimCheck, ...]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -95,7 +103,7 @@ class ClaimChecks(Result):
         raise KeyError(f"no check of {key!r}; there are {', '.join(check.claim.key for check in self.checks)}")
 
     def shared(self, check: ClaimCheck) -> int:
-        """In how many untrained twins a claim agrees."""
+        """Count the untrained twins in which a claim agrees."""
         return sum(twin[check.claim.key].verdict == "agrees" for twin in self.twins)
 
     @property
@@ -104,42 +112,25 @@ class ClaimChecks(Result):
         return tuple(c for c in self.checks if c.verdict == "agrees" and 2 * self.shared(c) > len(self.twins))
 
     def table(self) -> pd.DataFrame:
-        """One row per claim: measured against its null, with the interval of the difference, and the verdict; of untrained
-        twins the mean of what was measured, and in how many the claim agrees."""
-        table = pd.DataFrame(
-            [
-                {
-                    "claim": check.claim.text,
-                    "key": check.claim.key,
-                    "figures": " ".join(check.claim.figures),
-                    "measure": check.claim.measure,
-                    "measured": check.measured,
-                    "measured_ci_low": check.low,
-                    "measured_ci_high": check.high,
-                    "null": check.null,
-                    "null_is": check.claim.null,
-                    "above_null": check.measured - check.null,
-                    "above_null_ci_low": check.difference_low,
-                    "above_null_ci_high": check.difference_high,
-                    "n": check.n,
-                    "verdict": check.verdict,
-                    "reason": check.reason,
-                }
-                for check in self.checks
-            ]
-        )
-        if self.twins:
-            measured = [[twin[check.claim.key].measured for check in self.checks] for twin in self.twins]
-            table["untrained"] = np.mean(measured, axis=0)
-            table["untrained_verdict"] = [
-                f"{self.shared(check)} of {len(self.twins)} agree"
-                + f": {WITHOUT_TRAINING}" * (check in self.without_training)
-                for check in self.checks
-            ]
-        return table
+        """Return one row per claim: measured against its null, with the interval of the difference, and the verdict; of
+        untrained twins the mean of what was measured, and in how many the claim agrees."""
+        rows = []
+        for check in self.checks:
+            claim = check.claim
+            row = {"claim": claim.text, "key": claim.key, "figures": " ".join(claim.figures), "measure": claim.measure}
+            row |= {"measured": check.measured, "measured_ci_low": check.low, "measured_ci_high": check.high}
+            row |= {"null": check.null, "null_is": claim.null, "above_null": check.measured - check.null}
+            row |= {"above_null_ci_low": check.difference_low, "above_null_ci_high": check.difference_high}
+            row |= {"n": check.n, "verdict": check.verdict, "reason": check.reason}
+            if self.twins:
+                agree = f"{self.shared(check)} of {len(self.twins)} agree"
+                row["untrained"] = float(np.mean([twin[claim.key].measured for twin in self.twins]))
+                row["untrained_verdict"] = agree + f": {WITHOUT_TRAINING}" * (check in self.without_training)
+            rows.append(row)
+        return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
-        """The same as `table`: what is kept of a claim is one row."""
+        """Return the same as `table`: what is kept of a claim is one row."""
         return self.table()
 
     def headline(self) -> str:
@@ -147,11 +138,10 @@ class ClaimChecks(Result):
         s, plural = self.settings, {"agrees": "agree", "disagrees": "disagree"}
         counted = Counter(plural.get(check.verdict, check.verdict) for check in self.checks)
         told = ", ".join(f"{number} {verdict}" for verdict, number in counted.items())
-        n = len(self.without_training)
-        without = f"; {n or 'none'} of those that agree {'holds' if n == 1 else 'hold'} without training" * bool(
-            self.twins
-        )
-        return f"{count_of(len(self.checks), 'claim')} on {s.get('model')} ({s.get('n_problems')} problems): {told}{without}."
+        if self.twins:
+            n = len(self.without_training)
+            told += f"; {n or 'none'} of those that agree {'holds' if n == 1 else 'hold'} without training"
+        return f"{count_of(len(self.checks), 'claim')} on {s.get('model')} ({s.get('n_problems')} problems): {told}."
 
     def details(self) -> list[str]:
         """Return what was checked, and each claim that does not agree."""
@@ -166,10 +156,107 @@ class ClaimChecks(Result):
         return self.table()[["claim", "verdict", "measured", "measured_ci_low", "measured_ci_high", "null", "n"]]
 
     def shown(self) -> Shown:
-        """Every claim against its null."""
+        """Return every claim against its null."""
         columns = ["claim", "measured", "null", "null_is", "above_null", "n", "verdict"]
         columns += [*["untrained", "untrained_verdict"] * bool(self.twins), "reason"]
         return Shown((ShownTable(self.table(), "The paper's claims, each against its null.", columns),))
+
+
+# ------------------------------------------------------------------------------------------------------------- a figure
+
+
+@checked
+def reproduce_figure(
+    model: Model,
+    figure: str | Figure,
+    problems: Iterable[Problem],
+    *,
+    heads: Iterable[Head | str] | None = None,
+    n_tokens: int = 55,
+    template: str = "raw",
+    rows: RowChoice = "shared",
+    draws: int = 3,
+    repeats: int = 20,
+    twins: int = 0,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure what one of the paper's figures shows on a model, and check its claims.
+
+    Parameters
+    ----------
+    figure : the paper's number ("13") or key ("000").
+    heads : those to show; default the figure's, of its first model.
+    draws : draws of random words per problem, averaged; `repeats` : other tokens repeated as often, among which the
+        insertion's has its rank (20 or more); each only where the figure's claims need them.
+    twins : untrained twins of the model that are checked alike.
+    checkpoint : a folder that receives each finished problem of each profile.
+
+    Returns `AttentionProfile`s by the name of their series ("Mless", "Mful", "random words"), and the `ClaimChecks` under
+    "claims".
+    """
+    shown = figure_named(figure) if isinstance(figure, str) else figure
+    chosen = shown.heads(shown.models[0]) if heads is None else model.info.chosen(heads, what="show")
+    questions, filler = tuple(problems), Insertion.meaningless(n_tokens=n_tokens)
+    common: dict[str, Any] = {"heads": chosen, "rows": rows, "progress": progress, "seed": seed}
+
+    def measured(of: Model, folder: Path | None) -> dict[str, Any]:
+        def profile(name: str, insertion: Insertion, *conditions: str) -> AttentionProfile:
+            pairs = make_pairs(of, questions, insertion, template=template)
+            file = None if folder is None else folder / f"{name}.jsonl"
+            both = conditions or ("base", "inserted")
+            return attention_profile(of, pairs, conditions=both, checkpoint=file, **common)
+
+        made, random, others = {"Mless": profile("mless", filler, "base", "inserted", "gap")}, [], []
+        if shown.key in CLAIMS["low_in_span"].figures:
+            tokens = filler.other_repeats(of.tokenizer, repeats, seed=seed)
+            others = [profile(f"repeat-{at}", each, "inserted") for at, each in enumerate(tokens)]
+        if shown.kind in ("against_random_sentence", "bars_and_head"):
+            words = [Insertion.random_sentence(n_tokens, seed=seed, draw=draw) for draw in range(draws)]
+            random = [profile(f"random-{at}", each) for at, each in enumerate(words)]
+        if shown.kind == "against_random_sentence":
+            made["random words"] = random[0]
+        if shown.kind == "bars_and_head":
+            made["Mful"] = profile("mful", Insertion.meaningful(n_tokens=n_tokens))
+        claims = check_claims(
+            made["Mless"],
+            heads=[head for head in chosen if head.layer == 0],
+            random_sentence=random,
+            meaningful=made.get("Mful"),
+            repeats=others,
+            claims=[claim.key for claim in CLAIMS.values() if shown.key in claim.figures],
+            seed=seed,
+        )
+        return made | {"claims": claims}
+
+    folder = None if checkpoint is None else Path(checkpoint)
+    made = measured(model, folder)
+    of_twins = [
+        measured(untrained_twin(model, at), None if folder is None else folder / f"twin-{at}")["claims"]
+        for at in range(twins)
+    ]
+    return made | {"claims": replace(made["claims"], twins=tuple(of_twins))}
+
+
+def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:
+    """Load a model of the figures: from `directory` or the hub, with `load_model`'s options, or its small random stand-in
+    (`tiny`, which takes `backend` and `attn_implementation` only).
+
+    Raises `ValueError` for an unknown key.
+    """
+    if key not in MODELS:
+        raise ValueError(f"no model {key!r} in the figures; there are {', '.join(MODELS)}")
+    model = MODELS[key]
+    if not tiny:
+        return load_model(directory or model.hub_id, **options)
+    from ..ground_truth.stand_ins import stand_in
+
+    heads = {"n_heads": model.n_heads, "n_key_value_heads": model.n_key_value_heads}
+    return stand_in(model.architecture, name=model.title, **heads, **options)
+
+
+# ------------------------------------------------------------------------------------------------------------ the claims
 
 
 def check_claims(
@@ -199,11 +286,10 @@ def check_claims(
     For an untrained twin check its own profiles, and give the checks of all: `replace(checks, twins=(...))`. A claim whose
     null is not here, or with fewer than two problems, is "cannot tell", with the reason.
     """
-    for name in ("base", "inserted"):
-        if name not in profile.conditions:
-            raise ValueError(
-                f"check_claims needs a profile with conditions base and inserted, this one has {profile.conditions}"
-            )
+    if not {"base", "inserted"} <= set(profile.conditions):
+        raise ValueError(
+            f"check_claims needs a profile with conditions base and inserted, this one has {profile.conditions}"
+        )
     lowest = min(head.layer for head in profile.heads)
     chosen = as_heads(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
     for head in chosen:
@@ -219,11 +305,11 @@ def check_claims(
                 "the profiles must be of the same problems in the same order: they are compared problem by problem"
             )
     measures = _Measures(profile, chosen, draws, meaningful, seed)
-    common: dict[str, Any] = {"groups": profile.groups, "seed": seed, "confidence": confidence}
+    how = _How(profile.groups, seed, confidence)
     checks = tuple(
-        _ranked(CLAIMS[key], measures.level(profile), [measures.level(each) for each in repeats], **common)
+        how.ranked(CLAIMS[key], measures.level(profile), [measures.level(each) for each in repeats])
         if key == "low_in_span"
-        else _judged(CLAIMS[key], *measures.of(key), **common)
+        else how.judged(CLAIMS[key], *measures.of(key))
         for key in wanted
     )
     settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
@@ -241,72 +327,76 @@ class _Measures:
     seed: int
 
     def of(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None, str]:
-        """(measured `[problem]`, null `[problem]` or a number, why one is missing)."""
+        """Return what was measured `[problem]`, its null `[problem]` or a number, and why one is missing."""
+        made = self.profile
         match key:
             case "attenuation":
-                return self.retention(self.profile), 1.0, ""
+                return self.retention(), 1.0, ""
             case "attenuation_beyond_position":
-                if "gap" not in self.profile.conditions:
-                    return self.retention(self.profile), None, "profile has no gap condition"
-                return self.retention(self.profile), self.retention(self.profile, "gap"), ""
+                if "gap" not in made.conditions:
+                    return self.retention(), None, "profile has no gap condition"
+                return self.retention(), self.retention("gap"), ""
             case "attenuation_beyond_dilution":
-                return self.retention(self.profile), self.retention(self.profile, uniform=True), ""
+                return self.retention(), self.retention(of=replace(made, received=made.uniform)), ""
             case "low_in_span_beyond_random":
-                return self.level(self.profile), self.over_draws(self.level), self.no_draws()
+                return self.against_draws(self.level, made)
             case "timing":
                 return (*self.timing(), "")
             case "recovery":
-                return self.level(self.profile, "question") - self.level(self.profile), 0.0, ""
+                return self.level(made, "question") - self.level(made), 0.0, ""
             case "more_uniform":
-                return self.variation(self.profile), self.over_draws(self.variation), self.no_draws()
+                return self.against_draws(self.variation, made)
             case "first_layer_differs":
-                return self.layers()
+                first = [head for head in self.heads if head.layer == 0]
+                later = [Head(layer, head.head) for layer in (1, 2) for head in first]
+                if not first or any(head not in made.heads for head in later):
+                    return None, None, "profile lacks these heads in layers 0, 1 and 2 (zero-based)"
+                return self.retention(heads=first), self.retention(heads=later), ""
         if self.meaningful is None:
             return None, None, "no profile with meaningful tokens"
-        return self.alike(self.meaningful), self.over_draws(self.alike), self.no_draws()
+        return self.against_draws(self.alike, self.meaningful)
 
-    def no_draws(self) -> str:
-        return "" if self.draws else "no profile with random words"
+    def against_draws(
+        self, measure: Callable[[AttentionProfile], np.ndarray], of: AttentionProfile
+    ) -> tuple[np.ndarray, np.ndarray | None, str]:
+        """Return a measure, and its mean over the draws of random words."""
+        if not self.draws:
+            return measure(of), None, "no profile with random words"
+        return measure(of), np.mean([measure(draw) for draw in self.draws], 0), ""
 
-    def over_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
-        return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
+    def rows(self, of: AttentionProfile) -> list[int]:
+        """Return the places of the heads in a profile."""
+        return [of.of(head) for head in self.heads]
 
     def retention(
-        self,
-        profile: AttentionProfile,
-        condition: str = "inserted",
-        *,
-        uniform: bool = False,
-        heads: Sequence[Head] | None = None,
+        self, condition: str = "inserted", *, of: AttentionProfile | None = None, heads: Sequence[Head] | None = None
     ) -> np.ndarray:
-        """Received attention that shared tokens keep, mean over heads, `[problem]`."""
-        if uniform:
-            profile = AttentionProfile(**{**vars(profile), "received": profile.uniform})
-        rows = [profile.of(head) for head in heads or self.heads]
+        """Return the received attention that shared tokens keep, mean over heads, `[problem]`."""
+        of = of or self.profile
+        rows = [of.of(head) for head in heads or self.heads]
         found = []
-        for base, other in zip(profile.aligned("base"), profile.aligned(condition), strict=True):
+        for base, other in zip(of.aligned("base"), of.aligned(condition), strict=True):
             tokens = torch.ones(base.shape[1], dtype=torch.bool)
             kept = aligned_recovery(torch.from_numpy(base[rows]), torch.from_numpy(other[rows]), tokens=tokens)
             found.append(defined_mean(kept.numpy()))
         return np.array(found)
 
-    def level(self, profile: AttentionProfile, segment: str = "inserted") -> np.ndarray:
-        """Received attention of a segment over uniform attention's, mean over heads, `[problem]`."""
-        rows = [profile.of(head) for head in self.heads]
-        return np.array([defined_mean(heads) for heads in profile.level("inserted", segment, relative=True)[:, rows]])
+    def level(self, of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
+        """Return the received attention of a segment over uniform attention's, mean over heads, `[problem]`."""
+        levels = of.level("inserted", segment, relative=True)[:, self.rows(of)]
+        return np.array([defined_mean(heads) for heads in levels])
 
-    def variation(self, profile: AttentionProfile) -> np.ndarray:
-        rows = [profile.of(head) for head in self.heads]
-        found = []
-        for index, values in enumerate(profile.whole("inserted")):
-            inside = torch.from_numpy(profile.is_inserted(index))
+    def variation(self, of: AttentionProfile) -> np.ndarray:
+        """Return how much the tokens of the span differ in what they receive, mean over heads, `[problem]`."""
+        rows, found = self.rows(of), []
+        for index, values in enumerate(of.whole("inserted")):
+            inside = torch.from_numpy(of.is_inserted(index))
             found.append(defined_mean(span_variation(torch.from_numpy(values[rows]), span=inside).numpy()))
         return np.array(found)
 
     def timing(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rank correlation with and without the insertion, and its mean over rotations within prefix and question."""
-        rows = [self.profile.of(head) for head in self.heads]
-        measured, null = [], []
+        """Return the rank correlation with and without the insertion, and its mean over rotations of prefix and question."""
+        rows, measured, null = self.rows(self.profile), [], []
         pairs = zip(self.profile.aligned("base"), self.profile.aligned("inserted"), self.profile.spans, strict=True)
         for index, (base, other, (start, _)) in enumerate(pairs):
             x, y = torch.from_numpy(base[rows]), torch.from_numpy(other[rows])
@@ -324,85 +414,64 @@ class _Measures:
             null.append(defined_mean(shifted.numpy().ravel()))
         return np.array(measured), np.array(null)
 
-    def layers(self) -> tuple[np.ndarray | None, np.ndarray | None, str]:
-        first = [head for head in self.heads if head.layer == 0]
-        later = [Head(layer, head.head) for layer in (1, 2) for head in first]
-        if not first or any(head not in self.profile.heads for head in later):
-            return None, None, "profile lacks these heads in layers 0, 1 and 2 (zero-based)"
-        return self.retention(self.profile, heads=first), self.retention(self.profile, heads=later), ""
-
     def alike(self, other: AttentionProfile) -> np.ndarray:
-        """Rank correlation of two insertions' profiles on shared tokens, mean over heads, `[problem]`."""
-        own, their = [self.profile.of(head) for head in self.heads], [other.of(head) for head in self.heads]
-        pairs = zip(self.profile.aligned("inserted"), other.aligned("inserted"), strict=True)
-        return np.array(
-            [
-                defined_mean(timing_spearman(torch.from_numpy(a[own]), torch.from_numpy(b[their])).numpy())
-                for a, b in pairs
-            ]
-        )
+        """Return the rank correlation of two insertions' profiles on shared tokens, mean over heads, `[problem]`."""
+        own, their, found = self.rows(self.profile), self.rows(other), []
+        for a, b in zip(self.profile.aligned("inserted"), other.aligned("inserted"), strict=True):
+            found.append(defined_mean(timing_spearman(torch.from_numpy(a[own]), torch.from_numpy(b[their])).numpy()))
+        return np.array(found)
 
 
-Made = tuple[float, float, float, int]
-"""A mean over problems, its limits, and of how many problems."""
-NOTHING: Made = (np.nan, np.nan, np.nan, 0)
+@dataclass(frozen=True)
+class _How:
+    """How numbers per problem become a verdict."""
 
+    groups: tuple[str, ...]
+    seed: int
+    confidence: float
 
-def _unsure(claim: Claim, made: Made, why: str, null: float = np.nan) -> ClaimCheck:
-    mean, low, high, n = made
-    return ClaimCheck(claim, mean, low, high, null, np.nan, np.nan, n, "cannot tell", why)
+    def mean(self, values: np.ndarray) -> tuple[float, float, float, int]:
+        """Return the mean over groups, its limits, and of how many it is."""
+        mean, n = float(defined_mean(values)), int(np.isfinite(values).sum())
+        if len(values) < 2:
+            return mean, np.nan, np.nan, n
+        found = mean_interval(values, seed=self.seed, confidence=self.confidence)
+        return mean, float(found.low), float(found.high), n
 
-
-def _judged(
-    claim: Claim,
-    measured: np.ndarray | None,
-    null: np.ndarray | float | None,
-    why: str,
-    *,
-    groups: tuple[str, ...],
-    **how: Any,
-) -> ClaimCheck:
-    if measured is None:
-        return _unsure(claim, NOTHING, why)
-    measured = np.where(np.isfinite(measured), measured, np.nan)
-    if null is None:
-        return _unsure(claim, _interval(by_group(measured, groups), **how), why)
-    difference = measured - null  # on the same problems
-    own, reference = (by_group(np.where(np.isnan(difference), np.nan, each), groups) for each in (measured, null))
-    mean, low, high, _ = made = _interval(own, **how)
-    _, below, above, n = _interval(by_group(difference, groups), **how)
-    if n < 2:
-        return _unsure(claim, (*made[:3], n), "fewer than 2 problems", float(defined_mean(reference)))
-    if claim.direction == 0:
-        alike = below > -SAME and above < SAME
-        verdict = "disagrees" if alike else "agrees" if below > 0 or above < 0 else "cannot tell"
-    else:
+    def judged(
+        self, claim: Claim, measured: np.ndarray | None, null: np.ndarray | float | None, why: str
+    ) -> ClaimCheck:
+        """Hold what was measured against its null, problem by problem."""
+        if measured is None:
+            return ClaimCheck(claim, reason=why)
+        measured = np.where(np.isfinite(measured), measured, np.nan)
+        if null is None:
+            return ClaimCheck(claim, *self.mean(by_group(measured, self.groups)), reason=why)
+        difference = measured - null  # on the same problems
+        own, other = (by_group(np.where(np.isnan(difference), np.nan, each), self.groups) for each in (measured, null))
+        mean, low, high, _ = self.mean(own)
+        reference = float(defined_mean(other))
+        _, below, above, n = self.mean(by_group(difference, self.groups))
+        if n < 2:
+            return ClaimCheck(claim, mean, low, high, n, reference, reason="fewer than 2 problems")
         ends = sorted((claim.direction * below, claim.direction * above))
         verdict = "agrees" if ends[0] > 0 else "disagrees" if ends[1] < 0 else "cannot tell"
-    return ClaimCheck(claim, mean, low, high, float(defined_mean(reference)), below, above, n, verdict)
+        if claim.direction == 0:
+            alike = below > -SAME and above < SAME
+            verdict = "disagrees" if alike else "agrees" if below > 0 or above < 0 else "cannot tell"
+        return ClaimCheck(claim, mean, low, high, n, reference, below, above, verdict)
 
-
-def _ranked(
-    claim: Claim, measured: np.ndarray, others: Sequence[np.ndarray], *, groups: tuple[str, ...], **how: Any
-) -> ClaimCheck:
-    """A claim about one repeated token, by the rank of its mean over problems among other repeated tokens'."""
-    measured, others = by_group(measured, groups), [by_group(other, groups) for other in others]
-    mean, low, high, n = made = _interval(measured, **how)
-    levels = np.array([defined_mean(other) for other in others])
-    if len(levels) < FEWEST_REPEATS or not np.isfinite([mean, *levels]).all():
-        known = f"{len(levels)} other repeated tokens, {FEWEST_REPEATS} needed"
-        return _unsure(claim, made, known if np.isfinite(mean) else "undefined")
-    _, below, above, _ = _interval(measured - np.mean(others, axis=0), **how)
-    ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
-    likely = (1 - how["confidence"]) * (1 + len(levels))
-    verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"
-    where = f"rank {ranks[0]} of {1 + len(levels)} repeated tokens, the lowest first"
-    return ClaimCheck(claim, mean, low, high, float(levels.mean()), below, above, n, verdict, where)
-
-
-def _interval(values: np.ndarray, *, seed: int, confidence: float) -> Made:
-    mean, n = float(defined_mean(values)), int(np.isfinite(values).sum())
-    if len(values) < 2:
-        return mean, np.nan, np.nan, n
-    found = mean_interval(values, seed=seed, confidence=confidence)
-    return mean, float(found.low), float(found.high), n
+    def ranked(self, claim: Claim, measured: np.ndarray, others: Sequence[np.ndarray]) -> ClaimCheck:
+        """Judge a claim about one repeated token by the rank of its mean over problems among other repeated tokens'."""
+        own, *grouped = (by_group(each, self.groups) for each in (measured, *others))
+        mean, low, high, n = self.mean(own)
+        levels = np.array([defined_mean(other) for other in grouped])
+        if len(levels) < FEWEST_REPEATS or not np.isfinite([mean, *levels]).all():
+            few = f"{len(levels)} other repeated tokens, {FEWEST_REPEATS} needed"
+            return ClaimCheck(claim, mean, low, high, n, reason=few if np.isfinite(mean) else "undefined")
+        _, below, above, _ = self.mean(own - np.mean(grouped, axis=0))
+        ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
+        likely = (1 - self.confidence) * (1 + len(levels))
+        verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"
+        where = f"rank {ranks[0]} of {1 + len(levels)} repeated tokens, the lowest first"
+        return ClaimCheck(claim, mean, low, high, n, float(levels.mean()), below, above, verdict, where)

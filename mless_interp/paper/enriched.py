@@ -1,4 +1,4 @@
-"""Are some heads, the paper's say, ranked higher by their effect than random heads of the same layers?"""
+"""`enrichment`: are some heads, the paper's say, ranked higher by their effect than random heads of the same layers?"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ N_RESAMPLES = 2_000
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Enrichment(Result):
-    """Heads' ranks in their layers by |mean effect| (1: the largest; ties share the middle rank), against random heads.
+    """Hold heads' ranks in their layers by |mean effect| (1: the largest; ties share the middle rank), against random heads.
 
     `ranks` by label; `limits` by label: the rank's interval from a bootstrap over problems (none of a single problem).
     """
@@ -40,34 +40,20 @@ class Enrichment(Result):
     """)
 
     def table(self) -> pd.DataFrame:
-        """One row: the mean rank, that of random heads, p, and of how many heads."""
-        return pd.DataFrame(
-            {
-                "mean_rank": [self.mean_rank],
-                "expected_rank": [self.expected_rank],
-                "p": [self.p],
-                "n_heads": [len(self.heads)],
-            }
-        )
+        """Return one row: the mean rank, that of random heads, p, and of how many heads."""
+        row = {"mean_rank": self.mean_rank, "expected_rank": self.expected_rank, "p": self.p}
+        return pd.DataFrame([row | {"n_heads": len(self.heads)}])
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per head: its rank in its layer, 1 for the largest, with its limits."""
-        names = [str(head) for head in self.heads]
-        limits = [self.limits.get(name, (np.nan, np.nan)) for name in names]
-        return pd.DataFrame(
-            head_columns(self.heads)
-            | {
-                "rank": [self.ranks[name] for name in names],
-                "rank_ci_low": [low for low, _ in limits],
-                "rank_ci_high": [high for _, high in limits],
-            }
-        )
+        """Return one row per head: its rank in its layer, 1 for the largest, with its limits."""
+        ends = np.array([self.limits.get(str(head), (np.nan, np.nan)) for head in self.heads])
+        ranks = {"rank": [self.ranks[str(head)] for head in self.heads]}
+        return pd.DataFrame(head_columns(self.heads) | ranks | {"rank_ci_low": ends[:, 0], "rank_ci_high": ends[:, 1]})
 
     def headline(self) -> str:
         """Return the mean rank beside that of random heads."""
+        of, random = count_of(len(self.heads), "head"), f"random heads: {self.expected_rank:.1f}"
         n = self.settings.get("n_problems")
-        of = count_of(len(self.heads), "head")
-        random = f"random heads: {self.expected_rank:.1f}"
         return f"{of} rank {self.mean_rank:.1f} on average ({random}), p = {self.p:.2g}, {n} problems."
 
     def details(self) -> list[str]:
@@ -79,7 +65,7 @@ class Enrichment(Result):
         return self.to_frame()[["label", "rank", "rank_ci_low", "rank_ci_high"]]
 
     def shown(self) -> Shown:
-        """Every head's rank."""
+        """Return every head's rank."""
         columns = ["label", "paper_label", "rank", "rank_ci_low", "rank_ci_high"]
         return Shown((ShownTable(self.to_frame(), "Rank of each head in its layer; 1: the largest effect.", columns),))
 
@@ -93,7 +79,7 @@ def enrichment(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> Enrichment:
-    """Are these heads ranked higher by their effect than random heads of the same layers?
+    """Test whether these heads are ranked higher by their effect than random heads of the same layers.
 
     Of `LocatedHeads` by |mean knockout effect|, of `PatchScores` by |mean effect|. Rank 1 is the largest of its layer, equal
     heads share the middle rank; the null draws as many heads from each layer: `p` = (1 + draws whose mean rank is as small)
@@ -107,15 +93,12 @@ def enrichment(
     missing = [str(head) for head in chosen if head not in family]
     if missing or not chosen:
         raise ValueError(f"these heads were not tested: {', '.join(missing) or '(none given)'}")
-    twice = {str(head) for head in chosen if chosen.count(head) > 1}
-    if twice:
+    if twice := {str(head) for head in chosen if chosen.count(head) > 1}:
         raise ValueError(f"{min(twice)} is given twice")
-    effects = (
-        found.per_head
-        if isinstance(found, PatchScores)
-        else found.values["knockout" if "knockout" in found.values else "z_removed"]
-    )
-    effects = found.by_group(effects)
+    if isinstance(found, PatchScores):
+        effects = found.by_group(found.per_head)
+    else:
+        effects = found.by_group(found.values["knockout" if "knockout" in found.values else "z_removed"])
     n, generator = len(effects), derive_generator(seed, "rank enrichment", *map(str, chosen))
     weights = generator.multinomial(n, np.full(n, 1 / n), N_RESAMPLES) / n
     ranks, limits, drawn, expected = {}, {}, np.zeros(n_draws), 0.0
@@ -129,8 +112,8 @@ def enrichment(
         high = np.quantile(resampled, (1 + confidence) / 2, axis=0, method="higher")
         for place, at in enumerate(members):
             if family[at] in chosen:
-                ranks[family[at]] = float(rank[place])
-                limits[family[at]] = (float(low[place]), float(high[place])) if n > 1 else (np.nan, np.nan)
+                ranks[str(family[at])] = float(rank[place])
+                limits[str(family[at])] = (float(low[place]), float(high[place])) if n > 1 else (np.nan, np.nan)
         n_chosen = sum(head.layer == layer for head in chosen)
         drawn += generator.permuted(np.tile(rank, (n_draws, 1)), axis=1)[:, :n_chosen].sum(1)
         expected += n_chosen * (len(members) + 1) / 2
@@ -140,12 +123,12 @@ def enrichment(
         mean_rank=total / len(chosen),
         expected_rank=expected / len(chosen),
         p=float(1 + (drawn <= total + 1e-9).sum()) / (1 + n_draws),
-        ranks={str(head): ranks[head] for head in chosen},
-        limits={str(head): limits[head] for head in chosen},
+        ranks=ranks,
+        limits=limits,
         settings={"n_problems": n, "confidence": confidence},
     )
 
 
 def _ranks(means: np.ndarray) -> np.ndarray:
-    """Ranks of heads by |mean|, 1 for the largest, along the last axis."""
+    """Return ranks of heads by |mean|, 1 for the largest, along the last axis."""
     return np.asarray(rankdata(-np.abs(means), axis=-1))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.heads import Head
 from ..data import paper_entries, paper_table
+from ..runtime.text_safety import short_name
 
 if TYPE_CHECKING:  # pandas takes a second
     import pandas as pd
@@ -14,7 +15,7 @@ Kind = Literal["with_and_without", "against_random_sentence", "layers", "bars_an
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model of the figures; `title` is how the figures write it. `source` says where its geometry comes from."""
+    """Describe a model of the figures; `title` is how they write it. `source` says where its geometry comes from."""
 
     key: str
     title: str
@@ -35,19 +36,15 @@ MODELS: dict[str, PaperModel] = {entry["key"]: PaperModel(**entry) for entry in 
 
 @dataclass(frozen=True)
 class Panel:
-    """One column of a figure: a model (a key of `MODELS`) and a head, zero-based; `title` is the paper's, one-based."""
+    """Describe one column of a figure: a model (a key of `MODELS`) and a head, zero-based."""
 
     model: str
     head: Head
 
-    @property
-    def title(self) -> str:
-        return f"{MODELS[self.model].title} {self.head.paper_label}"
-
 
 @dataclass(frozen=True)
 class Figure:
-    """One of the five figures: what it shows and where; `doubt` is what the paper leaves open, if anything."""
+    """Describe one of the five figures: what it shows and where; `doubt` is what the paper leaves open, if anything."""
 
     key: str
     number: str
@@ -61,7 +58,7 @@ class Figure:
         return tuple(dict.fromkeys(panel.model for panel in self.panels))
 
     def heads(self, model: str) -> tuple[Head, ...]:
-        """The heads shown of one model."""
+        """Return the heads shown of one model."""
         return tuple(panel.head for panel in self.panels if panel.model == model)
 
 
@@ -74,7 +71,7 @@ FIGURES: dict[str, Figure] = {
 
 
 def figure_named(name: str) -> Figure:
-    """A figure by its key ("000") or by the paper's number ("13", "Figure 13"); `ValueError` lists them."""
+    """Return a figure by its key ("000") or by the paper's number ("13", "Figure 13"); `ValueError` lists them."""
     words = name.strip().lower().removeprefix("figure").removeprefix("fig").lstrip(". ")
     for figure in FIGURES.values():
         if words in (figure.key, figure.number.removeprefix("Figure ")):
@@ -84,13 +81,17 @@ def figure_named(name: str) -> Figure:
 
 
 def title_of(model: str) -> str:
-    """A model of the paper as people write it, from its key or title in any case; other names stay as they are."""
+    """Return a model as people write it: the paper's by their titles, one from a folder by the folder's name.
+
+    >>> title_of("qwen2.5-math-7b"), title_of("results/model"), title_of("Qwen/Qwen2.5-7B")
+    ('Qwen2.5-Math-7B', 'results/model', 'Qwen/Qwen2.5-7B')
+    """
     titles = _DATA["titles"] | {key: made.title for key, made in MODELS.items()}
-    return str(titles.get(key_of(model), model))
+    return str(titles.get(key_of(model), short_name(model)))
 
 
 def key_of(model: str) -> str:
-    """The key of a model of the paper, from its key, its title or its hub id in any case; other names stay as they are."""
+    """Return the key of a model of the paper, from its key, title or hub id in any case; other names stay as they are."""
     names = {name: key for key, made in MODELS.items() for name in (key, made.title.lower(), made.hub_id.lower())}
     names |= {name: key for key, title in _DATA["titles"].items() for name in (key, title.lower())}
     return names.get(model.lower(), model)
@@ -103,8 +104,8 @@ SHOWN_HEADS: dict[str, tuple[Head, ...]] = {
 
 
 def published(**wanted: str) -> "pd.DataFrame":
-    """Every accuracy that the paper prints, in `percent`, with the table (`source`) that prints it; means of five runs where
-    the paper says so (Table 1), without intervals. Tables differ in places.
+    """Return every accuracy that the paper prints, in `percent`, with the table (`source`) that prints it; means of five runs
+    where the paper says so (Table 1), without intervals. Tables differ in places.
 
     `published(benchmark="MATH-500", model="llama-3.1-8b-instruct")` filters; `treatment` is none, mless (slashes), mful
     ("he"), arm or question_mark.

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
-from mless_interp.app.circuit_sections import SECTIONS, family_words, pictures_of, shown_section
+from mless_interp.app.circuit import pictures_of, shown_part
 from mless_interp.circuits.circuit import OF_EDGES, PARTS, largest_heads
 from mless_interp.ground_truth.planted import planted_model
 
@@ -50,21 +50,8 @@ def small(n: int = 16, **parts: Any) -> mi.Circuit:
 
 @pytest.mark.slow
 def test_the_planted_circuit_is_told_in_order(planted: Path, tmp_path: Path) -> None:
-    assert tuple(SECTIONS) == tuple(PARTS)
-    asked = [
-        "--n-tokens",
-        "6",
-        "--n-rows",
-        "2",
-        "--no-progress",
-        "--backend",
-        "bridge",
-        "--limit",
-        "14",
-        "--confirm",
-        "14",
-    ]
-    done = CliRunner().invoke(app, ["circuit", str(planted), *asked, "--report", "--out", str(tmp_path / "x")])
+    asked = "--n-tokens 6 --n-rows 2 --no-progress --backend bridge --limit 14 --confirm 14 --report --out".split()
+    done = CliRunner().invoke(app, ["circuit", str(planted), *asked, str(tmp_path / "x")])
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("The circuit of L0H2, L1H4, measured on 14 problems: ")
     circuit = mi.load(tmp_path / "x")["Circuit"]
@@ -76,7 +63,7 @@ def test_the_planted_circuit_is_told_in_order(planted: Path, tmp_path: Path) -> 
     page = (tmp_path / "x" / "report.html").read_text()
     told = re.findall(r'<h2 id="section-\d+">([^<]*)</h2>\s*<p class="found"><strong>(.*?)</strong></p>', page)
     assert [heading for heading, _ in told] == ["Which heads", *PARTS.values()]
-    for name in SECTIONS:
+    for name in PARTS:
         assert len(pd.read_csv(tmp_path / "x" / f"{name}.csv")) and (tmp_path / "x" / f"{name}.png").is_file()
     with browser(tmp_path / "profile") as running:
         shown = running.open(tmp_path / "x" / "report.html", width=390)
@@ -127,12 +114,9 @@ def test_what_is_tested_on_fresh_problems_is_not_chosen_there() -> None:
     assert none.headline().endswith("no head, no circuit: nothing was measured.") and none.table().empty
 
 
-def test_edges_of_both_directions_are_one_family_and_the_page_counts_families() -> None:
+def test_edges_of_both_directions_are_one_family() -> None:
     """2^-14 x 4 edges x 2 senses x 2 directions; each direction is held against half of the level."""
-    each = replace(traced(16), confidence=OF_EDGES)
-    assert each.level == pytest.approx(0.02)
-    bare = mi.Circuit((mi.Head(0, 1),), each.problem_ids, located(), edges=each, sufficient=each, writes=written(6))
-    assert "of which this page has 2: heads (removed and added); edges (both directions)." in family_words(bare)
+    assert replace(traced(16), confidence=OF_EDGES).level == pytest.approx(0.02)
 
 
 def test_a_graph_without_edges_is_no_picture_but_a_sentence() -> None:
@@ -140,9 +124,9 @@ def test_a_graph_without_edges_is_no_picture_but_a_sentence() -> None:
     none = small(sufficient=replace(found, values=0 * found.values))
     pictures = pictures_of(none, "edges")
     needed, enough = pictures
-    assert needed.startswith("Edges that are needed (denoising).") and pictures[needed] is not None
+    assert needed.startswith("Edges that are needed (denoising)") and pictures[needed] is not None
     assert enough.startswith("Edges that suffice (noising): none. No edge is shown to do more than 5 % of")
-    page = shown_section(mi.Report("T", question="Q?"), "edges", none)
+    page = shown_part(mi.Report("T", question="Q?"), "edges", none)
     assert [part.kind for part in page.parts].count("picture") == 1 and pictures[enough] is None
     told = [part.text for part in page.parts if part.kind in ("answer", "text")]
     assert told.count(enough) == 1 and told.count(none.edges.headline()) == 1, "a section's answer is not its text too"

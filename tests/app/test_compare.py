@@ -1,4 +1,4 @@
-"""`mless-interp compare`, and the sentences that pages begin with: made from results of a few numbers."""
+"""`mless-interp compare`, and what is told of answers under cut-off heads: made from results of a few numbers."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from scripts_under_test import run_command
 from small_results import answered, confirmed, doses, located, patched
 
 import mless_interp as mi
-from mless_interp.app import endings as answers
+from mless_interp.app.patch_heads import answers_come_back
 from mless_interp.runtime import folders
 
 
@@ -125,39 +125,29 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
 
 
 def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
-    told = answers.of_cut_off(under_four(40, 20, 38, 22))
+    told = answers_come_back(under_four(40, 20, 38, 22))
     assert told == (
-        "Of 40 other problems 100.0 % are answered right without the insertion and 50.0 % with it; with L0H1, L0H2 cut off "
-        "from it 95.0 % are: this recovers 45.0 of the 50.0 percentage points lost (p = 7.6e-06). With a random set of the "
-        "same layers and size cut off likewise: 55.0 %; the named set is shown to do better "
-        "(+40.0 points [+26.3, +55.4] from it, p = 3.1e-05)."
+        "Answers (40 other problems): 100.0 % right without the insertion, 50.0 % with it, 95.0 % with L0H1, L0H2 cut off from "
+        "it: this recovers answers (p = 7.6e-06). 1 random set of the same layers and size: 55.0 to 55.0 %; the named set is "
+        "shown to do better (+40.0 points [+26.3, +55.4], p = 3.1e-05)."
     )
-    assert "the named set is not shown to do better (+2.5 points [-" in answers.of_cut_off(under_four(40, 20, 38, 37))
-    assert "cut off from it 55.0 % are: that answers come back is not shown" in answers.of_cut_off(
-        under_four(40, 20, 22, 21)
-    )
-    assert "come back is not shown" in answers.of_cut_off(under_four(40, 30, 10, 30)), (
-        "fewer are right: nothing comes back"
-    )
-    assert answers.of_cut_off(under_four(40, 20)).endswith("no head that reads is named, so none is cut off.")
-    assert answers.of_cut_off(under_four(40, 20, 38)).endswith("There is no other set of the same layers and size.")
+    for right, words in (
+        ((40, 20, 38, 37), "the named set is not shown to do better (+2.5 points [-"),
+        ((40, 20, 22, 21), "cut off from it: that answers come back is not shown"),
+        ((40, 30, 10, 30), "that answers come back is not shown"),  # fewer are right
+        ((40, 20), "no head that reads is named, so none is cut off."),
+        ((40, 20, 38), "There is no other set of the same layers and size."),
+    ):
+        assert words in answers_come_back(under_four(*right)), right
 
 
 def test_the_answer_says_whether_confirmed_heads_are_specific() -> None:
     """Confirmed alone would be read as "because of the slashes"."""
     made = confirmed()
-    sure = [str(head) for head, yes in zip(made.heads, made.confirmed, strict=True) if yes]
-    told = replace(located(), confirmation=made).headline()
-    claimed = "L0H1 (reader); L1H0 (mediator)"
-    assert told.endswith(
-        f": {claimed}; on 10 fresh problems {', '.join(sure)} are confirmed, both specific to this insertion."
-    )
-    assert list(replace(located(), confirmation=made).printed()["claimed"]) == ["reader", "mediator", "sufficient only"]
+    told = replace(located(), confirmation=made)
+    assert told.headline().endswith(" are confirmed, both specific to this insertion.")
+    assert list(told.printed()["claimed"]) == ["reader", "mediator", "sufficient only"]
     as_much = {name: each + 2 * name.startswith("random") for name, each in made.controls.items()}
-    assert ", none specific to" in replace(located(), confirmation=replace(made, controls=as_much)).headline()
-    without = replace(located(), confirmation=replace(made, controls={"shift_total": made.total}))
-    assert (
-        without.headline().endswith(" are confirmed, specificity not tested.")
-        and "specific" not in located().headline()
-    )
-    assert "0/0" not in repr(without) + repr(replace(located(), controls={})) and "random words" in repr(located())
+    assert ", none specific to" in replace(told, confirmation=replace(made, controls=as_much)).headline()
+    without = replace(told, confirmation=replace(made, controls={"shift_total": made.total}))
+    assert without.headline().endswith(" are confirmed, specificity not tested.")

@@ -9,18 +9,15 @@ import jaxtyping
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from models_under_test import planted_problems
 from scripts_under_test import run_command
 from small_results import studied
 
 import mless_interp as mi
-from mless_interp.app.included_studies import INCLUDED
-from mless_interp.app.study_runner import pairs_of
-from mless_interp.app.study_spec import Study, read_study
+from mless_interp.app import INCLUDED
+from mless_interp.app.study_runner import Study, pairs_of, read_study
 from mless_interp.core.heads import Head
 from mless_interp.models.transformer_lens import bridge_from
-from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.statistics import mean_interval
 
 TWO = """
@@ -127,28 +124,6 @@ def test_a_span_that_computes_is_shown_behind_the_question_alone(sign: int) -> N
     assert not found.effect_of("before").total_effect.any()
 
 
-def test_a_span_right_before_the_answer_is_measured_where_its_last_row_predicts_it(demo: Any) -> None:
-    problems = [replace(each, answer_prefix="") for each in mi.load_problems("demo", limit=3)]
-    insertion = mi.Insertion.meaningless(n_tokens=5, after="question")
-    row = {"name": "behind", "kind": "meaningless", "n_tokens": 5, "after": "question"}
-    study = told(limit=3, template="text", answers=0, contrasts=["content", "shift", "total"], insertions=[row])
-    found = mi.run_study(study, model=demo, problems=problems, progress=False)
-    pairs = [pair.answered() for pair in mi.make_pairs(demo, problems, insertion, template="text")]
-    for contrast in study["contrasts"]:
-        measured = found.effect_of("behind", contrast).total_effect
-        ends = CONTRASTS[contrast].corrupted, CONTRASTS[contrast].clean
-        for pair, effect in zip(pairs, measured, strict=True):
-            one, other = (answer_logprob(demo, pair.condition(name), len(pair.answer_ids)) for name in ends)
-            assert one - other == pytest.approx(effect, abs=1e-3), contrast
-
-
-def answer_logprob(model: Any, inputs: Any, n: int) -> float:
-    """Of a run's last `n` tokens, each predicted by the row before it."""
-    logprobs = model.run(inputs, logits_at="all").logits[0].log_softmax(-1)
-    places = torch.arange(inputs.n_tokens - n, inputs.n_tokens)
-    return float(logprobs[places - 1, inputs.tokens[0, places]].sum())
-
-
 # ------------------------------------------------------------------------------------------------------ stopped, sharded
 
 
@@ -225,13 +200,9 @@ def test_what_makes_no_sense_is_refused_in_a_line_before_anything_is_loaded(
 
 
 def test_what_is_drawn_from_other_questions_does_not_depend_on_how_many_are_measured(demo: Any) -> None:
-    asked = mi.read_study("distractors").with_changes(limit=2, answers=0)
-    few, more = (pairs_of(asked.with_changes(limit=n), demo, mi.load_problems("demo")) for n in (2, 4))
-    assert [pair.inserted for pair in few["other questions, seed 1"]] == [
-        pair.inserted for pair in more["other questions, seed 1"][:2]
-    ]
-    found = mi.run_study(asked, model=demo, progress=False)
-    assert len(found.problem_ids) == 2
+    asked, name = mi.read_study("distractors").with_changes(answers=0), "other questions, seed 1"
+    few, more = (pairs_of(asked.with_changes(limit=n), demo, mi.load_problems("demo"))[name] for n in (2, 4))
+    assert [pair.inserted for pair in few] == [pair.inserted for pair in more[:2]]
 
 
 def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_runs(
@@ -240,12 +211,8 @@ def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_run
     with pytest.raises(ValueError, match="limit 6, confirm 0 and answers 3 need 6 problems, there are 2"):
         mi.run_study(told(), model=demo, problems=mi.load_problems("demo", limit=2))
     monkeypatch.setattr(type(demo), "run", lambda *_, **__: pytest.fail("a model ran"))
-    for row, words in (
-        ({"kind": "from_key", "unit": "no such key"}, "insertion 'x': problem .*no such"),
-        ({"kind": "meaningless", "n_tokens": 600}, "insertion 'x': .*600|insertion 'x': .*512"),
-        ({"kind": "meaningless", "at": 500}, "insertion 'x': .*500"),
-    ):
-        with pytest.raises(ValueError, match=words):
+    for row in ({"kind": "from_key", "unit": "no such key"}, {"kind": "meaningless", "n_tokens": 600}):
+        with pytest.raises(ValueError, match="insertion 'x': .*(no such|600|512)"):
             mi.run_study(told(insertions=[{"name": "x", **row}]), model=demo)
     bare = [replace(each, answer=" ") for each in mi.load_problems("demo", limit=6)]
     with pytest.raises(ValueError, match="answers 3: 3 of these problems have no answer to grade against"):

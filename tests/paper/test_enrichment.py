@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from small_results import located
 
 from mless_interp.core.heads import Head
 from mless_interp.paper import enrichment
@@ -54,20 +55,13 @@ def test_the_figure_heads_14_and_22_have_limits_over_problems() -> None:
     assert np.isnan(alone.limits["L0H13"]).all()
 
 
-def test_located_heads_are_ranked_by_their_knockout() -> None:
-    from small_results import located
-
+def test_located_heads_are_ranked_by_their_knockout_and_wrong_ones_are_refused() -> None:
     found = located()
     assert enrichment(found, [Head(0, 1)]).ranks == {"L0H1": 1}
     assert enrichment(found, [Head(0, 0)]).ranks == {"L0H0": 2}
-
-
-def test_heads_that_were_not_tested_or_come_twice_are_refused() -> None:
-    made = swept(np.ones((2, 1, 3)))
-    with pytest.raises(ValueError, match=r"these heads were not tested: L9H9"):
-        enrichment(made, [Head(0, 0), Head(9, 9)])
-    with pytest.raises(ValueError, match="L0H1 is given twice"):
-        enrichment(made, [Head(0, 1), Head(0, 1)])
+    for heads, words in (([Head(0, 0), Head(9, 9)], "not tested: L9H9"), ([Head(0, 1)] * 2, "L0H1 is given twice")):
+        with pytest.raises(ValueError, match=words):
+            enrichment(found, heads)
 
 
 def test_the_p_value_is_that_of_the_exact_rank_sum_test_and_limits_those_of_the_resamples() -> None:

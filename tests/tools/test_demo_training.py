@@ -18,19 +18,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from mless_interp.models.load import DEMO_DIRECTORY as DIRECTORY
 from mless_interp.statistics import concentration, median_interval
 
-TINY = train.Settings(  # one pool of drills, one of stories, one with drafts
-    seed=3,
-    steps=16,
-    batch=4,
-    warmup=2,
-    draft_steps=8,
-    draft_batch=4,
-    hidden=16,
-    intermediate=16,
-    layers=1,
-    heads=2,
-    key_value_heads=1,
-)
+SIZES = {"steps": 16, "batch": 4, "warmup": 2, "draft_steps": 8, "draft_batch": 4}
+SIZES |= {"hidden": 16, "intermediate": 16, "layers": 1, "heads": 2, "key_value_heads": 1}
+TINY = train.Settings(seed=3, **SIZES)
+"""One pool of drills, one of stories, one with drafts."""
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerFast]
 
 
@@ -56,12 +47,8 @@ def training_prompts(n: int, seed: int = 0, **shares: float) -> list[task.Traini
 
 def test_bundled_problems_are_those_of_the_generator(problems: list[dict[str, Any]]) -> None:
     assert problems == list(task.draw_problems(train.N_PROBLEMS))
-
-
-def test_bundled_stories_are_held_out_and_differ(problems: list[dict[str, Any]]) -> None:
     stories = [task.story_of(problem["problem"]) for problem in problems]
-    assert all(task.is_held_out(story) for story in stories)
-    assert len(set(stories)) == len(stories) == 564
+    assert all(task.is_held_out(story) for story in stories) and len(set(stories)) == len(stories) == 564
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -113,16 +100,11 @@ def test_chat_template_is_the_format_seen_in_training(demo: Loaded, problems: li
     assert right >= 18
 
 
-def test_stored_figures_are_of_the_stored_weights(figures: dict[str, Any]) -> None:
+def test_stored_figures_are_of_the_stored_weights_which_meet_every_criterion(figures: dict[str, Any]) -> None:
     stored = (DIRECTORY / "model.safetensors").read_bytes()
-    assert figures["sha256"] == hashlib.sha256(stored).hexdigest()
-    assert figures["threads"] == 1
+    assert figures["sha256"] == hashlib.sha256(stored).hexdigest() and figures["threads"] == 1
     assert figures["settings"] == asdict(train.Settings())
-
-
-def test_stored_weights_meet_every_criterion(figures: dict[str, Any]) -> None:
-    assert measure.criteria(figures) == figures["criteria"]
-    assert list(figures["criteria"]) == list(measure.CRITERIA)
+    assert measure.criteria(figures) == figures["criteria"] and list(figures["criteria"]) == list(measure.CRITERIA)
     assert all(found["met"] for found in figures["criteria"].values())
 
 
@@ -157,19 +139,16 @@ def test_slashes_change_the_answers_log_prob(
     assert concentration(content).share < 0.25
 
 
-def test_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
-    first, second, other = (
-        train.train(tmp_path / name, settings)[0].state_dict()
-        for name, settings in (("a", TINY), ("b", TINY), ("c", replace(TINY, seed=4)))
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+def test_same_seed_gives_the_same_weights_and_a_resumed_run_those_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    def weights(name: str, settings: train.Settings = TINY, **how: int) -> dict[str, torch.Tensor]:
+        return train.train(tmp_path / name, settings, **how)[0].state_dict()
+
+    whole = weights("whole")
+    assert not same(whole, weights("other", replace(TINY, seed=4)))
+    for stop_at in (11, 16, 19):  # in the first phase, between the phases, in the second
+        assert not same(whole, weights(f"part-{stop_at}", stop_at=stop_at))
+        assert same(whole, weights(f"part-{stop_at}")), stop_at
 
 
-@pytest.mark.parametrize("stop_at", [11, 16, 19])  # in the first phase, between the phases, in the second
-def test_resumed_run_ends_at_the_weights_of_an_uninterrupted_one(stop_at: int, tmp_path: Path) -> None:
-    whole = train.train(tmp_path / "whole", TINY)[0].state_dict()
-    stopped = train.train(tmp_path / "parts", TINY, stop_at=stop_at)[0].state_dict()
-    resumed = train.train(tmp_path / "parts", TINY)[0].state_dict()
-    assert not torch.equal(stopped["model.embed_tokens.weight"], resumed["model.embed_tokens.weight"])
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)

@@ -1,19 +1,14 @@
 """The faults that are tried: whom they meet, what counts as equal, whose counts the table keeps, that every run has an end."""
 
 import json
-import os
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import faults
 import numpy as np
 import pytest
-from faults import ANALYSES, FAULTS, STUDY, Tally, left, write_table
+from faults import ANALYSES, FAULTS, Tally, left, write_table
 
-import mless_interp as mi
 from mless_interp.app import COMMANDS
 from mless_interp.runtime.folders import new_folder
 
@@ -87,51 +82,3 @@ def test_equal_is_every_file_but_for_when_and_where_it_ran(tmp_path: Path, name:
     assert found["beside it"] == [".out.new"] and found["manifest.json"] == {
         "map.png": "has other contents than when it was written"
     }
-
-
-UNDISTURBED = """
-import sys
-from pathlib import Path
-import faults
-
-folder, *analyses = map(Path, sys.argv[1:])
-model = faults.model_in(folder, seed=0)
-for analysis in analyses:
-    (folder / analysis).mkdir()
-    ended = faults.Run(analysis.name, folder / analysis, model).whole()
-    assert ended.code == 0, ended
-"""
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the model and of runs, made as the tool makes them: forks of a process that checks no types."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, "-c", UNDISTURBED, str(folder), "locate", "study", "circuit"]
-    path = os.pathsep.join([str(Path(faults.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    made = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("analysis", ["locate", "study", "circuit"])
-def test_runs_that_are_disturbed_have_all_their_parts(undisturbed: Path, analysis: str) -> None:
-    out = undisturbed / analysis / "out"
-    found = mi.load(out / "results")
-    if analysis == "study":
-        study = found["StudyResult"]
-        asked = tomllib.loads((undisturbed / "model" / STUDY).read_text())
-        located = study.located["slashes"]
-        assert len(study.insertions) == len(asked["insertions"]) and study.answers is not None and study.attention
-    else:
-        located = found["Circuit"].located if analysis == "circuit" else found["LocatedHeads"]
-    assert located.confirmed and located.sinks is not None
-    confirmation = located.confirmation
-    assert confirmation.controls and confirmation.joint.random.shape[1] and confirmation.reads is not None
-    if analysis == "locate":
-        assert len(found["AccuracyResults"].treatments) == 8
-    if analysis == "circuit":
-        circuit = found["Circuit"]
-        assert circuit.left_out == {} and circuit.sets.sufficient.heads and circuit.sets.sufficient.random.shape[1]
-        assert circuit.transfer.random.shape[1] and circuit.transfer.other.shape[1]

@@ -6,7 +6,7 @@ from conftest import ROOT
 from small_results import studied
 
 import mless_interp as mi
-from mless_interp.app.included_studies import INCLUDED
+from mless_interp.app import INCLUDED
 
 PAGE = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
 

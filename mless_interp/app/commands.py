@@ -1,0 +1,214 @@
+"""Commands that leave no run of their own: `check` and `plan` of a model, `report` and `compare` of finished runs."""
+
+import dataclasses
+import json
+import os
+import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer import Argument, Option
+
+from ..runtime.text_safety import WIDTH, one_line
+from .command_line import (
+    MODEL_HELP,
+    REQUIRED,
+    Attention,
+    Backend,
+    Dtype,
+    Inserting,
+    Loading,
+    Saving,
+    SignedOutcome,
+    argument,
+    is_file,
+    is_model,
+    option,
+    plain_warnings,
+    repeat_command,
+    tell,
+)
+from .run_folder import MOST_LINES, read, show_again
+
+LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500, "circuit": 64}
+"""Problems of each analysis where nothing else is asked for."""
+NOT_PLANNED = {field.name for field in dataclasses.fields(Saving)} - {"seed"} | {
+    *("tf32", "device_map", "max_memory", "offload_folder", "quantization_config")
+}
+"""Options of other commands that make no difference to a plan."""
+PLACE_OF_A_RUN = "out report shard wait workers gpus_per_worker address overwrite no_progress".split()
+"""Options that only say where a run computes, how it begins and what it writes: numbers do not depend on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checking(Loading):
+    """The options of `check`."""
+
+    model: str = argument(REQUIRED, MODEL_HELP, callback=is_model, metavar="MODEL")
+    problems: str | None = option(
+        None,
+        "A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]",
+        callback=is_file,
+    )
+    n_prompts: int = option(
+        3, "Number of prompts: the shortest problems, one of them also with the span after it.", min=1
+    )
+    json_file: Path | None = option(None, "Also write the certificate to this file.", "--json")
+    no_progress: bool = option(False, "No progress bars.", "--no-progress")
+
+
+def check(options: Checking) -> None:
+    """Check a model on a backend: the self-check at loading and the exact identities, on a few short prompts.
+
+    Prints the number of passed lines and the first lines, failed ones before the others: the largest error, the
+    tolerance for this dtype and backend, what holds; and why lines failed or do not apply. --json writes all. Exit code 0
+    if all is well, 1 if anything fails, 2 for wrong input.
+    """
+    file, said, passed = options.json_file, "", False
+    if file is not None and not file.resolve().parent.is_dir():
+        raise FileNotFoundError(f"--json {file}: there is no folder {str(file.resolve().parent)!r}")
+    from ..ground_truth.certificate import as_json, certify_model, short_pairs
+    from ..models.checks import FailedCheck
+    from ..models.load import load_model
+    from ..prompts.problems import load_problems
+
+    problems = None if options.problems is None else load_problems(options.problems)
+    if problems is not None:
+        problems = sorted(problems, key=lambda problem: len(problem.question))[: options.n_prompts]
+    try:
+        model = load_model(options.model, **options.loading())
+        pairs = short_pairs(model, problems, options.n_prompts)
+        certificate = certify_model(model, pairs, progress=not options.no_progress)
+        tell("\n".join([*certificate.lines(), *certificate.reasons()]))
+        said, passed = as_json(certificate), certificate.passed
+    except FailedCheck as error:
+        tell(f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend")
+        said = json.dumps({"passed": False, "error": str(error)}, indent=1)
+    if file is not None:
+        file.write_text(said, encoding="utf-8")
+    raise typer.Exit(0 if passed else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning(Inserting):
+    """The options of `plan`."""
+
+    model: str = argument("demo", MODEL_HELP, callback=is_model, metavar="MODEL")
+    what: Literal["sweep", "locate", "profiles", "mechanism", "accuracy", "circuit"] = argument(
+        "locate", "sweep, locate, profiles, mechanism, accuracy or circuit.", metavar="WHAT"
+    )
+    limit: int | None = option(None, "Number of problems. [default: the analysis' own]", min=1)  # type: ignore[assignment]
+    outcome: SignedOutcome = "answer_logprob"
+    backend: Backend | None = option(None, "[default: what suits the size]")  # type: ignore[assignment]
+    dtype: Dtype | None = option(None, "[default: float32 if it fits]")  # type: ignore[assignment]
+    attention: Attention | None = option(None, "[default: what suits the size]")  # type: ignore[assignment]
+    memory: str | None = option(None, "Of a GPU that is not here, with --tflops: 80GB.")
+    tflops: float | None = option(None, "Of a GPU that is not here: 10^12 operations a second.", min=1e-9)
+    max_new_tokens: int | None = option(None, "accuracy: longest answer. [default: longest solution]", min=1)
+    as_json: bool = option(False, "Print everything as JSON.", "--json")
+
+
+def plan(options: Planning) -> None:
+    """Estimate a run's time and memory before it is started, and print the options that loading takes.
+
+    Where the weights are here, a few problems are run and timed; elsewhere operations are counted from config.json.
+    """
+    wanted = (options.limit or LIMITS[options.what]) * (2 if options.what == "circuit" else 1)
+    questions = replace(options, limit=wanted).questions()
+    from accelerate.utils import convert_file_size_to_int
+
+    from .planned import ELSEWHERE, plan_run
+
+    asked = "what template outcome max_new_tokens backend dtype device attention tflops".split()
+    given = {name: getattr(options, name) for name in asked}
+    memory = None if options.memory is None else convert_file_size_to_int(options.memory)
+    found = plan_run(options.model, questions, options.filler(), memory=memory, **given)
+    chosen = {name: value for name, value in found.chosen.items() if value != ELSEWHERE}
+    found = replace(found, command=shlex.join(f"--{name}={value}" for name, value in chosen.items()))
+    tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
+
+
+def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a run, finished or not.")]) -> None:
+    """Make pictures, tables and report.html again from what a run computed and kept.
+
+    Nothing is computed and no model is loaded. DIR is the --out of a run; where its pictures could not be made (an error in
+    one, a full disk), they are made now, and DIR appears.
+    """
+    with plain_warnings():
+        show_again(folder)
+
+
+def compare(
+    folders: Annotated[list[Path], Argument(metavar="DIR DIR ...", help="The --out of two or more finished runs.")],
+    out: Annotated[Path | None, Option(help="Folder for compare.csv and heads.csv; without it only text.")] = None,
+    report: Annotated[bool, Option("--report", help="With --out: also write report.html.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False,
+) -> None:
+    """Compare finished runs of one analysis: of several models, insertions or lengths.
+
+    Runs of locate (or sweeps): the total effect, and every head that a run names, with its verdict and its number of
+    problems. Runs of accuracy: the share of right answers under each treatment. Nothing is computed again and no model is
+    loaded; each run is judged by its own problems, and no test is made between runs.
+    """
+    there = [Path(os.path.realpath(folder)) for folder in folders]
+    if len(set(there)) < len(folders) or len(folders) < 2:
+        raise ValueError("compare takes two or more folders of finished runs, each once")
+    if out is not None and any(Path(os.path.realpath(out)).is_relative_to(folder) for folder in there):
+        raise ValueError(f"--out {str(out)!r} is one of the compared runs, or inside one: choose another folder")
+    if report and out is None:
+        raise ValueError("--report needs --out, the folder where the page goes")
+    from ..runtime.columns import TextTable
+    from ..runtime.results import ROWS
+    from ..runtime.store import new_folder, provenance
+    from ..runtime.tables import Table
+    from ..views.report import Report
+    from .runs_compared import compare_runs
+
+    with plain_warnings():
+        runs = dict(zip(_names(there), map(read, folders), strict=True))
+        found = compare_runs({name: kept.results for name, kept in runs.items()})
+        heads, differ = found.heads(), _differing({name: kept.options for name, kept in runs.items()})
+        said = found.lines() if heads.empty else textwrap.wrap(one_line(found.headline()), WIDTH)
+        for table in (heads.head(ROWS), differ.head(ROWS)):
+            said += TextTable.of(table, "").lines() if len(table) else []
+        tell("\n".join(said[:MOST_LINES]))
+        if out is None:
+            return
+        files = {"compare.csv": found.table(), **({} if heads.empty else {"heads.csv": heads})}
+        with new_folder(out, overwrite=overwrite) as made:
+            for name, table in files.items():
+                Table(table).to_csv(made / name, index=False)
+            if report:
+                question = f"What do the runs in {', '.join(map(str, folders))} say side by side?"
+                page = Report("Runs compared", question=question, answer=found.headline())
+                page = page.result(found, heading="Side by side")
+                if len(differ):
+                    own = {name: "" if name == "option" else name for name in differ.columns}  # a run's name as it is
+                    page = page.table(differ, "Options in which the runs differ.", columns=own)
+                facts = provenance(None, repeat=repeat_command(), analysis="compare", folders=list(map(str, folders)))
+                page.provenance(facts).save(made / "report.html")
+        tell(one_line(f"Results: {out}/{', '.join([*files, *['report.html'] * report])}"))
+
+
+def _differing(options: dict[str, dict[str, Any]]) -> Any:
+    """Return the options on which numbers depend and that are not the same in all runs: a row each, a column per run."""
+    import pandas as pd
+
+    names = dict.fromkeys(each for own in options.values() for each in own if each not in PLACE_OF_A_RUN)
+    differing = [name for name in names if len({str(own.get(name)) for own in options.values()}) > 1]
+    columns = {run: [str(own.get(name)) for name in differing] for run, own in options.items()}
+    return pd.DataFrame({"option": [f"--{name.replace('_', '-')}" for name in differing], **columns}, dtype=object)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return what runs are called: the last part of their folders' names that tells all of them, and tables' own columns,
+    apart."""
+    for length in range(1, 1 + max(len(folder.parts) for folder in folders)):
+        names = [Path(*folder.parts[-length:]).as_posix() for folder in folders]
+        if len({*names, "head", "named in", "option"}) == len(names) + 3:
+            break
+    return names
