@@ -237,10 +237,8 @@ class Model(ABC):
         and for MLPs of a build that is not known."""
         found = self._gated_mlp(self.info.check_layer(layer))
         if found is None:
-            raise ModelError(
-                f"{self._called}: layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts "
-                "share none), so every activation metric and ARM are undefined for it"
-            )
+            lacks = f"layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts share none)"
+            raise ModelError(f"{self._called}: {lacks}, so activation metrics and ARM are undefined for it")
         return found
 
     def attention_output(self, layer: int) -> AttentionOutput:
@@ -478,10 +476,8 @@ class Model(ABC):
             raise ValueError(f"unknown hook name {name!r}; known names: {known}")
         self.info.check_layer(found[0])
         if found[1] in EAGER_SITES and self.info.attention != "eager":
-            raise LeanAttentionError(
-                f"{name} does not exist under {self.info.attention!r} attention, which never makes a pattern: load the "
-                'model with attn_implementation="eager"'
-            )
+            lean = f"{name} does not exist under {self.info.attention!r} attention"
+            raise LeanAttentionError(f'{lean}, which makes no pattern: load the model with attn_implementation="eager"')
 
     def _read_positions(self, logits_at: LogitsAt, n_tokens: int) -> Tensor | None:
         """The positions asked for, in memory: what is looked up there nobody waits for."""

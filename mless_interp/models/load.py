@@ -118,10 +118,8 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
         reference = reference_logits(hf_model, probe_tokens(hf_model.config.get_text_config().vocab_size)).cpu()
     except (RuntimeError, ValueError, AttributeError, TypeError) as error:
         # a kernel that does not do this dtype, device or attention; a config that changes what a pass gives
-        raise ModelError(
-            f"{label!r} ({type(hf_model).__name__}) does not run as plain Hugging Face model in {loading.dtype} on "
-            f"{loading.place}: {first_line(error)}; use another dtype, device or attn_implementation"
-        ) from error
+        how = f"{type(hf_model).__name__} in {loading.dtype} on {loading.place}"
+        raise ModelError(f"{label!r} does not run as a plain {how}: {first_line(error)}") from error
     finished = functools.partial(
         _finished,
         reference=reference,
@@ -174,8 +172,8 @@ def wrap_model(thing: Foreign, *, name: str | None = None, tokenizer: Foreign = 
         model = NnsightModel(thing, name=label, tokenizer=tokenizer)
     if model is None:
         raise TypeError(
-            f"wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model, got {type(thing).__name__}; "
-            "for a plain Hugging Face model use nnsight.TransformersModel(model, tokenizer=...) or load_model(directory)"
+            f"wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model, got {type(thing).__name__}; load "
+            "a plain Hugging Face model by load_model(SimpleNamespace(name=..., hf_model=..., tokenizer=...))"
         )
     if model.weights is not None:
         refuse_not_finite(model.weights, name=label)
@@ -191,7 +189,7 @@ def untrained_twin(model: Model, seed: int = 0) -> Model:
     """
     info, label = model.info, f"untrained twin of {model.info.name} (seed {seed})"
     if model.remote is True or model.config is None:
-        raise ModelError(f"{info.name} runs elsewhere, and its untrained twin would have to be made here: load it here")
+        raise ModelError(f"{info.name} runs elsewhere, and its untrained twin would have to be made here")
     from transformers import AutoModelForCausalLM, PreTrainedConfig
 
     with torch.random.fork_rng():
@@ -269,9 +267,7 @@ def source_of(label: str) -> str:
         if not looks_like_path:
             return label
         near = nearest(directory.name, beside(directory))
-        raise ModelError(
-            f"unknown model {label!r}: there is no such directory{near}; give a directory, a hub id, or 'demo'"
-        )
+        raise ModelError(f"unknown model {label!r}: there is no such directory{near}; or give a hub id, or 'demo'")
     if not (directory / "config.json").exists():
         reason = "holds no config.json: it is not a saved Hugging Face model"
         if (directory / ADAPTER).exists():

@@ -52,8 +52,7 @@ def hosted(name: str, loading: Loading) -> "NnsightModel":
     """Take a model that NDIF hosts, by its hub id. Its config and tokenizer are fetched; no weight is read or made here."""
     if not nnsight.CONFIG.API.APIKEY:
         raise ModelError(
-            f"{name!r} with remote=True runs on NDIF, which needs an API key: get one at https://login.ndif.us and set "
-            "NDIF_API_KEY, or call nnsight.ndif.login() once; remote='local' rehearses without one"
+            f"{name!r} with remote=True needs an API key of NDIF (https://login.ndif.us): set NDIF_API_KEY"
         )
     code = {"trust_remote_code": True} if loading.trust_remote_code else {}
     options = {"task": "text-generation", "attn_implementation": loading.attn_implementation, **code}
@@ -120,15 +119,12 @@ class NnsightModel(HuggingFaceModel):
         if remote is True:
             self.info = info = replace(info, device="cpu")  # where tokens are given and numbers come back
         elif getattr(traced.device, "type", "") == "meta":
-            raise ModelError(
-                f"{info.name}: its embedding is offloaded, and nnsight would send tokens to where it waits: load it with "
-                "load_model(device_map=...), or leave the embedding in memory"
-            )
+            raise ModelError(f"{info.name}: its embedding is offloaded: load it with load_model(device_map=...)")
         unknown = [part.unknown for part in self.parts if part.unknown not in (None, "MLP")]
         if unknown or not self.parts:
+            what = (*unknown, "decoder layers")[0]
             raise ModelError(
-                f"{info.architecture}: its {(*unknown, 'decoder layers')[0]} go by names that are not known here "
-                '(`models/decoder.py` has the known ones), so nothing in it can be found; use backend="bridge"'
+                f'{info.architecture}: its {what} go by names that are not known here; use backend="bridge"'
             )
         if remote and self.has_sinks:
             raise ModelError(f"{info.architecture} has learned sinks, so it cannot be run remotely: load it here")
@@ -205,8 +201,8 @@ class NnsightModel(HuggingFaceModel):
                 keep = None if keep is None else tap.reduce or torch.clone
                 if not traced_ops.can_be_sent(tap.edit):
                     raise ModelError(
-                        f"{self.info.name} runs elsewhere, and the edit of {site(layer, name)} is a function of this process, "
-                        "which cannot be sent there: sweeps of heads can (patch_heads, Model.replay); for all else load it here"
+                        f"the edit of {site(layer, name)} is a function of this process, which cannot be sent to where "
+                        f"{self.info.name} runs: sweeps of heads can (patch_heads, Model.replay); for all else load it here"
                     )
             if tap.edit is not None and place.part == traced_ops.REFUSED:
                 raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")

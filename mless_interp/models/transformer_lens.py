@@ -160,9 +160,10 @@ class BridgeModel(HuggingFaceModel):
 
 
 def bridge_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> BridgeModel:
-    """A TransformerBridge around a loaded Hugging Face model (which it rebuilds in place)."""
-    _refuse_what_installs(hf_model, name=name)
+    """Make a TransformerBridge around a loaded Hugging Face model (which it rebuilds in place)."""
     try:
+        if hf_model.config.get_text_config() is not hf_model.config:
+            importlib.import_module("torchvision")  # where it is not here, TransformerLens would install it by itself
         bridge = _imported("transformer_lens.model_bridge").TransformerBridge.boot_transformers(
             hf_model.config.name_or_path or name,
             hf_model=hf_model,
@@ -179,19 +180,6 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> 
     return BridgeModel(bridge, name=name, tokenizer=tokenizer)
 
 
-def _refuse_what_installs(hf_model: PreTrainedModel, *, name: str) -> None:
-    """`ModelError` where TransformerLens would run `pip install torchvision`: for a model with more than a text part."""
-    if hf_model.config.get_text_config() is hf_model.config:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except Exception as error:  # missing, or made for another torch: as TransformerLens asks
-        raise ModelError(
-            f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}), which reads more than text: TransformerLens "
-            'would install torchvision by itself; install one that fits your torch, or use backend="nnsight"'
-        ) from error
-
-
 def _for_a_bridge(tokenizer: Foreign) -> Foreign:
     """A copy, as a bridge fills in the special tokens that a tokenizer lacks. One that does not add its beginning-of-sequence
     token it would load anew, to make it do so; told that this one does, it takes it as it is."""
@@ -202,7 +190,7 @@ def _for_a_bridge(tokenizer: Foreign) -> Foreign:
 
 
 def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> HookedTransformerModel:
-    """A HookedTransformer with a loaded Hugging Face model's weights, unprocessed (no folding, no centring).
+    """Make a HookedTransformer with a loaded Hugging Face model's weights, unprocessed (no folding, no centring).
 
     TransformerLens 3.9 only knows published names; here its own weight converters are given a config made from the
     Hugging Face one, so a local directory works too. Raises `ModelError` for architectures without a converter.
@@ -212,35 +200,29 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, na
             f"HookedTransformer was removed in TransformerLens 4.0 and {version('transformer-lens')} is installed: "
             'pip install "transformer-lens>=3.9,<4", or use backend="bridge"'
         )
-    library = _imported("transformer_lens")
-    convert = importlib.import_module("transformer_lens.pretrained.weight_conversions")
     architecture = type(hf_model).__name__
     if architecture not in CONVERTERS or any(adapters(hf_model)):
         what = architecture if architecture not in CONVERTERS else "an adapter that is not merged"
         raise ModelError(f'{name!r}: {what} cannot be converted to a HookedTransformer here; use backend="bridge"')
-    cfg = library.HookedTransformerConfig(**_hooked_config(hf_model, architecture))
+    cfg = _imported("transformer_lens").HookedTransformerConfig(**_hooked_config(hf_model, architecture))
     hooked = _hooked(cfg)
+    convert = importlib.import_module("transformer_lens.pretrained.weight_conversions")
     try:
         with torch.no_grad():
             state = getattr(convert, f"convert_{CONVERTERS[architecture]}_weights")(hf_model, cfg)
     except Exception as error:  # as above
-        raise ModelError(
-            f"{name!r} ({architecture}) cannot be converted to a HookedTransformer here: {first_line(error)}; use "
-            'backend="bridge" or "nnsight"'
-        ) from error
+        raise ModelError(f"{name!r} ({architecture}) cannot be converted: {first_line(error)}; use 'bridge'") from error
     for key, value in state.items():  # one by one, so that what a converter made of a weight goes as its copy comes
         state[key] = value.detach().to(hf_model.dtype).clone(memory_format=torch.contiguous_format)
     missing, unexpected = hooked.load_state_dict(state, strict=False, assign=True)
-    for key in missing:
-        if key.rpartition(".")[2].startswith("b_"):  # as in the model: a bias of 0
-            torch.nn.init.zeros_(hooked.get_parameter(key))
-    missing = [key for key in missing if not key.rpartition(".")[2].startswith(("b_", *BUFFERS))]
-    unexpected = [key for key in unexpected if state[key].any()]  # zeros say nothing
-    if missing or unexpected:
-        raise ModelError(
-            f"{name!r}: converting {architecture} left {len(missing)} weights without a value and {len(unexpected)} "
-            f'without a place, first {(missing + unexpected)[0]}; use backend="bridge"'
-        )
+    biases = [key for key in missing if key.rpartition(".")[2].startswith("b_")]
+    for key in biases:  # as in the model: 0
+        torch.nn.init.zeros_(hooked.get_parameter(key))
+    strange = [key for key in missing if key not in biases and not key.endswith(BUFFERS)]
+    strange += [key for key in unexpected if state[key].any()]  # zeros say nothing
+    if strange:
+        where = f"left {len(strange)} weights without a value or a place, first {strange[0]}"
+        raise ModelError(f'{name!r}: converting {architecture} {where}; use backend="bridge"')
     hooked.tokenizer = tokenizer  # kept with the object, for whoever takes it out and wraps it again
     hooked = hooked.to(hf_model.device, print_details=False).eval()
     return HookedTransformerModel(hooked, name=name, tokenizer=tokenizer)
@@ -366,10 +348,9 @@ def model_around(thing: Foreign, *, name: str, tokenizer: Foreign) -> Model | No
         return HookedTransformerModel(thing, name=name, tokenizer=tokenizer)
     if "TransformerBridge" in kinds:
         if not hasattr(thing.original_model, "config"):
+            kind = type(thing.original_model).__name__
             raise ModelError(
-                f"this TransformerBridge holds a {type(thing.original_model).__name__} of TransformerLens and no Hugging Face "
-                "model, which is what is read and edited: wrap a HookedTransformer (TransformerLens 3.9), or a bridge of "
-                "boot_transformers"
+                f"this bridge holds a {kind} and no Hugging Face model: wrap a bridge of boot_transformers"
             )
         return BridgeModel(thing, name=name, tokenizer=tokenizer)
     return None

@@ -322,7 +322,7 @@ def test_a_bridge_installs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="TransformerLens would install torchvision by itself"):
+    with pytest.raises(ModelError, match="cannot take .*torchvision"):
         load_model(tmp_path, backend="bridge")
     assert load_model(tmp_path, backend="nnsight").stepper is not None
 

@@ -136,5 +136,5 @@ def test_a_model_that_gives_classes_writes_no_text() -> None:
 def test_a_bridge_without_a_hugging_face_model_is_named() -> None:
     """As `TransformerBridge.boot_native` of TransformerLens 4 makes them."""
     native = type("TransformerBridge", (), {"original_model": torch.nn.Linear(1, 1)})()
-    with pytest.raises(ModelError, match="holds a Linear of TransformerLens and no Hugging Face model"):
+    with pytest.raises(ModelError, match="holds a Linear and no Hugging Face model"):
         mi.wrap_model(native)

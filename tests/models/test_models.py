@@ -46,11 +46,11 @@ def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (
             lambda state: state.pop("blocks.1.attn.W_O"),
-            "1 weights without a value and 0 without a place, first blocks.1",
+            "1 weights without a value or a place, first blocks.1",
         ),
         (
             lambda state: state.update(other=torch.ones(1)),
-            "0 weights without a value and 1 without a place, first other",
+            "1 weights without a value or a place, first other",
         ),
     ],
 )
