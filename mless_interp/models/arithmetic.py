@@ -98,8 +98,7 @@ _TANH_GELU = ("NewGELUActivation", "FastGELUActivation", "gelu_new", "gelu_fast"
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b of `[..., in]`, weight `[out, in]` (as it lies: a transposed view will do); without gradients in float32 on a
-    CPU by oneDNN."""
+    """x Wᵀ + b of `[..., in]`, weight `[out, in]` (a transposed view will do); in float32 on a CPU by oneDNN."""
     plain = all(each.device.type == "cpu" and each.dtype == torch.float32 for each in (x, weight))
     if _ONEDNN is None or not plain or torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
         return nn.functional.linear(x, weight, bias)

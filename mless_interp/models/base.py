@@ -233,17 +233,17 @@ class Model(ABC):
         return max(least, measured) if measured is not None else least or 1e-2
 
     def gated_mlp(self, layer: int) -> GatedMlp:
-        """Return how a layer's MLP makes its activations of `hook_pre`; `ModelError` for experts, which share no activation,
-        and for MLPs of a build that is not known."""
+        """Return how a layer's MLP makes its activations of `hook_pre`; `ModelError` for experts and unknown builds."""
         found = self._gated_mlp(self.info.check_layer(layer))
         if found is None:
-            lacks = f"layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts share none)"
+            lacks = (
+                f"layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts share none)"
+            )
             raise ModelError(f"{self._called}: {lacks}, so activation metrics and ARM are undefined for it")
         return found
 
     def attention_output(self, layer: int) -> AttentionOutput:
-        """Return how a layer turns head outputs into what it adds to the residual stream; `ModelError` where that is not
-        one matrix per head."""
+        """Return how a layer turns head outputs into what it adds to the stream; `ModelError` if not by a matrix per head."""
         found, checks = self._attention_output(self.info.check_layer(layer)), self.checks
         expected = (self.info.n_heads, self.info.d_head, self.info.d_model)
         if found is None or tuple(found.weights.shape) != expected:
@@ -334,8 +334,7 @@ class Model(ABC):
         return Run(logits, {name: captured[name] for name in capture})
 
     def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
-        """Return each layer's visibility `[b, 1|H, T, T]` for this input (equal windows on one device share one tensor),
-        where the input is, or at the `places` of the layers."""
+        """Return each layer's visibility `[b, 1|H, T, T]` for this input, where the input is or at the layers' `places`."""
         ids, hidden, device = inputs.position_ids, inputs.attention_mask, inputs.tokens.device
         own = {
             each: visibility(inputs.n_tokens, window=each, position_ids=ids, attention_mask=hidden, device=device)

@@ -148,8 +148,7 @@ def _row_error(model: Model, tokens: Tensor) -> float:
 
 
 def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
-    """Every token of every layer made to look at itself: largest |z - v| of a layer, as a share of its largest |v|, and
-    largest change of a logit (0 where attention writes nothing)."""
+    """Every token looks at itself: largest |z - v| as a share of a layer's largest |v|, and largest change of a logit."""
     names = [attention_sites(layer, "z", "v") for layer in range(model.info.n_layers)]
     edits = {site(layer, "attn.hook_pattern"): look_at_self for layer in range(model.info.n_layers)}
     run = model.run(tokens, edits=edits, capture=dict.fromkeys(name for of in names for name in of))
@@ -162,8 +161,7 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
 
 
 def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
-    """Largest difference of the masked condition's logits (a mask for each head) from the gap's on shared tokens, and from
-    the plain run's (`logits`) on the tokens before the span."""
+    """How far the masked condition's logits are from the gap's on shared tokens, and from the plain run's before the span."""
     n_tokens = tokens.shape[1]
     start, stop = n_tokens // 3, 2 * n_tokens // 3
     inside = torch.zeros(n_tokens, dtype=torch.bool)
@@ -177,8 +175,7 @@ def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
 
 
 def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[float | None, str]:
-    """How far queries and keys as they enter the scores explain what heads give, as they are and with all queries 0; and
-    why they are not to be used (empty: they are)."""
+    """How far entering queries and keys explain what heads give, as they are and with queries 0; and why not to use them."""
     visible = model.visible(Inputs(tokens.to(model.info.device)))
     names = [attention_sites(layer, "rot_q", "rot_k", "v", "z") for layer in range(model.info.n_layers)]
     capture, found = dict.fromkeys(name for of in names for name in of), []
@@ -199,8 +196,7 @@ def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[flo
 
 @torch.no_grad()
 def _output_error(model: Model, tokens: Tensor) -> float | None:
-    """Largest difference of what a layer's attention adds from z W_O + b at random z, as a share of the largest; None where
-    the weights are not here."""
+    """How far what attention adds is from z W_O + b at random z, as a share; None where the weights are not here."""
     layers, shape = range(model.info.n_layers), (model.info.n_heads, model.info.d_head)
     z = torch.randn(1, tokens.shape[1], *shape, dtype=torch.float32, generator=torch.Generator().manual_seed(4))
     edits = {site(layer, "attn.hook_z"): lambda old: z.to(old) for layer in layers}
@@ -249,8 +245,7 @@ def _log_probability(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def _moved_by_rounding(model: Model, recording: Recording, layers: list[int], z: Tensor, logits: Tensor) -> float:
-    """Twice the largest change of a logit where every head output `z` is moved by its smallest step, up or down: what whole
-    passes, whose `logits` these are, cannot tell apart either."""
+    """Twice the largest change of a logit where head outputs are moved by their smallest step: whole passes differ so, too."""
     generator, moved = torch.Generator().manual_seed(3), []
     for _ in range(4):
         stepped = _steps(z, torch.randint(0, 2, z.shape, generator=generator) * 2 - 1, model)
@@ -259,8 +254,7 @@ def _moved_by_rounding(model: Model, recording: Recording, layers: list[int], z:
 
 
 def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str | None]:
-    """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are). In half
-    precision it is held against what rounding does, as measured here, where that is more than is allowed."""
+    """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are)."""
     if model.stepper is None:
         return None, model.why_whole_passes
     layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2

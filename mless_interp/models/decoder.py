@@ -461,8 +461,7 @@ class Positions:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, before: bool, after: bool) -> Tensor:
-    """Queries or keys `[rows, token, heads, d]` turned by tables `[rows or 1, token, d]`; whether what is turned together lies
-    side by side in them, and in what comes."""
+    """Queries or keys `[rows, token, heads, d]` turned; whether what turns together lies side by side `before` and `after`."""
     x = x.unflatten(-1, (-1, 2)).transpose(-1, -2) if before else x.unflatten(-1, (2, -1))
     dtype = x.dtype
     first, second = x.to(cos.dtype).unbind(-2)  # DeepSeek-V2 turns in float32

@@ -124,8 +124,7 @@ def _not_taken(hf_model: Foreign, config: Foreign) -> str | None:
 
 
 def _one_rotation(config: Foreign) -> int:
-    """The context length up to which tokens are rotated by their positions alone: longrope's frequencies are others where
-    the longest position of a whole batch lies beyond the length it was trained on."""
+    """The context length up to which tokens are rotated by their positions alone: longrope's frequencies change beyond."""
     ropes = getattr(config, "rope_parameters", None) or {}
     kinds = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
     lengths = [rope["original_max_position_embeddings"] for rope in kinds if rope.get("rope_type") == "longrope"]
@@ -215,10 +214,7 @@ class HuggingFaceModel(Model):
 
 
 def _weights(kind: Foreign, source: str | None, loading: Loading, *, name: str, **options: object) -> PreTrainedModel:
-    """The model that `kind.from_pretrained` makes of `source`, in evaluation mode.
-
-    `ModelError` if a weight was missing, left over, of another shape, or is not finite.
-    """
+    """The model that `kind.from_pretrained` makes of `source`; `ModelError` for weights that do not fit or are not finite."""
     places = loading.device_map
     if places is None and (loading.quantization_config or _says_quantised(source, options.get("config"))):
         places = {"": loading.place}  # quantised where they lie, never whole elsewhere

@@ -18,8 +18,7 @@ LogitsAt = Literal["all", "last", "none"] | Sequence[int] | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """What a run does at one site: first the edit, then `keep` is shown what came of it, or what `reduce` (which can be done
-    where the model runs) makes of that."""
+    """What a run does at one site: the edit, then `keep` is shown what came of it, or what `reduce` (there) makes of that."""
 
     edit: Edit | None = None
     keep: Callable[[Tensor], None] | None = None

@@ -92,8 +92,7 @@ def _operations_of_its_kind(traced: Foreign, tokenizer: Foreign, **code: bool) -
 
 
 class NnsightModel(HuggingFaceModel):
-    """A causal language model traced with nnsight. `remote`: False; True, on NDIF, where what `traced` is made of holds no
-    weights; or "local", which writes each request as for NDIF and answers it here."""
+    """A causal language model traced with nnsight; `remote`: False, True (NDIF), or "local" (written for NDIF, run here)."""
 
     def __init__(
         self,
@@ -218,8 +217,7 @@ def _walked(traced: Foreign, prompt: Said, options: Said, steps: list[Step], pla
 
 
 class Place(NamedTuple):
-    """Where a site is: the input or output (`side`) of the module at a path in the layer, or of the operation at these labels
-    in it, and which part of it (`traced_ops.got`)."""
+    """Where a site is: `side` of the module at a path, or of the operation at these labels in it, and which part of it."""
 
     path: str
     side: str
@@ -228,8 +226,7 @@ class Place(NamedTuple):
 
 
 class Operations(NamedTuple):
-    """The attention call (None: it has none, all is done in its forward), and the ways from the attention module to the
-    softmax and the pattern (empty: fused attention)."""
+    """The attention call (None: there is none), and the ways from the attention to the softmax and the pattern."""
 
     call: str | None
     scores: tuple[str, ...] = ()

@@ -56,8 +56,7 @@ class Layers(Protocol):
 
 
 def finished(layers: Layers, layer: int, resid: Tensor, z: Tensor) -> Tensor:
-    """The residual stream after a layer, from the one before it and the head outputs, whose precision is the layer's; the
-    stream's may be finer, and stays so."""
+    """Return the stream after a layer, from that before it (maybe finer, and stays so) and its head outputs."""
     wrote = layers.attention_out(layer, z)
     if layers.parallel(layer):
         return resid + wrote + layers.mlp_out(layer, resid.to(z.dtype))

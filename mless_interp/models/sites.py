@@ -110,8 +110,7 @@ def through(tap: Tap, there: Edit, back: Edit) -> Tap:
 
 
 def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callable[[int], AttentionRule]) -> Taps:
-    """Make the same run where a library's own scores and patterns act on nothing: made here of what enters them, and mixed
-    anew. `visible` gives what `Model.visible` does, and is asked only where there is such a site."""
+    """Return the same run where a library's own patterns act on nothing: made of what enters them, and mixed anew."""
     layers = sorted({found[0] for found in map(parsed, taps) if found is not None and found[1] in EAGER_SITES})
     if not layers:
         return taps

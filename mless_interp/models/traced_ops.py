@@ -40,8 +40,7 @@ def look_at_self(pattern: Tensor) -> Tensor:
 
 
 def replaced(z: Tensor, *, start: int, rows: Sequence[int], heads: Sequence[int], new: Tensor) -> Tensor:
-    """Head outputs `[batch, token, head, d_head]` with those of these (row, head) from token `start` on replaced by `new`
-    `[cell, token - start, d_head]`."""
+    """Replace head outputs `[batch, token, head, d]` of these (row, head) from token `start` on by `new` `[cell, token, d]`."""
     made = z.clone()
     made[torch.tensor(rows, device=z.device), start:, torch.tensor(heads, device=z.device)] = new.to(z)
     return made

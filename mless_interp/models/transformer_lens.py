@@ -94,8 +94,7 @@ class BridgeModel(HuggingFaceModel):
 
     @cached_property
     def _shows_and_obeys(self) -> tuple[bool, bool]:
-        """Whether it calls hooks on queries and keys as they enter the scores, and whether an edit of a pattern reaches the
-        heads' outputs (not where the bridge shows what Hugging Face returns)."""
+        """Whether hooks on entering queries and keys are called, and whether an edit of a pattern reaches z."""
         names = attention_sites(0, "pattern", "v", "z", "rot_q", "rot_k")
         seen: dict[str, Tensor] = {}
         keep = {name: partial(seen.__setitem__, name) for name in names}
@@ -118,8 +117,7 @@ class BridgeModel(HuggingFaceModel):
         return self._run(inputs, masks, taps if shows and not self.latent else self._turned(taps, inputs), read)
 
     def _placed(self, name: str, tap: Tap) -> tuple[str, Tap]:
-        """The hook point of a site and what is done there: of latent attention it shows queries, keys and values heads first,
-        as they enter the scores, and head outputs cut to another width."""
+        """The hook point of a site and what is done there: latent attention shows heads first, and z cut to another width."""
         layer, what = parsed(name) or (0, "")
         if self.latent and what in LATENT_POINTS:
             swap = partial(torch.transpose, dim0=1, dim1=2)
@@ -181,8 +179,7 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> 
 
 
 def _for_a_bridge(tokenizer: Foreign) -> Foreign:
-    """A copy, as a bridge fills in the special tokens that a tokenizer lacks. One that does not add its beginning-of-sequence
-    token it would load anew, to make it do so; told that this one does, it takes it as it is."""
+    """A copy: a bridge fills in special tokens, and loads one anew that does not say that it adds its beginning token."""
     tokenizer = copy.deepcopy(tokenizer)
     if tokenizer is not None:
         tokenizer.init_kwargs = {"name_or_path": "", **tokenizer.init_kwargs, "add_bos_token": True}

@@ -119,8 +119,7 @@ def document(folder: Path, name: str) -> dict[str, Foreign]:
 
 
 def check_index(index: Path) -> None:
-    """Raise `ModelError` where the index of split weights names a file that is no safetensors: transformers would unpickle
-    it."""
+    """Raise `ModelError` where an index of split weights names a file that is no safetensors, which would be unpickled."""
     named = document(index.parent, index.name).get("weight_map", {}).values()
     others = [file for file in named if not str(file).endswith(".safetensors")]
     if others:
@@ -179,8 +178,7 @@ def must_move(dtype: torch.dtype | None, n_axes: int, address: int) -> bool:
 
 
 def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield (name, tensor, whether it is saved with the model) of every parameter and buffer, brought while it is looked at;
-    names are those without a TransformerBridge around."""
+    """Yield (name without a bridge around, tensor, whether it is saved) of every parameter and buffer, brought meanwhile."""
     for path, part in module.named_modules():
         with brought(part):
             for name, tensor in {**part._parameters, **part._buffers}.items():
@@ -212,8 +210,7 @@ def brought(part: nn.Module | None) -> Iterator[bool]:
 
 
 def device_of(module: Foreign) -> torch.device:
-    """Return where a Hugging Face model takes its tokens: the device of its embedding, or on which that is computed if its
-    weights are not here but brought for each pass."""
+    """Return where a Hugging Face model takes its tokens: where its embedding is, or is computed if it is brought."""
     embedding = module.get_input_embeddings()
     weight = next(embedding.parameters(), None)
     weight = next(module.parameters()) if weight is None else weight
