@@ -372,16 +372,6 @@ def reference_logits(hf_model: nn.Module, tokens: Tensor) -> Tensor:
     return hf_model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
 
 
-@contextmanager
-def float32_unembedding(module: nn.Module) -> Iterator[None]:
-    """Let this output layer give float32 where its weights are in half precision: a soft-cap after it then is float32 too."""
-    handle = module.register_forward_hook(lambda module, given, made: unembedded(module, given[0]))
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def has_own_window(attention: nn.Module | None) -> bool:
     """Ask whether an attention hides what is outside its window by itself, by index, whatever mask it is given (GPT-Neo)."""
     return getattr(attention, "attention_type", None) == "local" and isinstance(attention.bias, Tensor)  # type: ignore[union-attr]
@@ -402,8 +392,9 @@ def own_windows_lifted(attentions: Sequence[nn.Module], masks: Masks) -> Iterato
 
 
 @contextmanager
-def layer_masks(attentions: Sequence[nn.Module], masks: Masks) -> Iterator[None]:
-    """Give each attention module its own 4D mask in place of the one its model made; gone again afterwards."""
+def hooked_for_run(attentions: Sequence[nn.Module], masks: Masks, unembedding: nn.Module) -> Iterator[None]:
+    """Give each attention its own 4D mask in place of its model's, and logits in float32 where the output layer's weights are
+    in half precision (so that a soft-cap after it is float32 too); gone again afterwards."""
 
     def override(visible: Tensor) -> Callable[..., Foreign]:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
@@ -412,12 +403,15 @@ def layer_masks(attentions: Sequence[nn.Module], masks: Masks) -> Iterator[None]
                 raise ModelError(
                     f"{type(unwrapped(module)).__name__} takes no attention_mask by name: it cannot be masked"
                 )
-            mask = additive_mask(visible.to(hidden.device), hidden.dtype)
-            return args, {**kwargs, "attention_mask": mask}
+            return args, {**kwargs, "attention_mask": additive_mask(visible.to(hidden.device), hidden.dtype)}
 
         return hook
 
-    with ExitStack() as stack:
-        for attention, visible in zip(attentions, masks or (), strict=False):
-            stack.enter_context(attention.register_forward_pre_hook(override(visible), with_kwargs=True))
+    handles = [unembedding.register_forward_hook(lambda module, given, made: unembedded(module, given[0]))]
+    for attention, visible in zip(attentions, masks or (), strict=False):
+        handles.append(attention.register_forward_pre_hook(override(visible), with_kwargs=True))
+    try:
         yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -94,9 +94,7 @@ class ModelInfo:
         return mask
 
     def check_layer(self, layer: int) -> int:
-        """A layer of this model (zero-based)."""
-        if isinstance(layer, bool) or not isinstance(layer, int):
-            raise TypeError(f"a layer is a whole number (zero-based), got {layer!r}")
+        """Return a layer of this model (zero-based); `ValueError` for one that is not there."""
         if not 0 <= layer < self.n_layers:
             raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.n_layers - 1}")
         return layer

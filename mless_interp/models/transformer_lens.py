@@ -22,8 +22,8 @@ from .arithmetic import values_of_heads
 from .base import Model
 from .decoder import Positions, attention_rule_of, decoder_layers, unwrapped
 from .hooked import HookedTransformerModel, as_hook
-from .hugging_face import HuggingFaceModel, float32_unembedding, hugging_face_info, layer_masks, own_windows_lifted
-from .info import AttentionOutput, Foreign, ModelError
+from .hugging_face import HuggingFaceModel, hooked_for_run, hugging_face_info, own_windows_lifted
+from .info import Foreign, ModelError
 from .inputs import Inputs, Masks, Tap, Taps
 from .sites import attention_sites, mixed_taps, parsed, site, through
 from .traced_ops import look_at_self
@@ -77,15 +77,6 @@ class BridgeModel(HuggingFaceModel):
     def _attention(self, layer: int) -> nn.Module:
         known = self.parts[layer].attention if self.parts else None
         return unwrapped(self.underlying.blocks[layer].attn) if known is None else known
-
-    def _attention_output(self, layer: int) -> AttentionOutput | None:
-        if self.parts and self.parts[layer].output is not None:
-            return super()._attention_output(layer)
-        attn = getattr(self.underlying.blocks[layer], "attn", None)
-        weights, bias = getattr(attn, "W_O", None), getattr(attn, "b_O", None)
-        if not isinstance(weights, Tensor):
-            return None
-        return AttentionOutput(weights.detach(), bias.detach() if isinstance(bias, Tensor) else None)
 
     @cached_property
     def _points(self) -> dict[str, Foreign]:
@@ -148,7 +139,7 @@ class BridgeModel(HuggingFaceModel):
                 point.add_hook(hook, level=level)
             attentions, last = [block.attn for block in bridge.blocks], bridge.original_model.get_output_embeddings()
             own = own_windows_lifted([unwrapped(each) for each in attentions], masks)
-            with own, layer_masks(attentions, masks), float32_unembedding(unwrapped(last)):
+            with own, hooked_for_run(attentions, masks, unwrapped(last)):
                 logits = bridge(inputs.tokens, **options)
         finally:
             for point, _ in hooks:

@@ -174,32 +174,30 @@ def test_rows_join_the_pass_at_their_own_layers(model: Model, condition: str) ->
         assert close(fast.unflatten(0, (2, 6))[:, 2], alone, 1e-5)
 
 
+WRONG = {
+    "unknown hook name 'blocks.0.attn.hook_zz'": {"capture": {"blocks.0.attn.hook_zz": None}},
+    r"layer 3 is out of range \(zero-based\): 0 to 2": {"capture": {"blocks.3.attn.hook_z": None}},
+    "needs 513 positions": {"position_ids": torch.tensor([[0, 1, 512]])},
+    "attention_mask must be boolean": {"attention_mask": torch.ones(1, 1, 3, 3)},
+    "position_ids must be": {"position_ids": torch.arange(4)},
+    "was the text encoded with another model's tokenizer": {"inputs": torch.tensor([[10**6]])},
+    "token ids must lie in 0 to .* got -1 to 2": {"inputs": torch.tensor([[-1, 2]])},
+    "has a context of 512": {"inputs": torch.ones(1, 513, dtype=torch.long)},
+    "logits_at must be positions 0 to 2": {"logits_at": [3]},
+}
+
+
 @EITHER
 def test_wrong_inputs_are_named(model: Model) -> None:
-    tokens = torch.tensor([[1, 2, 3]])
-    with pytest.raises(ValueError, match="unknown hook name 'blocks.0.attn.hook_zz'"):
-        model.run(tokens, capture={"blocks.0.attn.hook_zz": None})
-    with pytest.raises(ValueError, match=r"layer 3 is out of range \(zero-based\): 0 to 2"):
-        model.run(tokens, capture={"blocks.3.attn.hook_z": None})
-    with pytest.raises(ValueError, match="was the text encoded with another model's tokenizer"):
-        model.run(torch.tensor([[model.info.d_vocab]]))
-    with pytest.raises(ValueError, match="token ids must lie in 0 to .* got -1 to 2"):
-        model.run(torch.tensor([[-1, 2]]))
-    with pytest.raises(ValueError, match="has a context of 512"):
-        model.run(torch.ones(1, 513, dtype=torch.long))
-    with pytest.raises(ValueError, match="needs 513 positions"):
-        model.run(tokens, position_ids=torch.tensor([[0, 1, 512]]))
-    with pytest.raises(ValueError, match="attention_mask must be boolean"):
-        model.run(tokens, attention_mask=torch.ones(1, 1, 3, 3))
-    with pytest.raises(ValueError, match="position_ids must be"):
-        model.run(tokens, position_ids=torch.arange(4))
-    recording = model.record(Inputs(tokens), start=1)
+    for message, wrong in WRONG.items():
+        with pytest.raises(ValueError, match=message):
+            model.run(**{"inputs": torch.tensor([[1, 2, 3]]), **wrong})
+    recording = model.record(Inputs(torch.tensor([[1, 2, 3]])), start=1)
     with pytest.raises(ValueError, match="z must be"):
         model.replay(recording, 0, torch.zeros(1, 3, 8, model.info.d_head))
-    rows = torch.zeros(2, 2, model.info.n_heads, model.info.d_head)
     for layers in ([1, 0], [0, 3], [0]):
         with pytest.raises(ValueError, match=r"layers must be one per row \(2\) in rising order, 0 to 2, got"):
-            model.replay(recording, layers, rows)
+            model.replay(recording, layers, torch.zeros(2, 2, model.info.n_heads, model.info.d_head))
 
 
 @pytest.mark.parametrize("asked", ["capture", "edits"])
