@@ -204,9 +204,8 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
         controls = {"random_size_removed": random_size[at], "random_size_added": random_size[at]}
         values["knockout"] = border + random_size[at]
         controls["matched_mass_size"] = np.full_like(border, np.nan)
-        made = specificity(judged(values, at, whole).effect, everyone, values, controls)
-        assert made is not None
-        return bool((made.p < judged(values, at, whole).effect.level).any())
+        effect = judged(values, at, whole).effect
+        return bool((specificity(effect, everyone, values, controls)["p_specific"] < effect.level).any())
 
     def naming_then_confirming(at: np.ndarray) -> bool:
         half = len(at) // 2

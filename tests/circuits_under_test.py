@@ -5,7 +5,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mless_interp.circuits.paths import Edge, Mlp
+from mless_interp.circuits.cells import Edge, Mlp
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.sites import attention_sites, site

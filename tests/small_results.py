@@ -10,6 +10,7 @@ import numpy as np
 import mless_interp as mi
 from mless_interp.answers.graders import GRADERS
 from mless_interp.circuits.cells import Place, Site, Way
+from mless_interp.circuits.minimal_sets import HeadSet
 from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
 from mless_interp.mechanism.mediation_results import ARMS, READINGS
 from mless_interp.mechanism.span_readings import SpanReadings
@@ -71,8 +72,8 @@ def beside(n: int, n_named: int) -> dict[str, np.ndarray]:
         "random_size_added": 2 * little,
         "matched_mass": mass,
         "matched_mass_size": mass,
-        "shift_removed": 0.2 * little,
-        "shift_added": 0.1 * little,
+        "shift_z_removed": 0.2 * little,
+        "shift_z_added": 0.1 * little,
         "shift_total": 0.02 + 0.1 * spread(n, 0.15),
     }
 
@@ -166,16 +167,12 @@ def curve(top: float = 0.95, *, total: float = 1.0, n: int = 6) -> mi.CircuitCur
     rise = np.array([0.0, 0.5, 0.8, top, 1.0])
     orders = np.stack([rise, rise**4, (sizes / 16) ** 2, (sizes / 16) ** 0.5])
     of_problem = spread(n, 0.4)[:, None, None]
-    alone = np.full((n, 2), 0.4) + spread(n)[:, None]
     return mi.CircuitCurve(
         problem_ids=problems(n),
         ranking=tuple(mi.Head(layer, head) for layer in range(2) for head in range(8)),
         sizes=sizes,
         orders=("ranking", "reversed", "random 0", "random 1"),
         values=orders * (total + of_problem) + 2 * of_problem * orders * (1 - orders),
-        joint_sizes=np.array([1, 2]),
-        joint=np.cumsum(alone, 1),
-        singles=alone,
         unit="nats",
         settings={"model": "tiny", "ablation": "none"},
     )
@@ -409,41 +406,36 @@ def spots(n: int = 12) -> mi.PositionMap:
     return mi.PositionMap(problems(n), cells, values, 1 + spread(n), "nats", SETTINGS)
 
 
-def head_set(n: int = 12, side: str = "sufficient") -> mi.HeadSet:
-    """L0H1 and then L1H0 bring everything; L0H0 does as well in the place of L0H1; three other sets do nothing."""
-    part = 1 + spread(n)[:, None]
-    return mi.HeadSet(
-        problem_ids=problems(n),
-        fresh_ids=tuple(f"fresh {at}" for at in range(n)),
-        side=side,
-        candidates=HEADS,
+def sets_found(n: int = 12) -> mi.MinimalSets:
+    """L0H1 and then L1H0 bring everything, L0H0 does as well in the place of L0H1, three other sets do nothing; no necessary
+    set."""
+    part = 1 + spread(n)
+    one = HeadSet(
+        side="sufficient",
         heads=HEADS[:2],
         steps=(HEADS[:1], HEADS[:2]),
-        effects=part * [0.5, 0.95],
-        fresh=part * [0.45, 0.92],
-        total=1 + spread(n),
-        fresh_total=1 + spread(n),
         swaps=((HEADS[2], HEADS[1]),),
-        swap_effects=0.9 * part,
-        swap_fresh=0.85 * part,
+        effects=part[:, None] * [0.5, 0.95, 0.9],
+        fresh=part[:, None] * [0.45, 0.92, 0.85],
         sets=((HEADS[2], HEADS[1]), (mi.Head(0, 2), HEADS[1]), (mi.Head(0, 2), mi.Head(1, 1))),
-        random=part * [0.85, 0.1, 0.0],
-        n_possible=8,
+        random=part[:, None] * [0.85, 0.1, 0.0],
+    )
+    nothing = {"heads": (), "swaps": (), "sets": (), "random": one.random[:, :0]}
+    none = replace(one, side="necessary", effects=0.5 * one.effects[:, :2], fresh=one.fresh[:, :2], **nothing)
+    return mi.MinimalSets(
+        problem_ids=problems(n),
+        fresh_ids=tuple(f"fresh {at}" for at in range(n)),
+        candidates=HEADS,
+        scores=np.ones((n, 3)) + spread(n)[:, None],
+        total=part,
+        fresh_total=part,
+        sufficient=one,
+        necessary=none,
         unit="nats",
         share=0.8,
         settings=SETTINGS | {"contrast": "content"},
         resolution=1e-6,
     )
-
-
-def sets_found(n: int = 12) -> mi.MinimalSets:
-    """A sufficient set, and no necessary one."""
-    whole = head_set(n)
-    nothing = {"heads": (), "swaps": (), "sets": (), "n_possible": 0}
-    empty = {name: getattr(whole, name)[:, :0] for name in ("swap_effects", "swap_fresh", "random")}
-    none = replace(whole, side="necessary", effects=0.5 * whole.effects, **nothing, **empty)
-    settings = SETTINGS | {"contrast": "content"}
-    return mi.MinimalSets(problems(n), HEADS, np.ones((n, 3)) + spread(n)[:, None], whole, none, "nats", settings)
 
 
 def transferred(n: int = 12) -> mi.Transfer:
@@ -460,7 +452,6 @@ def transferred(n: int = 12) -> mi.Transfer:
         given=0.9 * part,
         sets=((HEADS[2], HEADS[1]), (mi.Head(0, 2), HEADS[1])),
         random=part[:, None] * [0.2, 0.0],
-        n_possible=8,
         other=part[:, None] * [0.4, 0.2],
         unit="nats",
         settings=SETTINGS | {"contrast": "total", "control": "random words", "place": {"before": "question"}},
@@ -478,7 +469,7 @@ def written(n: int = 6) -> mi.HeadWrites:
     alike[:, 1] = np.nan
     tokens = ((texts, texts, looks), (texts, texts, looks))
     heads = (mi.Head(0, 1), mi.Head(1, 0))
-    return mi.HeadWrites(problems(n), heads, tokens, values, alike, alike, SETTINGS, 1e-3)
+    return mi.HeadWrites(problems(n), heads, tokens, values, alike, SETTINGS, 1e-3)
 
 
 def circuit(n: int = 12) -> mi.Circuit:
@@ -532,7 +523,6 @@ MADE += (
     traced,
     placed,
     spots,
-    head_set,
     sets_found,
 )
 MADE += (transferred, circuit, written, enriched, answered, studied, checked, certified, hook_compared)

@@ -24,7 +24,7 @@ from safetensors.numpy import save_file
 from scipy.stats import mannwhitneyu
 
 import mless_interp as mi
-from mless_interp.circuits.paths import INPUTS, LOGITS, PAIRS_OF_INPUTS, Edge, Mlp
+from mless_interp.circuits.cells import INPUTS, LOGITS, PAIRS_OF_INPUTS, Edge, Mlp
 from mless_interp.models.info import ModelError
 from mless_interp.prompts.own_ids import pairs_from_file
 

@@ -1,16 +1,15 @@
 """Effects cell by cell: what a part of a model changes in the residual stream, and what those that may see it make of it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, count_of
+from ..core.arguments import count_of
 from ..core.heads import Head
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
@@ -21,7 +20,7 @@ from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.interventions import Intervention, edit_named
 from ..patching.outcomes import Outcome
 from ..patching.parts import Parts
-from ..patching.prepared import Prepared, Runs, prepare
+from ..patching.prepared import Prepared, Runs, Settings, prepare
 from ..patching.sweep import Engine, Sweep
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, one_of
 from ..prompts.pairs import PromptPair
@@ -35,6 +34,234 @@ from .located import LocatedHeads
 
 INPUTS = ("q", "k", "v")
 """What a head makes of the stream; "qkv" is all three."""
+LOGITS = "logits"
+TOGETHER = "".join(INPUTS)
+PARTS_OF_A_HEAD = (*INPUTS, TOGETHER)
+"""Through what an edge enters a head: its queries, its keys, its values, all of them."""
+PAIRS_OF_INPUTS = ("qk", "qv", "kv")
+"""Two of them at once, which edges may name as well."""
+POSITION = "position "
+"""What labels of positions begin with, where nothing is inserted."""
+Asked = LocatedHeads | Iterable[Head | str]
+"""Heads as they are asked for: what `locate_heads` gave (its named heads), or a list."""
+
+
+# ------------------------------------------------------------------------------------------------- what a cell may be
+
+
+@savable
+@dataclass(frozen=True)
+class Mlp:
+    """The MLP of a layer (zero-based) as a node of a circuit; prints `MLP0`."""
+
+    layer: int
+
+    def __str__(self) -> str:
+        return f"MLP{self.layer}"
+
+    __repr__ = __str__
+
+
+Node = Head | Mlp | str
+"""A part of a model; of texts `LOGITS` alone."""
+
+
+def as_node(node: Node) -> Node:
+    """Return a head, an MLP or the logits from its name: `L0H13`, `0:13`, `MLP0`, `logits`."""
+    if not isinstance(node, str):
+        return node
+    name = node.strip().lower()
+    if name == LOGITS:
+        return LOGITS
+    if name.startswith("mlp") and name[3:].isdecimal():
+        return Mlp(int(name[3:]))
+    try:
+        return Head.parse(node)
+    except ValueError:
+        raise ValueError(f'a node must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}') from None
+
+
+@savable
+@dataclass(frozen=True)
+class Edge:
+    """From a sender (a head or an MLP, "L0H13" or "MLP0") to a receiver (these, or "logits"); all numbers zero-based.
+
+    `part` of a head that receives: "q", "k", "v", two of them or "qkv"; empty for other receivers, which have one input.
+
+    >>> Edge.parse("L0H13 -> L1H4 v"), Edge.parse("L0H13 -> MLP1")
+    (L0H13 -> L1H4 v, L0H13 -> MLP1)
+    """
+
+    sender: Node
+    receiver: Node
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("sender", "receiver"):
+            object.__setattr__(self, name, as_node(getattr(self, name)))
+        into_head = isinstance(self.receiver, Head)
+        if into_head and not self.part:
+            object.__setattr__(self, "part", TOGETHER)
+        if self.sender == LOGITS:
+            raise ValueError("the logits send nothing: an edge begins at a head or an MLP")
+        allowed = (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS) if into_head else ("",)
+        if self.part not in allowed:
+            must = ", ".join(allowed) or "none"
+            raise ValueError(f"{self.sender} -> {self.receiver}: the part must be {must}, got {self.part!r}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Edge":
+        """The edge of a text such as "L0H13 -> L1H4 v"; without a part all three of a head."""
+        sender, _, rest = text.replace("→", "->").partition("->")
+        words = rest.split()
+        if not sender.strip() or len(words) not in (1, 2):
+            raise ValueError(f'cannot read {text!r} as an edge: write "L0H13 -> L1H4 v" or "L0H13 -> MLP1"')
+        return cls(sender.strip(), *words)
+
+    def __str__(self) -> str:
+        return f"{self.sender} -> {self.receiver} {self.part}".rstrip()
+
+    __repr__ = __str__
+
+
+@savable
+@dataclass(frozen=True)
+class Way:
+    """A way of a head's effect: `way` "direct" (straight to the logits) or "indirect" (through later parts)."""
+
+    of: Head
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.way}"
+
+
+@savable
+@dataclass(frozen=True)
+class Site:
+    """A site of a layer at one token, or at `position` "all"; "span ..." counts the span's own tokens, "position ..." all."""
+
+    site: str
+    of_layer: int
+    position: str
+
+    def __str__(self) -> str:
+        where, label = (" of the span", self.position[5:]) if self.position.startswith("span ") else ("", self.position)
+        token = f"all tokens{where}" if label == "all" else f"token {label}{where}"
+        token = label if label.startswith(POSITION) else token
+        return f"Layer {self.of_layer} {self.site}, {token}"
+
+
+@savable
+@dataclass(frozen=True)
+class Place:
+    """A token at which a head's output is patched ("row 0"), or a part of the span that it cannot see ("span block 0")."""
+
+    of: Head
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.place}"
+
+
+Cell = TypeVar("Cell")
+"""One of these, or a name."""
+
+
+# ------------------------------------------------------------------------------------------------- what each one carries
+
+
+class Cells(Parts, Grouped, Generic[Cell]):
+    """Tables and sentences of effects `per_cell` `[problem, cell]` of a result's `cells`."""
+
+    cells: tuple[Cell, ...]
+    printed_columns: ClassVar[str] = "label k n share share_ci_low share_ci_high median effect"
+
+    @property
+    def found(self) -> tuple[Cell, ...]:
+        """The cells that carry more than the smallest effect in most problems."""
+        return tuple(cell for cell, p in zip(self.cells, self.p_corrected, strict=True) if p < self.level)
+
+    def _named(self) -> dict[str, list[str | int]]:
+        """The columns that name cells."""
+        kind = type(self.cells[0])
+        names = [each.name for each in fields(kind)] if is_dataclass(kind) else []
+        known = {name: [getattr(cell, name) for cell in self.cells] for name in names}
+        texts = {name: [each if isinstance(each, int) else str(each) for each in known[name]] for name in names}
+        return {"label": list(map(str, self.cells)), **texts}
+
+    def table(self) -> pd.DataFrame:
+        """One row per cell, in their order: label, `k` of `n` problems with more than the smallest effect in `sense`,
+        `prevalence` with exact limits, `p_corrected` (Holm over cells and senses), `median` and `share` of the total with
+        limits; mean `effect` and `effect_fraction`, its share of the mean total."""
+        return Table({**self._named(), **self.claim_columns()})
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem and cell."""
+        named = self._named()
+        table = tidy({"problem": self.problem_ids, "label": named.pop("label")}, effect=self.per_cell)
+        for at, (name, values) in enumerate(named.items(), start=2):
+            table.insert(at, name, values * len(self.problem_ids))
+        return Table(table)
+
+    def details(self) -> list[str]:
+        """What was measured, and which cells are shown in most problems."""
+        s = self.settings
+        how = [f"{name} {s[name]}" for name in ("edit", "contrast", "direction", "outcome") if name in s]
+        cells, problems = count_of(len(self.cells), *self.what), count_of(len(self.problem_ids), "problem")
+        return [f"{cells}, {problems}: {', '.join(how)}.", *self._claim_words(), *named_words(s)]
+
+    def printed(self) -> pd.DataFrame:
+        """Return the cells, the largest median first."""
+        columns = self.printed_columns.split()
+        return Table(largest_first(self.table(), "median")[columns].rename(columns={"label": self.what[0]}))
+
+    def shown(self) -> Shown:
+        """The hundred cells of the largest median."""
+        table = largest_first(self.table().drop(columns=list(self._named())[1:]), "median")
+        some = ", a hundred at most" if len(table) > 100 else ""
+        caption = f"{self.what[1].capitalize()}, the largest first{some}. Effects are parts of the insertion's, in {self.unit}."
+        return Shown((ShownTable(table.rename(columns={"label": self.what[0]}).head(100), caption),))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CellEffects(Cells[Cell]):
+    """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`.
+
+    Positive is with the effect; NaN where a problem has no such cell. What is claimed of a cell is in how many problems it
+    carries more than the smallest effect of interest (prevalence test, Holm over all cells and both senses); means describe.
+    """
+
+    problem_ids: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    values: np.ndarray
+    total: np.ndarray
+    unit: str
+    settings: Settings = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
+    resolution: float = 0.0
+
+    axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem cell"), ("total", "problem"))
+
+    @property
+    def per_cell(self) -> np.ndarray:
+        """`values`."""
+        return self.values
+
+    @property
+    def total_effect(self) -> np.ndarray:
+        """`total`."""
+        return self.total
+
+
+def of_cells(name: str) -> property:
+    """A property: what the cells of a result have under this name, each once, in their order."""
+    return property(lambda self: tuple(dict.fromkeys(getattr(cell, name) for cell in self.cells)))
+
+
+# ------------------------------------------------------------------------------------------------- how they are measured
 
 
 def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
@@ -48,7 +275,7 @@ def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
         model.attention_output(layer)
 
 
-def heads_of(model: Model, heads: "LocatedHeads | Iterable[Head | str] | None", what: str) -> tuple[Head, ...]:
+def heads_of(model: Model, heads: Asked | None, what: str) -> tuple[Head, ...]:
     """The heads asked for (None: all), or those that locating named; `ValueError` where it named none."""
     if isinstance(heads, LocatedHeads):
         if not heads.found:
@@ -62,14 +289,19 @@ def has_mlps(model: Model) -> bool:
     return not getattr(model.config, "attn_only", False)
 
 
-def named_on(heads: object, problem_ids: Sequence[str]) -> dict[str, Any]:
+def made_with(prepared: Prepared, sweep: Sweep, heads: object = None) -> Settings:
+    """The settings of a result: how runs were patched, on which problems and model, and where the heads were named."""
+    return {**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids)}
+
+
+def named_on(heads: object, problem_ids: Sequence[str]) -> dict[str, int]:
     """For settings: how many of these problems the heads were named on."""
     if not isinstance(heads, LocatedHeads):
         return {}
     return {"named_on_these": len(set(problem_ids) & set(heads.problem_ids))}
 
 
-def named_words(settings: Mapping[str, Any]) -> list[str]:
+def named_words(settings: Settings) -> list[str]:
     """Beside which control the insertion stood, and that the heads were named on the same problems, where that is so."""
     words = {
         "beside": "Effects are those beside another insertion of as many tokens: {}.",
@@ -177,161 +409,6 @@ def _rows_of(change: Tensor) -> Tensor:
     return change.ne(0).any(-1, keepdim=True)
 
 
-PRINTED = ("label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "effect")
-"""Columns of a printed table."""
-POSITION = "position "
-"""What labels of positions begin with, where nothing is inserted."""
-Made = TypeVar("Made", bound="CellEffects")
-
-
-def of_cells(name: str) -> Any:
-    """A property: what the cells of a result have under this name, each once, in their order."""
-    return property(lambda self: tuple(dict.fromkeys(getattr(cell, name) for cell in self.cells)))
-
-
-@savable
-@dataclass(frozen=True)
-class Way:
-    """A way of a head's effect: `way` "direct" (straight to the logits) or "indirect" (through later parts)."""
-
-    of: Head
-    way: str
-
-    def __str__(self) -> str:
-        return f"{self.of} {self.way}"
-
-
-@savable
-@dataclass(frozen=True)
-class Site:
-    """A site of a layer at one token, or at `position` "all"; "span ..." counts the span's own tokens, "position ..." all."""
-
-    site: str
-    of_layer: int
-    position: str
-
-    def __str__(self) -> str:
-        where, label = (" of the span", self.position[5:]) if self.position.startswith("span ") else ("", self.position)
-        token = f"all tokens{where}" if label == "all" else f"token {label}{where}"
-        token = label if label.startswith(POSITION) else token
-        return f"Layer {self.of_layer} {self.site}, {token}"
-
-
-@savable
-@dataclass(frozen=True)
-class Place:
-    """A token at which a head's output is patched ("row 0"), or a part of the span that it cannot see ("span block 0")."""
-
-    of: Head
-    place: str
-
-    def __str__(self) -> str:
-        return f"{self.of} {self.place}"
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class CellEffects(Parts, Grouped):
-    """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`.
-
-    Positive is with the effect; NaN where a problem has no such cell. What is claimed of a cell is in how many problems it
-    carries more than the smallest effect of interest (prevalence test, Holm over all cells and both senses); means describe.
-    """
-
-    problem_ids: tuple[str, ...]
-    cells: tuple[Any, ...]
-    values: np.ndarray
-    total: np.ndarray
-    unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
-    smallest_effect: float = SMALLEST_EFFECT
-    resolution: float = 0.0
-
-    axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem cell"), ("total", "problem"))
-
-    @property
-    def per_cell(self) -> np.ndarray:
-        """`values`."""
-        return self.values
-
-    @property
-    def total_effect(self) -> np.ndarray:
-        """`total`."""
-        return self.total
-
-    @property
-    def found(self) -> tuple[Any, ...]:
-        """The cells that carry more than the smallest effect in most problems."""
-        return tuple(cell for cell, p in zip(self.cells, self.p_corrected, strict=True) if p < self.level)
-
-    def _named(self) -> dict[str, list[Any]]:
-        """The columns that name cells."""
-        names = [each.name for each in fields(self.cells[0])]
-        known = {name: [getattr(cell, name) for cell in self.cells] for name in names}
-        texts = {name: [each if isinstance(each, int) else str(each) for each in known[name]] for name in names}
-        return {"label": list(map(str, self.cells)), **texts}
-
-    def table(self) -> pd.DataFrame:
-        """One row per cell, in their order: label, `k` of `n` problems with more than the smallest effect in `sense`,
-        `prevalence` with exact limits, `p_corrected` (Holm over cells and senses), `median` and `share` of the total with
-        limits; mean `effect` and `effect_fraction`, its share of the mean total."""
-        return Table({**self._named(), **self.claim_columns()})
-
-    def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and cell."""
-        named = self._named()
-        table = tidy({"problem": self.problem_ids, "label": named.pop("label")}, effect=self.values)
-        for at, (name, values) in enumerate(named.items(), start=2):
-            table.insert(at, name, values * len(self.problem_ids))
-        return Table(table)
-
-    def details(self) -> list[str]:
-        """What was measured, and which cells are shown in most problems."""
-        s = self.settings
-        how = [f"{s['edit']} patch"] if "edit" in s else []
-        how += [f"contrast {s.get('contrast')}", str(s.get("direction")), f"outcome {s.get('outcome')}"]
-        return [
-            f"{self._what_words()}: {', '.join(how)}, {count_of(len(self.problem_ids), 'problem')}.",
-            *self._claim_words(),
-            *self._sum_words(),
-            *named_words(s),
-        ]
-
-    def _what_words(self) -> str:
-        raise NotImplementedError
-
-    def _sum_words(self) -> list[str]:
-        return []
-
-    def printed(self) -> pd.DataFrame:
-        """Return the cells, the largest median first."""
-        return Table(largest_first(self.table(), "median")[list(PRINTED)].rename(columns={"label": self.what[0]}))
-
-    def shown(self) -> Shown:
-        """The hundred cells of the largest median."""
-        table = largest_first(self.table().drop(columns=list(self._named())[1:]), "median")
-        some = ", a hundred at most" if len(table) > 100 else ""
-        caption = f"{self.what[1].capitalize()}, the largest first{some}. Effects are parts of the insertion's, in {self.unit}."
-        return Shown((ShownTable(table.rename(columns={"label": self.what[0]}).head(100), caption),))
-
-
-@dataclass(frozen=True)
-class How:
-    """What every analysis of cells is told about its run; `ValueError` for a wrong number."""
-
-    checkpoint: str | Path | None
-    max_rows: int | None
-    smallest_effect: float
-    progress: bool
-    seed: int
-
-    def __post_init__(self) -> None:
-        check_smallest_effect(self.smallest_effect)
-        if self.max_rows is not None:
-            check_count(self.max_rows, name="max_rows")
-
-
 def compared(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
@@ -341,10 +418,7 @@ def compared(
     outcome: str | Outcome,
     control: Iterable[PromptPair] | None,
 ) -> tuple[Sweep, Prepared]:
-    """The sweep of these names and its problems; with a `control`, the same problems' pairs, its tokens are the clean ones.
-
-    `ValueError` for what does not go together.
-    """
+    """The sweep of these names and its problems; with a `control`, the same problems' pairs, its tokens are the clean ones."""
     if control is None:
         return Sweep.named(contrast, direction, edit), prepare(model, pairs, outcome)
     one_of(direction, DIRECTIONS, "direction")
@@ -369,14 +443,18 @@ def compared(
     return Sweep(CONTRASTS["replaced"], direction, intervention), replace(changed, beside=beside.insertion)
 
 
+Made = TypeVar("Made", bound=CellEffects)
+
+
 def measured(
     kind: type[Made],
     prepared: Prepared,
     sweep: Sweep,
-    cells: Sequence[Any],
+    cells: Sequence[Edge | Way | Site | Place],
     changes: Callable[[Flow], Iterable[tuple[int, int, Tensor]]],
     *,
-    how: How,
+    smallest_effect: float,
+    options: RunOptions,
     label: str,
     heads: object = None,
 ) -> Made:
@@ -385,10 +463,11 @@ def measured(
     `changes` of a unit's runs: the place of a cell, the stage at which its change enters the stream (none falling) and the
     change; a cell without any is NaN. `heads`: as they were asked for, to tell where they were named.
     """
+    check_smallest_effect(smallest_effect)
     prepared = prepared.under(sweep.contrast)
 
-    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
-        flow, places = Flow(prepared.runs(unit), sweep, how.max_rows), []  # type: tuple[Flow, list[int]]
+    def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
+        flow, places = Flow(prepared.runs(unit), sweep, options.max_rows), []  # type: tuple[Flow, list[int]]
 
         def rows() -> Iterator[tuple[int, Tensor]]:
             for place, at, change in changes(flow):
@@ -404,7 +483,7 @@ def measured(
         of_unit,
         label=label,
         settings={**sweep.settings, label: list(map(str, cells))},
-        options=RunOptions(how.checkpoint, how.progress),
+        options=options,
         steps=len(cells),
     )
     patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
@@ -417,12 +496,7 @@ def measured(
         total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
         unit=prepared.outcome.unit,
         settings=made_with(prepared, sweep, heads),
-        seed=how.seed,
-        smallest_effect=how.smallest_effect,
+        seed=options.seed,
+        smallest_effect=smallest_effect,
         resolution=prepared.model.resolution,
     )
-
-
-def made_with(prepared: Prepared, sweep: Sweep, heads: object = None) -> dict[str, Any]:
-    """The settings of a result: how runs were patched, on which problems and model, and where the heads were named."""
-    return {**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids)}

@@ -12,15 +12,16 @@ from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelError
 from ..patching.effect import fewest_for
+from ..patching.prepared import Settings
 from ..prompts.conditions import one_of, several_of
 from ..prompts.pairs import REPLACED, PromptPair
 from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
-from .cells import CellEffects, has_mlps, heads_of
+from .cells import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, Asked, CellEffects, Edge, has_mlps, heads_of
 from .head_writes import HeadWrites, what_it_writes
 from .located import LocatedHeads
 from .minimal_sets import MinimalSets, minimal_sets
-from .paths import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, DirectEffects, Edge, PathEffects, direct_effects, trace_paths
+from .paths import DirectEffects, PathEffects, direct_effects, trace_paths
 from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites
 from .transfer import Transfer, transfer
 
@@ -66,7 +67,7 @@ class Circuit(Result):
     sets: MinimalSets | None = None
     transfer: Transfer | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
     def parts(self) -> dict[str, Any]:
         """Return the results of the parts that were measured, by name, in the order of the story."""
@@ -108,19 +109,20 @@ class Circuit(Result):
         return [*(part.headline() for part in self.parts().values()), *self.not_measured()]
 
     def caveats(self) -> list[str]:
-        """Return which of the heads fresh problems do not confirm."""
-        where = self.located
-        lost = [] if where is None else [head for head in self.heads if head not in where.sure]
-        found = [f"Not confirmed on fresh problems: {listed(lost)}."] if lost else []
-        served = {} if where is None else where.specialists
-        if special := [head for head in self.heads if head in served]:
-            by = where and where.settings.get("by")
-            found.append(
-                f"{listed(special)} {'acts' if len(special) == 1 else 'act'} in some strata of {by} only, and parts are tested "
-                "over all problems: pass the pairs of one stratum, for example trace_circuit(model, [pair for pair in pairs if "
-                f"pair.problem.text({by!r}) == {served[special[0]][0]!r}], [{str(special[0])!r}])."
-            )
-        return [*found, *super().caveats()]
+        """Return which of the heads fresh problems do not confirm, and which act in some strata alone."""
+        where, found = self.located, super().caveats()
+        if where is None:
+            return found
+        if special := [head for head in self.heads if head in where.specialists]:
+            by = where.settings.get("by")
+            of = f"pair.problem.text({by!r}) == {where.specialists[special[0]][0]!r}"
+            acts = f"{listed(special)} {'acts' if len(special) == 1 else 'act'} in some strata of {by} only"
+            found = [
+                f"{acts}, and parts are tested over all problems: pass the pairs of one stratum, those with {of}.",
+                *found,
+            ]
+        lost = [head for head in self.heads if head not in where.sure]
+        return [*[f"Not confirmed on fresh problems: {listed(lost)}."] * bool(lost), *found]
 
     @property
     def interval_words(self) -> str:
@@ -158,7 +160,7 @@ class Circuit(Result):
 def trace_circuit(
     model: Model,
     pairs: Iterable[PromptPair],
-    heads: LocatedHeads | Iterable[Head | str],
+    heads: Asked,
     *,
     fresh: Iterable[PromptPair] | None = None,
     parts: Iterable[str] = tuple(PARTS),
@@ -194,13 +196,13 @@ def trace_circuit(
     named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
     measured = others or named_on
     located = heads if isinstance(heads, LocatedHeads) else None
-    of = REPLACED if contrast == "replaced" and measured[0].given else measured[0].insertion
+    what = REPLACED if contrast == "replaced" and measured[0].given else measured[0].insertion
     chosen = heads_of(model, heads, "trace") if located is None else largest_heads(located, most_heads)
     made = Circuit(
         heads=chosen,
         problem_ids=tuple(pair.id for pair in measured),
         located=located,
-        settings={"contrast": contrast, "outcome": outcome, "insertion": of.label},
+        settings={"contrast": contrast, "outcome": outcome, "insertion": what.label},
     )
     if not chosen:
         return made
@@ -214,30 +216,28 @@ def trace_circuit(
         kept = None if checkpoint is None else Path(checkpoint) / file
         return {"checkpoint": kept, "progress": progress, "outcome": outcome, "seed": seed, **more}
 
-    def edges(direction: str) -> PathEffects:
-        options = common(f"edges-{direction}.jsonl", contrast=contrast, mlps=nodes, direction=direction)
-        return replace(trace_paths(model, measured, chosen, **options), confidence=OF_EDGES)
+    def edges(file: str, **more: Any) -> PathEffects:
+        options = common(f"edges-{file}.jsonl", contrast=contrast, **more)
+        return replace(trace_paths(model, measured, **options), confidence=OF_EDGES)
 
-    def needed_and_sufficient() -> dict[str, Any]:
-        needed = edges("denoising")
+    def needed_and_sufficient() -> dict[str, PathEffects]:
+        among = {"heads": chosen, "mlps": nodes}
+        needed = edges("denoising", direction="denoising", **among)
+        found = {"edges": needed, "sufficient": edges("noising", direction="noising", **among)}
         table = needed.together().query("how == 'together'")
         both = zip(table["sender"], table["receiver"], strict=True)
         joint = [Edge(*ends, part) for ends in both for part in (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)]
-        found = {"edges": needed, "sufficient": edges("noising")}
-        if joint:
-            options = common("edges-together.jsonl", contrast=contrast, edges=joint)
-            found["together"] = replace(trace_paths(model, measured, **options), confidence=OF_EDGES)
-        return found
+        return found | ({"together": edges("together", edges=joint)} if joint else {})
 
-    of_contrast, rows = {"contrast": contrast}, {"contrast": contrast, "n_rows": n_rows}
-    of_writes = {"checkpoint": common("writes.jsonl")["checkpoint"], "progress": progress}
-    calls: dict[str, Callable[[], Any]] = {
-        "direct": lambda: direct_effects(model, measured, chosen, **common("direct.jsonl", **of_contrast)),
+    of = {"contrast": contrast}
+    writes = common("writes.jsonl")
+    calls: dict[str, Callable[[], Result | dict[str, PathEffects]]] = {
+        "direct": lambda: direct_effects(model, measured, chosen, **common("direct.jsonl", **of)),
         "edges": needed_and_sufficient,
-        "sites": lambda: patch_sites(model, measured, **common("sites.jsonl", **rows)),
-        "positions": lambda: map_positions(model, measured, chosen, **common("positions.jsonl", **rows)),
-        "writes": lambda: what_it_writes(model, measured, chosen, **of_writes),
-        "sets": lambda: minimal_sets(model, named_on, **common("sets", fresh=others, **of_contrast)),
+        "sites": lambda: patch_sites(model, measured, n_rows=n_rows, **common("sites.jsonl", **of)),
+        "positions": lambda: map_positions(model, measured, chosen, n_rows=n_rows, **common("positions.jsonl", **of)),
+        "writes": lambda: what_it_writes(model, measured, chosen, checkpoint=writes["checkpoint"], progress=progress),
+        "sets": lambda: minimal_sets(model, named_on, **common("sets", fresh=others, **of)),
         "transfer": lambda: transfer(model, named_on, chosen, **common("transfer", fresh=others)),
     }
     results: dict[str, Any] = {}
@@ -248,7 +248,7 @@ def trace_circuit(
             continue
         try:
             found = calls[name]()
-            results |= found if name == "edges" else {name: found}
+            results |= found if isinstance(found, dict) else {name: found}
         except ModelError as error:
             left_out[name] = str(error)
     if not results:

@@ -1,23 +1,23 @@
-"""Growing circuits: how much of the insertion's effect the first k heads of a ranking restore, and whether heads add up."""
+"""Growing circuits: how much of the insertion's effect the first k heads of a ranking restore."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
 from ..metrics.logits import circuit_distance, circuit_performance
 from ..models.base import Model
 from ..patching.effect import Effect
-from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes, single_knockouts
+from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes
 from ..patching.outcomes import Outcome
-from ..patching.prepared import Prepared, prepare
+from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
@@ -44,7 +44,6 @@ def circuit_curve(
     outcome: str | Outcome = "answer_logprob",
     fractions: Sequence[float] = FRACTIONS,
     n_random: int = 20,
-    joint_up_to: int = 32,
     chosen_elsewhere: bool = False,
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -55,9 +54,7 @@ def circuit_curve(
     $$ f(k) = \frac{\bar Y_k - \bar Y_{\text{masked}}}{\bar Y_{\text{inserted}} - \bar Y_{\text{masked}}}, \qquad
        \mathrm{CPR} = \int f, \quad \mathrm{CMD} = \int |1 - f| $$
 
-    For the ranking, for the same ranking backwards, and for `n_random` random orders with the ranking's layer profile. Beside
-    it: do the first k heads add up? All of them knocked out together against the sum of the single knockouts, for k up to
-    `joint_up_to`.
+    For the ranking, for the same ranking backwards, and for `n_random` random orders with the ranking's layer profile.
 
     Parameters
     ----------
@@ -71,21 +68,16 @@ def circuit_curve(
 
     Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks.
     """
-    between = cutting(contrast)
+    between, info = cutting(contrast), model.info
     prepared = prepare(model, pairs, outcome, signed_for="a circuit curve").under(between)
     check_count(n_random, name="n_random", at_least=0)
-    check_count(joint_up_to, name="joint_up_to", at_least=0)
-    info = model.info
     given = info.chosen(ranking, what="rank")
     order = (*given, *(head for head in info.heads if head not in set(given)))
     sizes = circuit_sizes(len(order), fractions)
     orders = {"ranking": order, "reversed": order[::-1]}
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
-    together = sizes[(sizes > 0) & (sizes <= max(joint_up_to, 1)) & (joint_up_to > 0)]
-    ends = [gate_row((), info, closed=False), gate_row(order, info, closed=False)]
-    open_gates = [gate_row(heads[:k], info, closed=False) for heads in orders.values() for k in sizes[1:-1]]
-    gates = torch.stack([*ends, *open_gates, *(gate_row(order[:k], info, closed=True) for k in together)])
-    settings = {
+    sets = [(), order, *(heads[:k] for heads in orders.values() for k in sizes[1:-1])]
+    settings: Settings = {
         "ablation": ABLATION[contrast],
         "contrast": contrast,
         "n_ranked": len(given),
@@ -94,28 +86,22 @@ def circuit_curve(
         "seed": seed,
     }
     values = gated_outcomes(
-        *(prepared, gates),
+        prepared,
+        torch.stack([gate_row(heads, info, closed=False) for heads in sets]),
         label="growing circuits",
-        settings={**settings, "sizes": sizes.tolist(), "joint_sizes": together.tolist()},
+        settings={**settings, "sizes": sizes.tolist()},
         contrast=between,
         options=RunOptions(checkpoint, progress),
     )
-    masked, inserted = values[:, 0], values[:, 1]
-    inner = values[:, 2 : 2 + len(open_gates)].reshape(len(values), len(orders), -1)
-    ends_of = [np.repeat(end[:, None, None], len(orders), 1) for end in (masked, inserted)]
-    first, singles = order[: int(together.max(initial=0))], np.zeros((len(values), 0))
-    if first:
-        singles = single_knockouts(prepared, first, contrast=contrast, options=RunOptions(progress=progress))
+    masked, inserted = (np.repeat(end[:, None, None], len(orders), 1) for end in (values[:, 0], values[:, 1]))
+    inner = values[:, 2:].reshape(len(values), len(orders), -1)
     return CircuitCurve(
         problem_ids=prepared.ids,
         groups=prepared.groups,
         ranking=order,
         sizes=sizes,
         orders=tuple(orders),
-        values=np.concatenate([ends_of[0], inner, ends_of[1]], -1),
-        joint_sizes=together,
-        joint=inserted[:, None] - values[:, 2 + len(open_gates) :],
-        singles=singles,
+        values=np.concatenate([masked, inner, inserted], -1),
         unit=prepared.outcome.unit,
         settings={**settings, **prepared.settings},
         seed=seed,
@@ -150,8 +136,7 @@ def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, .
 class CircuitCurve(Result):
     """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
 
-    `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted). `joint` `[problem, joint_size]` is
-    what knocking out the first heads of the ranking together removes, `singles` `[problem, head]` what each removes alone.
+    `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted).
     """
 
     problem_ids: tuple[str, ...]
@@ -159,11 +144,8 @@ class CircuitCurve(Result):
     sizes: np.ndarray
     orders: tuple[str, ...]
     values: np.ndarray
-    joint_sizes: np.ndarray
-    joint: np.ndarray
-    singles: np.ndarray
     unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
     resolution: float = 0.0
@@ -175,10 +157,10 @@ class CircuitCurve(Result):
         faithfulness | effect restored | share | share of the whole effect that these heads restore
         reversed | reversed ranking | share | the same for the ranking from its end
         random_mean | random orders | share | the same for heads in random order, mean
-        random_low | random orders, from | | 2.5 % of random orders restore less
-        random_high | random orders, to | | 2.5 % of random orders restore more
+        random_low | random orders, from | | the least that a random order restores
+        random_high | random orders, to | | the most that a random order restores
     """)
-    axes = (("values", "problem order size"), ("joint", "problem joint_size"), ("singles", "problem first"))
+    axes = (("values", "problem order size"),)
 
     @property
     def fractions(self) -> np.ndarray:
@@ -202,7 +184,7 @@ class CircuitCurve(Result):
         gained = (self.values - self.values[:, :, :1]).mean(0)
         return gained / (self.whole.mean if self.whole.established else np.nan)
 
-    def _area(self, area: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> np.ndarray:
+    def _area(self, area: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
         return area(torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)).numpy()
 
     @property
@@ -226,23 +208,25 @@ class CircuitCurve(Result):
             return float("nan")
         return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
 
-    @property
-    def interaction(self) -> np.ndarray:
-        """Joint knockout minus the sum of the single ones, `[problem, joint_size]`: above 0, they back each other up."""
-        return self.joint - self.singles.cumsum(1)[:, self.joint_sizes - 1]
-
     def table(self) -> pd.DataFrame:
         """One row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
-        faithful = self.faithfulness
-        random = faithful[2:] if len(faithful) > 2 else np.full((1, len(self.sizes)), np.nan)
-        names = ("n_heads", "fraction", "faithfulness", "reversed", "random_mean", "random_low", "random_high")
-        columns = (self.sizes, self.fractions, faithful[0], faithful[1], random.mean(0), random.min(0), random.max(0))
-        return pd.DataFrame(dict(zip(names, columns, strict=True)))
+        ranked, backwards, *random = self.faithfulness
+        spread = np.array(random) if random else np.full((1, len(self.sizes)), np.nan)
+        return pd.DataFrame(
+            {
+                "n_heads": self.sizes,
+                "fraction": self.fractions,
+                "faithfulness": ranked,
+                "reversed": backwards,
+                "random_mean": spread.mean(0),
+                "random_low": spread.min(0),
+                "random_high": spread.max(0),
+            }
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, order and size."""
-        axes = {"problem": self.problem_ids, "order": self.orders, "n_heads": self.sizes}
-        return tidy(axes, outcome=self.values)
+        return tidy({"problem": self.problem_ids, "order": self.orders, "n_heads": self.sizes}, outcome=self.values)
 
     def headline(self) -> str:
         """Return how many of the first heads restore half of the effect, and the area under the curve."""
@@ -250,30 +234,20 @@ class CircuitCurve(Result):
         if np.isnan(self.faithfulness).all():
             return f"{whole}, and its mean is not told from 0, so there is no curve to draw."
         at = int(np.argmax(self.faithfulness[0] >= 0.5))
-        few = self.sizes[at] - self.sizes[at - 1] <= 1
-        size = self.sizes[at] if few else f"{self.sizes[at - 1] + 1} to {self.sizes[at]}"
+        first, last = self.sizes[at - 1] + 1, self.sizes[at]
+        size = last if first >= last else f"{first} to {last}"
         return (
             f"{whole}; half of it returns with the first {size} of {count_of(len(self.ranking), 'head')} (area under the "
             f"curve {self.cpr[0]:.2f}, worst first {self.cpr[1]:.2f})."
         )
 
     def details(self) -> list[str]:
-        """Return the areas beside random orders, and whether the first heads add up."""
-        if np.isnan(self.faithfulness).all():
-            return []
-        cpr, cmd = self.cpr, self.cmd
-        of_both = f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}"
-        words = [f"Ablation: {self.settings.get('ablation')}; {of_both}."]
-        p = CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
-        if len(self.orders) > 2:
+        """Return what was taken from the other heads, and the areas beside random orders."""
+        words, cpr, cmd = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd
+        if len(self.orders) > 2 and not np.isnan(cmd[0]):
+            p = CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
             words.append(
-                f"{len(self.orders) - 2} random orders with the same layers: CPR {cpr[2:].mean():.3f}, CMD "
-                f"{cmd[2:].mean():.3f} on average; {p}."
-            )
-        if len(self.joint_sizes):
-            k = int(self.joint_sizes[-1])
-            words.append(
-                f"The first {k} together remove {self.joint[:, -1].mean():+.4f} {self.unit}; their single effects "
-                f"add up to {self.singles[:, :k].sum(1).mean():+.4f}."
+                f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; {len(self.orders) - 2} random orders with the same layers: CPR "
+                f"{cpr[2:].mean():.3f}, CMD {cmd[2:].mean():.3f} on average; {p}."
             )
         return words

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,18 +17,17 @@ from ..metrics.token_classes import token_texts
 from ..models.arithmetic import masked_scores
 from ..models.base import Model
 from ..patching.interventions import LayerState
-from ..patching.prepared import Prepared, prepare
+from ..patching.prepared import Prepared, Settings, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import one_of
-from ..prompts.pairs import PromptPair, over_pairs
+from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Result, Shown, ShownTable, tidy
 from ..runtime.text_safety import one_line
 from ..statistics import defined_mean
-from .cells import Flow, heads_of, made_with, named_words, need_weights
-from .located import LocatedHeads
+from .cells import Asked, Flow, heads_of, made_with, named_words, need_weights
 
 WRITTEN = ("Sigma", "change")
 LOOKS = "query"
@@ -49,7 +48,7 @@ LEAST_LOOK = 0.01
 def what_it_writes(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: LocatedHeads | Iterable[Head | str] | None = None,
+    heads: Asked | None = None,
     *,
     positions: str = "question",
     top: int = 8,
@@ -91,83 +90,69 @@ def what_it_writes(
     model.need_rotated("what heads take from the span, and where they look,")
     sweep, prepared = Sweep.named("content", "denoising", "z"), prepare(model, pairs)
 
-    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
+    def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
         with torch.no_grad():
             found = _of_unit(Flow(prepared.runs(unit), sweep), chosen, positions)
         tick(len(unit))
         return found
 
-    found = over_pairs(
-        model,
-        prepared.pairs,
+    found = prepared.each(
         of_unit,
-        settings={"writes of": list(map(str, chosen)), "positions": positions, **prepared.settings},
-        units=prepared.units,
         label="reading what heads write",
+        settings={"writes of": list(map(str, chosen)), "positions": positions},
         options=RunOptions(checkpoint, progress),
     )
     top = min(top, _n_known(model) // 2)
-    wrote = np.array([each["wrote"] for each in found], dtype=np.float32)  # [problem, head, written, d_model]
-    ids, logits = _promoted(model, np.array([each["stream"] for each in found], dtype=np.float32), wrote, top)
+    stream, wrote = (np.array([each[name] for each in found], dtype=np.float32) for name in ("stream", "wrote"))
+    ids, logits = _promoted(model, stream, wrote, top)
     keys, scores = _looked_at(prepared.pairs, [np.array(each["scores"], dtype=float) for each in found], top)
-    given = set(ids.ravel().tolist())
-    named = _texts(model, given) if model.info.n_classes is None else {each: str(each) for each in given}
     texts = _texts(model, {key for row in keys for key, _ in row if key >= 0})
+    written = set(ids.ravel().tolist())
+    outputs = _texts(model, written) if model.info.n_classes is None else {each: str(each) for each in written}
     looked = [tuple(texts[key] + INSERTED * inside if key >= 0 else "" for key, inside in row) for row in keys]
-    tokens = [
-        (*(tuple(named[token] for token in row) for row in of_head), looks)
+    tokens = tuple(
+        (*(tuple(outputs[token] for token in row) for row in of_head), looks)
         for of_head, looks in zip(ids.tolist(), looked, strict=True)
-    ]
+    )
     return HeadWrites(
         problem_ids=prepared.ids,
         groups=prepared.groups,
         heads=chosen,
-        tokens=tuple(tokens),
+        tokens=tokens,
         values=np.concatenate([logits, scores[:, :, None]], 2),
         alike=_alike(wrote),
-        rows_alike=np.array([each["rows_alike"] for each in found], dtype=float),
         settings={**made_with(prepared, sweep, heads), "positions": positions},
         resolution=model.resolution,
     )
 
 
-def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str, Any]]:
-    """Of each problem of a unit: mean vectors and how alike they are row by row, the stream that is read, scores by key."""
+def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str, np.ndarray]]:
+    """Of each problem of a unit: mean vectors `wrote` `[head, written, d_model]`, the `stream` that is read, `scores`
+    `[head, key]`."""
     runs, run, sweep = flow.runs, flow.receiving, flow.sweep
     predicts = runs.read(sweep.receiving)[0] - run.start
     rows = ~runs.first.span_mask[run.start :] if positions == "question" else torch.zeros(flow.n_changed).bool()
     rows[predicts] = True
-    stream = flow.stepper.stream(run, 2 * flow.layers.n_layers)[:, predicts]
+    stream = flow.stepper.stream(run, 2 * flow.layers.n_layers)[:, predicts].float().cpu().numpy()
     cut = runs.cut(sweep.contrast)
     wrote = torch.zeros(len(runs.pairs), len(heads), len(WRITTEN), stream.shape[-1], dtype=torch.float32)
-    rows_alike = torch.full_like(wrote[..., 0], torch.nan)
-    scores: dict[int, Tensor] = {}
+    looks = torch.zeros(len(runs.pairs), len(heads), run.n_tokens)
     for layer in sorted({head.layer for head in heads}):
         state = LayerState.of(flow.model, run, layer, span=cut.keys, rows=cut.rows)
         sigma = state.mixed(state.pattern() * state.span_keys)
-        scores_here = masked_scores(state.q, state.k, state.visible, state.rule).float()
-        looks = _relative(scores_here, state.visible, rows, ~state.span)
+        scores = masked_scores(state.q, state.k, state.visible, state.rule).float()
+        relative = _relative(scores, state.visible, rows, ~state.span)
         for at, head in ((at, head) for at, head in enumerate(heads) if head.layer == layer):
             without = flow.output(layer).change(run.z[layer], head.head, -sigma[:, :, head.head])
             for place, lost in enumerate((without, flow.head_writes(head))):
-                vectors = -lost[:, rows.to(lost.device)].float().cpu()
-                wrote[:, at, place], rows_alike[:, at, place] = vectors.mean(1), _one_way(vectors)
-            scores[at] = looks[:, head.head].cpu()
-    by_head = torch.stack([scores[at] for at in range(len(heads))], 1)
-    told = []
-    for at, pair in enumerate(runs.pairs):
-        means = [defined_mean(by_head[at][:, on].double().numpy(), axis=1) for on in _places(pair).values()]
-        found = {"stream": stream[at].float().cpu().numpy(), "wrote": wrote[at].numpy(), "scores": np.stack(means, -1)}
-        told.append({**found, "rows_alike": rows_alike[at].numpy()})
-    return told
-
-
-def _one_way(vectors: Tensor) -> Tensor:
-    """Length of the mean of unit vectors over rows, `[problem]`: 1 where all point one way; NaN where all are 0."""
-    lengths = vectors.norm(dim=-1, keepdim=True)
-    some = lengths > 0
-    summed = (vectors / lengths.where(some, 1.0)).sum(1).norm(dim=-1)
-    return (summed / some.sum((1, 2))).where(some.any(1)[:, 0], torch.nan)
+                wrote[:, at, place] = -lost[:, rows.to(lost.device)].float().cpu().mean(1)
+            looks[:, at] = relative[:, head.head].cpu()
+    by_key = [
+        np.stack([defined_mean(each[:, on].double().numpy(), axis=1) for on in _places(pair).values()], -1)
+        for pair, each in zip(runs.pairs, looks, strict=True)
+    ]
+    both = zip(stream, wrote.numpy(), by_key, strict=True)
+    return [{"stream": resid, "wrote": vectors, "scores": keys} for resid, vectors, keys in both]
 
 
 def _alike(wrote: np.ndarray) -> np.ndarray:
@@ -270,8 +255,8 @@ class HeadWrites(Result):
 
     `tokens[head][kind]` are the texts: first the largest means, falling, then the smallest, in their order. Kinds: "Sigma",
     "change" (changes of logits, less their mean over the vocabulary), "query" (scores in nats; NaN where a problem lacks the
-    token). `alike` `[problem, head, written]`: cosine of a problem's vector with the mean over problems; `rows_alike`: length
-    of the mean of its rows' unit vectors. It describes: whether a head matters is shown by edits alone.
+    token). `alike` `[problem, head, written]`: cosine of a problem's vector with the mean over problems. It describes: whether
+    a head matters is shown by edits alone.
     """
 
     problem_ids: tuple[str, ...]
@@ -279,8 +264,7 @@ class HeadWrites(Result):
     tokens: tuple[tuple[tuple[str, ...], ...], ...]
     values: np.ndarray
     alike: np.ndarray
-    rows_alike: np.ndarray
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     resolution: float = 0.0
 
     picture = "token_bars"
@@ -291,16 +275,12 @@ class HeadWrites(Result):
         suppressed | suppressed, avoided | | tokens of the smallest means, the smallest first
         largest | largest | | the largest mean: change of a logit; of the query, score in nats
         alike | alike over problems | | mean cosine of a problem's vector with the mean over problems; 1: one direction
-        rows_alike | alike over rows | | length of the mean of the rows' unit vectors; 1: one direction
         amount | amount | | mean over problems: change of the token's logit; of the query, score in nats
         spread | spread | | standard deviation over problems
     """)
     signed = True
     drawn = ("amount",)
-    axes = (
-        ("values", "problem head kind place"),
-        *((name, "problem head written") for name in ("alike", "rows_alike")),
-    )
+    axes = (("values", "problem head kind place"), ("alike", "problem head written"))
 
     @property
     def top(self) -> int:
@@ -328,25 +308,24 @@ class HeadWrites(Result):
     def table(self) -> pd.DataFrame:
         """A row per head, kind and token: its mean (`amount`) and standard deviation (`spread`) over the `n` problems that have
         it, and in how many (`k`) it has the mean's sign."""
-        cells = [(at, which) for at in range(len(self.heads)) for which in range(len(KINDS))]
-        rows = [(*cell, place) for cell in cells for place in sorted(self._told(*cell, 1) + self._told(*cell, -1))]
-        places = np.array(rows, dtype=int).reshape(-1, 3).T
-        values = self.values[:, places[0], places[1], places[2]]
-        mean = defined_mean(values, axis=0)
-        spread = np.sqrt(defined_mean((values - mean) ** 2, axis=0))
-        return pd.DataFrame(
-            {
-                "label": [str(self.heads[at]) for at, _, _ in rows],
-                "of": [KINDS[which] for _, which, _ in rows],
-                "side": [SIDES[KINDS[which]][place >= self.top] for _, which, place in rows],
-                "token": [quoted(self.tokens[at][which][place]) for at, which, place in rows],
-                "amount": mean,
-                "spread": spread,
-                "k": (np.sign(values) == np.sign(mean)).sum(0),
-                "n": np.isfinite(values).sum(0),
-                "unit": [UNITS[KINDS[which]] for _, which, _ in rows],
-            }
-        )
+        spread, rows = np.sqrt(defined_mean((self.values - self.means) ** 2)), []
+        for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):
+            for place in sorted(self._told(at, which, 1) + self._told(at, which, -1)):
+                values, mean = self.values[:, at, which, place], self.means[at, which, place]
+                rows.append(
+                    {
+                        "label": str(head),
+                        "of": kind,
+                        "side": SIDES[kind][place >= self.top],
+                        "token": quoted(self.tokens[at][which][place]),
+                        "amount": mean,
+                        "spread": spread[at, which, place],
+                        "k": int((np.sign(values) == np.sign(mean)).sum()),
+                        "n": int(np.isfinite(values).sum()),
+                        "unit": UNITS[kind],
+                    }
+                )
+        return pd.DataFrame(rows, columns="label of side token amount spread k n unit".split())
 
     def quantity(self, column: str) -> Quantity:
         """Logits or nats, 0 in the middle."""
@@ -377,24 +356,19 @@ class HeadWrites(Result):
 
     def printed(self) -> pd.DataFrame:
         """A row per head and kind: the tokens on both sides, and how alike the vectors are over problems."""
-        rows = []
-        for at, head in enumerate(self.heads):
-            for which, kind in enumerate(KINDS):
-                up, down = self.of(head, kind)
-                both = [defined_mean(each[:, at], axis=0) for each in (self.alike, self.rows_alike)]
-                alike = [np.nan] * 2 if kind == LOOKS else [float(each[which]) for each in both]
-                size = float(np.fmax.reduce(np.abs(self.means[at, which])))
-                rows.append((str(head), kind, _few(up, 5), _few(down, 5), size, *alike))
-        return pd.DataFrame(rows, columns="label of promoted suppressed largest alike rows_alike".split())
+        alike, rows = defined_mean(self.alike), []
+        for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):
+            up, down = self.of(head, kind)
+            one = np.nan if kind == LOOKS else alike[at, which]
+            size = float(np.fmax.reduce(np.abs(self.means[at, which])))
+            rows.append((str(head), kind, _few(up, 5), _few(down, 5), size, one))
+        return pd.DataFrame(rows, columns="label of promoted suppressed largest alike".split())
 
     def shown(self) -> Shown:
         """A row per head and kind; every token with its limits behind."""
-        short = f"Tokens that heads promote and suppress; of the query, whose keys it prefers and avoids. {DESCRIBES}"
-        whole = f"Every token with the mean over problems by which it was chosen; rounding is left out. {DESCRIBES}"
+        short = "Tokens that heads promote and suppress; of the query, whose keys it prefers and avoids: a description."
+        whole = "Every token with the mean over problems by which it was chosen; rounding is left out."
         return Shown((ShownTable(self.printed(), short), ShownTable(self.table().drop(columns="unit"), whole)))
-
-
-DESCRIBES = "A description, not evidence."
 
 
 def quoted(token: str) -> str:

@@ -12,18 +12,19 @@ from ..core.heads import Head
 from ..models.base import Model
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.outcomes import outcome_named
-from ..patching.prepared import Prepared, prepare
+from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.conditions import CONTRASTS, one_of
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..prompts.problems import overlap
+from ..runtime.loop import RunOptions
 from ..runtime.progress import stage
 from ..runtime.text_safety import visible
+from ..scores import score_heads
 from ..statistics import CONFIDENCE, derive_generator
-from .confirmation import Confirmation
 from .judge import Claims, few_in_strata, few_problems
-from .located import LocatedHeads
-from .measure import N_SCREENED, chosen_way, kept_file, measure, screened
-from .specificity import Controls, Held, check_controls, sinks_read
+from .located import Confirmation, LocatedHeads
+from .measure import N_SCREENED, chosen_way, measure, screened
+from .specificity import Controls, check_controls
 
 MODES = ("auto", "exact", "screen")
 LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")
@@ -100,6 +101,7 @@ def locate_heads(
     derive_generator(seed)
     one_of(mode, dict.fromkeys(MODES), "mode")
     between = one_of(contrast, {name: CONTRASTS[name] for name in LOCATED}, "contrast to locate heads by")
+    run = RunOptions(checkpoint, progress, seed)
     if not budget_seconds >= 0:
         raise ValueError(f"budget_seconds must be 0 or more, got {budget_seconds}")
     prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads")).under(between)
@@ -115,10 +117,11 @@ def locate_heads(
         fresh = fresh_problems(prepare(model, confirm, prepared.outcome).under(between), prepared)
         _strata(fresh, by)
     candidates = model.info.chosen(heads, what="locate")
-    folder = None if checkpoint is None else Path(checkpoint)
-    way = chosen_way(prepared, candidates, between, mode=mode, budget_seconds=budget_seconds, folder=folder)
+    exact, why, seconds = chosen_way(
+        prepared, candidates, between, mode=mode, budget_seconds=budget_seconds, options=run
+    )
     discovery, n_tested = None, len(candidates)
-    if not way.exact:
+    if not exact:
         discovery, prepared = prepared.halves()
         strata, n_tested = _strata(prepared, by), min(n_tested, N_SCREENED)
     few = [few_problems(prepared.n_groups, n_tested, confidence)]
@@ -126,13 +129,10 @@ def locate_heads(
     few += [] if fresh is None else [few_problems(fresh.n_groups, 1, confidence, per_head=1)]
     for words in filter(None, few):
         warnings.warn(visible(words), stacklevel=3)
-    family = candidates
-    if discovery is not None:
-        family = screened(discovery, candidates, between, folder=folder, progress=progress)
-    file = None if folder is None else folder / "mless.jsonl" if way.exact else kept_file(folder, "mless", family)
+    family = candidates if discovery is None else screened(discovery, candidates, between, options=run)
     with stage("naming heads"):
-        made = measure(prepared, family, contrast=between, checkpoint=file, progress=progress, seed=seed)
-    swept = "all heads on all problems, exactly" if way.exact else "heads screened on the other half of the problems"
+        made = measure(prepared, family, contrast=between, options=run.part("mless", *(() if exact else (family,))))
+    swept = "all heads on all problems, exactly" if exact else "heads screened on the other half of the problems"
     settings = {
         **prepared.settings,
         "contrast": contrast,
@@ -140,11 +140,11 @@ def locate_heads(
         "n_random_sets": n_random_sets if controls else 0,
         "control_seed": seed,
         "swept": swept,
-        "why": way.why,
-        "estimated_seconds": way.estimated_seconds,
+        "why": why,
+        "estimated_seconds": seconds,
         "budget_seconds": budget_seconds if mode == "auto" else None,
         "n_candidates": len(candidates),
-        "screened": None if way.exact else [str(head) for head in family],
+        "screened": None if exact else [str(head) for head in family],
         "n_fresh": 0 if fresh is None else len(fresh.ids),
         **({} if by is None else {"by": by}),
     }
@@ -162,36 +162,43 @@ def locate_heads(
         strata=strata,
         **rules,
     )
-    claims, held, confirmation = found.judged.found, Held(), None
-    beside = Controls(n_control_draws, n_random_sets, confidence, smallest_effect, folder, progress, seed, between)
+    claims, confirmation = found.judged.found, None
+    held: dict[str, Any] = {}
+    beside = Controls(n_control_draws, n_random_sets, confidence, smallest_effect, run, between)
     if fresh is not None and claims.heads:
-        apart = None if folder is None else folder / "confirm"
+        apart = run if run.checkpoint is None else replace(run, checkpoint=Path(run.checkpoint) / "confirm")
         with stage("confirming"):
-            confirmation = _confirmed(fresh, claims, replace(beside, folder=apart), settings, rules, controls=controls)
+            confirmation = _confirmed(fresh, claims, replace(beside, options=apart), settings, rules, controls=controls)
     elif controls:
         knockouts = made.values["knockout"][:, found.judged.named] if between.cuts else None
         with stage("running controls"):
             held = beside.held(prepared, claims, knockouts, family[0], fresh=False)
     sinks, readers = None, tuple(compress(claims.heads, claims.reads))
     if controls and readers:
-        sinks = sinks_read(prepared, readers, checkpoint=kept_file(folder, "sinks", readers), progress=progress)
-    return replace(found, **held.fields(settings), confirmation=confirmation, sinks=sinks)
+        sinks = score_heads(
+            *(model, prepared.pairs),
+            metrics="sinks",
+            conditions=("inserted",),
+            heads=readers,
+            checkpoint=run.part("sinks", readers).checkpoint,
+            progress=progress,
+        )
+    return replace(found, **_with_settings(held, settings), confirmation=confirmation, sinks=sinks)
 
 
 def _confirmed(
     fresh: Prepared,
     claims: Claims,
     beside: Controls,
-    settings: dict[str, Any],
+    settings: Settings,
     rules: dict[str, Any],
     *,
     controls: bool,
 ) -> Confirmation:
     """The named heads again, on problems that had no part in naming them; what is tested there alone beside."""
-    options: dict[str, Any] = {"contrast": beside.contrast, "progress": beside.progress, "seed": beside.seed}
-    made = measure(fresh, claims.heads, checkpoint=kept_file(beside.folder, "mless", claims.heads), **options)
+    made = measure(fresh, claims.heads, contrast=beside.contrast, options=beside.options.part("mless", claims.heads))
     knockouts = made.values.get("knockout")
-    held = beside.held(fresh, claims, knockouts, claims.heads[0], fresh=True) if controls else Held()
+    held = beside.held(fresh, claims, knockouts, claims.heads[0], fresh=True) if controls else {}
     return Confirmation(
         problem_ids=fresh.ids,
         groups=fresh.groups,
@@ -205,9 +212,16 @@ def _confirmed(
         resolution=made.resolution,
         within=claims.within,
         strata=_strata(fresh, settings.get("by")),
-        **held.fields({**settings, "prompts": digest_of(fresh.pairs)}),
+        **_with_settings(held, {**settings, "prompts": digest_of(fresh.pairs)}),
         **rules,
     )
+
+
+def _with_settings(held: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """What the controls gave as fields of a result, with its settings, which say what was left out."""
+    told = ("left_out", "control_prompts")
+    fields = {name: each for name, each in held.items() if name not in told}
+    return fields | {"settings": settings | {name: held.get(name, {}) for name in told}}
 
 
 def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:

@@ -1,42 +1,357 @@
-"""What locating heads gives: the heads named, in how many problems, what that rests on, and what could not be told."""
+"""What locating heads gives: the heads named, in how many problems, what that rests on; and the same on fresh problems."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
 from ..core.arguments import count_of, listed
 from ..core.heads import Head, as_head
+from ..patching.effect import SMALLEST_EFFECT, Effect
+from ..patching.joint import JointKnockout
 from ..patching.parts import WHOLE, concentration_words
+from ..patching.prepared import Settings
 from ..patching.reads import ReadEffects
 from ..patching.scores import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
-from ..runtime.columns import columns_of
-from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns
+from ..runtime.columns import Column, columns_of
+from ..runtime.results import (
+    Grouped,
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    head_map,
+    interval_columns,
+    rows_per_head,
+    with_limits,
+)
 from ..runtime.tables import Table
 from ..scores import HeadScores
 from ..scores.scored import is_sink
-from ..statistics import defined_mean
-from .confirmation import Confirmation, Verdicts, gap_words, sink_words, strata_words
-from .judge import NAMED, PER_HEAD, SIDES, few_problems, measured
+from ..statistics import CONFIDENCE, Prevalence, holm
+from .judge import KINDS, NAMED, PER_HEAD, SIDES, Claims, InStratum, Judged, few_problems, judge, measured
 from .measure import MEASURES
-from .specificity import beside_controls
+from .specificity import OTHERS, beside_controls
 
 NAMED_AT_MOST = 10
 """Undecided heads that a print names."""
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
-OF_THE_PATCH = ("effect_fraction", "recovered", "n", "rank")
-"""Columns of the z sweep that stand in the table of located heads."""
 SATURATES = (
     "Outcomes that saturate (log-probabilities near 0) make heads look redundant, or needed only together; also try "
     "outcome='logit_diff' if the problems have distractors."
 )
-READS_OF_COMPUTED = "Here a reader reads the question from the span's own rows; a mediator passes on what was read."
-CANNOT_SAY = (
-    "What this cannot say: a teacher-forced log-probability is not generated accuracy; heads are edited one at a time, and an "
-    "unnamed head may still matter unless it is listed as negligible; all of it holds for problems like these."
-)
+
+
+def strata_words(what: str, found: Sequence[InStratum]) -> str:
+    """In which strata heads pass, head by head: `Confirmed within strata: L1H0 a, c; L1H2 b.`"""
+    by_head: dict[Head, list[str]] = {}
+    for each in found:
+        by_head.setdefault(each.head, []).append(each.stratum + " (against the effect)" * (each.sense < 0))
+    told = "; ".join(f"{head} {', '.join(strata)}" for head, strata in by_head.items())
+    return f"{what}: {told or 'none'}."
+
+
+def gap_words(controls: Mapping[str, np.ndarray], effect: Effect, unit: str) -> list[str]:
+    """What the change of positions does with nothing inserted, by the rules of the whole `effect`."""
+    if "shift_total" not in controls:
+        return []
+    shift = replace(effect, total=controls["shift_total"], claimed=0.0)
+    words = "Gap only (positions shifted as by the insertion, nothing inserted): median"
+    some = bool((np.abs(shift.total) > shift.rounding).any())
+    end = ": no change at all" if not some else "" if shift.established else ": not established"
+    return [f"{words} {with_limits(shift.median, unit)}{end}."]
+
+
+def sink_words(scores: HeadScores | None) -> list[str]:
+    """Which heads read a span that is a sink in most problems; nothing where none does."""
+    if scores is None:
+        return []
+    counts, n = is_sink(scores).sum(0), len(scores.problem_ids)
+    each = [(head, count) for head, count in zip(scores.heads, counts, strict=True) if 2 * count > n]
+    flagged = ", ".join(f"{head} (in {count} of {count_of(n, 'problem')})" for head, count in each)
+    return [
+        f"Reading a span that is an attention sink: {flagged}. Attention rests on a sink whatever stands there, so "
+        "that these heads read the span does not show that they use what it says."
+    ] * bool(each)
+
+
+def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
+    """These columns of a table, where anything is known."""
+    return table.reindex(columns=names.split()).dropna(axis=1, how="all")
+
+
+def _columns_of(result: Result, table: pd.DataFrame) -> list[str]:
+    """The columns of a page."""
+    return [name for name in result.reported if name in table and name not in ("layer", "head")]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Verdicts(Grouped):
+    """What is judged of `values[measure]` `[problem, head]` (`measure.MEASURES`) and of the `total` effect `[problem]`.
+
+    `controls[name]` `[problem, named]` are effects of the named heads, `joint` those that read, knocked out together, `reads`
+    what these take from the span; `strata` names the stratum of each problem.
+    """
+
+    problem_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    controls: dict[str, np.ndarray] = field(default_factory=dict)
+    joint: JointKnockout | None = None
+    reads: ReadEffects | None = None
+    unit: str = "nats"
+    settings: Settings = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
+    resolution: float = 0.0
+    strata: tuple[str, ...] = ()
+
+    columns: ClassVar[tuple[Column, ...]] = columns_of("""
+        kind | verdict | verdict | a test over most problems, corrected for testing many heads
+        claimed | claimed | verdict | the verdict on the problems that named the head
+        strata | in strata | verdict | the strata of the problems in which a specialist was named
+        confirmed_strata | confirmed in | verdict | the strata in which fresh problems confirm a specialist
+        confirmed | confirmed | verdict | passes again on fresh problems
+        removed_k | undone in | of n | problems in which patching its output out undoes more than the smallest effect
+        added_k | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
+        removed_median | undone, median | | median of what patching its output out undoes, in the outcome's unit
+        added_median | reproduced, median | | median of what patching its output in reproduces, in the outcome's unit
+        removed_p | p, undone | p | that it undoes more in most problems; Holm over heads, sides and senses
+        added_p | p, reproduced | p | that it reproduces more in most problems; Holm over heads, sides and senses
+        random_words_share | with random words | share | share of its effect that random words have too
+        random_effect | under random words | | the head's effect where random words of the same length are inserted
+        questions_effect | under other questions | | the head's effect where questions of other problems are inserted
+        mful_effect | under a repeated word | | the head's effect where a repeated word is inserted
+        matched_mass_effect | same attention elsewhere | | what removing as much attention from other tokens undoes
+        shift_effect | under the gap alone | | the head's effect where positions are shifted and nothing is inserted
+        exceeds_random | > random words in | of exceeds_random_n | problems in which random words of the same length do less
+        exceeds_mass | > same attention in | of exceeds_mass_n | problems in which as much attention elsewhere does less
+        exceeds_random_n | of | | problems where random words were tried
+        exceeds_mass_n | of | | problems where as much attention elsewhere can be removed
+        p_specific | p, specific | p | more than under random words by more than the smallest effect, on fresh problems
+    """)
+    axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem head"), ("total", "problem"))
+
+    @property
+    def claims(self) -> Claims | None:
+        """What was claimed of the heads on other problems, if anything was."""
+        return None
+
+    @cached_property
+    def judged(self) -> Judged:
+        """The verdicts: of every head its kind, its sense, and the tests behind them."""
+        rules = {"confidence": self.confidence, "smallest_effect": self.smallest_effect, "rounding": self.resolution}
+        strata = () if self.claims else self.strata
+        return judge(
+            self.values, self.total, self.heads, **rules, claims=self.claims, groups=self.groups, strata=strata
+        )
+
+    @property
+    def established(self) -> bool:
+        """Whether most problems show an effect of one sign (as claimed), beyond rounding."""
+        return self.judged.established
+
+    @property
+    def smallest_words(self) -> str:
+        """The smallest effect of interest: `5 %`."""
+        return f"{100 * self.smallest_effect:.3g} %"
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per measure (`measure.MEASURES`), problem and head."""
+        return Table(rows_per_head(self.problem_ids, self.heads, self.values))
+
+    def control_table(self) -> pd.DataFrame:
+        """One row per named head: its effect beside the same under each control (`specificity.beside_controls`), on fresh
+        problems where there were some; else `p_specific` is NaN: the heads were chosen on these problems."""
+        judged, claims = self.judged, self.claims
+        named = {measure: each if claims else each[:, judged.named] for measure, each in self.values.items()}
+        fresh = claims is not None
+        return Table(beside_controls(judged.effect, claims or judged.found, named, self.controls, fresh=fresh))
+
+    def _side_columns(self, side: str) -> dict[str, Any]:
+        """Median and share of one side's z patch, with limits."""
+        values, effect = measured(self.values, SIDES[side]), self.judged.effect
+        medians = interval_columns(f"{side}_median", effect.cell_medians(values))
+        return medians | interval_columns(f"{side}_share", effect.share(values))
+
+    def _of_specialists(self, kinds: Sequence[str], **found: Sequence[InStratum]) -> dict[str, list[str]]:
+        """Columns with the strata of each specialist in words, "" of other heads; none where there are no specialists."""
+        if "specialist" not in kinds:
+            return {}
+        named = [head if kind == "specialist" else None for head, kind in zip(self.heads, kinds, strict=True)]
+        return {
+            name: [", ".join(each.stratum for each in within if each.head == head) for head in named]
+            for name, within in found.items()
+        }
+
+    def _held_words(self) -> list[str]:
+        """What the heads that read remove as a set, what their reads are, and which controls were left out."""
+        held = [each.headline() for each in (self.joint, self.reads) if each is not None]
+        left_out = self.settings.get("left_out") or {}
+        return [*held, *(f"The control of {OTHERS[name]} was left out: {why}." for name, why in left_out.items())]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Confirmation(Verdicts, Result):
+    """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
+
+    `heads`, `kinds` and `senses` `[head]` are the claims, `within` those about strata, `direction` the sign of the effect that
+    they are told by; everything else was measured on the fresh problems, so that its p-values mean something.
+    """
+
+    kinds: tuple[str, ...] = field(kw_only=True)
+    senses: np.ndarray = field(kw_only=True)
+    direction: float = field(kw_only=True)
+    within: tuple[InStratum, ...] = ()
+
+    reported = tuple(
+        "label layer head claimed confirmed kind confirmed_strata p_corrected removed_share removed_k added_k n removed_p "
+        "added_p exceeds_random exceeds_random_n p_specific".split()
+    )
+    axes = (*Verdicts.axes, ("senses", "head"))
+
+    @property
+    def claims(self) -> Claims:
+        """What was claimed."""
+        return Claims(self.direction, self.heads, self.kinds, self.senses, self.within)
+
+    @property
+    def confirmed(self) -> np.ndarray:
+        """Whether every side that a head was named for passes again, in its sense, `[head]`; of a specialist, in a stratum."""
+        return np.nan_to_num(self.p, nan=1.0) < self.judged.effect.level
+
+    @property
+    def confirmed_within(self) -> tuple[InStratum, ...]:
+        """The claims about strata that pass again on fresh problems of the same stratum."""
+        return tuple(each for each, p in zip(self.within, self._p[1], strict=True) if p < self.judged.effect.level)
+
+    @property
+    def p(self) -> np.ndarray:
+        """Corrected p of each head's claim, `[head]`: the larger of its sides'; of a specialist the smallest of its
+        strata's."""
+        return self._p[0]
+
+    @cached_property
+    def _p(self) -> tuple[np.ndarray, np.ndarray]:
+        """Corrected p of the heads' claims, and of the claims about strata: one family."""
+        special = np.array(self.kinds) == "specialist"
+        whole = [self._larger(self.judged.sides, KINDS[kind].side, at) for at, kind in enumerate(self.kinds)]
+        p = np.array([*np.where(special, np.nan, whole), *map(self._within, self.within)], dtype=float)
+        p = holm(p) if np.isfinite(p).any() else p
+        heads, inside = np.split(p, [len(whole)])
+        for at in np.flatnonzero(special):
+            own = [p for each, p in zip(self.within, inside, strict=True) if each.head == self.heads[at]]
+            heads[at] = np.fmin.reduce(own, initial=np.nan)
+        return heads, inside
+
+    def _larger(self, tests: dict[str, Prevalence], wanted: str, at: int) -> float:
+        return max(float(tests[side].p[0, at]) for side in SIDES if wanted in ("both", side))
+
+    def _within(self, claim: InStratum) -> float:
+        """The p of a claim about a stratum, on the fresh problems of that stratum; NaN where there are none."""
+        inside, at = np.array([name == claim.stratum for name in self.strata]), self.heads.index(claim.head)
+        if not inside.any():
+            return float("nan")
+        both = np.stack([measured(self.values, measure)[:, [at]] for measure in SIDES.values()], 1)
+        test = self.judged.effect.prevalence(np.where(inside[:, None, None], both, np.nan) * claim.sense, senses=(1,))
+        return self._larger({side: test.of(place) for place, side in enumerate(SIDES)}, claim.side, 0)
+
+    @property
+    def kinds_again(self) -> tuple[str, ...]:
+        """The verdict on each head here, `[head]`; "specialist" for one that passes again in a stratum that named it."""
+        again = {each.head for each in self.confirmed_within}
+        return tuple(
+            claimed if claimed == "specialist" and head in again else kind
+            for head, claimed, kind in zip(self.heads, self.kinds, self.judged.kinds, strict=True)
+        )
+
+    @property
+    def same_kind(self) -> np.ndarray:
+        """Whether a head is confirmed, and as the same kind, `[head]`."""
+        return self.confirmed & (np.array(self.kinds_again) == np.array(self.kinds))
+
+    def _heads(self, *, confirmed: bool) -> list[Head]:
+        return [head for head, sure in zip(self.heads, self.confirmed, strict=True) if sure == confirmed]
+
+    @property
+    def specific(self) -> tuple[Head, ...]:
+        """Heads that do more than under random words of the same length, by more than the smallest effect."""
+        passed = self.control_table()["p_specific"] < self.judged.effect.level
+        return tuple(head for head, sure in zip(self.heads, passed, strict=True) if sure)
+
+    def table(self) -> pd.DataFrame:
+        """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits; and
+        whether it does more than under random words (`control_table`)."""
+        columns: dict[str, Any] = head_columns(self.heads) | {
+            "claimed": list(self.kinds),
+            "confirmed": self.confirmed,
+            "p_corrected": self.p,
+            "kind": list(self.kinds_again),
+            **self._of_specialists(self.kinds, strata=self.within, confirmed_strata=self.confirmed_within),
+            "n": np.full(len(self.heads), self.judged.effect.n),
+        }
+        for side, test in self.judged.sides.items():
+            columns |= {f"{side}_k": test.count[0], f"{side}_p": test.p_corrected[0]}
+        beside = self.control_table().reindex(columns=["label", "exceeds_random", "exceeds_random_n", "p_specific"])
+        return pd.DataFrame(columns | self._side_columns("removed")).merge(beside, on="label", how="left")
+
+    def headline(self) -> str:
+        """Return whether the effect comes again, and which heads are confirmed."""
+        s, effect = self.settings, self.judged.effect
+        whole = effect.headline(s.get("insertion", "The insertion"), s.get("outcome", "the outcome"), self.unit)
+        if not effect.established:
+            return f"{whole}, in the direction claimed, so no head is confirmed."
+        sure, lost = (self._heads(confirmed=confirmed) for confirmed in (True, False))
+        return f"{whole}; confirmed: {listed(sure) or 'none'}" + (f"; not confirmed: {listed(lost)}." if lost else ".")
+
+    def in_short(self) -> str:
+        """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
+        sure, fresh = self._heads(confirmed=True), count_of(len(self.problem_ids), "fresh problem")
+        told = f"on {fresh} {listed(sure) or 'none'} {'is' if len(sure) < 2 else 'are'} confirmed"
+        if not sure or "random_size_removed" not in self.controls:
+            return told + ", specificity not tested" * bool(sure)
+        which = [head for head in sure if head in self.specific]
+        return f"{told}, {'and' if which == sure else listed(which) or 'none'} specific to this insertion"
+
+    def caveats(self) -> list[str]:
+        """Return that so few problems can confirm no head, where they are too few."""
+        few = few_problems(self.judged.effect.n, len(self.heads), self.confidence, per_head=1)
+        return [*filter(None, [few]), *super().caveats()]
+
+    def details(self) -> list[str]:
+        """Return what the set and the controls show on these problems."""
+        effect = self.judged.effect
+        fresh, tested = count_of(len(self.total), "fresh problem"), count_of(len(self.heads), "head")
+        found = [f"{fresh}, none of them used to name the heads; {tested} tested."]
+        found.append(effect.details(self.unit, self.settings.get("contrast", "content")))
+        if not self.established or np.isnan(effect.delta):
+            return found
+        found += [strata_words("Confirmed within strata", self.confirmed_within)] * bool(self.within)
+        return [*found, *self._held_words()]
+
+    def shown(self) -> Shown:
+        """The claims and what came of them, and the effects beside the controls."""
+        table = self.table()
+        caption = (
+            f"Named heads on fresh problems; counts of problems with more than {self.smallest_words} of the effect."
+        )
+        beside = ShownTable(self.control_table(), "The same heads beside their controls; medians over problems.")
+        return Shown((ShownTable(table, caption, _columns_of(self, table)), *[beside] * bool(self.controls)))
+
+    def printed(self) -> pd.DataFrame:
+        """Return the claims and what came of them, with the control of random words where it was run."""
+        names = (
+            "label claimed strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
+        )
+        names += " added_k n p_corrected confirmed exceeds_random exceeds_random_n p_specific"
+        return _known(self.table(), names)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,16 +377,10 @@ class LocatedHeads(Verdicts, Result):
         mediated_removed_median | mediated, median | | the part of the head's effect that earlier heads cause
         edge_noise_median | own read added, median | | what showing them to this head alone brings
         mediated_added_median | mediated, added, median | | the part that earlier heads cause, patched in
-        knockout_effect | knockout, mean | | the same measure, mean over problems
         knockout_k | knockout, problems | | problems in which it exceeds the smallest effect
-        edge_noise_effect | edge noise, mean | | the same measure, mean over problems
         edge_noise_k | edge noise, problems | | problems in which it exceeds the smallest effect
-        mediated_removed_effect | mediated removed, mean | | the same measure, mean over problems
         mediated_removed_k | mediated removed, problems | | problems in which it exceeds the smallest effect
-        mediated_added_effect | mediated added, mean | | the same measure, mean over problems
         mediated_added_k | mediated added, problems | | problems in which it exceeds the smallest effect
-        removed_prevalence | undone in, share | | of the problems, with exact limits
-        added_prevalence | reproduced in, share | | of the problems, with exact limits
         p_either | p, either side | p | the smaller of both sides' corrected p
     """)
     picture = "forest"
@@ -80,47 +389,6 @@ class LocatedHeads(Verdicts, Result):
         "label layer head kind strata sense confirmed removed_share removed_k added_share added_k n removed_p added_p "
         "reads_sink exceeds_random exceeds_random_n".split()
     )
-
-    @property
-    def specialists(self) -> dict[Head, tuple[str, ...]]:
-        """The strata of each head that passes within some and is not shown to act over all problems."""
-        found = [head for head, kind in self.found.items() if kind == "specialist"]
-        return {head: tuple(each.stratum for each in self.judged.in_strata if each.head == head) for head in found}
-
-    @property
-    def confirmed_specialists(self) -> dict[Head, tuple[str, ...]]:
-        """The strata of each specialist in which fresh problems confirm it, () in none; empty where none were given."""
-        again = [] if self.confirmation is None else self.confirmation.confirmed_within
-        found = self.specialists if self.confirmation is not None else ()
-        return {head: tuple(each.stratum for each in again if each.head == head) for head in found}
-
-    def by_stratum(self) -> pd.DataFrame:
-        """One row per head and stratum that was tested, the largest first: `n` problems; for both sides `_k`, `_median`,
-        `_share` of the stratum's total with limits, and corrected `_p`; `passes`, and whether fresh problems confirm it
-        (`confirmed`)."""
-        judged, rows = self.judged, []
-        again = () if self.confirmation is None else self.confirmation.confirmed_within
-        sure, passed = ({(each.head, each.stratum) for each in some} for some in (again, judged.in_strata))
-        for stratum in judged.large:
-            tests, inside = judged.within(stratum), np.array(self.strata) == stratum
-            effect = judged.effect.only(inside)
-            shares = {
-                side: interval_columns(f"{side}_share", effect.share(measured(self.values, measure)[inside]))
-                for side, measure in SIDES.items()
-            }
-            for at, head in enumerate(self.heads):
-                row: dict[str, Any] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
-                if self.confirmation is not None:
-                    row["confirmed"] = (head, stratum) in sure if row["passes"] else None
-                for side, test in tests.items():
-                    better = int(np.argmax(test.count[:, at]))
-                    row |= {"n": int(test.n[at]), f"{side}_k": test.count[better, at]}
-                    row |= {f"{side}_p": np.fmin.reduce(test.p_corrected[:, at])}
-                    row |= {f"{side}_median": np.median(judged.turned(SIDES[side])[inside, at])}
-                    row |= {name: each[at] for name, each in shares[side].items()}
-                rows.append(row)
-        table = pd.DataFrame(rows)
-        return table.astype({"confirmed": "boolean"}) if "confirmed" in table else table
 
     @property
     def found(self) -> dict[Head, str]:
@@ -140,44 +408,77 @@ class LocatedHeads(Verdicts, Result):
         """The heads to report: confirmed ones where there were fresh problems, else the named ones."""
         return self.found if self.confirmation is None else self.confirmed
 
+    @property
+    def specialists(self) -> dict[Head, tuple[str, ...]]:
+        """The strata of each head that passes within some and is not shown to act over all problems."""
+        found = [head for head, kind in self.found.items() if kind == "specialist"]
+        return {head: tuple(each.stratum for each in self.judged.in_strata if each.head == head) for head in found}
+
+    @property
+    def confirmed_specialists(self) -> dict[Head, tuple[str, ...]]:
+        """The strata of each specialist in which fresh problems confirm it, () in none; empty where none were given."""
+        if self.confirmation is None:
+            return {}
+        again = self.confirmation.confirmed_within
+        return {head: tuple(each.stratum for each in again if each.head == head) for head in self.specialists}
+
+    def by_stratum(self) -> pd.DataFrame:
+        """One row per head and stratum that was tested, the largest first: `n` problems; for both sides `_k`, `_median`,
+        `_share` of the stratum's total with limits, and corrected `_p`; `passes`, and whether fresh problems confirm it
+        (`confirmed`)."""
+        judged, made, rows = self.judged, self.confirmation, []
+        passed = {(each.head, each.stratum) for each in judged.in_strata}
+        sure = {(each.head, each.stratum) for each in ((made and made.confirmed_within) or ())}
+        for stratum in judged.large:
+            inside = np.array(self.strata) == stratum
+            effect = judged.effect.only(inside)
+            for at, head in enumerate(self.heads):
+                row: dict[str, Any] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
+                if made is not None:
+                    row["confirmed"] = (head, stratum) in sure if row["passes"] else None
+                for side, test in judged.within(stratum).items():
+                    values = measured(self.values, SIDES[side])[inside, at]
+                    row |= {"n": int(test.n[at]), f"{side}_k": test.count[int(np.argmax(test.count[:, at])), at]}
+                    row |= {f"{side}_p": np.fmin.reduce(test.p_corrected[:, at])}
+                    row |= {f"{side}_median": np.median(judged.effect.turned(values))}
+                    shares = interval_columns(f"{side}_share", effect.share(values))
+                    row |= {name: float(share) for name, share in shares.items()}
+                rows.append(row)
+        table = pd.DataFrame(rows)
+        return table.astype({"confirmed": "boolean"}) if "confirmed" in table else table
+
     def table(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
         Of the z sweep the fractions of `PatchScores.table()`; the verdict; for the sides `removed` (z patch, denoising) and
-        `added` (noising): `_k` of `n` problems with more than the smallest effect in the head's sense, `_prevalence` with
-        exact limits, the `_p` of the better sense (Holm over heads, sides and senses), the `_median` and the `_share` of the
-        total (NaN where that is not established) with limits. `p_either`: the smaller p. For the four measures `_k`,
-        `_median` and the mean (`_effect`). Last the controls of `control_table`, where they were run on these problems.
+        `added` (noising): `_k` of `n` problems with more than the smallest effect in the head's sense, the `_p` of the better
+        sense (Holm over heads, sides and senses), the `_median` and the `_share` of the total (NaN where that is not
+        established) with limits. `p_either`: the smaller p. For the four measures `_k` and `_median`. Last the controls of
+        `control_table`, where they were run on these problems.
         """
-        judged, effect = self.judged, self.judged.effect
-        sense = np.where(judged.named, np.where(judged.sense > 0, "with", "against"), "")
+        judged = self.judged
         again = {} if self.confirmation is None else {"confirmed_strata": self.confirmation.confirmed_within}
-        patched = self.patches.table()[[*head_columns(()), *OF_THE_PATCH]]
+        patched = self.patches.table()[[*head_columns(()), "effect_fraction", "recovered", "n", "rank"]]
         columns: dict[str, Any] = dict(patched) | {
             "kind": list(judged.kinds),
-            "sense": sense,
+            "sense": np.where(judged.named, np.where(judged.sense > 0, "with", "against"), ""),
             **self._of_specialists(judged.kinds, strata=judged.in_strata, **again),
             "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
             "reads_sink": pd.array([self.reads_sink(head) for head in self.heads], dtype="boolean"),
         }
         for side, measure in SIDES.items():
-            counted, values = judged.counted(measure), measured(self.values, measure)
-            columns |= {f"{side}_k": counted.count[0], f"{side}_prevalence": counted.share[0]}
-            columns |= {f"{side}_prevalence_ci_low": counted.low[0], f"{side}_prevalence_ci_high": counted.high[0]}
+            columns[f"{side}_k"] = judged.counted(measure).count[0]
             columns[f"{side}_p"] = np.fmin(*judged.sides[side].p_corrected)
-            columns |= interval_columns(f"{side}_median", effect.cell_medians(values))
-            columns |= interval_columns(f"{side}_share", effect.share(values))
+            columns |= self._side_columns(side)
         columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
         for measure in (name for name in MEASURES if name in self.values):
             columns[f"{measure}_k"] = judged.counted(measure).count[0]
-            columns |= interval_columns(f"{measure}_median", effect.cell_medians(self.values[measure]))
-            columns[f"{measure}_effect"] = defined_mean(self.values[measure])
+            columns |= interval_columns(f"{measure}_median", judged.effect.cell_medians(self.values[measure]))
         beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
         beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
         table = pd.DataFrame(columns).merge(beside, on="label", how="left")
         size = table[["removed_median", "added_median"]].abs().max(axis=1)
-        order = pd.DataFrame({"named": ~judged.named, "size": -size}).sort_values(["named", "size"], kind="stable")
-        return table.loc[order.index].reset_index(drop=True)
+        return table.loc[np.lexsort((-size, ~judged.named))].reset_index(drop=True)
 
     @property
     def read(self) -> ReadEffects | None:
@@ -205,21 +506,19 @@ class LocatedHeads(Verdicts, Result):
         return replace(self.patches.quantity(column), p="p_either", claim=claim, level=level)
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`specificity.beside_controls`), on the fresh
-        problems where there were some; else `p_specific` is NaN: the heads were chosen on these problems."""
-        if self.confirmation is not None:
-            return self.confirmation.control_table()
-        named = {measure: values[:, self.judged.named] for measure, values in self.values.items()}
-        # version 0.1 had controls of other heads, and kept no sizes
-        controls = self.controls if "random_size_removed" in self.controls else {}
-        return Table(beside_controls(self.judged.effect, self.judged.found, named, controls, fresh=False))
+        """One row per named head: its effect beside the same under each control (`Verdicts.control_table`)."""
+        return super().control_table() if self.confirmation is None else self.confirmation.control_table()
+
+    @property
+    def contrast(self) -> Contrast:
+        """Which two runs the effect lies between."""
+        return CONTRASTS[self.settings.get("contrast", "content")]
 
     def headline(self) -> str:
         """Return the total effect with its direction, how many heads carry it, and whether fresh problems confirm them."""
         s, effect, made = self.settings, self.judged.effect, self.confirmation
         whole = effect.headline(s["insertion"], s["outcome"], self.unit)
-        if self.contrast.name not in ("total", "content"):
-            whole += f" ({self.contrast.name})"
+        whole += f" ({self.contrast.name})" * (self.contrast.name not in ("total", "content"))
         fresh = s.get("n_fresh")
         unused = f", and the {fresh} fresh problems were not used" if fresh else ""
         if not self.established:
@@ -241,9 +540,7 @@ class LocatedHeads(Verdicts, Result):
         told, sure = [], self.confirmed_specialists
         for head, strata in self.specialists.items():
             again = sure.get(head, ())
-            only = (
-                ("confirmed" if again == strata else f"confirmed in {', '.join(again)}") if again else "not confirmed"
-            )
+            only = "confirmed" if again == strata else f"confirmed in {', '.join(again)}" if again else "not confirmed"
             told.append(f"{head} ({', '.join(strata)}{f'; {only}' * (self.confirmation is not None)})")
         of = f"; {len(told)} {'more ' * more}only in strata of {self.settings.get('by')}: "
         return of + ", ".join(told) if told else ""
@@ -258,8 +555,7 @@ class LocatedHeads(Verdicts, Result):
 
     def caveats(self) -> list[str]:
         """Return what the problems could not show, and whether a few of them carry most of the effect."""
-        few = few_problems(self.judged.effect.n, len(self.heads), self.confidence)
-        some = [few] if few else []
+        some = [*filter(None, [few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]
         some += concentration_words(self.total, self.problem_ids, self.unit)
         if self.confirmation is None and self.found:
             some.append("Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others.")
@@ -267,60 +563,43 @@ class LocatedHeads(Verdicts, Result):
 
     def details(self) -> list[str]:
         """Return how heads were tested, what the controls, the set and fresh problems show, and what stays open."""
-        s, judged = self.settings, self.judged
+        s, judged, made = self.settings, self.judged, self.confirmation
+        n, n_heads = judged.effect.n, len(self.heads)
         found = [
-            f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(len(self.heads), 'head')} tested "
+            f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested "
             f"({s['swept']}), outcome {s['outcome']}.",
             judged.effect.details(self.unit, self.contrast.name),
-            *self._way_words(),
         ]
+        if s.get("why") and s.get("screened") is not None:
+            left = count_of(s["n_candidates"] - n_heads, "head")
+            found.append(f"Screened by gradients: {s['why']}; of {left} that ranked below nothing is known.")
+        least = 100 * judged.effect.detectable(PER_HEAD * n_heads)
+        if not np.isnan(least):  # from the binomial alone, never from what was observed
+            power = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
+            found.append(f"Power: with {n} problems, {power}.")
         if not (np.abs(self.total) > self.resolution).any():
             found.append("This does not change the outcome at all.")
         elif self.established:
             found += [*self._named_words(), *sink_words(self.sinks)]
-        made = self.confirmation
         if made is not None:
             found += [f"On fresh problems: {made.headline()}", *made.details()]
-        held = self.controls if made is None else made.controls
-        return [*found, *gap_words(held, judged.effect, self.unit), CANNOT_SAY]
-
-    @property
-    def contrast(self) -> Contrast:
-        """Which two runs the effect lies between."""
-        return CONTRASTS[self.settings.get("contrast", "content")]
-
-    def _way_words(self) -> list[str]:
-        """Which heads were tested, and what these problems can find: from the binomial alone, never from what was observed."""
-        s, n, n_heads, found = self.settings, self.judged.effect.n, len(self.heads), []
-        if s.get("why") and s.get("screened") is not None:
-            left = f"of {count_of(s['n_candidates'] - n_heads, 'head')} that ranked below nothing is known"
-            found.append(f"Screened by gradients: {s['why']}; {left}.")
-        least = 100 * self.judged.effect.detectable(PER_HEAD * n_heads)
-        power = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
-        few = few_problems(n, n_heads, self.confidence)
-        return [*found, few if np.isnan(least) else f"Power: with {n} problems, {power}."]
+        return [*found, *gap_words(self.controls if made is None else made.controls, judged.effect, self.unit)]
 
     def _named_words(self) -> list[str]:
         judged, s = self.judged, self.settings
-        places = np.flatnonzero(judged.named)
+        places, n = np.flatnonzero(judged.named), len(judged.large)
         found = [
             f"Smallest effect of interest: {judged.effect.delta_words(self.unit)}; p < {judged.effect.level:.3g} after Holm "
-            f"over {PER_HEAD * len(self.heads) * (1 + len(judged.large))} tests (heads, both sides, both senses"
+            f"over {PER_HEAD * len(self.heads) * (1 + n)} tests (heads, both sides, both senses"
             f"{', all problems and strata' if self.strata else ''})."
         ]
-        if len(places) and self.contrast.name == "computed":
-            found.append(READS_OF_COMPUTED)
         if self.strata:
-            by, n = s.get("by"), len(judged.large)
-            tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {by} have enough problems to be tested"
-            found += [f"{tested}.", *(strata_words(f"Within {by}", judged.in_strata) if n else [])]
+            tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {s.get('by')}"
+            found.append(f"{tested} have enough problems to be tested.")
+            found += [strata_words(f"Within {s.get('by')}", judged.in_strata)] * bool(n)
         if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":
             found.append(SATURATES)
-        return [
-            *found,
-            *(self._held_words() if self.confirmation is None and len(places) else []),
-            *self._left_out_words(),
-        ]
+        return [*found, *(self._held_words() if self.confirmation is None and len(places) else [])]
 
     def printed(self) -> pd.DataFrame:
         """Return the named heads, on fresh problems where they were tested there; the three largest where none is named."""
@@ -329,14 +608,12 @@ class LocatedHeads(Verdicts, Result):
         names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
         names += f" added_k n removed_p {'reads_sink' * bool(sink_words(self.sinks))} exceeds_random exceeds_random_n"
         table = self.table().head(len(self.found) or 3)
-        return table.reindex(columns=names.split()).dropna(axis=1, how="all")
+        return _known(table, names)
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
-        table = self.table()
-        names = "label paper_label kind sense strata confirmed_strata confirmed reads_sink removed_k added_k n removed_share"
-        names += " added_share removed_p added_p knockout_median mediated_removed_median effect_fraction"
-        columns = [name for name in names.split() if name in table]
+        table, made = self.table(), self.confirmation
+        columns = _columns_of(self, table)
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than {self.smallest_words} of the "
             "effect; effects are the parts of the insertion's, above 0 with it."
@@ -345,14 +622,11 @@ class LocatedHeads(Verdicts, Result):
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"
             tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
-        beside = self.control_table()
-        if len(beside):
-            where = "fresh" if self.confirmation is not None else "the same"
+        if len(beside := self.control_table()):
+            where = "fresh" if made is not None else "the same"
             caption = f"The named heads' effect beside the same under each control, on {where} problems; medians ({self.unit})."
             tables.append(ShownTable(beside, caption))
-        if self.confirmation is not None:
-            tables.append(self.confirmation.shown().tables[0])
-        if self.read is not None:
-            tables += self.read.shown().tables
+        tables += [] if made is None else [made.shown().tables[0]]
+        tables += [] if self.read is None else self.read.shown().tables
         marked = table["kind"].isin(NAMED).tolist()
         return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))

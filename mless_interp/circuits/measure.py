@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from ..patching.prepared import Prepared
 from ..patching.scores import PatchScores
 from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
-from ..runtime.checkpoint import Checkpoint, key_of
+from ..runtime.checkpoint import Checkpoint
 from ..runtime.engines import shard_of
 from ..runtime.loop import OF_THE_LIST, RunOptions
 
@@ -47,9 +46,7 @@ def measure(
     heads: Sequence[Head],
     *,
     contrast: Contrast = CONTRASTS["content"],
-    checkpoint: Path | None,
-    progress: bool,
-    seed: int,
+    options: RunOptions,
 ) -> Measured:
     """Sweep exactly, four times over runs that are made once (methods §3, I7 and I14).
 
@@ -58,20 +55,15 @@ def measure(
     the span's rows whose sight of the question is cut. Where nothing can be cut: the z patches alone.
     """
     sweeps = sweeps_of(contrast)
-    runs = sweep_heads(prepared, sweeps, heads, options=RunOptions(checkpoint, progress, seed))
-    z, cut = (
-        {d: runs[f"{edit}-{d}"].per_head for d in DIRECTIONS if f"{edit}-{d}" in runs} for edit in ("z", "knockout")
-    )
-    values = {"z_removed": z["denoising"], "z_added": z["noising"]}
+    runs = sweep_heads(prepared, sweeps, heads, options=options)
+    sides = {"removed": "denoising", "added": "noising"}
+    values = {f"z_{side}": runs[f"z-{direction}"].per_head for side, direction in sides.items()}
     if contrast.cuts:
-        mediated = {f"mediated_{side}": z[d] - cut[d] for side, d in (("removed", "denoising"), ("added", "noising"))}
-        values = {"knockout": cut["denoising"], "edge_noise": cut["noising"], **mediated}
-    return Measured(
-        values,
-        runs["z-noising"].total_effect,
-        runs["z-denoising"],
-        float(np.fmax.reduce([prepared.model.resolution, *(run.noise_floor for run in runs.values())])),
-    )
+        own = {side: runs[f"knockout-{direction}"].per_head for side, direction in sides.items()}
+        mediated = {f"mediated_{side}": values[f"z_{side}"] - own[side] for side in sides}
+        values = {"knockout": own["removed"], "edge_noise": own["added"], **mediated}
+    floor = np.fmax.reduce([prepared.model.resolution, *(run.noise_floor for run in runs.values())])
+    return Measured(values, runs["z-noising"].total_effect, runs["z-denoising"], float(floor))
 
 
 def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
@@ -81,21 +73,6 @@ def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
         for edit in (("knockout", "z") if contrast.cuts else ("z",))
         for direction in DIRECTIONS
     }
-
-
-def kept_file(folder: Path | None, name: str, *of: object) -> Path | None:
-    """The checkpoint of one sweep of an experiment, by the heads (and prompts) that it is of: with more problems others may
-    be."""
-    return None if folder is None else folder / f"{name}-{key_of(of)[:8]}.jsonl"
-
-
-@dataclass(frozen=True)
-class Way:
-    """How the family of heads is measured: all of them exactly, or the best of a screening; and why."""
-
-    exact: bool
-    why: str
-    estimated_seconds: float | None = None
 
 
 def screening(contrast: Contrast) -> tuple[str, ...]:
@@ -110,45 +87,44 @@ def chosen_way(
     *,
     mode: str,
     budget_seconds: float,
-    folder: Path | None,
-) -> Way:
-    """Return "exact" where that was asked for, or is cheap; raise where heads would have to be screened and cannot be."""
-    model, seconds, why, ways = prepared.model, None, "as asked for", "choose mode='exact'"
-    joins = (
-        "" if screening(contrast) else f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
-    )
+    options: RunOptions,
+) -> tuple[bool, str, float | None]:
+    """Return whether heads are measured exactly, which is cheap or was asked for, why, and the estimated seconds; raise where
+    they would have to be screened and cannot be."""
+    seconds, why, ways = None, "as asked for", "choose mode='exact'"
+    joins = f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does" * (not screening(contrast))
     if mode == "exact":
-        return Way(True, why)
+        return True, why, None
     if mode == "auto":
         if len(heads) <= N_SCREENED:
-            return Way(True, f"{count_of(len(heads), 'head')}, no more than screening would keep ({N_SCREENED})")
-        seconds = _kept_seconds(prepared, heads, contrast, folder)
+            return True, f"{count_of(len(heads), 'head')}, no more than screening would keep ({N_SCREENED})", None
+        seconds = _kept_seconds(prepared, heads, contrast, options)
         if seconds is None:
-            return Way(True, "shards sweep exactly, as no clock of one is that of all")
+            return True, "shards sweep exactly, as no clock of one is that of all", None
         why = f"the {'four' if contrast.cuts else 'two'} exact sweeps are estimated"
         if seconds <= budget_seconds:
-            return Way(True, f"{why} to stay within the budget of {duration(budget_seconds)}", seconds)
+            return True, f"{why} to stay within the budget of {duration(budget_seconds)}", seconds
         why += f" to exceed the budget of {duration(budget_seconds)}"
         ways = f"{why}, at {duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
-        if obstacle := joins or no_gradients_because(model):
+        if obstacle := joins or no_gradients_because(prepared.model):
             raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
     elif joins:
         raise ValueError(f"heads cannot be screened: {joins}; {ways}")
-    refuse_without_gradients(model, 'locate_heads(mode="screen")')
+    refuse_without_gradients(prepared.model, 'locate_heads(mode="screen")')
     if len(prepared.ids) < FEWEST_TO_SPLIT:
         got = f"needs at least {FEWEST_TO_SPLIT}, got {len(prepared.ids)}"
         raise ValueError(
             f"screening splits the problems in two halves and {got}: give more problems. {ways[0].upper()}{ways[1:]}"
         )
-    return Way(False, why, seconds)
+    return False, why, seconds
 
 
-def _kept_seconds(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, folder: Path | None) -> float | None:
+def _kept_seconds(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, options: RunOptions) -> float | None:
     """Return the estimate that the run's first start kept, so that a run started again goes the same way; None of shards."""
     settings = {"heads": list(map(str, heads)), "contrast": contrast.name, **prepared.settings}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
     shard = shard_of(prepared.model.engine)
-    with Checkpoint(None if folder is None else folder / "estimate.jsonl", fixed, shard=shard) as saved:
+    with Checkpoint(options.part("estimate").checkpoint, fixed, shard=shard) as saved:
         kept = saved.get("estimate")
         if kept is None:
             sweeps = sweeps_of(contrast).values()
@@ -165,12 +141,8 @@ def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterabl
     layers = [[head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}]
 
     def run(per_layer: int) -> None:
-        sweep_heads(
-            usual,
-            named,
-            [head for members in layers for head in members[:per_layer]],
-            options=RunOptions(progress=False),
-        )
+        some = [head for members in layers for head in members[:per_layer]]
+        sweep_heads(usual, named, some, options=RunOptions(progress=False))
 
     return len(rows) * extrapolated(run, max(map(len, layers)))
 
@@ -208,14 +180,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
-def screened(
-    prepared: Prepared,
-    heads: Sequence[Head],
-    contrast: Contrast = CONTRASTS["content"],
-    *,
-    folder: Path | None = None,
-    progress: bool,
-) -> tuple[Head, ...]:
+def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, options: RunOptions) -> tuple[Head, ...]:
     """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
     chosen: set[Head] = set()
     methods = screening(contrast)
@@ -227,8 +192,8 @@ def screened(
             contrast=contrast.name,
             outcome=prepared.outcome,
             verify=0,
-            checkpoint=None if folder is None else folder / f"screen-{method}.jsonl",
-            progress=progress,
+            checkpoint=options.part(f"screen-{method}").checkpoint,
+            progress=options.progress,
         )
         chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
     return tuple(sorted(chosen))

@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import checked
 from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.replay import Layers, stage
@@ -21,14 +19,18 @@ from ..patching.prepared import Prepared
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
-from ..runtime.registry import savable
+from ..runtime.loop import RunOptions
 from ..runtime.results import Result, largest_first
 from .cells import (
-    INPUTS,
-    PRINTED,
+    LOGITS,
+    PAIRS_OF_INPUTS,
+    PARTS_OF_A_HEAD,
+    Asked,
     CellEffects,
+    Edge,
     Flow,
-    How,
+    Mlp,
+    Node,
     Way,
     compared,
     has_mlps,
@@ -38,108 +40,27 @@ from .cells import (
     need_weights,
     of_cells,
 )
-from .located import LocatedHeads
-
-LOGITS = "logits"
-TOGETHER = "".join(INPUTS)
-PARTS_OF_A_HEAD = (*INPUTS, TOGETHER)
-"""Through what an edge enters a head: its queries, its keys, its values, all of them."""
-PAIRS_OF_INPUTS = ("qk", "qv", "kv")
-"""Two of them at once, which edges may name as well."""
-PARTS = (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)
 
 
-@savable
-@dataclass(frozen=True)
-class Mlp:
-    """The MLP of a layer (zero-based) as a node of a circuit; prints `MLP0`."""
-
-    layer: int
-
-    def __str__(self) -> str:
-        return f"MLP{self.layer}"
-
-    __repr__ = __str__
-
-
-Node = Head | Mlp | str
-"""A part of a model; of texts `LOGITS` alone."""
-
-
-def as_node(node: Node) -> Node:
-    """Return a head, an MLP or the logits from its name: `L0H13`, `0:13`, `MLP0`, `logits`."""
-    if not isinstance(node, str):
-        return node
-    name = node.strip().lower()
-    if name == LOGITS:
-        return LOGITS
-    if name.startswith("mlp") and name[3:].isdecimal():
-        return Mlp(int(name[3:]))
-    try:
-        return Head.parse(node)
-    except ValueError:
-        raise ValueError(f'a node must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}') from None
-
-
-@savable
-@dataclass(frozen=True)
-class Edge:
-    """From a sender (a head or an MLP, "L0H13" or "MLP0") to a receiver (these, or "logits"); all numbers zero-based.
-
-    `part` of a head that receives: "q", "k", "v", two of them or "qkv"; empty for other receivers, which have one input.
-
-    >>> Edge.parse("L0H13 -> L1H4 v"), Edge.parse("L0H13 -> MLP1")
-    (L0H13 -> L1H4 v, L0H13 -> MLP1)
-    """
-
-    sender: Node
-    receiver: Node
-    part: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("sender", "receiver"):
-            object.__setattr__(self, name, as_node(getattr(self, name)))
-        into_head = isinstance(self.receiver, Head)
-        if into_head and not self.part:
-            object.__setattr__(self, "part", TOGETHER)
-        if self.sender == LOGITS:
-            raise ValueError("the logits send nothing: an edge begins at a head or an MLP")
-        if self.part not in (PARTS if into_head else ("",)):
-            allowed = ", ".join(PARTS) if into_head else "none"
-            raise ValueError(f"{self.sender} -> {self.receiver}: the part must be {allowed}, got {self.part!r}")
-
-    @classmethod
-    def parse(cls, text: str) -> "Edge":
-        """The edge of a text such as "L0H13 -> L1H4 v"; without a part all three of a head."""
-        sender, _, rest = text.replace("→", "->").partition("->")
-        words = rest.split()
-        if not sender.strip() or len(words) not in (1, 2):
-            raise ValueError(f'cannot read {text!r} as an edge: write "L0H13 -> L1H4 v" or "L0H13 -> MLP1"')
-        return cls(sender.strip(), *words)
-
-    def __str__(self) -> str:
-        return f"{self.sender} -> {self.receiver} {self.part}".rstrip()
-
-    __repr__ = __str__
-
-
-def _written(layers: Layers, node: Any) -> int:
-    """From which stage on what it writes is in the stream."""
+def _written(layers: Layers, node: Node) -> int:
+    """From which stage on what it writes is in the stream; of the logits, where their change enters."""
+    if isinstance(node, str):
+        return 2 * layers.n_layers
     return stage(layers, node.layer, "mlp" if isinstance(node, Mlp) else "attention")
 
 
-def _reads(layers: Layers, node: Any) -> int:
+def _reads(layers: Layers, node: Node) -> int:
     """The stage of the stream that it reads."""
-    if node == LOGITS:
+    if isinstance(node, str):
         return 2 * layers.n_layers
-    return mlp_reads(layers, node.layer) if isinstance(node, Mlp) else 2 * int(node.layer)
+    return mlp_reads(layers, node.layer) if isinstance(node, Mlp) else 2 * node.layer
 
 
 @checked
 def trace_paths(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: LocatedHeads | Iterable[Head | str] | None = None,
+    heads: Asked | None = None,
     *,
     mlps: str | Iterable[int] = (),
     logits: bool = True,
@@ -186,7 +107,7 @@ def trace_paths(
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
-    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
+    options = RunOptions(checkpoint, progress, seed, max_rows)
     layers = model.need_layers("trace_paths").layers
     if edges is None:
         chosen = _among(model, layers, heads, mlps, tuple(inputs), logits)
@@ -196,26 +117,62 @@ def trace_paths(
         chosen = tuple(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges)
     _check(model, layers, chosen, edit)
     sweep, prepared = compared(model, pairs, contrast, direction, edit, outcome, control)
-    order = sorted(range(len(chosen)), key=lambda at: _order(layers, chosen[at]))
-    changes = partial(_changes, edges=chosen, order=order)
-    return measured(PathEffects, prepared, sweep, chosen, changes, how=how, label="tracing paths", heads=heads)
+
+    def place_of(at: int) -> tuple[int, bool, bool, str, str, str]:
+        """Where receivers write; within a layer sender by sender, so that projections are shared."""
+        edge = chosen[at]
+        last = edge.receiver == LOGITS
+        joins = _written(layers, edge.receiver)
+        return joins, last, isinstance(edge.receiver, Mlp), str(edge.sender), str(edge.receiver), edge.part
+
+    order = sorted(range(len(chosen)), key=place_of)
+
+    def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
+        sent: dict[Node, Tensor] = {}
+        for at in order:
+            sender, receiver = chosen[at].sender, chosen[at].receiver
+            if sender not in sent and isinstance(sender, Mlp):
+                sent[sender] = flow.part_writes(sender.layer, "mlp")
+            elif sender not in sent:
+                sent[sender] = flow.head_writes(as_head(sender))
+            change = sent[sender]
+            if isinstance(receiver, Head):
+                change = flow.head_answers(receiver, change, chosen[at].part, sender=sender)
+            elif isinstance(receiver, Mlp):
+                change = flow.mlp_answers(receiver.layer, change)
+            yield at, _written(flow.layers, receiver), change
+
+    return measured(
+        PathEffects,
+        *(prepared, sweep, chosen, changes),
+        smallest_effect=smallest_effect,
+        options=options,
+        label="tracing paths",
+        heads=heads,
+    )
 
 
 def _among(
-    model: Model, layers: Layers, heads: Any, mlps: str | Iterable[int], inputs: tuple[str, ...], logits: bool
+    model: Model,
+    layers: Layers,
+    heads: Asked | None,
+    mlps: str | Iterable[int],
+    inputs: tuple[str, ...],
+    logits: bool,
 ) -> tuple[Edge, ...]:
     """All edges among these parts; `ValueError` where there are none."""
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
-    several_of(inputs, dict.fromkeys(PARTS), "input")
-    if isinstance(mlps, str) and mlps != "all":
-        raise ValueError(f'mlps must be layers (zero-based) or "all", got {mlps!r}')
-    asked = range(model.info.n_layers) if isinstance(mlps, str) else [model.info.check_layer(layer) for layer in mlps]
-    asked = asked if has_mlps(model) or not isinstance(mlps, str) else []
+    several_of(inputs, dict.fromkeys((*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)), "input")
+    if isinstance(mlps, str):
+        if mlps != "all":
+            raise ValueError(f'mlps must be layers (zero-based) or "all", got {mlps!r}')
+        mlps = range(model.info.n_layers) if has_mlps(model) else ()
+    nodes = [Mlp(model.info.check_layer(layer)) for layer in mlps]
     named = heads_of(model, heads, "trace paths between")
-    if len(named) < 2 and not asked:
+    if len(named) < 2 and not nodes:
         raise ValueError(f'a path needs two parts, got {named[0]} alone: give more, or edges=["{named[0]} -> logits"]')
-    parts: list[Node] = [*sorted(named), *map(Mlp, asked)]
+    parts: list[Node] = [*sorted(named), *nodes]
     found = [
         Edge(sender, receiver, part)
         for sender in parts
@@ -234,7 +191,7 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge], edit: str | Inte
         raise ValueError("there are no edges to trace: name at least one")
     if twice := [edge for edge in edges if edges.count(edge) > 1]:
         raise ValueError(f"edge {twice[0]} is given twice")
-    nodes = list(dict.fromkeys(node for edge in edges for node in (edge.sender, edge.receiver)))
+    nodes = dict.fromkeys(node for edge in edges for node in (edge.sender, edge.receiver))
     heads = [node for node in nodes if isinstance(node, Head)]
     if heads:
         model.info.chosen(heads, what="trace paths between")
@@ -254,33 +211,8 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge], edit: str | Inte
     need_weights(model, [head.layer for head in heads], "trace_paths")
 
 
-def _order(layers: Layers, edge: Edge) -> tuple[int, bool, bool, str, str, str]:
-    """In the order of the stages at which receivers write; within a layer sender by sender, so that projections are shared."""
-    last = edge.receiver == LOGITS
-    joins = _reads(layers, LOGITS) if last else _written(layers, edge.receiver)
-    return joins, last, isinstance(edge.receiver, Mlp), str(edge.sender), str(edge.receiver), edge.part
-
-
-def _changes(flow: Flow, edges: Sequence[Edge], order: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
-    """The places of the edges in this order, where each one's change enters the stream, and the change."""
-    sent: dict[Node, Tensor] = {}
-    for place in order:
-        sender, receiver = edges[place].sender, edges[place].receiver
-        if sender not in sent:
-            sent[sender] = (
-                flow.part_writes(sender.layer, "mlp") if isinstance(sender, Mlp) else flow.head_writes(as_head(sender))
-            )
-        change = sent[sender]
-        at = _reads(flow.layers, LOGITS) if receiver == LOGITS else _written(flow.layers, receiver)
-        if isinstance(receiver, Head):
-            change = flow.head_answers(receiver, change, edges[place].part, sender=sender)
-        elif isinstance(receiver, Mlp):
-            change = flow.mlp_answers(receiver.layer, change)
-        yield place, at, change
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class PathEffects(CellEffects, Result):
+class PathEffects(CellEffects[Edge], Result):
     """What goes along each edge: `values` `[problem, cell]`, of which the cells are `edges` (`CellEffects`)."""
 
     picture = "path_graph"
@@ -304,52 +236,46 @@ class PathEffects(CellEffects, Result):
         inputs or more pass alone, in one sense, and the interaction takes back (`inputs` are then those); else "".
         """
         at = {(edge.sender, edge.receiver, edge.part): place for place, edge in enumerate(self.edges)}
-        rows = [
-            (place, [at[sender, receiver, name] for name in part])
+        singles = {
+            place: [at[sender, receiver, name] for name in part]
             for (sender, receiver, part), place in at.items()
             if len(part) > 1 and all((sender, receiver, name) in at for name in part)
-        ]
+        }
         columns = ["sender", "receiver", "inputs", "how", "share", "interaction", "k", "n", "p"]
-        if not rows:
+        if not singles:
             return pd.DataFrame(columns=columns)
-        values = np.stack([self.values[:, place] - self.values[:, alone].sum(1) for place, alone in rows], 1)
-        found = replace(self, cells=tuple(self.edges[place] for place, _ in rows), values=values)
-        passes, between = (each.sense * (each.p_corrected < each.level) for each in (self, found))
-        counted, told = found.table(), []
-        for row, (place, alone) in enumerate(rows):
-            edge, single = self.edges[place], [at for at in alone if passes[at]]
-            inputs, how, sense = edge.part, "", passes[place]
-            if sense and not single and between[row] == sense:
+        values = np.stack([self.values[:, place] - self.values[:, alone].sum(1) for place, alone in singles.items()], 1)
+        joint = replace(self, cells=tuple(self.edges[place] for place in singles), values=values)
+        passes, between = (each.sense * (each.p_corrected < each.level) for each in (self, joint))
+        rows, tested = [], joint.table()
+        for row, (place, alone) in enumerate(singles.items()):
+            edge, of, single = self.edges[place], tested.iloc[row], [each for each in alone if passes[each]]
+            inputs, how = edge.part, ""
+            if passes[place] and not single and between[row] == passes[place]:
                 how = "together"
-            elif len(single) > 1 and len({passes[at] for at in single}) == 1 and between[row] == -passes[single[0]]:
-                how, inputs = "either", "".join(self.edges[at].part for at in single)
-            of, share = counted.iloc[row], float(self.share.estimate[place])
-            named = (str(edge.sender), str(edge.receiver), inputs, how, share)
-            told.append((*named, of["median"], of["k"], of["n"], of["p_corrected"]))
-        return pd.DataFrame(told, columns=columns)
+            elif len(single) > 1 and len(set(passes[single])) == 1 and between[row] == -passes[single[0]]:
+                how, inputs = "either", "".join(self.edges[each].part for each in single)
+            named = str(edge.sender), str(edge.receiver), inputs, how, float(self.share.estimate[place])
+            rows.append((*named, of["median"], of["k"], of["n"], of["p_corrected"]))
+        return pd.DataFrame(rows, columns=columns)
 
     def together_words(self) -> list[str]:
         """Say of which edges the inputs act together, or in each other's place: the fewest inputs that do."""
         table = self.together()
         table = table[table["how"] != ""].sort_values("inputs", key=lambda each: each.str.len(), kind="stable")
         found = []
-        for row in table.drop_duplicates(["sender", "receiver"]).to_dict("records"):
-            *most, last = row["inputs"]
-            joined, does = ("and", "together") if row["how"] == "together" else ("or", "in each other's place")
+        for row in table.drop_duplicates(["sender", "receiver"]).itertuples():
+            *most, last = row.inputs
+            joined, does = ("and", "together") if row.how == "together" else ("or", "in each other's place")
             found.append(
-                f"{row['sender']} -> {row['receiver']}: {', '.join(most)} {joined} {last} act {does}, "
-                f"{100 * row['share']:z.0f} % at once (interaction {row['interaction']:+.4f} {self.unit}, in {row['k']} of "
-                f"{row['n']} problems)."
+                f"{row.sender} -> {row.receiver}: {', '.join(most)} {joined} {last} act {does}, {100 * row.share:z.0f} % at "
+                f"once (interaction {row.interaction:+.4f} {self.unit}, in {row.k} of {row.n} problems)."
             )
         return found
 
-    _sum_words = together_words
-
-    def _what_words(self) -> str:
-        nodes = {node for edge in self.edges for node in (edge.sender, edge.receiver)} - {LOGITS}
-        heads = sum(isinstance(node, Head) for node in nodes)
-        mlps = count_of(len(nodes) - heads, "MLP") if len(nodes) > heads else "no MLPs"
-        return f"{count_of(len(self.edges), 'edge')} among {count_of(heads, 'head')} and {mlps}"
+    def details(self) -> list[str]:
+        """Return how edges were traced, which are shown in most problems, and whose inputs act together."""
+        return [*super().details(), *self.together_words()]
 
 
 WAYS = ("direct", "indirect")
@@ -360,7 +286,7 @@ WAYS = ("direct", "indirect")
 def direct_effects(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: LocatedHeads | Iterable[Head | str] | None = None,
+    heads: Asked | None = None,
     *,
     contrast: str = "content",
     direction: str = "denoising",
@@ -396,29 +322,34 @@ def direct_effects(
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
-    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
+    options = RunOptions(checkpoint, progress, seed, max_rows)
     chosen = heads_of(model, heads, "split")
     need_weights(model, [head.layer for head in chosen], "direct_effects")
     sweep, prepared = compared(model, pairs, contrast, direction, edit, outcome, control)
     ways = [Way(head, way) for head in chosen for way in WAYS]
-    ordered, end = sorted(chosen), 2 * model.info.n_layers
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
         """The whole effect of each head stands in the place of its indirect one."""
-        for head in ordered:
-            yield 2 * chosen.index(head) + 1, stage(flow.layers, head.layer, "attention"), flow.head_writes(head)
-        for head in ordered:
-            yield 2 * chosen.index(head), end, flow.head_writes(head)
+        for head in sorted(chosen):
+            yield 2 * chosen.index(head) + 1, _written(flow.layers, head), flow.head_writes(head)
+        for head in sorted(chosen):
+            yield 2 * chosen.index(head), _written(flow.layers, LOGITS), flow.head_writes(head)
 
-    label = "direct effects"
-    found = measured(DirectEffects, prepared, sweep, ways, changes, how=how, label=label, heads=heads)
+    found = measured(
+        DirectEffects,
+        *(prepared, sweep, ways, changes),
+        smallest_effect=smallest_effect,
+        options=options,
+        label="direct effects",
+        heads=heads,
+    )
     values = found.values.copy()
     values[:, 1::2] -= values[:, ::2]
     return replace(found, values=values)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DirectEffects(CellEffects, Result):
+class DirectEffects(CellEffects[Way], Result):
     """How much of each head's effect goes straight to the logits: `values` `[problem, cell]`, two cells (`Way`) per head.
 
     `effect` `[problem, head]` is the part of the insertion's effect (`total`, corrupted - clean) that the head carries,
@@ -449,10 +380,7 @@ class DirectEffects(CellEffects, Result):
         """Both together, `[problem, head]`."""
         return self.direct + self.indirect
 
-    def _what_words(self) -> str:
-        return f"Direct and indirect effects of {count_of(len(self.heads), 'head')}"
-
     def printed(self) -> pd.DataFrame:
         """The heads' shares, the largest first."""
         size = np.repeat(self.effect.mean(0), len(WAYS))
-        return largest_first(self.table().assign(size=size), "size")[list(PRINTED)].head(2 * 8)
+        return largest_first(self.table().assign(size=size), "size")[self.printed_columns.split()].head(2 * 8)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked, count_of
+from ..core.arguments import check_count, checked
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.replay import stage
@@ -21,12 +21,13 @@ from ..patching.sweep import Sweep
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
+from ..runtime.loop import RunOptions
 from ..runtime.results import Result
 from .cells import (
     POSITION,
+    Asked,
     CellEffects,
     Flow,
-    How,
     Made,
     Place,
     Site,
@@ -37,16 +38,17 @@ from .cells import (
     need_weights,
     of_cells,
 )
-from .located import LocatedHeads
 
 PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
 """What `patch_sites` patches, by TransformerLens' names, and which part of a layer that is."""
 ALL = "all"
-"""The name of all rows at once: every token that can change, those of the answer too; of a span, all of it."""
+"""All rows at once: every token that can change, those of the answer too; of a span, all of it."""
 SPAN = "span "
 """What labels of the span's own tokens begin with."""
 N_ROWS = N_BLOCKS = 8
 """Tokens from each end of the question, blocks of the span, unless told otherwise."""
+Token = tuple[str, int | None]
+"""Among which tokens (`SPAN`, `POSITION`: of the prompt, "": of the question, `ALL`), and which of them; None: all."""
 
 
 @checked
@@ -90,7 +92,7 @@ def patch_sites(
 
     Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
-    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
+    options = RunOptions(checkpoint, progress, seed, max_rows)
     check_count(n_rows, name="n_rows")
     model.need_layers("patch_sites")
     chosen = several_of(tuple(sites), PARTS, "site")
@@ -98,20 +100,26 @@ def patch_sites(
     if not chosen:
         raise ValueError("this model has no MLPs, so mlp_out holds nothing to patch: choose other sites")
     sweep, prepared = compared(model, pairs, contrast, direction, "z", outcome, control)
-    positions, n_layers = _labels_of(prepared, sweep, n_rows), model.info.n_layers
-    cells = [Site(*each) for each in product(chosen, range(n_layers), positions)]
-    starts = range(0, len(cells), len(positions))  # of each site and layer
+    tokens, layers = _tokens(prepared, sweep, n_rows), range(model.info.n_layers)
+    cells = [Site(*each) for each in product(chosen, layers, tokens)]
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
-        rows = [_rows(flow, label) for label in positions]
-        joins = {first: stage(flow.layers, cells[first].of_layer, PARTS[cells[first].site]) for first in starts}
-        for first in sorted(starts, key=joins.__getitem__):
-            change = flow.part_writes(cells[first].of_layer, PARTS[cells[first].site])
-            for at, row in enumerate(rows):
+        rows = [_rows(flow, *token) for token in tokens.values()]
+        joins = [(stage(flow.layers, layer, PARTS[kind]), kind, layer) for kind, layer in product(chosen, layers)]
+        for first in sorted(range(len(joins)), key=lambda at: joins[at][0]):
+            at, kind, layer = joins[first]
+            change = flow.part_writes(layer, PARTS[kind])
+            for place, row in enumerate(rows, start=first * len(rows)):
                 if row is not None:
-                    yield first + at, joins[first], _only(change, row)
+                    yield place, at, _only(change, row)
 
-    found = measured(SitePatches, prepared, sweep, cells, changes, how=how, label="patching sites")
+    found = measured(
+        SitePatches,
+        *(prepared, sweep, cells, changes),
+        smallest_effect=smallest_effect,
+        options=options,
+        label="patching sites",
+    )
     return _counted(found, "position", n_rows)
 
 
@@ -119,7 +127,7 @@ def patch_sites(
 def map_positions(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: LocatedHeads | Iterable[Head | str],
+    heads: Asked,
     *,
     n_rows: int = N_ROWS,
     n_blocks: int = N_BLOCKS,
@@ -152,22 +160,22 @@ def map_positions(
 
     Source: methods §8.1.
     """
-    how = How(checkpoint, max_rows, smallest_effect, progress, seed)
+    options = RunOptions(checkpoint, progress, seed, max_rows)
     check_count(n_rows, name="n_rows")
     check_count(n_blocks, name="n_blocks")
     chosen = heads_of(model, heads, "map")
     need_weights(model, [head.layer for head in chosen], "map_positions")
     model.need_rotated("knockouts of a part of the span")
     sweep, prepared = compared(model, pairs, contrast, "denoising", "z", outcome, control)
-    labels = _labels_of(prepared, sweep, n_rows)
+    tokens = _tokens(prepared, sweep, n_rows)
     cuts = sweep.contrast.cuts and sweep.contrast.changes_from == "after"
     blocks = ("first token", *(f"block {at}" for at in range(n_blocks)), ALL) if cuts else ()
-    rows_of = (label if label.startswith(POSITION) else f"row {label}" for label in labels)
-    places = (*rows_of, *(f"span {label}" for label in blocks))
+    rows_of = (label if label.startswith(POSITION) else f"row {label}" for label in tokens)
+    places = (*rows_of, *(SPAN + label for label in blocks))
     cells = [Place(*each) for each in product(chosen, places)]
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
-        rows = [_rows(flow, label) for label in labels]
+        rows = [_rows(flow, *token) for token in tokens.values()]
         span = flow.runs.cut(sweep.contrast).keys
         masks = [_block(span, at, n_blocks) for at in range(-1, n_blocks + 1)] if blocks else []
         for head in sorted(chosen):
@@ -177,62 +185,72 @@ def map_positions(
                 if part is not None:
                     yield first + at, joins, _only(whole, part) if at < len(rows) else _blinded(flow, head, part)
 
-    found = measured(PositionMap, prepared, sweep, cells, changes, how=how, label="mapping positions", heads=heads)
+    found = measured(
+        PositionMap,
+        *(prepared, sweep, cells, changes),
+        smallest_effect=smallest_effect,
+        options=options,
+        label="mapping positions",
+        heads=heads,
+    )
     return _counted(found, "place", n_rows)
 
 
 def _counted(found: Made, name: str, n_rows: int) -> Made:
     """The result without rows (of cells, by this name) that stand for a token of no problem; parts of the span stay."""
-    some = ~np.isnan(found.values).all(0)
-    known = {getattr(cell, name) for cell, here in zip(found.cells, some, strict=True) if here}
-    known |= {cell.place for cell in found.cells if name == "place" and cell.place.startswith(SPAN)}
-    kept = [at for at, cell in enumerate(found.cells) if getattr(cell, name) in known]
+    labels = [getattr(cell, name) for cell in found.cells]
+    known = set(np.array(labels)[~np.isnan(found.values).all(0)])
+    known |= {label for label in labels if name == "place" and label.startswith(SPAN)}
+    kept = [at for at, label in enumerate(labels) if label in known]
     settings = {**found.settings, "n_rows": n_rows}
     return replace(found, cells=tuple(found.cells[at] for at in kept), values=found.values[:, kept], settings=settings)
 
 
-def _labels_of(prepared: Prepared, sweep: Sweep, n_rows: int) -> tuple[str, ...]:
-    """The names of tokens: of the question, and of the span where its rows change; positions where some have no span."""
+def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
+    """Tokens by name: of the question, and of the span where its rows change; positions where some have no span."""
+    ends = [*range(n_rows), *range(-n_rows, 0)]
+    every: dict[str, Token] = {ALL: (ALL, None)}
     if not all(pair.spans for pair in prepared.bare):
-        return _positions(n_rows, {len(pair.inserted) for pair in prepared.bare})
-    labels = (*map(str, range(n_rows)), *map(str, range(-n_rows, 0)), ALL)
-    return labels if sweep.contrast.changes_from == "after" else (*labels, *(SPAN + label for label in labels))
+        lengths = {len(pair.inserted) for pair in prepared.bare}
+        return {f"{POSITION}{at}": (POSITION, at) for at in _positions(n_rows, lengths)} | every
+    found: dict[str, Token] = {str(at): ("", at) for at in ends} | every
+    if sweep.contrast.changes_from == "after":
+        return found
+    return found | {f"{SPAN}{at}": (SPAN, at) for at in ends} | {SPAN + ALL: (SPAN, None)}
 
 
-def _positions(n_rows: int, lengths: set[int]) -> tuple[str, ...]:
-    """Positions from both ends, each by one name where all prompts have one length, and all.
+def _positions(n_rows: int, lengths: set[int]) -> list[int]:
+    """Positions from both ends, each by one name where all prompts have one length.
 
     >>> _positions(2, {3}), _positions(1, {3, 4})
-    (('position 0', 'position 1', 'position 2', 'all'), ('position 0', 'position -1', 'all'))
+    ([0, 1, 2], [0, -1])
     """
     n = min(n_rows, max(lengths))
     ends = [*range(n), *range(-n, 0)]
-    ends = sorted({at % max(lengths) for at in ends}) if len(lengths) == 1 else ends
-    return (*(f"{POSITION}{at}" for at in ends), ALL)
+    return sorted({at % max(lengths) for at in ends}) if len(lengths) == 1 else ends
 
 
-def _rows(flow: Flow, label: str) -> Tensor | None:
-    """The changed rows that a label means, boolean `[changed]`; None where there are too few tokens for it.
+def _rows(flow: Flow, among: str, which: int | None) -> Tensor | None:
+    """The changed rows of a token, boolean `[changed]`; None where there are too few tokens for it.
 
-    A token of a short question has one label, from its nearer end (the middle one from the last); of positions it may have two.
+    A token of a short question has one name, from its nearer end (the middle one from the last); of positions it may have two.
     """
-    pair, start = flow.runs.first, flow.receiving.start
-    if label == ALL:
+    pair, start, at = flow.runs.first, flow.receiving.start, torch.arange(flow.n_changed)
+    if among == ALL:
         return torch.ones(flow.n_changed, dtype=torch.bool)
-    at = torch.arange(flow.n_changed)
-    if label.startswith(POSITION):
-        place, n = int(label.removeprefix(POSITION)), len(pair.inserted) - pair.n_answer
-        return at == place % n - start if -n <= place < n else None
-    if label.startswith(SPAN):
+    if among == POSITION:
+        n = len(pair.inserted) - pair.n_answer
+        return at == which % n - start if which is not None and -n <= which < n else None
+    if among == SPAN:
         places = pair.span_mask.nonzero()[:, 0]
     else:
         places = pair.shared if flow.receiving.n_tokens == len(pair.inserted) else torch.arange(len(pair.base))
         places = places[: len(places) - pair.n_answer]
-    places, label = (places - start)[places >= start], label.removeprefix(SPAN)
-    if label == ALL:
+    places = (places - start)[places >= start]
+    if which is None:
         return torch.isin(at, places)
-    first, n = int(label), len(places)
-    return at == places[first] if -((n + 1) // 2) <= first < n // 2 else None
+    n = len(places)
+    return at == places[which] if -((n + 1) // 2) <= which < n // 2 else None
 
 
 def _block(span: Tensor, block: int, n_blocks: int) -> Tensor | None:
@@ -240,9 +258,7 @@ def _block(span: Tensor, block: int, n_blocks: int) -> Tensor | None:
     place, n = span.long().cumsum(-1) - 1, int(span[0].sum())
     if block == n_blocks:
         return span
-    if block == -1:
-        return span & (place == 0)
-    first, end = block * n // n_blocks, (block + 1) * n // n_blocks
+    first, end = (0, 1) if block == -1 else (block * n // n_blocks, (block + 1) * n // n_blocks)
     return span & (place >= first) & (place < end) if end > first else None
 
 
@@ -274,7 +290,7 @@ def _only(change: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SitePatches(CellEffects, Result):
+class SitePatches(CellEffects[Site], Result):
     """What each site carries: `values` `[problem, cell]`, of which the cells are `Site`s (`CellEffects`).
 
     By site, layer and position, in this order; NaN where a problem's question has no such token.
@@ -296,16 +312,9 @@ class SitePatches(CellEffects, Result):
         """`values` as `[problem, site, layer, position]`."""
         return self.values.reshape(len(self.values), len(self.sites), len(self.layers), len(self.positions))
 
-    def _what_words(self) -> str:
-        n, span = self.positions.index(ALL), ", and likewise in the span's own rows" * (SPAN + ALL in self.positions)
-        absolute = self.positions[0].startswith(POSITION)
-        where = f"{count_of(n, 'position')} of the prompt" if absolute else f"{count_of(n, 'token')} of the question"
-        layers = count_of(len(self.layers), "layer")
-        return f"Patched {', '.join(self.sites)} in {layers} at {where} and at all{span}"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionMap(CellEffects, Result):
+class PositionMap(CellEffects[Place], Result):
     """Through which tokens heads act: `values` `[problem, cell]`, of which the cells are `Place`s (`CellEffects`).
 
     A place is a token of the question at which alone the head's output is patched ("row 0", "row -1", "row all"; "position 0"
@@ -323,9 +332,3 @@ class PositionMap(CellEffects, Result):
     def by_head(self) -> np.ndarray:
         """`values` as `[problem, head, place]`."""
         return self.values.reshape(len(self.values), -1, len(self.places))
-
-    def _what_words(self) -> str:
-        who = f"{len(self.heads)} heads act" if len(self.heads) > 1 else f"{self.heads[0]} acts"
-        where = "prompt" if self.places[0].startswith(POSITION) else "question"
-        blind = ", and blind to parts of the span" * (f"span {ALL}" in self.places)
-        return f"Where {who}: patched at single tokens of the {where}{blind}"

@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,20 +21,18 @@ from ..models.memory import rows_per_pass
 from ..models.sites import site
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for
 from ..patching.head_transfer import AT, HeadTransfer
-from ..patching.joint import count_sets, random_sets
+from ..patching.joint import random_sets
 from ..patching.outcomes import Outcome
-from ..patching.parts import WHOLE, Parts, share_words
-from ..patching.prepared import Prepared, prepare, single
+from ..patching.parts import share_words
+from ..patching.prepared import Prepared, Settings, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result, Shown, ShownTable, tidy
+from ..runtime.results import Result
 from ..statistics import CONFIDENCE, Prevalence, derive_generator
-from .cells import heads_of, named_on, named_words
-from .located import LocatedHeads
-from .measure import kept_file
+from .cells import Asked, Cells, heads_of, named_on
 from .minimal_sets import count_as_large, halves
 from .specificity import draws_beside, under
 
@@ -47,7 +44,7 @@ CELLS = ("Transfer", "Random heads", "Other insertion")
 def transfer(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: LocatedHeads | AttentionDecomposition | Iterable[Head | str],
+    heads: AttentionDecomposition | Asked,
     *,
     fresh: Iterable[PromptPair] | Prepared | None = None,
     contrast: str = "total",
@@ -95,7 +92,7 @@ def transfer(
 
     Source: methods §3 (the identity, per query), §8.1 | differs in: one mean for all queries and problems.
     """
-    between = one_of(contrast, DECOMPOSED, "contrast")
+    between, options = one_of(contrast, DECOMPOSED, "contrast"), RunOptions(checkpoint, progress, seed)
     check_smallest_effect(smallest_effect)
     check_count(n_random_sets, name="n_random_sets", at_least=0)
     check_count(n_control_draws, name="n_control_draws (control=None leaves it out)")
@@ -110,12 +107,9 @@ def transfer(
     controls = _controls(search, control, n_control_draws, seed)
     sets = random_sets(chosen, model.info, n_random_sets, seed=seed)
     layers = sorted({head.layer for head in chosen})
-    folder = None if checkpoint is None else Path(checkpoint)
-
-    means = partial(_means, layers=layers, contrast=between, folder=folder, progress=progress)
-    own, others = means(search), [means(each) for each in controls]
+    own, *others = (_means(each, layers, between, options) for each in (search, *controls))
     edits = [own.of(chosen), *(own.of(each) for each in sets), *(each.of(chosen) for each in others)]
-    settings = {
+    settings: Settings = {
         "contrast": contrast,
         "heads": [str(head) for head in chosen],
         "control": None if not controls else controls[0].insertion,
@@ -128,12 +122,10 @@ def transfer(
         single(lambda at: _given(other, at, between, edits)),
         label="transferring heads",
         settings={**settings, "control_prompts": [digest_of(each.pairs) for each in controls]},
-        options=RunOptions(kept_file(folder, "transfer", chosen, settings["measured_on"]), progress),
+        options=options.part("transfer", chosen, settings["measured_on"]),
         alone=True,
     )
-    values = np.array([each["given"] for each in found], dtype=float)
-    ends = np.array([each["ends"] for each in found], dtype=float)
-    first = 1 + len(sets)
+    values, ends = (np.array([each[name] for each in found], dtype=float) for name in ("given", "ends"))
     return Transfer(
         problem_ids=other.ids,
         groups=other.groups,
@@ -145,9 +137,8 @@ def transfer(
         inserted=ends[:, 1],
         given=values[:, 0],
         sets=sets,
-        random=values[:, 1:first],
-        n_possible=count_sets(chosen, model.info),
-        other=values[:, first:],
+        random=values[:, 1 : 1 + len(sets)],
+        other=values[:, 1 + len(sets) :],
         unit=other.outcome.unit,
         settings={**settings, **other.settings, **named_on(heads, other.ids), "place": edits[0].place},
         seed=seed,
@@ -170,12 +161,10 @@ def _controls(
     search: Prepared, control: str | Insertion | Iterable[PromptPair] | None, n_draws: int, seed: int
 ) -> list[Prepared]:
     """The problems of the search with another insertion, draw by draw; `ValueError` where it is their own."""
-    if control is None:
-        return []
-    if not isinstance(control, str | Insertion):
-        return [prepare(search.model, control, search.outcome)]
     own = search.bare[0].insertion
-    if isinstance(own, Given):
+    if control is not None and not isinstance(control, str | Insertion):
+        return [prepare(search.model, control, search.outcome)]
+    if control is None or isinstance(own, Given):
         return []
     if isinstance(control, str):
         length, draws = search.bare[0].n_inserted, draws_beside(own, n_draws, seed, ("random_sentence",))
@@ -194,7 +183,7 @@ class _Means:
     layers: list[int]
     lam: np.ndarray
     sigma: np.ndarray
-    insertion: Any
+    insertion: Insertion | Given
 
     def of(self, heads: Sequence[Head]) -> HeadTransfer:
         at = [self.layers.index(head.layer) for head in heads], [head.head for head in heads]
@@ -202,12 +191,12 @@ class _Means:
         return HeadTransfer(tuple(heads), self.lam[at][:, None], self.sigma[at][:, None], self.insertion.label, place)
 
 
-def _means(problems: Prepared, *, layers: list[int], contrast: Contrast, folder: Path | None, progress: bool) -> _Means:
+def _means(problems: Prepared, layers: list[int], contrast: Contrast, options: RunOptions) -> _Means:
     found = problems.each(
         single(lambda at: span_reads(problems.model, problems.pairs[at], layers, contrast.corrupted)),
         label=f"measuring lambda and Sigma ({problems.insertion})",
         settings={"layers": layers, "contrast": contrast.name},
-        options=RunOptions(kept_file(folder, "means", layers, problems.insertion, digest_of(problems.pairs)), progress),
+        options=options.part("means", layers, problems.insertion, digest_of(problems.pairs)),
         alone=True,
     )
     lam, sigma = (np.mean([np.asarray(each[name], dtype=float) for each in found], axis=0) for name in ("lam", "sigma"))
@@ -249,12 +238,12 @@ def _moved(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transfer(Parts, Result):
+class Transfer(Cells[str], Result):
     """How much of an insertion's effect comes back without its tokens: `given` `[problem]`, of `inserted` - `base`.
 
     `edit_lam` `[head]` and `edit_sigma` `[head, d_head]` are the means that the `heads` were given: over the rows that the
     edit changes (the prompt's after the span, and the answer's) of `measured_ids`. `random` `[problem, set]`: what `sets` of
-    heads of the same layers bring with their own means (`n_possible` exist); `other` `[problem, draw]`: what these heads
+    heads of the same layers bring with their own means; `other` `[problem, draw]`: what these heads
     bring with means under another insertion. The prevalence test is of the three `CELLS`; controls count as their means
     within the problem.
     """
@@ -269,10 +258,9 @@ class Transfer(Parts, Result):
     given: np.ndarray
     sets: tuple[tuple[Head, ...], ...]
     random: np.ndarray
-    n_possible: int
     other: np.ndarray
     unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
@@ -299,17 +287,13 @@ class Transfer(Parts, Result):
     def per_cell(self) -> np.ndarray:
         """What each of `cells` brings, `[problem, cell]`, of several sets (without the heads, if any is) or draws their
         mean."""
-        random = self.random[:, self.apart] if self.apart.any() else self.random
-        groups = dict(zip(CELLS, (self.given[:, None], random, self.other), strict=True))
-        return np.stack([groups[name].mean(1) for name in self.cells], 1)
+        apart = np.array([set(self.heads).isdisjoint(members) for members in self.sets], dtype=bool)
+        random = self.random[:, apart] if apart.any() else self.random
+        groups = (each.mean(1) for each in (self.given[:, None], random, self.other) if each.shape[1])
+        return np.stack(list(groups), 1)
 
     @property
-    def apart(self) -> np.ndarray:
-        """Which random sets hold none of the heads, `[set]`."""
-        return np.array([set(self.heads).isdisjoint(members) for members in self.sets], dtype=bool)
-
-    @property
-    def cells(self) -> tuple[str, ...]:
+    def cells(self) -> tuple[str, ...]:  # type: ignore[override]
         """Those of `CELLS` that were run."""
         sizes = (1, self.random.shape[1], self.other.shape[1])
         return tuple(name for name, size in zip(CELLS, sizes, strict=True) if size)
@@ -339,15 +323,15 @@ class Transfer(Parts, Result):
         """One row per cell: sense, `k` of `n`, p, median, share and mean as of any part of an effect; `spearman`, the rank
         correlation with the total over problems; of controls `exceeded` problems in which the heads bring more by more than the
         smallest effect, and its corrected p."""
-        more = len(self.cells) > 1
-        return pd.DataFrame(
-            {
-                "label": list(self.cells),
-                **self.claim_columns(),
-                "spearman": [self._spearman(column) for column in self.per_cell.T],
-                "exceeded": [np.nan, *(self.exceeds.count[0] if more else [])],
-                "p_exceeded": [np.nan, *(self.exceeds.p_corrected[0] if more else [])],
-            }
+        more = self.exceeds if len(self.cells) > 1 else None
+        return (
+            super()
+            .table()
+            .assign(
+                spearman=[self._spearman(column) for column in self.per_cell.T],
+                exceeded=[np.nan, *(more.count[0] if more else [])],
+                p_exceeded=[np.nan, *(more.p_corrected[0] if more else [])],
+            )
         )
 
     def _spearman(self, column: np.ndarray) -> float:
@@ -357,10 +341,8 @@ class Transfer(Parts, Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and cell, with both ends."""
-        frame = tidy({"problem": self.problem_ids, "label": self.cells}, effect=self.per_cell)
-        for name in ("base", "inserted"):
-            frame[name] = np.repeat(getattr(self, name), len(self.cells))
-        return frame
+        n = len(self.cells)
+        return super().to_frame().assign(base=np.repeat(self.base, n), inserted=np.repeat(self.inserted, n))
 
     def headline(self) -> str:
         """Return how much of the effect comes back without the tokens."""
@@ -369,30 +351,19 @@ class Transfer(Parts, Result):
             told = "brings back nothing: most problems show no effect of one sign"
         else:
             row, outcome = self.table().iloc[0], self.settings.get("outcome")
-            told = f"brings back {share_words(row)} of the effect (outcome {outcome}; rank correlation with the problem's own "
-            told += f"effect {row['spearman']:z.2f})"
+            rank = f"rank correlation with the problem's own effect {row['spearman']:z.2f}"
+            told = f"brings back {share_words(row)} of the effect (outcome {outcome}; {rank})"
         return f"Giving {listed(self.heads)} {what} {told}."
 
     def details(self) -> list[str]:
         """Return the total effect, the test, and how much random heads and another insertion bring back."""
-        found = [f"Means of {count_of(len(self.measured_ids), 'problem')}, given to {len(self.problem_ids)} others."]
-        found += self._claim_words()
+        found = [f"Means of {count_of(len(self.measured_ids), 'problem')}, given to others.", *super().details()]
         if self.established and self.sets:
             which = f"of {count_of(len(self.sets), 'random set')} of the same layers"
             found.append(f"As much as the heads bring {self.n_as_large or 'none'} {which} (p = {self.p_random:.2g}).")
-        return [*found, *named_words(self.settings)]
+        return found
 
     def printed(self) -> pd.DataFrame:
         """Return the heads and their controls."""
         columns = "label share share_ci_low share_ci_high k n p_corrected median spearman exceeded".split()
         return self.table()[columns].astype({"exceeded": "Int64"}).rename(columns={"label": "means of"})
-
-    def shown(self) -> Shown:
-        """The heads and their controls; the means that were given."""
-        norm = np.linalg.norm(self.edit_sigma, axis=1)
-        heads, norm = list(map(str, self.heads)), np.linalg.norm(self.edit_sigma, axis=1)
-        given = pd.DataFrame({"label": heads, "edit_lam": self.edit_lam, "norm of edit_sigma": norm})
-        caption = f"What is brought back ({WHOLE}), in {self.unit}, beside its controls."
-        table = self.table().rename(columns={"label": "what is given", "effect": "mean effect"})
-        means = "Mean lambda and Sigma of the edited rows (prompt and answer), as they were given."
-        return Shown((ShownTable(table, caption), ShownTable(given, means)))

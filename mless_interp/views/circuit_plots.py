@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from ..circuits.cells import POSITION
-from ..circuits.paths import LOGITS, TOGETHER, WAYS, DirectEffects, PathEffects
+from ..circuits.cells import LOGITS, POSITION, TOGETHER
+from ..circuits.paths import WAYS, DirectEffects, PathEffects
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
 from ..core.arguments import count_of
 from ..core.heads import Head

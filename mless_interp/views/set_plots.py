@@ -29,34 +29,33 @@ WHAT = {
 }
 
 
-def set_growth(found: MinimalSets | HeadSet) -> Picture:
+def set_growth(found: MinimalSets) -> Picture:
     """A panel per set: the share of the effect at every step, where it was sought and on fresh problems.
 
     Heads come (+) from left to right and go (-) where the set was pruned; the last step is the set. The dotted line is the
     share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
     """
-    both = found.both if isinstance(found, MinimalSets) else (found,)
-    longest = max(1, *(len(each.steps) for each in both))
-    picture = Picture(figsize=((0.32 * longest + 2.8) * len(both), 4.4), layout="constrained")
-    axes: np.ndarray = picture.subplots(1, len(both), squeeze=False, sharey=True)
-    for place, each in zip(axes[0], both, strict=True):
-        _one_set(place, each)
+    longest = max(1, *(len(each.steps) for each in found.both))
+    picture = Picture(figsize=(2 * (0.32 * longest + 2.8), 4.4), layout="constrained")
+    axes: np.ndarray = picture.subplots(1, 2, sharey=True)
+    for place, each in zip(axes, found.both, strict=True):
+        _one_set(place, found, each)
     picture.suptitle(words_of(found, *MADE_WITH), fontsize=8)
-    handles = {label: one for place in axes[0] for one, label in zip(*place.get_legend_handles_labels(), strict=True)}
+    handles = {label: one for place in axes for one, label in zip(*place.get_legend_handles_labels(), strict=True)}
     key_below(picture, handles=list(handles.values()), labels=list(handles), ncols=1)
     return picture
 
 
-def _one_set(axes: Axes, each: HeadSet) -> None:
-    table = each.table()[lambda made: made["set"] == "step"]
+def _one_set(axes: Axes, found: MinimalSets, each: HeadSet) -> None:
+    table = found.growth(each)[lambda made: made["set"] == "step"]
     x = np.arange(len(table))
     for number, (column, words) in enumerate((("share", "problems of the search"), ("fresh_share", "fresh problems"))):
         limits = table[f"{column}_ci_low"].to_numpy(float), table[f"{column}_ci_high"].to_numpy(float)
         draw_series(axes, x, table[column].to_numpy(float), limits, number, f"{words} (band: its limits)")
-    axes.axhline(each.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
+    axes.axhline(found.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
     axes.axhline(0, color="0.4", linewidth=0.8)
-    if each.found and each.sets and each.established[1]:
-        shares = np.asarray(each.shares(each.random, fresh=True).estimate)
+    if each.sets and found.established[1]:
+        shares = np.asarray(found.shares(each.random, fresh=True).estimate)
         style: Style = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
         axes.plot(
             [len(table) - 0.5] * 2, [shares.min(), shares.max()], label="random sets, fresh problems: range", **style
@@ -64,7 +63,7 @@ def _one_set(axes: Axes, each: HeadSet) -> None:
         axes.plot(len(table) - 0.5, np.median(shares), "D", color="black", markersize=4, label="their median")
     axes.set_xticks(x, table["changed"], rotation=90)
     axes.set_xlim(-0.5, max(len(table), 1))
-    outcome = count_of(len(each.heads), "head") if each.found else "none found"
+    outcome = count_of(len(each.heads), "head") if each.heads else "none found"
     name_axes(axes, x="head that comes or goes", y=textwrap.fill(WHAT[each.side], 34), title=f"{each.side}: {outcome}")
 
 

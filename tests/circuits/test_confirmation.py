@@ -10,8 +10,8 @@ from located_under_test import SLASHES, N, confirmed_here, located, located_here
 from models_under_test import planted_here, planted_problems
 
 from mless_interp.circuits import locate
-from mless_interp.circuits.confirmation import Confirmation
 from mless_interp.circuits.locate import locate_heads
+from mless_interp.circuits.located import Confirmation
 from mless_interp.circuits.measure import MEASURES
 from mless_interp.patching.prepared import prepare
 from mless_interp.prompts.insertions import Insertion
@@ -90,37 +90,43 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(locate, name, sweeps)
 
 
+def refused(words: str, used: Any, fresh: Any, insertion: Insertion = SLASHES) -> None:
+    model = planted_here()[1]
+    with pytest.raises(ValueError, match=words):
+        locate_heads(
+            model, make_pairs(model, used, SLASHES), confirm=make_pairs(model, fresh, insertion), progress=False
+        )
+
+
 @pytest.mark.usefixtures("nothing_runs")
-def test_problems_that_named_the_heads_are_refused() -> None:
+def test_problems_that_named_the_heads_and_other_prompts_are_refused() -> None:
     planted, model = planted_here()
-    problems = planted_problems(planted, 6)
+    problems = planted_problems(planted, 8)
     renamed = [replace(problem, id=f"other {problem.id}") for problem in problems[1:3]]
     rephrased = [replace(problem, question=problems[5].question) for problem in problems[:1]]
     for again, first in ((problems[2:6], problems[2].id), (renamed, renamed[0].id), (rephrased, rephrased[0].id)):
-        with pytest.raises(
-            ValueError, match=f"among those that name the heads.*first: '{first}'.*nothing can be confirmed"
-        ):
-            locate_heads(
-                model,
-                make_pairs(model, problems[:4], SLASHES),
-                confirm=make_pairs(model, again, SLASHES),
-                progress=False,
-            )
+        words = f"among those that name the heads.*first: '{first}'.*nothing can be confirmed"
+        refused(words, problems[:4], again)
+    for other in (Insertion.meaningless(" /", 19), Insertion.meaningless(" /", 20, before="system")):
+        words = "the problems to confirm on have another insertion .* make both with the same one"
+        refused(words, problems[:4], problems[4:], other)
+    refused("confirming needs at least 2 problems .*, got 1", problems[:4], problems[4:5])
+    with pytest.raises(ValueError, match="there are no prompt pairs"):
+        locate_heads(model, make_pairs(model, problems[:4], SLASHES), confirm=[], progress=False)
 
 
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("grouped", [True, False])
 def test_variants_of_problems_that_named_the_heads_are_refused(grouped: bool) -> None:
     """48 variants of three stories name heads that are their own, and 24 further variants confirm them."""
-    planted, model = planted_here()
-    problems = planted_problems(planted, 8, n_clauses=(3, 3))
+    problems = planted_problems(planted_here()[0], 8, n_clauses=(3, 3))
     words = problems[0].question.split()
     at = next(place for place, word in enumerate(words) if word.isdigit())
     also = replace(problems[0], id="also", question=" ".join([*words[:at], "3", *words[at + 1 :]]), answer="3")
-    used, fresh = problems[:4], (*problems[4:], replace(also, group=problems[0].id if grouped else None))
-    message = "1 of 5 problems .*first: 'also'" if grouped else f"'{problems[0].id}' and 'also' share"
-    with pytest.raises(ValueError, match=message):
-        locate_heads(model, make_pairs(model, used, SLASHES), confirm=make_pairs(model, fresh, SLASHES), progress=False)
+    fresh = (*problems[4:], replace(also, group=problems[0].id if grouped else None))
+    refused(
+        "1 of 5 problems .*first: 'also'" if grouped else f"'{problems[0].id}' and 'also' share", problems[:4], fresh
+    )
 
 
 def test_halves_keep_groups_whole() -> None:
@@ -131,27 +137,6 @@ def test_halves_keep_groups_whole() -> None:
     assert (prepared.n_groups, one.groups, other.groups) == (3, ("g0", "g2", "g0", "g2", "g0"), ("g1", "g1", "g1"))
     alone = prepare(model, make_pairs(model, planted_problems(planted, 5), SLASHES))
     assert [half.ids for half in alone.halves()] == [alone.ids[::2], alone.ids[1::2]]
-
-
-@pytest.mark.usefixtures("nothing_runs")
-@pytest.mark.parametrize("other", [Insertion.meaningless(" /", 19), Insertion.meaningless(" /", 20, before="system")])
-def test_another_insertion_is_refused(other: Insertion) -> None:
-    planted, model = planted_here()
-    fresh = make_pairs(model, planted_problems(planted, 8)[4:], other)
-    with pytest.raises(
-        ValueError, match="the problems to confirm on have another insertion .* make both with the same one"
-    ):
-        locate_heads(model, pairs_of(planted, model, 4), confirm=fresh, progress=False)
-
-
-@pytest.mark.usefixtures("nothing_runs")
-def test_one_or_no_fresh_problem_is_refused() -> None:
-    planted, model = planted_here()
-    pairs = pairs_of(planted, model, 5)
-    with pytest.raises(ValueError, match="confirming needs at least 2 problems .*, got 1"):
-        locate_heads(model, pairs[:4], confirm=pairs[4:], progress=False)
-    with pytest.raises(ValueError, match="there are no prompt pairs"):
-        locate_heads(model, pairs[:4], confirm=[], progress=False)
 
 
 @pytest.mark.usefixtures("nothing_runs")

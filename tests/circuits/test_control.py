@@ -7,11 +7,10 @@ import pytest
 from located_under_test import SLASHES, N, confirmed_here, located, located_here, pairs_of, readers
 from models_under_test import planted_here, planted_problems
 
-from mless_interp.circuits.confirmation import specific_words
 from mless_interp.circuits.judge import KINDS, Claims
 from mless_interp.circuits.locate import locate_heads
 from mless_interp.circuits.measure import MEASURES
-from mless_interp.circuits.specificity import LEAST_MATCHED, beside_controls, specificity
+from mless_interp.circuits.specificity import LEAST_MATCHED, beside_controls, draws_beside, specificity
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
 from mless_interp.patching.sweep import patch_heads
@@ -24,20 +23,14 @@ NAN = float("nan")
 def measured(own: Any, kind: str) -> dict[str, np.ndarray]:
     """One head's measures `[problem, 1]`: all of it read, or all of it mediated, on both sides."""
     column = np.asarray(own, dtype=float)[:, None]
-    read = KINDS[kind].reads
-    parts = ("knockout", "edge_noise") if read else ("mediated_removed", "mediated_added")
+    parts = ("knockout", "edge_noise") if KINDS[kind].reads else ("mediated_removed", "mediated_added")
     return {name: column if name in parts else 0 * column for name in MEASURES}
 
 
 def held(random: Any, matched: Any) -> dict[str, np.ndarray]:
-    sizes = np.asarray(random, dtype=float)[:, None]
-    mass = np.asarray(matched, dtype=float)[:, None]
-    return {
-        "random_size_removed": sizes,
-        "random_size_added": sizes,
-        "matched_mass": mass,
-        "matched_mass_size": np.abs(mass),
-    }
+    sizes, mass = (np.asarray(each, dtype=float)[:, None] for each in (random, matched))
+    both = {f"random_size_{side}": sizes for side in ("removed", "added")}
+    return both | {"matched_mass": mass, "matched_mass_size": np.abs(mass)}
 
 
 def whole(n: int) -> Effect:
@@ -71,70 +64,55 @@ def test_what_specific_means_by_hand(
 ) -> None:
     shape = np.array([0.9, 1.0, 1.1, 1.05, 0.95, 1.02, 0.97])
     found = one(own * shape, random * (shape if random > 0.9 else shape[::-1]), matched * shape, kind, sense=sense)
-    assert bool(found.p[0] < 0.04) == specific
+    assert bool(found["p_specific"][0] < 0.04) == specific
     if specific:
-        assert found.p[0] == 1 / 2**7, "one-sided, 7 problems that all agree"
-        assert (found.exceeds[0], found.n[0]) == (7, 7)
+        assert found["p_specific"][0] == 1 / 2**7, "one-sided, 7 problems that all agree"
+        assert (found["exceeds_random"][0], found["exceeds_random_n"][0]) == (7, 7)
     needed = KINDS[kind].reads and KINDS[kind].side != "added" and not np.isnan(matched)
-    assert found.n_mass[0] == (7 if needed else 0)
+    assert found["exceeds_mass_n"][0] == (7 if needed else 0)
 
 
 def test_few_problems_still_meet_the_matched_knockout() -> None:
     """All 7 of 7 problems are enough; 5 of 20 are not, 9 of 20 neither, 10 of 20 are."""
-    five = np.array([1.0, 1.1, 0.9, 1.05, 0.95])
-    many = np.tile(five, 4)
-    assert one(many[:7], 0.1 * many[:7], 2 * many[:7]).p[0] == 1.0
+    many = np.tile([1.0, 1.1, 0.9, 1.05, 0.95], 4)
+    assert one(many[:7], 0.1 * many[:7], 2 * many[:7])["p_specific"][0] == 1.0
     assert LEAST_MATCHED == 8
     for defined, decides in ((5, False), (9, False), (10, True)):
         some = np.where(np.arange(20) < defined, 2 * many, NAN)
         found = one(many, 0.1 * many[::-1], some)
-        assert (found.p[0] == 1.0) == decides and found.n_mass[0] == defined
+        assert (found["p_specific"][0] == 1.0) == decides and found["exceeds_mass_n"][0] == defined
 
 
-def test_holm_is_over_the_named_heads() -> None:
+def test_holm_is_over_the_named_heads_and_their_p_comes_from_fresh_problems_only() -> None:
     said = Claims(1.0, (Head(1, 0), Head(1, 1)), ("mediator", "mediator"), np.array([1, 1]))
     both = {name: np.repeat(array, 2, 1) for name, array in measured(np.ones(9), "mediator").items()}
     controls = {name: np.repeat(array, 2, 1) for name, array in held(np.full(9, 0.1), np.full(9, NAN)).items()}
-    assert specificity(whole(9), said, both, controls).p.tolist() == [2 / 2**9] * 2  # type: ignore[union-attr]
-
-
-def test_without_controls_there_is_nothing_to_say() -> None:
-    said = Claims(1.0, (Head(1, 0),), ("reader",), np.array([1]))
-    table = beside_controls(whole(7), said, measured(np.ones(7), "reader"), {}, fresh=True)
-    assert table["effect"].tolist() == [1.0] and table["random_effect"].isna().all()
+    assert specificity(whole(9), said, both, controls)["p_specific"].tolist() == [2 / 2**9] * 2
+    for fresh, p in ((True, [2 / 2**9] * 2), (False, [NAN] * 2)):
+        table = beside_controls(whole(9), said, both, controls, fresh=fresh)
+        np.testing.assert_array_equal(table["p_specific"], p)
+    table = beside_controls(whole(9), said, both, {}, fresh=True)
+    assert table["effect"].tolist() == [1.0, 1.0] and table["random_effect"].isna().all()
     assert table[["exceeds_random", "exceeds_random_n", "p_specific"]].isna().all(axis=None), "not 0 of 0 problems"
-    assert specific_words(table, level=0.04, n=7) == [
-        "Controls were not run, so whether the heads are specific is unknown."
-    ]
 
 
-def test_a_p_of_specificity_comes_from_fresh_problems_only() -> None:
-    said = Claims(1.0, (Head(1, 0),), ("reader",), np.array([1]))
-    with_words = held(np.full(9, 0.1), np.full(9, 0.2)) | {
-        f"random_{name}": 0.1 * array for name, array in measured(np.ones(9), "reader").items()
-    }
-    for fresh in (True, False):
-        table = beside_controls(whole(9), said, measured(np.ones(9), "reader"), with_words, fresh=fresh)
-        assert table["exceeds_random"].tolist() == [9] and table["exceeds_mass"].tolist() == [9]
-        (words,) = specific_words(table, level=0.04, n=9, confirmed=["L1H0"] if fresh else None)
-        assert table["random_words_share"].tolist() == pytest.approx([0.1])
-        assert table["p_specific"].fillna(9).tolist() == [2.0**-9 if fresh else 9]
-        assert words.startswith("Confirmed and specific to this insertion: L1H0." if fresh else "Controls: ")
+def test_draws_leave_out_the_insertion_under_study() -> None:
+    own = Insertion.random_sentence(4, seed=3, draw=1)
+    kinds = ("random_sentence",)
+    assert draws_beside(own, 3, 3, kinds) == [0, 2, 3]
+    assert (
+        draws_beside(own, 3, 4, kinds) == draws_beside(SLASHES, 3, 3, kinds) == draws_beside(own, 3, 3, ()) == [0, 1, 2]
+    )
 
 
 def test_the_gap_alone_is_the_shift_contrast() -> None:
     found, (made, model) = located_here(), planted_here()
-    pairs = pairs_of(made, model, N)
-    named = list(found.found)
-    at = (slice(None), [head.layer for head in named], [head.head for head in named])
-    runs = {
-        direction: patch_heads(model, pairs, contrast="shift", direction=direction, heads=named, progress=False)
-        for direction in ("denoising", "noising")
-    }
-    assert found.controls["shift_total"] == pytest.approx(runs["noising"].total_effect, abs=1e-6)
-    assert found.controls["shift_removed"] == pytest.approx(runs["denoising"].effect[at], abs=1e-6)
-    assert found.controls["shift_added"] == pytest.approx(runs["noising"].effect[at], abs=1e-6)
-    assert np.abs(found.controls["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
+    pairs, named, held = pairs_of(made, model, N), list(found.found), found.controls
+    for side, direction in (("removed", "denoising"), ("added", "noising")):
+        run = patch_heads(model, pairs, contrast="shift", direction=direction, heads=named, progress=False)
+        assert held[f"shift_z_{side}"] == pytest.approx(run.per_head, abs=1e-6)
+        assert held["shift_total"] == pytest.approx(run.total_effect, abs=1e-6)
+    assert np.abs(held["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -149,42 +127,22 @@ def test_the_readers_are_knocked_out_together_against_random_sets(fresh: bool) -
     reads = [told.heads.index(head) for head in joint.heads]
     assert joint.singles == pytest.approx(told.values["knockout"][:, reads])
     assert joint.n_possible == len(joint.sets) == 27 and joint.exact  # 2 of the 8 heads of layer 0, but for these two
-    if fresh:
-        assert joint.p == pytest.approx(1 / 28) and found.joint is None
-    else:
-        assert np.isnan(joint.p)
-
-
-def test_controls_stand_beside_the_named_heads() -> None:
-    found = located_here()
-    table = found.control_table().set_index("label")
-    assert list(table.index) == [str(head) for head in found.found]
-    named = list(found.found)
-    for at, head in enumerate(named):
-        row, i = table.loc[str(head)], found.heads.index(head)
-        z = {name: found.values[name][:, i] for name in MEASURES}
-        assert row["effect"] == pytest.approx(np.median(z["knockout"] + z["mediated_removed"]))
-        for other in ("random", "questions", "mful"):
-            removed = found.controls[f"{other}_knockout"][:, at] + found.controls[f"{other}_mediated_removed"][:, at]
-            assert row[f"{other}_effect"] == pytest.approx(np.median(removed))
-        assert row["shift_effect_ci_low"] <= row["shift_effect"] <= row["shift_effect_ci_high"]
-        assert abs(row["random_effect"]) < 0.5 * abs(row["effect"])
-        assert (row["exceeds_random"], row["exceeds_random_n"]) == (N, N) and np.isnan(row["p_specific"])
-        matched = found.controls["matched_mass"][:, at]
-        reads = head in readers(found)
-        assert row["exceeds_mass_n"] == (np.isfinite(matched).sum() if reads else 0)
-        assert np.isnan(row["matched_mass_effect"]) == (not reads or not np.isfinite(matched).any())
+    assert joint.p == pytest.approx(1 / 28) and found.joint is None if fresh else np.isnan(joint.p)
+    assert told.reads is not None and set(told.reads.heads) == set(made.readers) == readers(found)
+    for name in ("random", "questions", "mful"):
+        assert told.controls[f"{name}_knockout"].shape == (N, len(found.found))
+    assert set(told.settings["control_prompts"]) == {"random-0", "random-1", "questions-0", "questions-1", "mful-0"}
 
 
 @pytest.mark.parametrize("confirming", [False, True])
-@pytest.mark.parametrize("second", [Insertion.meaningless(" /", 7), Insertion.random_sentence(20)])
-def test_controls_need_one_insertion(second: Insertion, confirming: bool) -> None:
+def test_controls_need_one_insertion(confirming: bool) -> None:
     made, model = planted_here()
     problems = planted_problems(made, 8)
-    pairs = [*make_pairs(model, problems[:2], SLASHES), *make_pairs(model, problems[2:4], second)]
-    fresh = [*make_pairs(model, problems[4:6], SLASHES), *make_pairs(model, problems[6:], second)]
-    with pytest.raises(ValueError, match="the pairs have 2 insertions.* leave controls out"):
-        locate_heads(model, pairs, confirm=fresh if confirming else None, mode="exact", progress=False)
+    for second in (Insertion.meaningless(" /", 7), Insertion.random_sentence(20)):
+        pairs = [*make_pairs(model, problems[:2], SLASHES), *make_pairs(model, problems[2:4], second)]
+        fresh = [*make_pairs(model, problems[4:6], SLASHES), *make_pairs(model, problems[6:], second)]
+        with pytest.raises(ValueError, match="the pairs have 2 insertions.* leave controls out"):
+            locate_heads(model, pairs, confirm=fresh if confirming else None, mode="exact", progress=False)
 
 
 def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
@@ -192,14 +150,13 @@ def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
     reads = (("/", 1.0), *((word, 0.3 + 0.05 * at) for at, word in enumerate(words)))  # else random words do nothing
     made, model = planted_here(reads=reads)
     found, own = located(made, model, controls=True, n_control_draws=2), pairs_of(made, model, N)
-    for part, edit in (("knockout", "knockout"), ("whole", "z")):
+    known, mediated = (found.controls[f"random_{name}"] for name in ("knockout", "mediated_removed"))
+    for edit, held in (("knockout", known), ("z", known + mediated)):
         each = []
         for draw in range(2):
             drawn = Insertion.random_sentence(own[0].n_inserted, seed=0, draw=draw)
             under = make_pairs(model, [pair.problem for pair in own], drawn, template=own[0].template)
             each.append(patch_heads(model, under, heads=tuple(found.found), edit=edit, progress=False).per_head)
         assert np.abs(each[0] - each[1]).max() > 0.01, "else an average shows nothing"
-        known = found.controls["random_knockout"]
-        if part == "whole":
-            known = known + found.controls["random_mediated_removed"]
-        assert np.allclose(np.abs(known), np.abs(np.mean(each, axis=0)), atol=1e-5)
+        assert np.allclose(held, np.mean(each, axis=0), atol=1e-5)
+    assert np.allclose(found.controls["random_size_removed"], np.mean(np.abs(each), axis=0), atol=1e-5)

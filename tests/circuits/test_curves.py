@@ -1,12 +1,14 @@
-"""Circuit curves: ends, sizes, planted heads first, random orders, joint knockouts, messages."""
+"""Circuit curves: ends, sizes, planted heads first, random orders, numbers by hand, messages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import ARCHITECTURES
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from small_results import curve as curve_by_hand
 
 from mless_interp.circuits.curves import FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
 from mless_interp.core.heads import Head
@@ -47,8 +49,6 @@ def test_no_head_is_the_masked_run_and_all_are_the_inserted_one(architecture: st
     exact = patch_heads(model, pairs, heads=[Head(0, 3)], edit="knockout", progress=False)
     assert made.values[:, 0, 0] == pytest.approx(exact.donor, abs=1e-4)
     assert made.values[:, 0, -1] == pytest.approx(exact.receiving, abs=1e-4)
-    assert made.joint[:, 0] == pytest.approx(made.singles[:, 0], abs=1e-4), "one head alone is its own knockout"
-    assert made.singles[:, 1] == pytest.approx(exact.effect[:, 0, 3], abs=1e-6)
 
 
 def test_one_open_head_is_the_edge_noise_of_that_head(tiny_model_dir: Any) -> None:
@@ -61,12 +61,38 @@ def test_one_open_head_is_the_edge_noise_of_that_head(tiny_model_dir: Any) -> No
     assert made.values[:, 0, 1] == pytest.approx(exact.patched[:, 1, 2], abs=1e-4)
 
 
-def test_knocking_out_both_readers_together_is_not_their_sum(curve: CircuitCurve) -> None:
-    assert curve.joint_sizes.tolist() == [1, 3, 8, 16]
-    assert curve.joint[:, -1] == pytest.approx(curve.total, abs=1e-4), "all together: nothing is left"
-    assert curve.interaction[:, 0] == pytest.approx(0, abs=1e-4)
-    by_hand = curve.joint[:, 1] - curve.singles[:, :3].sum(1)
-    assert curve.interaction[:, 1] == pytest.approx(by_hand)
+def with_orders(*orders: Sequence[float], sign: float = 1.0) -> CircuitCurve:
+    """Of 16 heads 1, 2, 4 or all restore so much of an effect of 1 in each of 6 problems."""
+    names = ("ranking", "reversed", *(f"random {at}" for at in range(len(orders) - 2)))
+    return replace(curve_by_hand(), orders=names, values=sign * np.tile(orders, (6, 1, 1)) + 3.0)
+
+
+def test_areas_and_sentences_by_hand() -> None:
+    """Sizes 0, 1/16, 2/16, 4/16 and all: trapezoids of 1, 1, 2 and 12 sixteenths."""
+    found = with_orders([0, 0.25, 0.75, 1, 1], [0, 0, 0, 0, 1], [0, 0.5, 0.5, 0.5, 1], [0, 1, 1, 1.5, 1])
+    cpr = (
+        np.array([0.125 + 0.5 + 2 * 0.875 + 12, 12 * 0.5, 0.25 + 0.5 + 1 + 12 * 0.75, 0.5 + 1 + 2 * 1.25 + 12 * 1.25])
+        / 16
+    )
+    np.testing.assert_allclose(found.cpr, cpr)
+    np.testing.assert_allclose(found.cmd, [1 - cpr[0], 1 - cpr[1], 1 - cpr[2], (0.5 + 0 + 2 * 0.25 + 12 * 0.25) / 16])
+    assert np.isnan(found.p_random) and replace(found, chosen_elsewhere=True).p_random == 1 / 3
+    worse = with_orders([0, 0, 0, 0.25, 1], [0] * 4 + [1], [0, 0.5, 0.5, 0.5, 1], [0, 0, 0, 0.25, 1])
+    assert replace(worse, chosen_elsewhere=True).p_random == 1
+    table = found.table()
+    assert table["n_heads"].tolist() == [0, 1, 2, 4, 16] and table["fraction"].tolist() == [0, 1 / 16, 1 / 8, 1 / 4, 1]
+    columns = ["faithfulness", "reversed", "random_mean", "random_low", "random_high"]
+    np.testing.assert_allclose(table[columns].iloc[3], [1, 0, 1, 0.5, 1.5])
+    assert found.headline().endswith(
+        f"half of it returns with the first 2 of 16 heads (area under the curve {cpr[0]:.2f}, worst first 0.38)."
+    )
+    assert "with the first 5 to 16 of 16 heads" in worse.headline()
+    assert f"CPR {cpr[0]:.3f}, CMD {1 - cpr[0]:.3f}; 2 random orders with the same layers: CPR" in found.details()[1]
+    lowers = with_orders([0, 0.25, 0.75, 1, 1], [0, 0, 0, 0, 1], sign=-1.0)
+    np.testing.assert_allclose(lowers.cpr, cpr[:2])
+    assert lowers.table()["random_mean"].isna().all() and len(lowers.details()) == 1
+    frame = found.to_frame().set_index(["order", "n_heads"])["outcome"]
+    assert (frame["random 1", 4] == 4.5).all() and len(frame) == 6 * 4 * 5
 
 
 def test_sizes_that_round_to_the_same_number_count_once() -> None:

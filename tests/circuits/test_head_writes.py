@@ -1,6 +1,7 @@
-"""What heads write and where they look: planted truth, and the logits of whole passes."""
+"""What heads write and where they look: planted truth, by hand, and the logits of whole passes."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ from architectures_under_test import folder_of
 from circuits_under_test import ByHand
 from conftest import BACKENDS
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from small_results import written
 
 import mless_interp as mi
-from mless_interp.circuits.head_writes import INSERTED, KINDS
-from mless_interp.models.sites import site
+from mless_interp.circuits.head_writes import INSERTED, KINDS, _alike, _looked_at, _places, _relative, _texts
+from mless_interp.models.sites import attention_sites, site
 
 HEADS = ["L0H1", "L1H2", "L2H6"]
 
@@ -60,32 +62,141 @@ def test_readers_look_at_the_unit_and_mediators_at_numbers() -> None:
         assert f" /{INSERTED}" in avoids[:2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["Llama", "GPT-2", "Gemma 2"])
+BUILDS = [
+    pytest.param(name, backend, marks=[] if (name, backend) == ("Llama", "bridge") else pytest.mark.slow)
+    for name in ("Llama", "GPT-2", "Gemma 2")
+    for backend in BACKENDS
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), BUILDS)
 def test_logits_are_those_of_whole_passes(name: str, backend: str) -> None:
-    """At the last row alone: the change of each logit where the last stream loses what the head writes there."""
+    """The change of each logit where the last stream loses the mean of what the head writes."""
     model = loaded(folder_of(name), backend)
     pairs = pairs_for(model, count=2)
-    found = mi.what_it_writes(model, pairs, HEADS, positions="last", top=3, progress=False)
     texts = {model.tokenizer.decode([token]).strip(): token for token in range(len(model.tokenizer))}
-    largest = 0.0
+    for positions in ("last", "question"):
+        found = mi.what_it_writes(model, pairs, HEADS, positions=positions, top=3, progress=False)
+        largest = 0.0
+        for row, pair in enumerate(pairs):
+            hand = ByHand(model, pair)
+            last = site(model.info.n_layers - 1, "hook_resid_post")
+            x, reads = hand.seen(last), [hand.read[0]]
+            before = model.run(hand.inputs, logits_at=reads).logits
+            for at, label in enumerate(HEADS):
+                change = hand.head_writes(mi.Head.parse(label))
+                new = x.clone()
+                new[:, reads] += change[:, hand.read[0] - hand.start] if positions == "last" else change.mean(1)
+                after = model.run(hand.inputs, edits={last: lambda _, new=new: new}, logits_at=reads).logits
+                assert before is not None and after is not None
+                told = (before - after)[0, 0, : len(model.tokenizer)].double()
+                told = (told - told.mean()).numpy()
+                tokens = [texts[token.strip()] for token in found.tokens[at][1]]
+                np.testing.assert_allclose(found.values[row, at, 1], told[tokens], atol=2e-4)
+                largest = max(largest, np.abs(told).max())
+        assert largest > 1e-3
+        assert found.top == 3 and found.settings["positions"] == positions
+
+
+def test_sigma_and_queries_by_hand() -> None:
+    """What a head takes from the span, row by row, from the pattern; and its scores less their mean outside the span."""
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs, heads = pairs_for(model, count=3), (mi.Head(0, 1), mi.Head(1, 2))
+    found = mi.what_it_writes(model, pairs, heads, top=40, progress=False)
+    wrote: list[list[torch.Tensor]] = []
     for row, pair in enumerate(pairs):
-        hand = ByHand(model, pair)
-        last = site(model.info.n_layers - 1, "hook_resid_post")
-        x = hand.tail(last)
-        before = model.run(hand.inputs, logits_at=[hand.read[0]]).logits
-        for at, label in enumerate(HEADS):
-            new = hand.seen(last)
-            new[:, hand.start :] = x + hand.head_writes(mi.Head.parse(label))
-            after = model.run(hand.inputs, edits={last: lambda _, new=new: new}, logits_at=[hand.read[0]]).logits
-            assert before is not None and after is not None
-            change = (before - after)[0, 0, : len(model.tokenizer)].double()
-            change = (change - change.mean()).numpy()
-            tokens = [texts[token.strip()] for token in found.tokens[at][1]]
-            np.testing.assert_allclose(found.values[row, at, 1], change[tokens], atol=2e-4)
-            largest = max(largest, np.abs(change).max())
-    assert largest > 1e-3
+        hand, each = ByHand(model, pair), []
+        for at, head in enumerate(heads):
+            names = attention_sites(head.layer, "pattern", "v", "rot_q", "rot_k", "z")
+            seen = dict(zip(names, (hand.seen(name)[0] for name in names), strict=True))
+            pattern, v, q, k = (seen[name] for name in names[:4])
+            group = head.head // (model.info.n_heads // model.info.n_key_value_heads)
+            lo, hi = pair.span
+            sigma = pattern[head.head, hi:, lo:hi] @ v[lo:hi, group]
+            z = hand.tail(names[4]).clone()
+            z[:, :, head.head] -= sigma
+            out = site(head.layer, "hook_attn_out")
+            rows = (hand.tail(out) - hand.tail(out, **{names[4]: z}))[0]
+            each.append(rows.mean(0))
+            scores = q[hi:, head.head] @ k[:, group].T * model.attention_rule(head.layer).scale
+            told: dict[str, list[float]] = {}
+            ids = hand.pair.inserted.ids
+            sums, counts = np.zeros(len(ids)), np.zeros(len(ids))
+            for i, own in enumerate(scores):
+                visible = range(hi + i + 1)
+                mean = float(torch.stack([own[j] for j in visible if not lo <= j < hi]).mean())
+                for j in visible:
+                    sums[j], counts[j] = sums[j] + float(own[j]) - mean, counts[j] + 1
+            for j, token in enumerate(ids):
+                told.setdefault(_texts(model, [token])[token] + INSERTED * (lo <= j < hi), []).append(
+                    sums[j] / counts[j]
+                )
+            for place, token in enumerate(found.tokens[at][2]):
+                if token in told:
+                    assert found.values[row, at, 2, place] == pytest.approx(np.mean(told[token]), abs=1e-4)
+            assert sum(token in told for token in found.tokens[at][2]) > 4
+        wrote.append(each)
+    mean = torch.stack([torch.stack(each) for each in wrote]).mean(0)
+    for row, each in enumerate(wrote):
+        alike = [float(torch.cosine_similarity(own, both, dim=0)) for own, both in zip(each, mean, strict=True)]
+        np.testing.assert_allclose(found.alike[row, :, 0], alike, atol=1e-4)
+
+
+def test_parts_of_what_is_told_by_hand() -> None:
+    wrote = np.array([[[[3.0, 0.0], [0.0, 0.0]]], [[[0.0, 1.0], [0.0, 0.0]]]])  # [problem, head, written, d_model]
+    np.testing.assert_allclose(_alike(wrote)[:, 0, 0], [1.5 / np.hypot(1.5, 0.5), 0.5 / np.hypot(1.5, 0.5)])
+    assert np.isnan(_alike(wrote)[:, 0, 1]).all()
+    scores = torch.tensor([[[[1.0, 2.0, 6.0, -torch.inf], [4.0, 0.0, 2.0, 8.0]]]])
+    visible = torch.tensor([[[[True, True, True, False], [True, True, True, True]]]])
+    base, rows = torch.tensor([[True, True, False, False]]), torch.tensor([True, True])
+    np.testing.assert_allclose(_relative(scores, visible, rows, base)[0, 0], [0.75, -0.75, 2.25, 6.0])
+    assert _relative(scores, visible, torch.tensor([True, False]), base)[0, 0].isnan().tolist() == [False] * 3 + [True]
+
+
+def test_keys_are_ranked_over_problems_that_have_them() -> None:
+    """Token 4 is inserted; 5 stands in two of four problems, which are too few."""
+    ids = [[0, 1, 4, 5, 0], [0, 1, 4, 5, 1], [0, 1, 4, 0, 1], [1, 0, 4, 1, 0]]
+    pairs = mi.pairs_from_ids(ids, [1] * 4, span=(2, 3))
+    assert _places(pairs[0]) == {(0, 0): [0, 4], (1, 0): [1], (4, 1): [2], (5, 0): [3]}
+    of_key = {0: (1.0, -1.0), 1: (-2.0, 2.0), 4: (3.0, 0.5), 5: (9.0, 9.0)}
+    scores = [np.array([of_key[token] for token, _ in _places(pair)]).T for pair in pairs]
+    keys, values = _looked_at(pairs, scores, 2)
+    assert keys == [[(4, 1), (-1, 0), (-1, 0), (1, 0)], [(1, 0), (-1, 0), (-1, 0), (0, 0)]]
+    np.testing.assert_array_equal(values[3], [[3, np.nan, np.nan, -2], [2, np.nan, np.nan, -1]])
+
+
+def test_numbers_of_what_is_written_by_hand() -> None:
+    found = written()
+    assert found.of("L0H1") == ([" a", " c"], [" b", " d"]) and found.of("L1H0") == ([], [])
+    assert found.of("L1H0", "query") == ([" / (inserted)"], [" a"])
+    table = found.table().query("label == 'L0H1'")
+    assert table["of"].tolist() == ["Sigma"] * 4 + ["change"] * 4 + ["query"] * 2
+    assert table["side"].tolist()[:4] + table["side"].tolist()[8:] == [
+        *["promotes"] * 2,
+        *["suppresses"] * 2,
+        "prefers",
+        "avoids",
+    ]
+    assert (
+        table["token"].tolist()[:4] == ["' a'", "' c'", "' d'", "' b'"] and table["token"].iloc[8] == "' /' (inserted)"
+    )
+    np.testing.assert_allclose(table["amount"], [0.5, 0.1, -0.1, -0.4] * 2 + [1, -1], atol=1e-12)
+    spread = np.std(0.01 * np.linspace(-0.05, 0.05, 6))
+    np.testing.assert_allclose(table["spread"], spread)
+    assert set(table["k"]) == {6} == set(table["n"]) and table["unit"].tolist() == ["logits"] * 8 + ["nats"] * 2
+    printed = found.printed()
+    assert printed["promoted"].tolist() == ["' a', ' c'", "' a', ' c'", "' /' (inserted)", "", "", "' /' (inserted)"]
+    assert printed["suppressed"].tolist()[0] == "' b', ' d'" and printed["largest"].tolist()[:3] == pytest.approx(
+        [0.5, 0.5, 1]
+    )
+    np.testing.assert_array_equal(printed["alike"], [1, 1, np.nan, np.nan, np.nan, np.nan])
+    frame = found.to_frame()
+    assert len(frame) == 6 * 2 * (4 + 4 + 2)
+    first = frame.query("label == 'L0H1' and of == 'change' and token == \"' b'\"")
+    np.testing.assert_array_equal(first["value"], found.values[:, 0, 1, 3])
+    assert "L0H1 promotes ' a', ' c' and attends to ' /' (inserted); L1H0 promotes nothing" in found.headline()
+    some = replace(found, values=np.where(np.arange(6)[:, None, None, None] < 2, -found.values, found.values))
+    assert some.table().query("label == 'L0H1'")["k"].iloc[0] == 4
 
 
 def test_few_tokens_rounding_and_wrong_input() -> None:

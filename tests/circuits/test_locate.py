@@ -1,6 +1,5 @@
 """Locating heads: exactly the planted ones, honest negatives, the four measures, screening, and what is said about it."""
 
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,26 @@ from located_under_test import N, located, located_here, pairs_of, planted_kinds
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
 from results_under_test import same
 
+import mless_interp as mi
 from mless_interp.circuits import measure as measuring
 from mless_interp.circuits.locate import locate_heads
 from mless_interp.circuits.located import LocatedHeads
-from mless_interp.circuits.measure import N_SCREENED, extrapolated
+from mless_interp.circuits.measure import (
+    N_SCREENED,
+    chosen_way,
+    duration,
+    estimated_seconds,
+    extrapolated,
+    screened,
+    screening,
+    sweeps_of,
+)
 from mless_interp.core.heads import Head
 from mless_interp.models.info import ModelError
+from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import patch_heads
-from mless_interp.runtime.checkpoint import Checkpoint
+from mless_interp.prompts.conditions import CONTRASTS
+from mless_interp.runtime.loop import RunOptions
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +114,52 @@ def test_a_model_without_gradients_is_not_screened_and_that_is_said_before_anyth
         locate_heads(model, pairs[:7], progress=False)
 
 
+def test_how_heads_are_measured_is_chosen_by_their_number_and_the_budget(monkeypatch: Any) -> None:
+    made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
+    prepared = prepare(model, planted_pairs(made, model, 8))
+    monkeypatch.setattr(measuring, "estimated_seconds", lambda *args: 90.0)
+
+    def chosen(mode: str, budget: float, n_heads: int = 84) -> Any:
+        heads, options = model.info.heads[:n_heads], RunOptions(progress=False)
+        return chosen_way(prepared, heads, CONTRASTS["content"], mode=mode, budget_seconds=budget, options=options)
+
+    assert chosen("exact", 0.0) == (True, "as asked for", None) and chosen("screen", 9e9) == (False, "as asked for", None)
+    assert chosen("auto", 0.0, 64) == (True, "64 heads, no more than screening would keep (64)", None)
+    why = "the four exact sweeps are estimated to"
+    assert chosen("auto", 90.0) == (True, f"{why} stay within the budget of 90 s", 90.0)
+    assert chosen("auto", 89.0) == (False, f"{why} exceed the budget of 89 s", 90.0)
+
+
+def test_screening_takes_the_best_of_both_estimates(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    prepared = prepare(model, pairs_of(made, model, 6))
+    monkeypatch.setattr(measuring, "N_SCREENED", 4)
+    best = {
+        head
+        for method in ("gate_ig", "atp")
+        for head in mi.attribute_heads(model, prepared, method=method, verify=0, progress=False).ranking()[:2]
+    }
+    options = RunOptions(progress=False)
+    assert screened(prepared, model.info.heads, CONTRASTS["content"], options=options) == tuple(sorted(best))
+    some = model.info.heads[::3]
+    assert set(screened(prepared, some, CONTRASTS["content"], options=options)) <= set(some)
+    assert screening(CONTRASTS["total"]) == () and screening(CONTRASTS["replaced"]) == ("atp",)
+
+
+def test_an_estimate_sweeps_some_heads_of_each_layer_on_a_problem_of_usual_length(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    prepared = prepare(model, pairs_of(made, model, 6))
+    swept: list[Any] = []
+    monkeypatch.setattr(
+        measuring, "sweep_heads", lambda problems, sweeps, heads, options: swept.append((problems, heads))
+    )
+    monkeypatch.setattr(measuring, "extrapolated", lambda run, total: run(2) or 0.5 * total)
+    heads = [head for head in model.info.heads if head.layer == 0 or head.head < 3]
+    assert estimated_seconds(prepared, heads, sweeps_of(CONTRASTS["content"]).values()) == 6 * 0.5 * 8
+    ((problems, some),) = swept
+    assert len(problems.ids) == 1 and sorted(some) == [Head(layer, head) for layer in (0, 1) for head in (0, 1)]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*problems are too few")
 def test_a_run_started_again_goes_the_way_of_its_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,38 +198,15 @@ def test_an_estimate_is_the_line_through_runs_of_some_units(
     assert extrapolated(run, 1000, sizes=2) == pytest.approx(once + 1000 * each)
     assert ran == sizes
     assert extrapolated(run, 1) == pytest.approx(once + each)
+    assert [duration(each) for each in (119.9, 120.0, 7199.0, 7200.0, float("inf"))] == [
+        "120 s",
+        "2 min",
+        "120 min",
+        "2 h",
+        "any length",
+    ]
     if once + each > 1:
         assert extrapolated(run, 1000) == pytest.approx(1000 * (once + each)), "one long run is enough"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["mless", "random-1", "confirm/matched-mass"])
-def test_a_run_that_was_stopped_goes_on_and_gives_the_same(stage: str, tmp_path: Path, monkeypatch: Any) -> None:
-    made, model = planted_here()
-    options = {"controls": True, "n_control_draws": 2, "n_random_sets": 2, "heads": [*made.readers, *made.mediators]}
-    options["confirm"] = pairs_of(made, model, 10, skip=10) if stage.startswith("confirm") else None
-    put, computed = Checkpoint.put, []
-
-    def watched(self: Checkpoint, values: dict[str, Any]) -> None:
-        name = "" if self.path is None else str(self.path.relative_to(tmp_path).with_suffix(""))
-        computed.append(re.sub("-[0-9a-f]{8}$", "", name))
-        if computed.count(stage) == 2 and "again" not in computed:
-            raise KeyboardInterrupt
-        put(self, values)
-
-    monkeypatch.setattr(Checkpoint, "put", watched)
-    with pytest.raises(KeyboardInterrupt):
-        located(made, model, 10, **options, checkpoint=tmp_path)
-    computed[:] = ["again"]
-    resumed = located(made, model, 10, **options, checkpoint=tmp_path)
-    assert stage in computed and (stage == "mless" or "mless" not in computed), (
-        "what was finished is not computed again"
-    )
-    straight = located(made, model, 10, **options)
-    assert resumed.found == straight.found
-    for table in ("summary", "control_table"):
-        one, other = (getattr(result, table)().select_dtypes("number") for result in (resumed, straight))
-        assert one.to_numpy() == pytest.approx(other.to_numpy(), abs=1e-4, nan_ok=True)
 
 
 @pytest.mark.parametrize(

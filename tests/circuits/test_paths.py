@@ -1,6 +1,5 @@
-"""Edges: against the same by hand on every build of layers, on planted truth, their identities and their refusals."""
+"""Edges and direct effects: by hand on every build of layers, on planted truth, beside a control, and what is refused."""
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -8,44 +7,43 @@ import pytest
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand
 from conftest import needs_hooked_transformer
+from located_under_test import located_here, pairs_of
 from models_under_test import (
     hooked,
     loaded,
     pairs_for,
+    planted_here,
     planted_pairs,
+    planted_problems,
     problems,
     without_stepper,
 )
+from torch import Tensor
 
 import mless_interp as mi
-from mless_interp.circuits.paths import Edge, Mlp, trace_paths
+from mless_interp.circuits.cells import Edge, Mlp
+from mless_interp.circuits.paths import trace_paths
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion
-from mless_interp.prompts.pairs import make_pairs
+from mless_interp.prompts.pairs import PromptPair, make_pairs
 
 EDGES = (
-    *("L0H1 -> L1H2 q", "L0H1 -> L1H2 k", "L0H1 -> L1H2 v", "L0H1 -> L2H7", "L0H6 -> L2H3", "L1H5 -> L2H3"),
-    *(
-        "L0H1 -> MLP1",
-        "L1H2 -> MLP2",
-        "MLP0 -> L1H2",
-        "MLP0 -> L2H3 k",
-        "MLP0 -> MLP1",
-        "MLP1 -> logits",
-        "L2H3 -> logits",
-    ),
-)
+    "L0H1 -> L1H2 q|L0H1 -> L1H2 k|L0H1 -> L1H2 v|L0H1 -> L2H7|L0H6 -> L2H3|L1H5 -> L2H3|L0H1 -> MLP1|L1H2 -> MLP2|"
+    "MLP0 -> L1H2|MLP0 -> L2H3 k|MLP0 -> MLP1|MLP1 -> logits|L2H3 -> logits"
+).split("|")
 PARALLEL = ("GPT-NeoX (Pythia)", "Falcon 7B", "Falcon 40B")
 BOTH = ("bridge", "hooked_transformer")
+FAST = (("Llama", "bridge"), ("GPT-NeoX (Pythia)", "bridge"))
 BUILDS = [
     *(("Llama", backend) for backend in (*BOTH, "nnsight")),
     *((name, backend) for name in ("GPT-2", "GPT-NeoX (Pythia)", "Gemma 2") for backend in BOTH),
     *((name, "bridge") for name in ("OPT", "Qwen2", "Mixtral", "OLMo 2")),
     *((name, "nnsight") for name in ("Falcon 40B", "Falcon 7B", "GPT-OSS")),
 ]
+BUILDS = [pytest.param(*each, marks=() if each in FAST else pytest.mark.slow) for each in BUILDS]
 PLACES: dict[str, dict[str, Any]] = {
     "after": {"after": "question"},
     "index": {"at": 14},
@@ -53,13 +51,12 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), BUILDS)
 def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> None:
     if backend == "hooked_transformer" and not has_hooked_transformer():
         pytest.skip("this TransformerLens has no HookedTransformer")
     model = loaded(folder_of(name), backend)
-    pairs = pairs_for(model, count=2)
+    pairs = pairs_for(model, count=2 if name == "Llama" else 1)
     parallel = name in PARALLEL
     edges = [*EDGES, *([] if parallel else ["L1H2 -> MLP1"])]
     found = trace_paths(model, pairs, edges=edges, progress=False)
@@ -72,9 +69,14 @@ def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> No
         assert (np.abs(expected) > 1e-5).sum() > len(edges) // 2  # it is no comparison of zeros
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("contrast", ["content", "computed", "presence"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "contrast"),
+    [
+        pytest.param(place, contrast, marks=() if (place, contrast) == ("blocks", "computed") else pytest.mark.slow)
+        for place in PLACES
+        for contrast in ("content", "computed", "presence")
+    ],
+)
 def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(place: str, contrast: str) -> None:
     model = loaded(folder_of("Llama"), "bridge")
     (pair,) = make_pairs(model, problems()[:1], Insertion.meaningless(" /", 12, **PLACES[place]))
@@ -93,6 +95,56 @@ def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(place: str, 
         assert (np.abs(expected) > 1e-4).sum() > 3
 
 
+HEADS = ["L0H1", "L1H2", "L2H3", "L2H6"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPT-2", PARALLEL[0], "OLMo 2", "Gemma 2"))],
+)
+def test_both_ways_of_a_head_are_those_of_whole_passes(name: str) -> None:
+    model = loaded(folder_of(name), "bridge")
+    pairs = pairs_for(model, count=2)
+    found = mi.direct_effects(model, pairs, HEADS[::-1], progress=False)
+    swept = mi.patch_heads(model, pairs, heads=HEADS, progress=False)
+    assert list(map(str, found.heads)) == HEADS[::-1]
+    np.testing.assert_allclose(found.effect[:, ::-1], swept.per_head, atol=1e-5)
+    np.testing.assert_allclose(found.total, swept.total_effect, atol=1e-6)
+    for row, pair in enumerate(pairs):
+        hand = ByHand(model, pair)
+        direct = [hand.edge(Edge(head, "logits"), parallel=False) for head in HEADS]
+        np.testing.assert_allclose(found.direct[row, ::-1], direct, atol=1e-5)
+        assert np.abs(direct).max() > 1e-4
+    last = np.abs(found.indirect[:, :2]).max()
+    assert (last < 1e-5) == (name == PARALLEL[0])  # else the layer's own MLP still reads it
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+@pytest.mark.parametrize("place", [PLACES["after"], PLACES["blocks"]])
+def test_both_ways_add_up_to_the_sweep_under_every_contrast(place: dict[str, Any], direction: str) -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs = pairs_for(model, 12, 2, **place)
+    for contrast, made in CONTRASTS.items():
+        if contrast == "replaced":  # pairs of an insertion have no clean prompt
+            continue
+        for edit in ("z", "knockout") if made.cuts else ("z",):
+            options: dict[str, Any] = {"heads": HEADS, "contrast": contrast, "direction": direction, "edit": edit}
+            split = mi.direct_effects(model, pairs, progress=False, **options)
+            swept = mi.patch_heads(model, pairs, progress=False, **options)
+            np.testing.assert_allclose(split.effect, swept.per_head, atol=1e-5)
+            np.testing.assert_allclose(split.total, swept.total_effect, atol=1e-6)
+            assert np.abs(split.effect).max() > 1e-4, (contrast, edit)
+
+
+def test_planted_heads_act_through_the_last_mlp() -> None:
+    made, model = planted_here(1)
+    found = mi.direct_effects(model, pairs_of(made, model, 12), located_here(), progress=False)
+    assert set(found.heads) == {*made.readers, *made.mediators} and found.settings["named_on_these"] == 12
+    assert set(map(str, found.found)) == {f"{head} indirect" for head in found.heads}
+    assert np.abs(found.direct).max() < 0.01 * np.abs(found.effect).min()
+
+
 def test_the_parts_of_one_pass_do_not_change_the_numbers() -> None:
     model = loaded(folder_of("Llama"), "bridge")
     pairs = pairs_for(model)
@@ -102,16 +154,20 @@ def test_the_parts_of_one_pass_do_not_change_the_numbers() -> None:
     np.testing.assert_allclose(one.values, all_at_once.values, atol=2e-6)
 
 
-def test_a_run_goes_on_from_its_checkpoint_with_the_same_bits(tmp_path: Any) -> None:
+def test_edges_among_parts_are_all_that_can_be() -> None:
     model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model)
-    path, heads = tmp_path / "run.jsonl", ["L0H1", "L1H2"]
+    pairs, heads = pairs_for(model, count=1), ["L0H1", "L1H2"]
     whole = trace_paths(model, pairs, heads, progress=False)
-    for part in (0, 1):
-        with suppress(mi.ShardDone):
-            trace_paths(model.on(mi.Shard(part, 2)), pairs, heads, checkpoint=path, progress=False)
-    merged = trace_paths(model, pairs, heads, checkpoint=path, progress=False)
-    assert np.array_equal(merged.values, whole.values) and np.array_equal(merged.total, whole.total)
+    assert list(map(str, whole.edges)) == [
+        *(f"L0H1 -> L1H2 {part}" for part in ("q", "k", "v", "qkv")),
+        *("L0H1 -> logits", "L1H2 -> logits"),
+    ]
+    with_mlps = trace_paths(model, pairs, heads, mlps=[0, 1], inputs=["v"], logits=False, progress=False)
+    assert set(map(str, with_mlps.edges)) == {
+        *("L0H1 -> L1H2 v", "L0H1 -> MLP0", "L0H1 -> MLP1", "L1H2 -> MLP1", "MLP0 -> L1H2 v", "MLP0 -> MLP1")
+    }
+    every = trace_paths(model, pairs, heads[:1], mlps="all", inputs=["v"], progress=False)
+    assert {str(edge.receiver) for edge in every.edges} == {"MLP0", "MLP1", "MLP2", "logits"} and len(every.edges) == 10
 
 
 CHAIN = {"n_layers": 3, "readers": (Head(0, 2),), "mediators": (Head(1, 1), Head(1, 4))}
@@ -198,9 +254,10 @@ def test_inputs_that_act_together_or_in_each_others_place(values: tuple[float, .
     found = mi.PathEffects(tuple(map(str, range(n))), edges, every, np.ones(n), "nats", {"contrast": "replaced"})
     told = found.together_words()
     assert bool(told) == bool(words) and (told or ["L0H0 -> L1H0: "])[0].startswith(f"L0H0 -> L1H0: {words}")
-    assert len(found.together()) == 3
-    texts = [text.get_text() for text in mi.views.path_graph(found).axes[0].texts]
-    assert bool(words) == any(mark in text for mark in "+|" for text in texts)
+    q, k, v, qk, kv, qkv = values
+    assert found.together()["interaction"].tolist() == pytest.approx(
+        [qk - q - k, kv - k - v, qkv - q - k - v], abs=1e-3
+    )
 
 
 @needs_hooked_transformer
@@ -228,3 +285,108 @@ def test_models_whose_parts_cannot_be_read_are_refused() -> None:
             analysis(quantised, pairs, ["L0H0", "L1H1"])
     with pytest.raises(ValueError, match="the two are parallel"):
         trace_paths(loaded(folder_of("GPT-NeoX (Pythia)"), "bridge"), pairs, edges=["L1H0 -> MLP1"])
+
+
+# ------------------------------------------------------------- beside a control, the span's own rows change
+
+BESIDE_EDGES = [*EDGES[:3], EDGES[4], *EDGES[7:9], EDGES[-1]]
+
+
+class BesideByHand(ByHand):
+    """The donor is the run of another pair."""
+
+    def __init__(self, model: mi.Model, pair: PromptPair, control: PromptPair) -> None:
+        self.control = control.answered()
+        super().__init__(model, pair, donor="control", start=pair.spans[0][0])
+
+    def seen(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
+        if condition != "control":
+            return super().seen(name, condition, **edits)
+        inputs = self.control.condition("inserted")
+        return self.model.run(inputs, capture={name: None}, logits_at="none").captured[name]
+
+    def difference(self) -> float:
+        """What the insertion does more than the control."""
+        other = self.model.run(self.control.condition("inserted"), logits_at=self.read).logits
+        return self.value() - float(self._outcome(other))
+
+
+def with_controls(
+    model: mi.Model, count: int = 2, **place: Any
+) -> tuple[tuple[PromptPair, ...], tuple[PromptPair, ...]]:
+    one, other = (
+        make_pairs(model, problems()[:count], Insertion.meaningless(text, 12, **place)) for text in (" /", " ,")
+    )
+    return one, other
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("Llama", {"after": "question"}),
+        *(pytest.param(name, {}, marks=pytest.mark.slow) for name in ("Llama", "GPT-2", "Gemma 2")),
+    ],
+)
+def test_edges_beside_a_control_are_those_of_two_whole_passes_each(name: str, place: dict[str, Any]) -> None:
+    model = loaded(folder_of(name), "bridge")
+    pairs, controls = with_controls(model, **place)
+    found = mi.trace_paths(model, pairs, edges=BESIDE_EDGES, control=controls, progress=False)
+    back = mi.trace_paths(model, controls, edges=BESIDE_EDGES, control=pairs, direction="noising", progress=False)
+    for row, (pair, control) in enumerate(zip(pairs, controls, strict=True)):
+        hand = BesideByHand(model, pair, control)
+        expected = [hand.edge(edge, parallel=False) for edge in found.edges]
+        np.testing.assert_allclose(found.values[row], expected, atol=1e-5)
+        np.testing.assert_allclose(found.total[row], hand.difference(), atol=1e-5)
+        assert np.abs(expected).max() > 1e-3
+    np.testing.assert_allclose(back.values, -found.values, atol=1e-5)  # the same runs, the other way round
+    split = mi.direct_effects(model, pairs, ["L2H3"], control=controls, progress=False)
+    np.testing.assert_allclose(split.direct[:, 0], found.values[:, -1], atol=1e-5)
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_the_tokens_themselves_carry_everything_and_the_question_nothing(direction: str) -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs, controls = with_controls(model)
+    sites = ("resid_pre", "resid_post")
+    found = mi.patch_sites(model, pairs, control=controls, sites=sites, n_rows=2, direction=direction, progress=False)
+    at = {name: found.by_site[:, :, :, place] for place, name in enumerate(found.positions)}
+    np.testing.assert_allclose(at["span all"][:, 0, 0], found.total, atol=1e-5)
+    np.testing.assert_allclose(at["all"][:, 1, -1], found.total, atol=1e-5)
+    assert not any(at[name][:, 0, 0].any() for name in ("0", "1", "-2", "-1"))
+    assert np.abs(found.total).min() > 1e-3 and found.settings["contrast"] == "replaced"
+
+
+@pytest.mark.slow
+def test_a_writer_in_the_rows_of_the_span_is_found() -> None:
+    writer, relay, idle = mi.Head(0, 5), mi.Head(1, 2), mi.Head(0, 7)
+    made = planted_model([], [], relayed={relay: writer}, n_heads=8, n_key_value_heads=2, seed=1)
+    model = bridge_from(made.hf_model, made.tokenizer, name="writes in the span")
+    some = planted_problems(made, 16)
+    pairs, controls = (make_pairs(model, some, Insertion.meaningless(text, 20)) for text in (" /", " ,"))
+    options: dict[str, Any] = {"outcome": "logit_diff", "progress": False}
+    where = mi.map_positions(model, pairs, [writer, relay, idle], n_rows=1, control=controls, **options)
+    table = where.table().set_index("label")
+    shown = set(table.index[table["p_corrected"] < where.level])
+    assert {f"{writer} row span all", f"{relay} row all"} <= shown and f"{relay} row span all" not in shown
+    assert not any(name.startswith((str(idle), f"{writer} row -1", f"{writer} row 0")) for name in shown)
+    edges = [f"{sender} -> {relay} {part}" for sender in (writer, idle) for part in "qkv"]
+    beside = mi.trace_paths(model, pairs, edges=edges, control=controls, **options)
+    assert list(map(str, beside.found)) == [f"{writer} -> {relay} v"]
+    assert not mi.trace_paths(model, pairs, edges=edges, **options).found  # of the question's rows nothing is seen
+
+
+def test_controls_that_are_none_are_refused() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs, controls = with_controls(model)
+    heads = ["L0H1", "L1H2"]
+    for options, words in (
+        ({"control": controls[:1]}, "the same problems in the same order"),
+        ({"control": controls[::-1]}, "the same problems in the same order"),
+        ({"control": pairs}, "the very same tokens"),
+        ({"control": pairs_for(model, 13, 2)}, "as many other tokens at the same places"),
+        ({"control": controls, "contrast": "total"}, "a contrast of its own"),
+        ({"control": controls, "edit": "knockout"}, "a contrast of its own"),
+        ({"control": controls, "direction": "both"}, "unknown direction"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mi.trace_paths(model, pairs, heads, **options)

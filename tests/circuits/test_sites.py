@@ -50,8 +50,7 @@ def test_the_first_stream_carries_nothing_and_the_last_one_everything(direction:
     assert np.abs(found.total).min() > 1e-3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("direction", ["denoising", "noising"])
+@pytest.mark.parametrize("direction", ["denoising", pytest.param("noising", marks=pytest.mark.slow)])
 def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
     model = loaded(folder_of("Llama"), "bridge")
     (pair,) = pairs_for(model, 5, 1, before="question", after="question", at=12)

@@ -83,7 +83,7 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     assert (strata["removed_share_ci_low"] > 0.99).all()
     circuit = mi.trace_circuit(model, of_classes(32, 2), found, parts=["direct"], contrast="replaced", progress=False)
     assert "L0H0, L0H1, L0H2, L0H3 act in some strata of answer only" in circuit.caveats()[0]
-    assert "if pair.problem.text('answer') == " in circuit.caveats()[0]
+    assert "pair.problem.text('answer') == " in circuit.caveats()[0]
     mi.save(tmp_path / "kept", found=found)
     kept = mi.load(tmp_path / "kept")["found"]
     assert repr(kept) == repr(found) and kept.confirmed_specialists == served

@@ -1,5 +1,6 @@
-"""The effect without the tokens: the identity per query, planted truth, controls, answers, refusals."""
+"""The effect without the tokens: by hand, planted truth, controls, answers, refusals."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,45 +8,114 @@ import pytest
 import torch
 from architectures_under_test import folder_of
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems
+from small_results import HEADS, spread, transferred
+from torch import Tensor
 
 import mless_interp as mi
 from mless_interp.answers.complete import generate_completions
 from mless_interp.answers.decoding import Request
 from mless_interp.circuits.transfer import _controls
 from mless_interp.core.heads import Head
-from mless_interp.mechanism.runs import span_reads
-from mless_interp.models.sites import site
+from mless_interp.models.sites import attention_sites, site
 from mless_interp.patching.head_transfer import HeadTransfer
+from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.prepared import prepare
 
 A, B = Head(0, 2), Head(0, 5)
 READERS: dict[str, Any] = {"readers": (A, B), "mediators": ()}
 QUIET: dict[str, Any] = {"progress": False}
-NOTHING = HeadTransfer((), np.zeros((0, 1)), np.zeros((0, 1, 4)))
 
 
-@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX (Pythia)", "Gemma 2"])
-def test_a_problems_own_rows_give_its_patched_output(name: str) -> None:
-    """Layer 0 of the run that cannot see the span, moved row by row, is the run with it (methods, I1)."""
-    model = loaded(folder_of(name), "bridge")
-    for pair in pairs_for(model, 9):
+def means_by_hand(model: mi.Model, pairs: Any, head: Head) -> tuple[float, Tensor]:
+    """Retained mass and what is read of the span, means over the rows after it with the answer's, then over problems."""
+    pattern, v = attention_sites(head.layer, "pattern", "v")
+    group = head.head // (model.info.n_heads // model.info.n_key_value_heads)
+    lam, sigma = [], []
+    for pair in pairs:
         answered = pair.answered()
-        heads, start = (Head(0, 1), Head(0, 6)), answered.span[1]
-        own = span_reads(model, answered, [0], rows=True)
-        edit = HeadTransfer(heads, own["lam"][0, [1, 6]], own["sigma"][0, [1, 6]])
-        z = {
-            run: model.run(answered.condition(run), capture={site(0, "attn.hook_z"): None}, logits_at="none").captured[
-                site(0, "attn.hook_z")
-            ][0]
-            for run in ("masked", "inserted")
-        }
-        moved = edit.moved(z["masked"][start:], 0)
-        torch.testing.assert_close(moved[:, [1, 6]], z["inserted"][start:, [1, 6]], atol=2e-6, rtol=1e-5)
-        assert torch.equal(moved[:, [0, 2, 7]], z["masked"][start:, [0, 2, 7]])
-        assert (z["masked"] - z["inserted"])[start:, [1, 6]].abs().max() > 1e-3
-        means = span_reads(model, answered, [0])
-        np.testing.assert_allclose(means["lam"], own["lam"].mean(-1), atol=1e-6)
-        np.testing.assert_allclose(means["sigma"], own["sigma"].mean(-2), atol=1e-6)
+        seen = model.run(answered.condition("inserted"), capture={pattern: None, v: None}, logits_at="none").captured
+        read = seen[pattern][0, head.head, answered.span[1] :, slice(*answered.span)]
+        lam.append(1 - read.sum(-1).mean())
+        sigma.append((read @ seen[v][0, slice(*answered.span), group]).mean(0))
+    return float(torch.stack(lam).mean()), torch.stack(sigma).mean(0)
+
+
+def brought_by_hand(model: mi.Model, pair: Any, means: dict[Head, tuple[float, Tensor]]) -> float:
+    """What the heads' means do to the plain prompt, by whole passes."""
+    outcome = OUTCOMES["answer_logprob"]
+    asked = outcome.asked(pair, model.info)
+    inputs, start = asked.condition("base"), asked.span[0]
+    read = [len(asked.base) - back for back in outcome.reads(asked)]
+
+    def edit(layer: int) -> Any:
+        def moved(z: Tensor) -> Tensor:
+            new = z.clone()
+            for head, (lam, sigma) in means.items():
+                if head.layer == layer:
+                    new[:, start:, head.head] = lam * z[:, start:, head.head] + sigma
+            return new
+
+        return moved
+
+    edits = {site(head.layer, "attn.hook_z"): edit(head.layer) for head in means}
+    there, here = (model.run(inputs, edits=put, logits_at=read).logits for put in (edits, {}))
+    assert there is not None and here is not None
+    return float(outcome.value(there, asked, None)[0] - outcome.value(here, asked, None)[0])
+
+
+def test_what_comes_back_is_that_of_whole_passes() -> None:
+    """Heads of two layers, random heads of the same layers, and the same heads' means under another insertion."""
+    made, model = planted_here(1, **READERS)
+    pairs = planted_pairs(made, model, 22, n_tokens=12)
+    search, fresh = pairs[::2], pairs[1::2]
+    heads = [A, Head(1, 3)]
+    other = mi.make_pairs(model, [pair.problem for pair in search], mi.Insertion.meaningless(" ,", 12))
+    found = mi.transfer(model, pairs, heads, control=other, n_random_sets=2, **QUIET)
+    assert found.measured_ids == tuple(pair.id for pair in search) and found.problem_ids == tuple(p.id for p in fresh)
+    assert found.cells == ("Transfer", "Random heads", "Other insertion") and len(found.sets) == 2
+    assert [[head.layer for head in each] for each in found.sets] == [[0, 1]] * 2
+    every = {head: means_by_hand(model, search, head) for head in {*heads, *found.sets[0], *found.sets[1]}}
+    beside = {head: means_by_hand(model, other, head) for head in heads}
+    np.testing.assert_allclose(found.edit_lam, [every[head][0] for head in heads], atol=1e-6)
+    np.testing.assert_allclose(found.edit_sigma, np.stack([every[head][1].numpy() for head in heads]), atol=1e-5)
+    for at, pair in enumerate(fresh[:3]):
+        for values, means in (
+            (found.given, {head: every[head] for head in heads}),
+            (found.random[:, 0], {head: every[head] for head in found.sets[0]}),
+            (found.random[:, 1], {head: every[head] for head in found.sets[1]}),
+            (found.other[:, 0], beside),
+        ):
+            assert values[at] == pytest.approx(brought_by_hand(model, pair, means), abs=2e-5)
+    swept = mi.patch_heads(model, fresh, contrast="total", heads=heads, **QUIET)
+    np.testing.assert_allclose(found.total_effect, swept.total_effect, atol=1e-4)
+    assert found.edit.label == "L0H2, L1H3 moved as by Mless ' /' x12"
+
+
+def test_numbers_of_a_transfer_by_hand() -> None:
+    """Two heads bring back 0.9 of 1 + spread, random sets 0.2 and nothing, another insertion 0.4 and 0.2."""
+    found, part = transferred(), 1 + spread(12)
+    table = found.table().set_index("label")
+    assert table["share"].tolist() == pytest.approx([0.9, 0.1, 0.3]) and table["k"].tolist() == [12, 12, 12]
+    assert table["p_corrected"].tolist() == [6 * 2.0**-12] * 3, "three edits, both senses"
+    assert table["spearman"].tolist() == pytest.approx([1, 1, 1])
+    assert table["exceeded"].tolist()[1:] == [12, 12] and np.isnan(table["exceeded"].iloc[0])
+    assert table["p_exceeded"].tolist()[1:] == [2 * 2.0**-12] * 2
+    assert found.n_as_large == 0 and found.p_random == 1 / 3
+    frame = found.to_frame()
+    assert frame["effect"].to_numpy() == pytest.approx(np.outer(part, [0.9, 0.1, 0.3]).ravel())
+    assert frame["base"].tolist() == [-2.0] * 36 and frame["inserted"].to_numpy() == pytest.approx(
+        np.repeat(part - 2, 3)
+    )
+    assert "Giving L0H1, L1H0" in found.headline() and "brings back 90 % [90, 90] of the effect" in found.headline()
+    apart = replace(found, sets=((HEADS[2], Head(1, 1)), found.sets[1]))
+    assert apart.table()["share"][1] == pytest.approx(0.2), "the set without any of the heads alone"
+    as_large = replace(found, random=found.random + 0.9 * part[:, None])
+    assert as_large.n_as_large == 2 and as_large.p_random == 1
+    alone = replace(found, sets=(), random=found.random[:, :0], other=found.other[:, :0])
+    assert alone.table()["label"].tolist() == ["Transfer"] and np.isnan(alone.p_random)
+    nothing = replace(found, inserted=found.base)
+    assert nothing.headline().endswith("brings back nothing: most problems show no effect of one sign.")
+    assert np.isnan(nothing.table()["spearman"]).all() and np.isnan(nothing.p_random)
 
 
 @pytest.mark.slow
@@ -64,33 +134,6 @@ def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
     assert abs(table.loc["Other insertion", "share"]) < 0.1  # what the readers read is the slash
     assert (table["p_exceeded"].dropna() < 0.05).all()
     assert found.p_random == pytest.approx(1 / (1 + len(found.sets)))
-
-
-def test_a_reader_alone_brings_its_part_and_idle_heads_nothing() -> None:
-    made, model = planted_here(1, **READERS)
-    pairs = planted_pairs(made, model, 16, n_tokens=12)
-    options: dict[str, Any] = {"control": None, "n_random_sets": 0, **QUIET}
-    one, idle = (mi.transfer(model, pairs, [head], **options) for head in (A, Head(1, 3)))
-    assert one.cells == ("Transfer",)
-    assert 0.2 < np.median(one.given) / np.median(one.total_effect) < 0.8
-    assert abs(np.median(idle.given)) < 0.02 * abs(np.median(idle.total_effect))
-    content = mi.transfer(model, pairs, [A], contrast="content", **options)
-    assert content.settings["contrast"] == "content"
-    np.testing.assert_allclose(content.given.mean(), one.given.mean(), rtol=0.15)
-
-
-def test_the_means_are_those_of_the_rows_that_are_edited() -> None:
-    made, model = planted_here(1, **READERS)
-    pairs = planted_pairs(made, model, 16, n_tokens=12)
-    found = mi.transfer(model, pairs, [A], control=None, n_random_sets=0, **QUIET)
-    measured = [pair for pair in pairs if pair.id in found.measured_ids]
-    own = {
-        name: np.mean([span_reads(model, pair, [A.layer])["lam"][0, A.head] for pair in rows])
-        for name, rows in {"answered": [pair.answered() for pair in measured], "bare": measured}.items()
-    }
-    assert found.edit_lam == pytest.approx(own["answered"], abs=1e-7)
-    of_prompts = mi.decompose_attention(model, measured, heads=[A], control=None, **QUIET).mean("lam")[A.layer, A.head]
-    assert of_prompts == pytest.approx(own["bare"], abs=1e-6) and abs(of_prompts - own["answered"]) > 1e-3
 
 
 def edit_for(model: Any, layer: int = 0, size: float = 3.0) -> HeadTransfer:
@@ -125,12 +168,28 @@ def test_every_engine_moves_the_same_heads_at_the_same_tokens(name: str, backend
             assert torch.allclose(untouched[0], other.logits[0], atol=1e-6) == (request.start == len(request.prompt))  # type: ignore[index]
 
 
-def test_the_control_is_never_the_insertion_under_study() -> None:
+def test_the_control_is_never_the_insertion_under_study_and_few_problems_are_refused() -> None:
     made, model = planted_here(1, **READERS)
     problems = planted_problems(made, 16)
     own = mi.Insertion.meaningless(" /", 12)
-    with pytest.raises(ValueError, match="is the insertion under study"):
-        mi.transfer(model, mi.make_pairs(model, problems, own), [A], control=own, **QUIET)
+    pairs = mi.make_pairs(model, problems, own)
+    for given, options, words in (
+        (pairs, {"control": own}, "is the insertion under study"),
+        (pairs[:15], {}, "measured on at least 2 problems and tested on 8 others or more, got 8 and 7"),
+        (pairs, {"control": "words"}, "unknown control"),
+        (pairs, {"contrast": "shift"}, "unknown contrast"),
+        (pairs, {"smallest_effect": 1.0}, "smallest_effect"),
+        (
+            mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 2, before="question", after="question")),
+            {},
+            "block",
+        ),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mi.transfer(model, given, [A], **options, **QUIET)  # type: ignore[arg-type]
     prepared = prepare(model, mi.make_pairs(model, problems, mi.Insertion.random_sentence(12, seed=3, draw=1)))
-    draws = [each.bare[0].insertion.draw for each in _controls(prepared, "random_sentence", 3, seed=3)]
-    assert draws == [0, 2, 3]
+    drawn = [each.bare[0].insertion for each in _controls(prepared, "random_sentence", 3, seed=3)]
+    assert [each.draw for each in drawn] == [0, 2, 3] and {each.seed for each in drawn} == {3}
+    assert _controls(prepared, None, 3, seed=3) == []
+    (other,) = _controls(prepared, own, 3, seed=3)
+    assert other.bare[0].insertion.unit == own.unit and other.ids == prepared.ids

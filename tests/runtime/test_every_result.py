@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from small_results import RESULTS, confirmed, located, patched
 
 import mless_interp as mi
-from mless_interp.circuits.confirmation import Verdicts
+from mless_interp.circuits.located import Verdicts
 from mless_interp.patching.parts import Parts
 from mless_interp.runtime import registry
 from mless_interp.runtime.columns import ENDS, WIDTH, TextTable

@@ -14,7 +14,7 @@ from models_under_test import loaded, pairs_for, planted_here
 from small_results import located as small_located
 
 import mless_interp as mi
-from mless_interp.circuits.confirmation import sink_words
+from mless_interp.circuits.located import sink_words
 from mless_interp.models.load import load_model
 from mless_interp.models.sites import site
 from mless_interp.scores import SINKS, HeadScores

@@ -177,11 +177,10 @@ def test_where_shares_are_undefined_the_map_shows_effects() -> None:
 
 
 def test_located_heads_are_outlined_and_come_first() -> None:
-    sentences, head_map, (table, controls) = shown(located())
+    _, head_map, (table, controls) = shown(located())
     assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.value == "undone"
     assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 1) == ["reader", "mediator", "undecided"]
     assert texts(controls, 0) == ["L0H1", "L1H0"]
-    assert any(sentence.startswith("Controls: `control_table()` (chosen on these problems") for sentence in sentences)
     _, _, (_, fresh, again) = shown(replace(located(), confirmation=confirmed()))
     assert "on fresh problems" in fresh.caption
     assert labels(again)[:4] == ["head", "claimed", "confirmed", "verdict"] and texts(again, 2) == ["yes", "yes", "no"]

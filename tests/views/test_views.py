@@ -76,14 +76,14 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
 
 def test_negative_cells_carry_a_minus_that_grey_print_shows() -> None:
     found = located()
-    picture = mi.views.head_map(found, value="knockout_effect")
+    picture = mi.views.head_map(found, value="knockout_median")
     minus = [line for line in picture.axes[0].lines if line.get_marker() == "_"]
     assert [(round(float(line.get_xdata()[0])), int(line.get_ydata()[0])) for line in minus] == [(0, 0)], (
         "L0H0, the one that is clearly below 0"
     )
     negative = "clearly negative: against the effect"
     assert negative in words_of(picture)
-    assert negative not in words_of(mi.views.head_map(found, value="knockout_effect", limit=3.0)), "not clearly"
+    assert negative not in words_of(mi.views.head_map(found, value="knockout_median", limit=3.0)), "not clearly"
 
 
 @pytest.mark.parametrize(
