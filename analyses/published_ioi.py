@@ -106,8 +106,8 @@ def compute(options: Options) -> Computed:
     Writes comparison.csv (a row per published head: its class, what the toolkit calls it, its share), heads.csv, edges.csv,
     head_map.png, edges.png, the results in results/ (mi.load) and run.json; with --report also report.html.
     """
-    from mless_interp.circuits.locate import locate_heads
     from mless_interp.circuits.cells import Edge
+    from mless_interp.circuits.locate import locate_heads
     from mless_interp.circuits.paths import trace_paths
     from mless_interp.models.load import load_model
     from mless_interp.prompts.own_ids import pairs_from_ids

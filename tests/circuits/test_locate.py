@@ -123,7 +123,11 @@ def test_how_heads_are_measured_is_chosen_by_their_number_and_the_budget(monkeyp
         heads, options = model.info.heads[:n_heads], RunOptions(progress=False)
         return chosen_way(prepared, heads, CONTRASTS["content"], mode=mode, budget_seconds=budget, options=options)
 
-    assert chosen("exact", 0.0) == (True, "as asked for", None) and chosen("screen", 9e9) == (False, "as asked for", None)
+    assert chosen("exact", 0.0) == (True, "as asked for", None) and chosen("screen", 9e9) == (
+        False,
+        "as asked for",
+        None,
+    )
     assert chosen("auto", 0.0, 64) == (True, "64 heads, no more than screening would keep (64)", None)
     why = "the four exact sweeps are estimated to"
     assert chosen("auto", 90.0) == (True, f"{why} stay within the budget of 90 s", 90.0)

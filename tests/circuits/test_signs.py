@@ -32,7 +32,7 @@ def every(request: pytest.FixtureRequest) -> SimpleNamespace:
         located=mi.locate_heads(model, pairs[: N // 2], confirm=pairs[N // 2 :], **NAMING, **QUIET),
         joint=mi.joint_knockout(model, pairs, heads, n_random_sets=0, **QUIET),
         reads=mi.read_effects(model, pairs, [reader], **QUIET),
-        curve=mi.circuit_curve(model, pairs, [reader], n_random=0, joint_up_to=len(heads), **QUIET),
+        curve=mi.circuit_curve(model, pairs, [reader], n_random=0, **QUIET),
         gates=mi.attribute_heads(model, pairs, verify=1, **QUIET),
         mediated=mi.mediate(model, pairs, direction="denoising", **QUIET),
         doses=mi.dose_response(
@@ -57,7 +57,6 @@ def test_every_total_is_the_outcome_with_the_insertion_minus_that_without(every:
         "JointKnockout of all heads": every.joint.effect,
         "ReadEffects": every.reads.total,
         "CircuitCurve": every.curve.total,
-        "CircuitCurve, all heads knocked out": every.curve.joint[:, -1],
         "HeadAttribution": every.gates.inserted - every.gates.masked,
         "HeadAttribution, all heads": every.gates.scores.sum((1, 2)),
         "Mediation": every.mediated.effect("outcome", "total"),
