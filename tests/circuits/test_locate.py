@@ -202,13 +202,8 @@ def test_an_estimate_is_the_line_through_runs_of_some_units(
     assert extrapolated(run, 1000, sizes=2) == pytest.approx(once + 1000 * each)
     assert ran == sizes
     assert extrapolated(run, 1) == pytest.approx(once + each)
-    assert [duration(each) for each in (119.9, 120.0, 7199.0, 7200.0, float("inf"))] == [
-        "120 s",
-        "2 min",
-        "120 min",
-        "2 h",
-        "any length",
-    ]
+    words = {119.9: "120 s", 120.0: "2 min", 7199.0: "120 min", 7200.0: "2 h", float("inf"): "any length"}
+    assert {each: duration(each) for each in words} == words
     if once + each > 1:
         assert extrapolated(run, 1000) == pytest.approx(1000 * (once + each)), "one long run is enough"
 
