@@ -73,7 +73,7 @@ format: $(VENV)/.installed-dev ## format the code and repair what lint can repai
 	$(VENV)/bin/ruff check --fix .
 
 fuzz: $(VENV)/.installed-dev ## random texts, patterns and damaged files, 10,000 and more (CASES=300 of each kind, in proportion)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MLESS_FUZZ=$(or $(CASES),300) MLESS_FUZZ_PAGE=docs/reliability.md \
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MLESS_FUZZ=$(or $(CASES),300) \
 		$(VENV)/bin/python -m pytest tests/fuzz $(ARGS)
 
 faults: $(VENV)/.installed-dev ## kill, interrupt and starve every long analysis; results must be the undisturbed ones (some, or ARGS="dose --kills 5")

@@ -51,9 +51,8 @@ PUBLIC = {
     "app.planned": ["plan_run"],
     "paper": ["enrichment"],
     "answers.vllm": ["Vllm"],
-    "runtime.store": ["load", "provenance"],
-    "runtime.engines": ["Shard", "ShardDone"],
-    "runtime.workers": ["RayWorkers"],
+    "runtime.store": ["load"],
+    "runtime.engines": ["RayWorkers", "Shard"],
     "views.report": ["Report"],
 }
 """module -> its public names: what a researcher types."""
@@ -83,22 +82,7 @@ RESULTS = {
     "paper": ["ClaimChecks", "Enrichment"],
 }
 """module -> classes of results: by these names folders are read (`runtime.store`); functions give them."""
-ROOMS = [
-    "answers",
-    "app",
-    "circuits",
-    "ground_truth",
-    "mechanism",
-    "metrics",
-    "models",
-    "paper",
-    "patching",
-    "prompts",
-    "runtime",
-    "scores",
-    "statistics",
-    "views",
-]
+ROOMS = ["metrics", "statistics", *dict.fromkeys(name.partition(".")[0] for name in PUBLIC)]
 
 SHOWN = ("answers", "metrics", "paper", "statistics", "views")
 """Rooms that a notebook offers after `mi.`; the others are there without being offered."""

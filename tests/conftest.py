@@ -222,14 +222,6 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     return directory
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """`make fuzz` writes its counts when all cases have passed."""
-    if os.environ.get("MLESS_FUZZ_PAGE") and not exitstatus:
-        from fuzzing import write_counts
-
-        write_counts(Path(os.environ["MLESS_FUZZ_PAGE"]))
-
-
 @pytest.fixture
 def nothing_is_remembered() -> None:
     """No answer of math-verify that an earlier test got."""

@@ -10,6 +10,7 @@ from analyses_under_test import ANALYSES, KEPT, asked, frames, kept_numbers, lon
 from results_under_test import same
 
 import mless_interp as mi
+from mless_interp.runtime.engines import ShardDone
 
 EVERY = pytest.mark.parametrize("name", ANALYSES)
 NO_SHARDS = {"joint", "curve"}
@@ -71,7 +72,7 @@ def test_shards_together_are_the_whole(name: str, tmp_path: Path) -> None:
                 replace(on, model=on.model.on(mi.Shard(turn % parts, parts))),
                 **long(name, checkpoint=tmp_path / "kept"),
             )
-        except mi.ShardDone:
+        except ShardDone:
             continue
         assert same(found, whole(name))
         return

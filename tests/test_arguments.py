@@ -94,7 +94,6 @@ FREE = {
     ("score_cache", "base"),
     ("save", "results"),
     ("save", "options"),
-    ("provenance", "model"),
     ("load_problems", "source"),
     ("load_model", "name"),
     ("load_model", "device_map"),  # handed on to the library

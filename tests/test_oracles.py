@@ -1,17 +1,16 @@
 """Every statistic, every metric that others compute too, and the sweeps, against peers: SciPy, statsmodels, pandas, NumPy,
-TransformerLens' own patching, nnsight's and pyvene's recipes. Each formula meets at least 50 inputs: few values and many, ties,
+TransformerLens' own patching, nnsight's recipe. Each formula meets at least 50 inputs: few values and many, ties,
 skew, extremes."""
 
 import gc
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from architectures_under_test import D_MODEL, N_HEADS, N_LAYERS, folder_of
+from architectures_under_test import folder_of
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from formulas_under_test import visible_keys
 from models_under_test import loaded, pairs_for
@@ -21,12 +20,7 @@ from statsmodels.stats import contingency_tables, descriptivestats, multitest, p
 from mless_interp import statistics as st
 from mless_interp.core.heads import Head
 from mless_interp.metrics import activations, attention, logits, outputs, received, recovery
-from mless_interp.models.load import wrap_model
 from mless_interp.patching.sweep import patch_heads
-
-needs_patching_result = pytest.mark.skipif(
-    int(metadata.version("transformer-lens").split(".")[0]) < 4, reason="PatchingResult is in TransformerLens 4.x only"
-)
 
 SIZES = (2, 3, 5, 9, 21, 64, 150)
 KINDS = ("normal", "ties", "skewed", "mostly zero", "huge", "tiny", "far from 0", "one outlier")
@@ -534,77 +528,27 @@ def test_z_sweeps_are_transformer_lens_patching(architecture: str, tiny_model_di
         close(ours.patched[0], theirs.detach(), rtol=0, atol=1e-5)
 
 
-OWN: dict[str, dict[str, Any]] = {
-    "GPT-2": {},
-    "shortformer": {"positional_embedding_type": "shortformer"},
-    "attention only": {"attn_only": True},
-    "norms without weights": {"normalization_type": "LNPre"},
-    "no norms": {"normalization_type": None},
-    "linear to the end": {"attn_only": True, "normalization_type": None},
-}
-"""What each has that GPT-2 has not."""
-
-
-def own_model(shape: str) -> Any:
-    """A HookedTransformer of GPT-2's shape, made of a config alone, wrapped: learned positions, LayerNorm, an ungated MLP."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder_of("GPT-2"))
-    gpt2 = {
-        "act_fn": "gelu_new",
-        "normalization_type": "LN",
-        "positional_embedding_type": "standard",
-        "n_ctx": 256,
-        "d_vocab": len(tokenizer),
-        "d_head": D_MODEL // N_HEADS,
-    }
-    sizes = {"n_layers": N_LAYERS, "d_model": D_MODEL, "n_heads": N_HEADS}
-    hooked = HookedTransformer(HookedTransformerConfig(**sizes, **{**gpt2, **OWN[shape]}, device="cpu"))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in hooked.named_parameters():
-            is_scale = name.endswith(("ln1.w", "ln2.w", "ln_final.w"))
-            weight.normal_(
-                1.0 if is_scale else 0.0, 0.1 if ".ln" in name or "_norm" in name else 0.15, generator=generator
-            )
-    hooked.set_tokenizer(tokenizer)
-    model = wrap_model(hooked.requires_grad_(False), name=shape)
-    assert model.checks is not None and model.checks.by_layers
-    return model
-
-
-def hidden(pair: Any, *, layers: Any = range(N_LAYERS), head: Any = slice(None)) -> list[tuple[str, Any]]:
-    """TransformerLens hooks written out: what comes after the span cannot see it, in these layers and heads."""
-    start, stop = pair.span
-
-    def hide(scores: torch.Tensor, hook: Any) -> torch.Tensor:
-        scores = scores.clone()
-        scores[:, head, stop:, start:stop] = -torch.inf
-        return scores
-
-    return [(f"blocks.{layer}.attn.hook_attn_scores", hide) for layer in layers]
-
-
-def read_of(pair: Any) -> Any:
-    """The log-probability of an answered pair's one-token answer, of logits `[1, token, vocab]`."""
-    read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
-    assert len(pair.answer_ids) == 1
-    return lambda found: torch.log_softmax(found[0, read], -1)[answer]
-
-
 @needs_hooked_transformer
-@pytest.mark.parametrize("shape", OWN)
-def test_knockouts_of_an_own_model_are_transformer_lens_hooks(shape: str) -> None:
-    model = own_model(shape)
+def test_knockouts_are_transformer_lens_hooks(tiny_model_dir: Any) -> None:
+    """What comes after the span cannot see it, in one head."""
+    model = loaded(tiny_model_dir("qwen2"), "hooked_transformer")
     (bare,) = pairs_for(model, count=1)
     pair = bare.answered()
-    hooked, tokens, metric = model.underlying, pair.condition("inserted").tokens, read_of(pair)
+    (start, stop), read, answer = pair.span, len(pair.inserted) - 2, pair.answer_ids[0]
     ours = patch_heads(model, [bare], edit="knockout", progress=False).patched[0]
     for layer, head in np.ndindex(ours.shape):
+
+        def hide(scores: torch.Tensor, hook: Any, head: int = head) -> torch.Tensor:
+            scores = scores.clone()
+            scores[:, head, stop:, start:stop] = -torch.inf
+            return scores
+
+        hooks = [(f"blocks.{layer}.attn.hook_attn_scores", hide)]
         with torch.no_grad():
-            found = hooked.run_with_hooks(tokens, fwd_hooks=hidden(pair, layers=[layer], head=head))
-        close(ours[layer, head], metric(found), rtol=1e-6, atol=1e-5, case=(layer, head))
+            found = model.underlying.run_with_hooks(pair.condition("inserted").tokens, fwd_hooks=hooks)
+        close(
+            ours[layer, head], torch.log_softmax(found[0, read], -1)[answer], rtol=1e-6, atol=1e-5, case=(layer, head)
+        )
 
 
 UNWINDOWED = ("qwen2", "llama", "GPT-2")
@@ -665,24 +609,3 @@ def test_z_sweeps_are_nnsight_s_recipe(architecture: str, direction: str, tiny_m
                 at.input = changed
                 found = traced.lm_head.output.save()
         close(ours[head.layer, head.head], metric(found), rtol=0, atol=1e-5, case=head)
-
-
-@pytest.mark.parametrize("direction", ["denoising", "noising"])
-def test_z_sweeps_of_gpt_2_are_pyvene_s_interchange_of_head_outputs(direction: str) -> None:
-    """Its own names: component `head_attention_value_output`, unit "h.pos", a vanilla (interchange) intervention."""
-    import pyvene
-
-    model = traced_model("GPT-2", None)
-    pair, base, gap, rows, metric = shifted(model)
-    donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
-    ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
-    hf_model = model.underlying._module
-    positions = list(range(base["input_ids"].shape[1]))[rows]
-    for head in HEADS:
-        place = pyvene.RepresentationConfig(head.layer, "head_attention_value_output", "h.pos", 1)
-        config = pyvene.IntervenableConfig([place], pyvene.VanillaIntervention)
-        at = [[[[head.head]], [positions]]]
-        with torch.no_grad():
-            intervened = pyvene.IntervenableModel(config, hf_model)
-            _, found = intervened(dict(receiving), [dict(donor)], {"sources->base": (at, at)})
-        close(ours[head.layer, head.head], metric(found.logits), rtol=0, atol=1e-5, case=head)

@@ -24,7 +24,7 @@ from ..prompts.prompt import (
     template_named,
     text_system,
 )
-from ..runtime.checkpoint import Checkpoint, Origin, key_of
+from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
 from ..runtime.progress import progress_bar
 from ..runtime.text_safety import visible
@@ -139,19 +139,13 @@ def evaluate_accuracy(
         checkpoint,
         {name: value for name, value in settings.items() if name not in OF_THE_LIST},
         {
-            _line(run.name, request.key, n): Origin(key_of([request.prompt, golds[request.key]]))
+            _line(run.name, request.key, n): key_of([request.prompt, golds[request.key]])
             for run in runs
             for request in run.requests
             for n in range(n_samples)
         },
         shard=shard,
     )
-    if saved.repaired:
-        warnings.warn(
-            f"{visible(str(checkpoint))}: the last line was cut off when the run was stopped; it was repaired, and what it may "
-            "have lost is made again",
-            stacklevel=3,
-        )
     answers: list[dict[str, Any]] = []
     with saved, progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
         for run in runs:

@@ -199,7 +199,7 @@ class Saving:
         if self.wait and self.shard is None:
             raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
         if self.engine == "ray":
-            from ..runtime.workers import RayWorkers
+            from ..runtime.engines import RayWorkers
 
             workers = RayWorkers(self.workers, gpus=self.gpus_per_worker, address=self.address)
         elif self.engine not in self.engines:

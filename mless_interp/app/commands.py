@@ -161,10 +161,9 @@ def compare(
         raise ValueError(f"--out {str(out)!r} is one of the compared runs, or inside one: choose another folder")
     if report and out is None:
         raise ValueError("--report needs --out, the folder where the page goes")
-    from ..runtime.columns import TextTable
+    from ..runtime.columns import Table, TextTable
     from ..runtime.results import ROWS
     from ..runtime.store import new_folder, provenance
-    from ..runtime.tables import Table
     from ..views.report import Report
     from .runs_compared import compare_runs
 

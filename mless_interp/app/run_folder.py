@@ -16,7 +16,7 @@ import typer
 
 from ..core.arguments import count_of, nearest
 from ..runtime.engines import ShardDone
-from ..runtime.folders import MANIFEST, RESULTS, RUN, remove_partial
+from ..runtime.folders import MANIFEST, RESULTS, RUN
 from ..runtime.text_safety import WIDTH, one_line
 from . import COMMANDS
 from .command_line import Saving, analysis, repeat_command, tell
@@ -182,7 +182,7 @@ def read(folder: Path) -> Kept:
 
 def show_again(folder: Path) -> None:
     """Make tables, pictures and page of a run's folder again; of one that ended before they were made, now."""
-    from ..runtime.folders import renewed
+    from ..runtime.folders import listed_in, write_manifest
 
     asked = Saving(out=folder)
     whole = (folder / RUN).is_file() or not (asked.kept / RUN).is_file()
@@ -193,8 +193,9 @@ def show_again(folder: Path) -> None:
     if not whole:
         _finish(asked, present, report=True)
         return
-    with renewed(folder) as made:
-        written = _draw(folder, made, present, report=True)
+    ours = listed_in(folder)
+    written = _draw(folder, folder, present, report=True)
+    write_manifest(folder, only={*ours, *written})
     _tell(folder, written)
 
 
@@ -206,13 +207,13 @@ def _finish(asked: Saving, present: Callable[[Kept], Presented], *, report: bool
         shutil.copytree(asked.kept, made, dirs_exist_ok=True)
         (made / MANIFEST).unlink()
         written = _draw(asked.kept, made, present, report=report)
-    remove_partial(asked.partial)
+    shutil.rmtree(asked.partial)
     _tell(asked.out, [*written, RESULTS, RUN])
 
 
 def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, report: bool) -> list[str]:
     """Draw and write what follows from the folder `kept` into another; return the names written."""
-    from ..runtime.tables import Table
+    from ..runtime.columns import Table
 
     found = read(kept)
     presented = present(found)

@@ -24,11 +24,11 @@ from ..patching.prepared import Prepared, Runs, Settings, prepare
 from ..patching.sweep import Engine, Sweep
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, one_of
 from ..prompts.pairs import PromptPair
+from ..runtime.columns import Table
 from ..runtime.engines import Tick, Unit
+from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..runtime.registry import savable
 from ..runtime.results import Grouped, Shown, ShownTable, largest_first, tidy
-from ..runtime.tables import Table
 from ..statistics import CONFIDENCE
 from .located import LocatedHeads
 

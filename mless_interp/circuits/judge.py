@@ -9,7 +9,7 @@ import numpy as np
 from ..core.arguments import count_of
 from ..core.heads import Head
 from ..patching.effect import SMALLEST_EFFECT, Effect, fewest_for
-from ..runtime.registry import savable
+from ..runtime.folders import savable
 from ..statistics import CONFIDENCE, SENSES, Prevalence
 
 SIDES = {"removed": "z_removed", "added": "z_added"}

@@ -17,7 +17,7 @@ from ..patching.prepared import Settings
 from ..patching.reads import ReadEffects
 from ..patching.scores import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
-from ..runtime.columns import Column, columns_of
+from ..runtime.columns import Column, Table, columns_of
 from ..runtime.results import (
     Grouped,
     Quantity,
@@ -30,7 +30,6 @@ from ..runtime.results import (
     rows_per_head,
     with_limits,
 )
-from ..runtime.tables import Table
 from ..scores import HeadScores
 from ..scores.scored import is_sink
 from ..statistics import CONFIDENCE, Prevalence, holm

@@ -21,8 +21,8 @@ from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
 from ..runtime.columns import columns_of
+from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..runtime.registry import savable
 from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, of_heads
 from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, fewest_problems, holm, prevalence_test
 from .cells import Asked, heads_of, named_on, named_words

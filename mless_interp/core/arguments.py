@@ -169,22 +169,49 @@ class _Unfit(Exception):
         self.culprit, self.expected, self.where = culprit, expected, where
 
 
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool) or (str(getattr(value, "dtype", "")) == "bool" and not value.shape)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+_PLAIN: dict[Any, tuple[str, str, Callable[[Any], bool], Callable[[Any], Any]]] = {
+    bool: ("True or False", "True or False", _is_flag, bool),
+    int: ("a whole number", "whole numbers", _is_whole, int),
+    float: ("a number", "numbers", _is_number, lambda value: int(value) if _is_whole(value) else float(value)),
+    str: ("text", "texts", lambda value: isinstance(value, str), str),
+    Path: ("a path", "paths", lambda value: isinstance(value, os.PathLike), lambda value: value),
+    type(None): ("None", "None", lambda value: value is None, lambda value: None),
+}
+"""Kinds of arguments: in words, in the plural, what fits, and what it becomes."""
+
+
 def _fitted(value: Any, wanted: Any) -> Any:
     """The value as the annotation wants it; `_Unfit` where it is something else."""
-    if wanted in _PLAIN:
-        return _PLAIN[wanted](value)
     origin, inner = get_origin(wanted), get_args(wanted)
+    if origin is Literal and all(isinstance(word, str) for word in inner):
+        wanted = str  # which words it knows the function says
+    if wanted in _PLAIN:
+        words, _, fits, made = _PLAIN[wanted]
+        if not fits(value):
+            raise _Unfit(value, words)
+        return made(value)
     if origin in (Union, types.UnionType):
         return _any_of(value, inner)
-    if origin is Literal and all(isinstance(word, str) for word in inner):
-        return _of(str)(value)  # which words it knows the function says
     if origin in (Iterable, Sequence, list) or (origin is tuple and inner[1:] == (...,)):
         return _several(value, inner[0])
     if origin is Callable and not callable(value):
         raise _Unfit(value, "a function")
     if origin is Mapping:
-        entries = _of(Mapping)(value).items()
-        return {_fitted(key, inner[0]): _fitted(held, inner[1]) for key, held in entries}
+        if not isinstance(value, Mapping):
+            raise _Unfit(value, "a Mapping")
+        return {_fitted(key, inner[0]): _fitted(held, inner[1]) for key, held in value.items()}
     if _is_object(wanted) and not isinstance(value, wanted):
         if isinstance(value, str) and hasattr(wanted, "parse"):
             return wanted.parse(value)
@@ -217,54 +244,6 @@ def _several(value: object, each: object) -> tuple[object, ...]:
     return tuple(found)
 
 
-def _of(kind: type) -> Callable[[Any], Any]:
-    """The value if it is of that class."""
-
-    def same(value: object) -> object:
-        if not isinstance(value, kind):
-            raise _Unfit(value, _words(kind))
-        return value
-
-    return same
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool) and not (str(getattr(value, "dtype", "")) == "bool" and not value.shape):
-        raise _Unfit(value, "True or False")
-    return bool(value)
-
-
-def _number(value: object) -> float | int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
-        raise _Unfit(value, "a number")
-    return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _Unfit(value, "a whole number")
-    return int(value)
-
-
-_PLAIN: dict[Any, Callable[[Any], Any]] = {
-    type(None): _of(type(None)),
-    bool: _flag,
-    int: _whole,
-    float: _number,
-    str: _of(str),
-    Path: _of(os.PathLike),
-}
-_WORDS: dict[Any, tuple[str, str]] = {
-    bool: ("True or False", "True or False"),
-    int: ("a whole number", "whole numbers"),
-    float: ("a number", "numbers"),
-    str: ("text", "texts"),
-    Path: ("a path", "paths"),
-    os.PathLike: ("a path", "paths"),
-    type(None): ("None", "None"),
-}
-
-
 def _is_object(wanted: Any) -> bool:
     """Whether an annotation is a class that a value is or is not of: no shape of an array, no static protocol."""
     if not isinstance(wanted, type) or wanted in (Any, inspect.Parameter.empty) or "jaxtyping" in wanted.__module__:
@@ -275,16 +254,15 @@ def _is_object(wanted: Any) -> bool:
 def _words(wanted: Any, *, plural: bool = False) -> str:
     """What an annotation asks for, in words."""
     origin, inner = get_origin(wanted), get_args(wanted)
-    if wanted in _WORDS:
-        return _WORDS[wanted][plural]
+    if wanted in _PLAIN:
+        one, several, *_ = _PLAIN[wanted]
+        return several if plural else one
     if origin in (Union, types.UnionType):
         return " or ".join(_words(each, plural=plural) for each in inner)
     if origin in (Iterable, Sequence, list, tuple):
         return f"several {_words(inner[0], plural=True)}"
     name = getattr(origin or wanted, "__name__", str(wanted))
-    if plural:
-        return name + "s"
-    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return f"{name}s" if plural else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 def _remedy(expected: str, wrong: Any) -> str:

@@ -18,8 +18,8 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, followed, pairs_of_any
 from ..prompts.problems import Problem
 from ..runtime.columns import columns_of
+from ..runtime.folders import savable
 from ..runtime.progress import progress_bar
-from ..runtime.registry import savable
 from ..runtime.results import Result, Shown, ShownTable
 from .identities import IDENTITIES, Case, Finding, Identity, tolerance_of, worst
 

@@ -21,7 +21,7 @@ from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.inputs import Edit, Inputs
 from ..models.sites import gate_edits
-from ..runtime.registry import savable
+from ..runtime.folders import savable
 from ..statistics import derive_generator
 from .arm_published import published_arm
 

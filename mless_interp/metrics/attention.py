@@ -392,7 +392,10 @@ def renormalised_rows(
     >>> renormalised_rows(torch.tensor([[0.25, 0.5, 0.25]]), alignment=torch.tensor([0, 2]))
     tensor([[0.5000, 0.5000]])
     """
-    _check_alignment(alignment, n_tokens=pattern.shape[-1])
+    if (alignment.diff() <= 0).any() or (alignment < 0).any() or (alignment >= pattern.shape[-1]).any():
+        raise ValueError(
+            f"the alignment must be strictly increasing positions in 0 to {pattern.shape[-1] - 1}, got {alignment.tolist()}"
+        )
     shared = widened(pattern)[..., alignment]
     mass = shared.sum(-1, keepdim=True)
     return torch.where(mass >= min_mass, shared / mass, torch.nan)
@@ -416,11 +419,7 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
 
 
 def jensen_shannon_distance(p: Distribution, q: Distribution) -> Distance:
-    r"""Square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1].
-
-    >>> jensen_shannon_distance(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
-    tensor(1.)
-    """
+    """Square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1]."""
     return jensen_shannon_divergence(p, q).sqrt()
 
 
@@ -462,26 +461,15 @@ def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     checked = []
     for name, rows in (("first", p), ("second", q)):
         wide = widened(rows)
-        tolerance = ROW_SUM_TOLERANCE[rows.dtype]
-        if (wide < -tolerance).any():
-            raise ValueError(
-                f"the {name} rows must be probabilities, but one has a negative entry ({wide.min().item():.6g}): pass "
-                "patterns after the softmax, not scores or differences"
-            )
+        tolerance, below = ROW_SUM_TOLERANCE[rows.dtype], wide.amin(-1, keepdim=True)
         wide = wide.clamp(min=0)
         sums = wide.sum(-1, keepdim=True)
         bad = ~((sums - 1).abs() <= tolerance) & ~wide.isnan().all(-1, keepdim=True)  # a row of NaN is undefined
+        bad |= below < -tolerance
         if bad.any():
             raise ValueError(
-                f"the {name} rows must sum to 1, but one sums to {sums[bad][0].item():.6g}; after dropping the span's "
-                "keys use renormalised_rows"
+                f"the {name} rows must be probabilities that sum to 1, but one sums to {sums[bad][0].item():.6g} with a least "
+                f"entry of {below[bad][0].item():.6g}; after dropping the span's keys use renormalised_rows"
             )
         checked.append(wide / sums if rows.dtype in (torch.float16, torch.bfloat16) else wide)
     return checked[0], checked[1]
-
-
-def _check_alignment(alignment: Tensor, *, n_tokens: int) -> None:
-    if (alignment.diff() <= 0).any() or (len(alignment) and (alignment[0] < 0 or alignment[-1] >= n_tokens)):
-        raise ValueError(
-            f"the alignment must be strictly increasing positions in 0 to {n_tokens - 1}, got {alignment.tolist()}"
-        )

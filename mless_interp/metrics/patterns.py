@@ -23,22 +23,15 @@ def widened(values: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
 
 def check_segment(segment: Tensor, *, name: str, n_tokens: int) -> None:
     """Raise ValueError unless `segment` is a boolean mask over `n_tokens` tokens."""
-    if segment.dtype != torch.bool:
+    if segment.dtype != torch.bool or segment.ndim == 0 or segment.shape[-1] != n_tokens:
         raise ValueError(
-            f"{name} must be a boolean mask over the tokens, got {segment.dtype}; turn positions into a mask first"
-        )
-    if segment.ndim == 0 or segment.shape[-1] != n_tokens:
-        raise ValueError(
-            f"{name} must have one entry for each of the {n_tokens} tokens, got shape {tuple(segment.shape)}; "
-            "a mask counts every token of the (padded) prompt, also where only a block of rows is given"
+            f"{name} must be a boolean mask with one entry for each of the {n_tokens} tokens of the (padded) prompt, "
+            f"also where only a block of rows is given; got {segment.dtype} of shape {tuple(segment.shape)}"
         )
 
 
 def check_span(span: Tensor, *, n_tokens: int, may_cover_all: bool = False) -> None:
-    """Raise ValueError unless `span` is a mask that holds some tokens, and leaves some out, in every prompt.
-
-    With `may_cover_all` it need not leave any out.
-    """
+    """Raise ValueError unless `span` is a mask that holds some tokens, and leaves some out (or `may_cover_all`)."""
     check_segment(span, name="span", n_tokens=n_tokens)
     empty, full = ~span.any(-1), span.all(-1) & (not may_cover_all)
     if (empty | full).any():
@@ -143,18 +136,12 @@ def prepared(
     bad = sighted & ~((sums - 1).abs() <= tolerance)
     below = sighted & (cleaned.amin(-1) < -tolerance) & ~bad
     if (below | bad).any():
-        if below.any():
-            where = tuple(below.nonzero()[0].tolist())
-            raise ValueError(
-                f"attention is a probability, but row {list(where)} has a negative entry ({cleaned[where].min().item():.6g}): "
-                "pass probabilities after the softmax, not scores, differences or edited patterns"
-            )
-        where = tuple(bad.nonzero()[0].tolist())
+        where = tuple((below | bad).nonzero()[0].tolist())
         raise ValueError(
-            f"every attention row must sum to 1 over the keys that it can see, but row {list(where)} sums to "
-            f"{sums[where].item():.6g} (tolerance {tolerance:g} for {pattern.dtype}). Pass probabilities after the "
-            "softmax; for padding or sliding windows pass `visible=`; renormalise an edited pattern first; of a model with "
-            "learned sinks (GPT-OSS) take `with_sink_key`"
+            f"every attention row must hold probabilities and sum to 1 over the keys that it can see, but row {list(where)} "
+            f"sums to {sums[where].item():.6g} with a least entry of {cleaned[where].min().item():.6g} (tolerance "
+            f"{tolerance:g} for {pattern.dtype}). Pass probabilities after the softmax; for padding or sliding windows pass "
+            "`visible=`; renormalise an edited pattern first; of a model with learned sinks (GPT-OSS) take `with_sink_key`"
         )
     if pattern.dtype in (torch.float16, torch.bfloat16):
         cleaned = cleaned / torch.where(sighted, sums, 1)[..., None]
@@ -233,20 +220,13 @@ def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> 
 def row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> DestPositions:
     """Which token each row of a block belongs to; all tokens in order by default."""
     n_rows, n_tokens = pattern.shape[-2:]
-    if dest_positions is None:
-        if n_rows != n_tokens:
-            raise ValueError(
-                f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions: the position of each row's token"
-            )
+    if dest_positions is None and n_rows == n_tokens:
         return torch.arange(n_tokens, device=pattern.device)
-    if dest_positions.shape != (n_rows,):
+    fits = dest_positions is not None and dest_positions.shape == (n_rows,)
+    if dest_positions is None or not fits or ((dest_positions < 0) | (dest_positions >= n_tokens)).any():
+        got = None if dest_positions is None else dest_positions.tolist()
         raise ValueError(
-            f"dest_positions must be a list of one position per row ({n_rows} rows), got shape "
-            f"{tuple(dest_positions.shape)}"
-        )
-    if ((dest_positions < 0) | (dest_positions >= n_tokens)).any():
-        raise ValueError(
-            f"dest_positions must lie in 0 to {n_tokens - 1}, got {int(dest_positions.min())} to "
-            f"{int(dest_positions.max())}; they count from the start of the whole (padded) prompt"
+            f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions: the position of each row's token from 0 to "
+            f"{n_tokens - 1}, counted from the start of the whole (padded) prompt; got {got}"
         )
     return dest_positions

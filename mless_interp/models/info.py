@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from ..core.heads import Head, check_heads
-from ..runtime.registry import savable
+from ..runtime.folders import savable
 
 Foreign = Any
 """An object of a library that ships no types, whose attributes are asked for: TransformerLens', nnsight's, Hugging Face's."""

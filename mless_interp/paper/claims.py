@@ -26,7 +26,7 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem
 from ..runtime.columns import columns_of
-from ..runtime.registry import savable
+from ..runtime.folders import savable
 from ..runtime.results import Result, Shown, ShownTable
 from ..scores import AttentionProfile, attention_profile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval

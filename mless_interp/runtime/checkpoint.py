@@ -1,17 +1,19 @@
-"""Nothing finished is lost, nothing damaged is used: one line of a .jsonl file per finished problem, with its digest."""
+"""Checkpoints of long runs: one line of a .jsonl file per finished problem, with its digest."""
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from ..core.arguments import listed
 from .engines import Shard, parts_of
-from .locks import Lock
+from .folders import Lock
 
 WAYS_ON = "use the old settings, choose another file, or delete this one to start again"
 
@@ -20,37 +22,29 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from."""
 
 
-class Origin(NamedTuple):
-    """Where a problem's value comes from, as keys: what was asked, and what it was computed together with."""
-
-    prompt: str = ""
-    unit: str = ""
-
-
 class Checkpoint:
     """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing.
 
     The first line holds the run's settings and the toolkit's version; a file made with others is refused, the differences
     named. Every other line is a problem with a digest: a damaged one is refused by its number; a last line that was cut off is
-    dropped (`repaired`). `origins` say what else a problem's numbers come from: a kept problem with another prompt is refused;
-    one file may hold a problem in several units. The file is locked until `close`. A `shard` writes a file of its own beside
+    dropped, with a warning. `keys` say what else a problem's numbers come from (prompts, answers, what it was computed together
+    with): under another key it is computed again. The file is locked until `close`. A `shard` writes a file of its own beside
     `path`; what other shards have kept is read along.
     """
 
     def __init__(
         self,
         path: str | Path | None,
-        settings: Mapping[str, Any],
-        origins: Mapping[str, Origin] | None = None,
+        settings: Mapping[str, object],
+        keys: Mapping[str, str] | None = None,
         *,
         shard: Shard | None = None,
     ) -> None:
         if shard is not None and path is None:
             raise ValueError(f"{shard!r} of a run needs a checkpoint= in which it keeps its part: give one")
         self.path: Path | None = None
-        self.repaired = False
-        self._done: dict[tuple[str, ...], Any] = {}
-        self._origins = dict(origins or {})
+        self._done: dict[tuple[str, str], Any] = {}
+        self._keys = dict(keys or {})
         if path is None:
             return
         self._whole = Path(path).resolve()
@@ -63,9 +57,10 @@ class Checkpoint:
                 Lock(other, patience=1.0).release()  # no shard beside the whole run
             sound, size = self._read(self.path)
             self.join()  # what does not belong together is refused before anything is written
-            self.repaired = sound < size
-            if self.repaired:
+            if sound < size:
                 os.truncate(self.path, sound)
+                if sound:
+                    warnings.warn(f"{self.path}: the last line was cut off and is computed again", stacklevel=2)
             if not sound:
                 self._append([{"settings": self._settings}])
         except BaseException:
@@ -88,13 +83,15 @@ class Checkpoint:
 
     def get(self, problem_id: str) -> Any:
         """Return what was kept for this problem, asked and computed as it is now, or None."""
-        return self._done.get((problem_id, *self._of(problem_id)))
+        return self._done.get((problem_id, self._keys.get(problem_id, "")))
 
-    def put(self, values: Mapping[str, Any]) -> None:
+    def put(self, values: Mapping[str, object]) -> None:
         """Keep the problems that have finished at the same moment, a line each, on disk before this returns."""
-        if self.path is not None and values:
-            self._append([self._signed(problem_id, value) for problem_id, value in values.items()])
-            self._done |= {(problem_id, *self._of(problem_id)): value for problem_id, value in values.items()}
+        if self.path is None or not values:
+            return
+        lines = [{"id": name, "key": self._keys.get(name, ""), "value": plain(value)} for name, value in values.items()]
+        self._append([line | {"digest": self._digest(line)} for line in lines])
+        self._done |= {(line["id"], line["key"]): value for line, value in zip(lines, values.values(), strict=True)}
 
     def join(self) -> None:
         """Take what the other shards of this run, and the whole run, have kept by now; they may be writing."""
@@ -102,47 +99,33 @@ class Checkpoint:
             if other != self.path:
                 self._read(other)
 
-    def _of(self, problem_id: str) -> Origin:
-        return self._origins.get(problem_id, Origin())
-
-    def _signed(self, problem_id: str, value: object) -> dict[str, Any]:
-        record = {"id": problem_id, **self._of(problem_id)._asdict(), "value": plain(value)}
-        return {name: each for name, each in record.items() if each != ""} | {"digest": self._digest(record)}
-
-    def _digest(self, record: Mapping[str, Any]) -> str:
-        return key_of([self._settings, *(record.get(name, "") for name in ("id", *Origin._fields, "value"))])
+    def _digest(self, line: Mapping[str, object]) -> str:
+        return key_of([self._settings, line.get("id"), line.get("key"), line.get("value")])
 
     def _read(self, path: Path) -> tuple[int, int]:
         """Take what a file has kept; the bytes of its whole lines, and all its bytes."""
         text = path.read_bytes() if path.exists() else b""
         *lines, cut = text.split(b"\n")
-        sound = len(text) - len(cut)
         if not lines and (not text or text.startswith(b"{")):  # new, or killed while its first line was written
-            return sound, len(text)
-        first, *records = map(_parsed, lines or [cut])
+            return 0, len(text)
+        first, *kept = map(_parsed, lines or [cut])
         if not isinstance(first.get("settings"), dict):
             raise CheckpointError(f"{path} is no checkpoint of this toolkit, or its first line is damaged; {WAYS_ON}")
         if changed := _differences(first["settings"], self._settings):
-            raise CheckpointError(f"{path} was made with other settings: {_few(changed, '; ')}; {WAYS_ON}")
-        for number, record in enumerate(records, start=2):
-            if record.get("digest") != self._digest(record):
+            raise CheckpointError(f"{path} was made with other settings: {listed(changed, 3)}; {WAYS_ON}")
+        for number, line in enumerate(kept, start=2):
+            if line.get("digest") != self._digest(line):
                 raise CheckpointError(
                     f"{path}, line {number} is damaged (it does not fit its digest): delete this line to compute its problem "
                     "again, or the file to start again"
                 )
-        asked = {record["id"]: record.get("prompt", "") for record in records}
-        if others := [repr(each) for each, now in self._origins.items() if asked.get(each, now.prompt) != now.prompt]:
-            raise CheckpointError(
-                f"{path} was made with other problems: {_few(others)} had another prompt or another answer; {WAYS_ON}"
-            )
-        for record in records:
-            self._done[record["id"], *(record.get(name, "") for name in Origin._fields)] = record["value"]
-        return sound, len(text)
+        self._done |= {(line["id"], line["key"]): line["value"] for line in kept}
+        return len(text) - len(cut), len(text)
 
-    def _append(self, records: list[dict[str, Any]]) -> None:
+    def _append(self, lines: list[dict[str, object]]) -> None:
         assert self.path is not None
         with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(record) + "\n" for record in records))
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
 
@@ -156,30 +139,23 @@ def key_of(value: object) -> str:
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
 
 
+def plain(value: Any) -> Any:
+    """Return JSON's own types: arrays as lists, numbers of any library as numbers, all else as text."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
         found = {}
     return found if isinstance(found, dict) else {}
-
-
-def _few(words: Iterable[str], between: str = ", ", most: int = 3) -> str:
-    every = list(words)
-    return between.join(every[:most]) + f" and {len(every) - most} more" * (len(every) > most)
-
-
-def plain(value: Any) -> Any:
-    """Return JSON's own types: arrays as lists, numbers of any library as numbers, all else as text."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _differences(was: object, now: object, name: str = "") -> list[str]:
@@ -191,5 +167,4 @@ def _differences(was: object, now: object, name: str = "") -> list[str]:
     if isinstance(was, dict) and isinstance(now, dict):
         path = {key: f"{name}.{key}" if name else str(key) for key in {**was, **now}}
         return [found for key in path for found in _differences(was.get(key), now.get(key), path[key])]
-    same = json.dumps(was) == json.dumps(now)
-    return [] if same else [f"{name} was {was!r:.80}, now {now!r:.80}"]
+    return [] if json.dumps(was) == json.dumps(now) else [f"{name} was {was!r:.80}, now {now!r:.80}"]

@@ -1,15 +1,20 @@
-"""Columns of results as people read them: one declaration each, from which prints, pages and head maps take their words."""
+"""Columns of results, declared once for prints, pages and pictures, and the tables made of them: as text, as .csv."""
 
+import csv
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
+from itertools import chain, repeat
 from typing import Any, ClassVar
 
 import pandas as pd
 
 from .text_safety import WIDTH, one_line, visible
 
+_FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 AT_ONCE = 6
 """Columns that a table shows before all are asked for."""
 LONGEST_CELL = 52
@@ -109,40 +114,33 @@ class TextTable:
         known: Mapping[str, Column] = DECLARED,
         interval: str = "95 %",
     ) -> "TextTable":
-        """A table of a data frame; `columns` chooses and orders them, as a mapping also names them; `known`: what they mean;
-        `interval`: the confidence of intervals.
+        """Make the table of a data frame.
 
-        `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell, under a heading that names
-        both; counts say of how many. Verdicts stand second; where there are more than six columns, those that matter less
-        stand last.
+        `columns` chooses and orders them, as a mapping also names them; `known`: what they mean; `interval`: the confidence of
+        intervals. `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell, under a heading that
+        names both; counts say of how many. Verdicts stand second; of more than six columns those that matter less stand last.
         """
-        names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
-        roles = [column_of(str(name), known).role for name in names]
-        of = {role[3:] for role in roles if role.startswith("of ")}
-        names = {name: label for name, label in names.items() if name not in of}
-        unknown = [name for name in names if name not in frame.columns]
-        if unknown:
+        names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or map(str, frame.columns), "")
+        if unknown := [name for name in names if name not in frame.columns]:
             raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(map(str, frame.columns))}")
+        means = {name: column_of(name, known) for name in names}
+        limits = {name: _limits(name, frame) for name in names}
+        merged = {role[3:] for role in (column.role for column in means.values()) if role.startswith("of ")}
+        merged |= {end for ends in limits.values() for end in ends}
+        ordered, at_once = _ordered([means[name] for name in names if name not in merged], frame)
         made, cells = [], []
-        ordered, at_once = _ordered(_with_intervals(names, frame), frame, known)
-        for name, low in ordered:
-            column, values = column_of(str(name), known), frame[name].tolist()
-            numeric = frame[name].dtype.kind in "fiu"
-            label, role = names[name] or column.heading or str(name).replace("_", " "), column.role
-            limits = None if low is None else (frame[low].tolist(), frame[_upper(low, frame)].tolist())
-            if low == name:
-                whose = str(low).removesuffix("_low").removesuffix("_ci").removesuffix("ci").replace("_", " ")
-                of_whom = f" of the {whose}" if whose not in ("", "low") else ""
-                label = names[name] or _heading_of(str(low), interval).replace("%", "% interval") + of_whom
-                cells.append([Cell(c.limits or MISSING, c.key if c.limits else "") for c in _numbers(values, limits)])
-            elif limits is not None and not pd.isna([*limits[0], *limits[1]]).all():
-                label = f"{label} [{_heading_of(str(low), interval)}]"
-                cells.append(_numbers(values, limits, role))
+        for column in ordered:
+            name, role, label = column.name, column.role, names[column.name] or column.heading
+            values, numeric = frame[name].tolist(), frame[name].dtype.kind in "fiu"
+            ends = [frame[end].tolist() for end in limits[name]]
+            if ends and not pd.isna([*ends[0], *ends[1]]).all():
+                label += f" [{interval if limits[name][0].endswith('_ci_low') else 'from, to'}]"
+                cells.append(_numbers(values, ends, role))
             elif numeric and role.startswith("of ") and role[3:] in frame.columns:
                 cells.append(_counts(values, frame[role[3:]].tolist()))
             else:
-                cells.append(_numbers(values, None, role) if numeric else [_other(value) for value in values])
-            made.append(Column(str(name), label, column.note or label, column.unit, role if numeric else "text"))
+                cells.append(_numbers(values, [], role) if numeric else [_other(value) for value in values])
+            made.append(replace(column, heading=label, note=column.note or label, role=role if numeric else "text"))
         return cls(caption, tuple(made), tuple(zip(*cells, strict=True)), at_once)
 
     def sentence(self, row: int) -> str:
@@ -174,76 +172,55 @@ class TextTable:
         return f'<div style="overflow-x:auto"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _with_intervals(names: Mapping[Any, str], frame: pd.DataFrame) -> list[tuple[Any, str | None]]:
-    """Columns in order, each with the lower end of its interval, if it has one; ends that belong to none stand alone."""
-    ends = {_upper(str(name), frame) for name in frame.columns}
-    found: list[tuple[Any, str | None]] = []
-    lows = {name: [low for low in (f"{name}_ci_low", f"{name}_low") if _upper(low, frame)] for name in names}
-    taken = {low[0] for low in lows.values() if low}
-    for name in names:
-        if name in taken or name in ends:
-            continue
-        own = lows[name][0] if lows[name] else None
-        if own is None and _upper(str(name), frame):
-            own = name
-        found.append((name, own))
-    return found
+def _limits(name: str, frame: pd.DataFrame) -> tuple[str, ...]:
+    """The columns with the ends of a column's interval; () without."""
+    pairs = ((f"{name}_ci_low", f"{name}_ci_high"), (f"{name}_low", f"{name}_high"))
+    return next((pair for pair in pairs if set(pair) <= set(frame.columns)), ())
 
 
-def _ordered(
-    columns: Sequence[tuple[Any, str | None]], frame: pd.DataFrame, known: Mapping[str, Column]
-) -> tuple[list[tuple[Any, str | None]], int]:
+def _ordered(columns: Sequence[Column], frame: pd.DataFrame) -> tuple[list[Column], int]:
     """The first column, verdicts, the others; where there are many, last those that matter less or say nothing. And how
     many of them are shown at once."""
-    many = len(columns) > AT_ONCE
 
-    def rank(at: int) -> int:
-        name, role = columns[at][0], column_of(str(columns[at][0]), known).role
-        if at == 0:
+    def rank(column: Column) -> int:
+        if column is columns[0]:
             return 0
-        says = (frame[name].notna() & (frame[name].astype(object) != "")).any()
-        return 3 if many and (not says or role == "later") else 1 if role == "verdict" else 2
+        if len(columns) > AT_ONCE and (column.role == "later" or not says(frame[column.name])):
+            return 3
+        return 1 if column.role == "verdict" else 2
 
-    ranks = [rank(at) for at in range(len(columns))]
-    first = sum(each < 3 for each in ranks)
-    return [columns[at] for at in sorted(range(len(columns)), key=ranks.__getitem__)], min(AT_ONCE, first)
-
-
-def _heading_of(low: str, interval: str) -> str:
-    return interval if low.endswith("ci_low") or low == "low" else "from, to"
+    return sorted(columns, key=rank), min(AT_ONCE, sum(rank(each) < 3 for each in columns))
 
 
-def _upper(name: str, frame: pd.DataFrame) -> str | None:
-    """The column with the upper end of the interval whose lower end is `name`; None if that is no lower end."""
-    high = f"{name.removesuffix('low')}high"
-    ends = name == "low" or name.endswith("_low")
-    return high if ends and name in frame.columns and high in frame.columns else None
+def says(column: pd.Series) -> bool:
+    """Whether any cell of a column says something."""
+    return bool((column.notna() & (column.astype(object) != "")).any())
 
 
-def _numbers(values: Sequence[Any], limits: tuple[Sequence[Any], Sequence[Any]] | None, role: str = "") -> list[Cell]:
-    """Numbers of one column, with the ends of their intervals, all with the same number of decimals, signed if any is
+def _numbers(values: Sequence[Any], ends: Sequence[Sequence[Any]], role: str = "") -> list[Cell]:
+    """Numbers of one column, with the `ends` of their intervals, all with the same number of decimals, signed if any is
     negative."""
     scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
-    ends = () if limits is None else (*limits[0], *limits[1])
-    known = [scale * float(value) for value in (*values, *ends) if not pd.isna(value)]
-    whole = role == "share" or (
-        role not in ("points", "count") and limits is None and all(isinstance(x, int) or pd.isna(x) for x in values)
-    )
+    known = [scale * float(value) for value in (*values, *chain(*ends)) if not pd.isna(value)]
     signed = role == "points" or (role != "share" and any(value < 0 for value in known))
-    decimals = 0 if whole else 1 if role == "points" else _decimals(known)
-    if role == "count":
+    if role == "points":
+        decimals = 1
+    elif role == "count":
         decimals = int(not all(value.is_integer() for value in known))
+    elif role == "share" or (not ends and all(isinstance(x, int) or pd.isna(x) for x in values)):
+        decimals = 0
+    else:  # four; where the column's largest number is 100 or more, four digits of it
+        largest = max((round(abs(value), 9) for value in known if math.isfinite(value)), default=0.0)
+        decimals = 4 if largest < 100 else max(0, 3 - math.floor(math.log10(largest)))
 
-    def number(value: Any) -> str:
+    def number(value: float | int) -> str:
         return f"{value:.2g}" if role == "p" else _number(scale * float(value), decimals, signed)
 
     cells = []
-    for row, value in enumerate(values):
-        pair = () if limits is None else (limits[0][row], limits[1][row])
-        words = ", ".join(map(number, pair)) if pair and not any(map(pd.isna, pair)) else ""
-        undefined = pd.isna(value)
-        text, key = (MISSING, "") if undefined else (f"{number(value)}{unit}", _key(float(value)))
-        cells.append(Cell(text, key, words and f"[{words}]"))
+    for value, pair in zip(values, zip(*ends, strict=True) if ends else repeat(()), strict=False):
+        limits = f"[{', '.join(map(number, pair))}]" if pair and not any(map(pd.isna, pair)) else ""
+        text, key = (MISSING, "") if pd.isna(value) else (f"{number(value)}{unit}", _key(float(value)))
+        cells.append(Cell(text, key, limits))
     return cells
 
 
@@ -258,16 +235,8 @@ def _counts(values: Sequence[Any], of: Sequence[Any]) -> list[Cell]:
 
 
 def _other(value: Any) -> Cell:
-    if pd.isna(value):
-        return Cell(MISSING, "")
-    text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-    return Cell(text, text)
-
-
-def _decimals(known: Sequence[float]) -> int:
-    """Four decimals; where the column's largest number is 100 or more, four digits of it."""
-    largest = max((round(abs(value), 9) for value in known if math.isfinite(value)), default=0.0)
-    return 4 if largest < 100 else max(0, 3 - math.floor(math.log10(largest)))
+    text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    return Cell(MISSING, "") if pd.isna(value) else Cell(text, text)
 
 
 def _number(value: float, decimals: int, signed: bool) -> str:
@@ -283,3 +252,42 @@ def _number(value: float, decimals: int, signed: bool) -> str:
 def _key(value: float) -> str:
     """A number as JavaScript's Number() reads it."""
     return ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else f"{value:.9g}"
+
+
+class Table(pd.DataFrame):
+    """A data frame whose texts never act: printed, control characters show as their codes; in a .csv no text is a formula.
+
+    Everything else is pandas'. Numbers stay numbers; a text that a spreadsheet would take for a formula gets a `'` in front in
+    the file.
+    """
+
+    @property
+    def _constructor(self) -> type["Table"]:
+        return Table
+
+    def __repr__(self) -> str:
+        return visible(super().__repr__())
+
+    def to_csv(self, path_or_buf: Any = None, **options: Any) -> Any:
+        """As pandas writes it, the texts in cells, index and heading with `'` before what would be a formula."""
+        safe = pd.DataFrame(self, copy=True)
+        for place, kind in enumerate(safe.dtypes):
+            if not pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_datetime64_any_dtype(kind):
+                safe.isetitem(place, safe.iloc[:, place].astype(object).map(neutral))
+        safe.columns, safe.index = safe.columns.map(neutral), safe.index.map(neutral)
+        if "\r" in "".join(cell for cell in safe.to_numpy().ravel() if isinstance(cell, str)):
+            options.setdefault("quoting", csv.QUOTE_NONNUMERIC)  # a bare one would begin a row
+        return safe.to_csv(path_or_buf, **options)
+
+
+def neutral(cell: Any) -> Any:
+    """A cell of a .csv file: a text that begins like a formula (and is no number) with `'` in front, all else as it is.
+
+    >>> neutral("=1+1"), neutral("-0.5"), neutral("'=x"), neutral(-0.5)
+    ("'=1+1", '-0.5', "''=x", -0.5)
+    """
+    if isinstance(cell, tuple):
+        return tuple(map(neutral, cell))
+    if not isinstance(cell, str) or not _FORMULA.match(cell) or _NUMBER.fullmatch(cell):
+        return cell
+    return f"'{cell}"

@@ -1,7 +1,7 @@
-"""Folders of results: written whole or not at all, with a manifest by which they are known and checked; one run on each.
+"""Folders of results: written whole or not at all, with a manifest by which they are checked; one run on each.
 
 Beside a folder `name` stand, only while a run lasts or after it was killed: `.name.new` (what is being written), `.name.old`
-(what is being replaced), `.name.partial` (what an unfinished run keeps) and `.name.lock`. The next run with that name goes on
+(what is being replaced), `.name.partial` (what an unfinished run keeps) and `.name.lock`. The next run with that name resumes
 from them, or removes them.
 """
 
@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import TypeVar
 
-from ..core.arguments import checked
+from filelock import FileLock, Timeout
+
 from .engines import Shard
-from .locks import Lock
 
 MANIFEST = "manifest.json"
 """Lists every file of a folder with its SHA-256; a folder without one is nobody's to replace."""
@@ -29,6 +30,51 @@ RUN = "run.json"
 RESULTS = "results"
 """In a run's folder: what it found."""
 TOOLKIT = "mless_interp"
+
+SAVED: dict[str, type] = {}
+"""The dataclasses that may be saved and made again, by the name under which folders keep them."""
+Class = TypeVar("Class", bound=type)
+
+
+def savable(kind: Class) -> Class:
+    """Let instances of this frozen dataclass be saved and loaded: a class decorator."""
+    SAVED[kind.__name__] = kind
+    return kind
+
+
+class Lock:
+    """Holds `path` until `release`, by a hidden file beside it that the system frees when the process ends.
+
+    Within one thread the same path may be held again. `BlockingIOError` where another run holds it for longer than `patience`
+    seconds.
+    """
+
+    def __init__(self, path: Path, *, patience: float = 0.0) -> None:
+        self._file = path.with_name(f".{path.name}.lock")
+        self._lock = FileLock(self._file, is_singleton=True)
+        try:
+            self._lock.acquire(timeout=patience)
+        except Timeout:
+            raise BlockingIOError(
+                f"{str(path)!r} is in use by another run; wait until it has ended, or choose another name (if no other "
+                f"process runs, delete {str(self._file)!r})"
+            ) from None
+
+    def release(self) -> None:
+        """Release the lock; a second call does nothing."""
+        if self._lock.lock_counter == 1:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+        self._lock.release()
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
+# ------------------------------------------------------------------------------------------------------------- manifests
 
 
 def listed_in(folder: Path) -> dict[str, str]:
@@ -48,11 +94,8 @@ def listed_in(folder: Path) -> dict[str, str]:
 def write_manifest(folder: Path, *, only: Collection[str] | None = None) -> None:
     """List every file in a folder (or `only` these)."""
     names = sorted(each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.is_file())
-    files = {
-        name: {"sha256": _sha256(folder / name)}
-        for name in names
-        if name != MANIFEST and (only is None or name in only)
-    }
+    kept = [name for name in names if name != MANIFEST and (only is None or name in only)]
+    files = {name: {"sha256": _sha256(folder / name)} for name in kept}
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     facts = {"made_by": TOOLKIT, "version": version(TOOLKIT), "made": made, "files": files}
     temporary = folder / f".{MANIFEST}"
@@ -83,10 +126,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# --------------------------------------------------------------------------------------------------------- a new folder
+# ---------------------------------------------------------------------------------------------------------- whole folders
 
 
-@checked
 @contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Make a folder that appears under its name only when everything in it is written; it gets a manifest of its files.
@@ -94,39 +136,20 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     Refuses an existing one unless `overwrite`; then too where it holds anything that this toolkit did not write. The old
     one is replaced only when the new one is whole, and stays if anything fails.
     """
-    target = _named(path).resolve()  # a link to a folder stays a link
-    with _parents_of(target), _making(target) as making:
-        refuse_existing(path, overwrite=overwrite)
-        yield making
-        write_manifest(making)
-        if target.exists():
-            refuse_existing(path, overwrite=overwrite)
-            os.replace(target, _beside(target, "old"))
-        os.replace(making, target)
-
-
-@contextmanager
-def renewed(path: str | Path) -> Iterator[Path]:
-    """Make files of a folder again: each takes the place of its former one, once all of them are there; all else stays."""
-    target = _named(path).resolve()
-    with _making(target) as making:
-        yield making
-        made = sorted(file.name for file in making.iterdir())
-        own = {*listed_in(target), *made}
-        for name in made:
-            os.replace(making / name, target / name)
-        write_manifest(target, only=own)
-
-
-@contextmanager
-def _making(target: Path) -> Iterator[Path]:
-    """Lock `target` and give the hidden folder in which it is written, gone afterwards."""
+    target = Path(path).resolve()  # a link to a folder stays a link
     making = _beside(target, "new")
+    target.parent.mkdir(parents=True, exist_ok=True)
     with Lock(target):
         recover(target)
+        refuse_existing(path, overwrite=overwrite)
         try:
             making.mkdir()
             yield making
+            write_manifest(making)
+            if target.exists():
+                refuse_existing(path, overwrite=overwrite)
+                os.replace(target, _beside(target, "old"))
+            os.replace(making, target)
         finally:
             recover(target)
 
@@ -142,13 +165,16 @@ def recover(target: Path) -> None:
         os.replace(old, target)
 
 
-@checked
 def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     """Raise `FileExistsError` if `path` exists and may not be replaced (call it before anything long).
 
     With `overwrite` only a folder is replaced that this toolkit has written, and holds nothing else.
     """
-    target = _named(path)
+    target = Path(path)
+    if target.exists() and not target.is_dir():
+        raise FileExistsError(f"{str(target)!r} is a file, not a folder; choose another name")
+    if Path.cwd().is_relative_to(target.resolve()):
+        raise FileExistsError(f"{str(target)!r} holds the current directory and is never replaced; choose another name")
     if not target.exists() or not any(target.iterdir()):
         return
     if not overwrite:
@@ -173,13 +199,10 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
     folder, and the unfinished work of another analysis. A partial folder without a finished step goes; whoever saves removes
     it. Shards of one analysis share it (their checkpoints have locks of their own) and leave it where it is.
     """
-    target, partial = _named(path).resolve(), _beside(Path(path), "partial")
-    patience = 0.0 if shard is None else 3.0  # shards begin in turn
-    with _parents_of(target), Lock(target, patience=patience) as lock:
+    target, partial = Path(path).resolve(), _beside(Path(path), "partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with Lock(target, patience=0.0 if shard is None else 3.0) as lock:  # shards begin in turn
         recover(target)
-        runs = partial / COMPUTED / RUN, target / RUN
-        if all(run.is_file() for run in runs) and runs[0].read_bytes() == runs[1].read_bytes():
-            remove_partial(partial)  # killed when its results were in place
         refuse_existing(path, overwrite=overwrite)
         partial.mkdir(exist_ok=True)
         own = partial / f"{analysis}.analysis"
@@ -194,7 +217,7 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
         try:
             yield partial
         finally:
-            if shard is None and not finished_steps(partial) and not runs[0].is_file():
+            if shard is None and not finished_steps(partial) and not (partial / COMPUTED / RUN).is_file():
                 shutil.rmtree(partial, ignore_errors=True)
 
 
@@ -202,36 +225,6 @@ def finished_steps(partial: Path) -> int:
     """Count what a `.partial` folder holds: the lines of its checkpoints after the first, their settings."""
     files = [file for file in partial.rglob("*.jsonl") if file.is_file()]
     return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in files)
-
-
-def remove_partial(partial: Path) -> None:
-    """Remove what a run kept whose results are in place: under another name first, which the next run removes for it."""
-    old = partial.with_name(f"{partial.name.removesuffix('partial')}old")
-    os.replace(partial, old)
-    shutil.rmtree(old)
-
-
-def _named(path: str | Path) -> Path:
-    """Return a path that can name a folder; errors for one that cannot, whatever stands there."""
-    found = Path(path)
-    if found.exists() and not found.is_dir():
-        raise FileExistsError(f"{str(found)!r} is a file, not a folder; choose another name")
-    if Path.cwd().resolve().is_relative_to(found.resolve()):
-        raise FileExistsError(f"{str(found)!r} holds the current directory and is never replaced; choose another name")
-    return found
-
-
-@contextmanager
-def _parents_of(target: Path) -> Iterator[None]:
-    """Make the folders above; those of them that hold nothing at the end go again."""
-    made = [each for each in target.parents if not each.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    finally:
-        for each in made:
-            with contextlib.suppress(OSError):
-                each.rmdir()
 
 
 def _beside(path: Path, kind: str) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arguments import check_count, count_of
-from .checkpoint import Checkpoint, Origin, key_of
+from .checkpoint import Checkpoint, key_of
 from .engines import Compute, Engine, Tick, Unit, here, shard_of
 from .progress import progress_bar
 
@@ -51,8 +51,8 @@ def over_problems(
     compute: Compute,
     *,
     label: str,
-    settings: Mapping[str, Any],
-    prompts: Sequence[Any] | None = None,
+    settings: Mapping[str, object],
+    prompts: Sequence[object] | None = None,
     units: Sequence[Unit] | None = None,
     steps: int = 1,
     options: RunOptions = RunOptions(),
@@ -79,10 +79,10 @@ def over_problems(
     planned = [(at,) for at in range(len(ids))] if units is None else list(units)
     asked = [""] * len(ids) if prompts is None else [key_of(each) for each in prompts]
     members = {unit: key_of([[ids[at], asked[at]] for at in unit]) for unit in planned}
-    origins = {ids[at]: Origin(asked[at], key) for unit, key in members.items() for at in unit}
+    keys = {ids[at]: key for unit, key in members.items() for at in unit}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
     shard = shard_of(engine)
-    with Checkpoint(options.checkpoint, fixed, origins, shard=shard) as saved:
+    with Checkpoint(options.checkpoint, fixed, keys, shard=shard) as saved:
 
         def kept() -> dict[int, Any]:
             values = {at: saved.get(each) for at, each in enumerate(ids)}

@@ -38,7 +38,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(total: int, label: str, *, enabled: bool = True) -> Iterator[Any]:
+def progress_bar(total: int, label: str, *, enabled: bool = True) -> Iterator["_Bar"]:
     """Show `label 41 % 0:12 left` in one line, overwritten; call `.update(n)` on what it gives. Silent unless `enabled`.
 
     On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other.

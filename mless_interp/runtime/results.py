@@ -11,7 +11,7 @@ from functools import partial
 from html import escape
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsFloat
 
 import numpy as np
 import pandas as pd
@@ -19,9 +19,8 @@ import pandas as pd
 from ..core.arguments import count_of
 from ..core.heads import Head
 from ..statistics import CONFIDENCE, Interval, by_group
-from .columns import DECLARED, Column, TextTable, columns_of
-from .registry import savable
-from .tables import Table
+from .columns import DECLARED, Column, Table, TextTable, columns_of, says
+from .folders import savable
 from .text_safety import WIDTH, one_line
 
 savable(Interval)
@@ -297,11 +296,6 @@ class Result(Grouped):
         )
 
 
-def says(column: pd.Series) -> bool:
-    """Whether any cell of a column says something."""
-    return bool((column.notna() & (column.astype(object) != "")).any())
-
-
 def _ends(column: str) -> tuple[str, str]:
     """The columns with the limits of a column's interval."""
     return f"{column}_ci_low", f"{column}_ci_high"
@@ -321,7 +315,7 @@ def _as_table(method: Callable[..., pd.DataFrame]) -> Callable[..., Table]:
     return wrapped
 
 
-def _arrays_in(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays_in(value: object, name: str) -> Iterator[tuple[str, np.ndarray]]:
     """Every array of a field, by where it stands."""
     if isinstance(value, np.ndarray):
         yield name, value
@@ -367,7 +361,7 @@ def with_limits(made: Interval, unit: str = "") -> str:
     return f"{float(made.estimate):+.4f} {unit}".rstrip() + limits_of(made.low, made.high)
 
 
-def limits_of(low: Any, high: Any, form: str = "+.4f", *, scale: int = 1) -> str:
+def limits_of(low: SupportsFloat, high: SupportsFloat, form: str = "+.4f", *, scale: int = 1) -> str:
     """An interval's limits behind its estimate; nothing where they are undefined.
 
     >>> limits_of(0.05, 0.2, ".1f", scale=100), limits_of(np.nan, 0.2)
@@ -410,7 +404,7 @@ def place_of(name: str, known: Iterable[str], what: str) -> int:
     return names.index(name)
 
 
-def put(found: Found, metric: str, name: str, layer: int, values: Any, *, shape: int | tuple[int, ...]) -> None:
+def put(found: Found, metric: str, name: str, layer: int, values: object, *, shape: int | tuple[int, ...]) -> None:
     """Set one layer of `found[metric][name]`, an array of this shape that is NaN until it is set."""
     found.setdefault(metric, {}).setdefault(name, np.full(shape, np.nan))[layer] = values
 

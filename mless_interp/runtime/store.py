@@ -15,8 +15,7 @@ import numpy as np
 from ..core.arguments import checked
 from ..core.heads import Head
 from .checkpoint import plain
-from .folders import RESULTS, RUN, damaged_files, new_folder
-from .registry import SAVED
+from .folders import RESULTS, RUN, SAVED, damaged_files, new_folder
 from .results import Result
 
 DOCUMENT, ARRAYS = "results.json", "arrays.npz"
@@ -24,7 +23,7 @@ PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsigh
 
 
 @checked
-def provenance(model: Any = None, *, command: Sequence[str] | None = None, **more: Any) -> dict[str, Any]:
+def provenance(model: Any = None, *, command: Sequence[str] | None = None, **more: object) -> dict[str, Any]:
     """Return where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
     found: dict[str, Any] = {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -40,7 +39,7 @@ def provenance(model: Any = None, *, command: Sequence[str] | None = None, **mor
 
 
 @checked
-def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = None, **named: Any) -> Path:
+def save(path: str | Path, *results: object, overwrite: bool = False, model: Any = None, **named: object) -> Path:
     """Save results of this toolkit in one folder: arrays as `arrays.npz`, everything else as `results.json`.
 
     `save("results/slashes", patches, scores)` keeps them under their public names, `save(path, first=a, second=b)` under
@@ -48,12 +47,11 @@ def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = 
     `overwrite=True`.
     """
     everything = {type(result).__name__: result for result in results} | named
-    if len(everything) != len(results) + len(named):
-        raise ValueError("two results of the same class need names: save(path, first=..., second=...)")
-    if "provenance" in everything:
-        raise ValueError('"provenance" is the name under which load gives where the results come from; choose another')
-    if not everything:
-        raise ValueError("there is nothing to save")
+    if len(everything) != len(results) + len(named) or "provenance" in everything or not everything:
+        raise ValueError(
+            "save takes one result or more; two of the same class need names, save(path, first=..., second=...), of which "
+            '"provenance" is taken'
+        )
     arrays: dict[str, np.ndarray] = {}
     described = {name: _describe(result, _part(name), arrays) for name, result in everything.items()}
     with new_folder(path, overwrite=overwrite) as folder:
@@ -88,9 +86,9 @@ def load(path: str | Path) -> dict[str, Any]:
             arrays = {name: kept[name] for name in kept.files}
         results = {name: _rebuild(part, arrays) for name, part in document["results"].items()}
     except Exception as error:
-        what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
-            f"{str(folder)!r} cannot be loaded ({what}); take a copy that is whole, or make the results again"
+            f"{str(folder)!r} cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())}); take a copy that is "
+            "whole, or make the results again"
         ) from error
     return results | {"provenance": document["provenance"]}
 
@@ -158,8 +156,8 @@ def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
 
 def _rebuild(part: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> object:
     name, package = part["class"], sys.modules["mless_interp"]
-    if name not in SAVED and any(name in names for names in package.RESULTS.values()):
-        getattr(package, name)  # its module enters it there
+    if any(name in names for names in package.RESULTS.values()):
+        getattr(package, name)  # its module enters it into SAVED
     if name not in SAVED:
         raise ValueError(f"this version of the toolkit has no result {name!r}")
     made = SAVED[name](**{key: _decode(value, arrays) for key, value in part["fields"].items()})

@@ -14,7 +14,7 @@ from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
-from ..runtime.registry import savable
+from ..runtime.folders import savable
 from ..runtime.text_safety import visible
 
 MARK = "▌"

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import DECLARED, Column, TextTable, column_of
-from ..runtime.registry import savable
+from ..runtime.folders import savable
 from ..runtime.results import Result, Shown, turned
 from ..runtime.text_safety import visible
 
@@ -267,7 +267,7 @@ class Report:
         return page.folded(f"All else in words: {len(others)} sentences", Report("", "").sentence(*others))
 
     def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
-        """How to repeat the run and where it comes from: what `mi.provenance` gives, as saved in run.json."""
+        """How to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""
         command = run.get("repeat") or shlex.join(["python", *map(str, run.get("command", []))])
         page = self if heading is None else self.heading(heading)
         return page._with(Block("provenance", str(command), groups=_groups(run)))

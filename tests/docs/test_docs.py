@@ -7,17 +7,14 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import docs_hooks
 import pytest
 import typer
 from browser import browser
 from conftest import ROOT
-from mkdocs.exceptions import PluginError
 from refresh_docs import TABLES, blocks, with_tables
 
 import mless_interp as mi
@@ -32,35 +29,6 @@ def module_of(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
-
-
-# ------------------------------------------------------------------------------------------------ formulas, notebooks
-
-
-def formulas() -> Iterator[tuple[str, str, bool]]:
-    """(where, TeX, whether it is a display) in the pages and in every docstring."""
-    texts = [(path, path.read_text(encoding="utf-8")) for path in sorted(DOCS.rglob("*.md"))]
-    for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-        texts += [(path, ast.get_docstring(node) or "") for node in ast.walk(tree) if isinstance(node, kinds)]
-    for path, text in texts:
-        text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-        for found in re.finditer(r"\$\$(.*?)\$\$|(?<![\w\\$])\$([^$\n]+?(?:\n[^$\n]+?)?)\$", text, re.DOTALL):
-            yield str(path.relative_to(ROOT)), found.group(1) or found.group(2), bool(found.group(1))
-
-
-def test_every_formula_of_pages_and_docstrings_can_be_drawn() -> None:
-    assert "<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup>" in docs_hooks.drawn("x_1^2", display=False)
-    with pytest.raises(PluginError, match="latex2mathml makes"):
-        docs_hooks.drawn(r"\unknown x", display=True)
-    seen, wrong = list(formulas()), []
-    for where, tex, display in seen:
-        try:
-            docs_hooks.drawn(tex, display=display)
-        except PluginError as error:
-            wrong.append(f"{where}: {error}")
-    assert len(seen) > 150 and wrong == []
 
 
 # ---------------------------------------------------------------------------------------------------------------- API
@@ -94,14 +62,6 @@ def test_every_public_name_is_on_an_api_page() -> None:
     folders = ("metrics", "statistics")
     modules = {f"mless_interp.{name}.{path.stem}" for name in folders for path in (PACKAGE / name).glob("[a-z]*.py")}
     assert (views | modules) - documented == set()
-
-
-def test_every_block_of_the_api_pages_exists() -> None:
-    for block in sorted(api_blocks()):
-        found: Any = mi
-        for part in block.split(".")[1:]:
-            found = getattr(found, part, None) or importlib.import_module(f"{found.__name__}.{part}")
-        assert found is not None, block
 
 
 # -------------------------------------------------------------------------------------------- methods, troubleshooting
@@ -150,14 +110,12 @@ def messages(package: Path) -> list[str]:
     return [re.sub(r"\s+", " ", text) for text in found]
 
 
-def test_every_message_of_the_troubleshooting_page_is_in_the_code(tmp_path: Path) -> None:
+def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
     known = messages(PACKAGE)
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     quoted = re.findall(r"^- `([^`]+)`: ", page, re.MULTILINE)
     assert len(quoted) > 20
     assert [heading for heading in quoted if not any(heading in text for text in known)] == []
-    (tmp_path / "a.py").write_text('x = 1\nraise ValueError(f"got {x} and "\n  f"not {x}")\n', encoding="utf-8")
-    assert "got … and not …" in messages(tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------- commands, outputs
@@ -185,18 +143,13 @@ def refused(command: str) -> str:
             return "" if name.startswith("--") else f"no command {name}"
     else:
         script, words = ROOT / words[1], words[2:]
-        source = script.read_text(encoding="utf-8") if script.is_file() else ""
-        if "app()" not in source:
-            known = {
-                "--" + name.replace("_", "-") for name in re.findall(r'(?:^    |"--)([\w-]+)(?:: |")', source, re.M)
-            }
-            unknown = [word for word in words if word.startswith("--") and word not in known]
-            return f"{', '.join(unknown)} unknown" if unknown and source else "" if source else "no such script"
+        if not script.is_file():
+            return "no such script"
+        if "app()" not in script.read_text(encoding="utf-8"):
+            return ""
         program = get_command(module_of(script).app)
-    if not words:  # a bare name needs no arguments
-        return ""
     try:
-        program.make_context("command", words)
+        program.make_context("command", words or ["--help"])  # a bare name needs no arguments
     except typer.Exit:  # of --help
         return ""
     except WrongUse as error:
@@ -211,14 +164,7 @@ def test_every_command_that_is_written_down_can_be_read_as_it_is_written() -> No
     written = [(path.name, each) for path in pages for each in commands(path.read_text("utf-8"))]
     assert len(written) > 60 and {"README.md", "Makefile", "larger-models.md"} <= {at for at, _ in written}
     assert {(at, each): why for at, each in written if (why := refused(each))} == {}
-    for command, why in (
-        ("mless-interp locate --confirmed 64", "No such option: --confirmed"),
-        ("mless-interp locates --limit 3", "no command locates"),
-        ("python tools/faults.py --kill 3", "--kill unknown"),
-        ("python tools/nothing.py", "no such script"),
-    ):
-        (found,) = commands(f"Then\n$ {command}\nends, or `{command.split()[0]}`")[:1]
-        assert why in refused(found)
+    assert "No such option: --confirmed" in refused("mless-interp locate --confirmed 64")
 
 
 @pytest.mark.slow
@@ -282,10 +228,7 @@ def test_llms_txt_lists_every_page_once_with_what_is_in_it() -> None:
 
 
 ASSET = re.compile(
-    r"""<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\b(?:src|data|srcset)\s*=\s*["']?((?:https?:)?//[^"'\s>]+)"""
-    r"""|<link\b(?=[^>]*\brel\s*=\s*["']?(?:stylesheet|icon|preconnect|preload|prefetch|manifest|modulepreload))"""
-    r"""[^>]*?\bhref\s*=\s*["']?((?:https?:)?//[^"'\s>]+)|@import\s+(?:url\()?["']?((?:https?:)?//[^"'\s)]+)""",
-    re.IGNORECASE,
+    r"<(?:script|img|iframe|link rel=.?(?:stylesheet|icon|preconnect))\b[^>]*?(?:src|href)=.?(?:https?:)?//"
 )
 """Scripts, pictures, styles and frames that lie on another machine."""
 
@@ -310,7 +253,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_without_a_network(site: Path) -> None:
-    assert ASSET.search('<script src="https://1.org/x.js">') and not ASSET.search('<a href="https://a.org">')
     texts = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert [name for name, text in texts.items() if ASSET.search(text)] == []
     assert [name for name, text in texts.items() if "arithmatex" in text] == [], "every formula is drawn"

@@ -18,10 +18,6 @@ def code(notebook) -> list[tuple[str, str]]:
     return [(cell.cell_type, cell.source.strip()) for cell in notebook.cells]
 
 
-def test_there_are_eight_tutorials_after_the_start() -> None:
-    assert [path.name[:2] for path in SOURCES] == ["00", "01", "02", "03", "04", "05", "06", "07", "08"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_a_tutorial_runs_from_its_source(source: Path, tmp_path: Path, request: Any, monkeypatch: Any) -> None:
@@ -50,11 +46,3 @@ def test_the_published_notebook_is_the_source_with_outputs(source: Path) -> None
     assert "/home/" not in text and "/work/" not in text and "/tmp/" not in text, (
         "an output names a path of one machine"
     )
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_a_tutorial_tells_and_shows(source: Path) -> None:
-    notebook = jupytext.read(source)
-    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    assert prose[0].startswith("# ") and sum(len(text.split()) for text in prose) > 250
-    assert any("What to conclude" in text for text in prose), "say what to conclude and what not"

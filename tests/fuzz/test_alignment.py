@@ -42,7 +42,6 @@ templates = st.sampled_from(("raw", "raw_as_sent", "text", "chat"))
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* spell special tokens:UserWarning")
 @fuzz(
-    "alignment of prompt pairs",
     few=60,
     share=10,
     name=st.sampled_from(REAL),

@@ -62,7 +62,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mi.save(tmp_path_factory.mktemp("saved") / "results", scored(), others=scored(5))
 
 
-@fuzz("damaged saved results", few=40, share=2, **damages)
+@fuzz(few=40, share=2, **damages)
 def test_saved_results_are_right_or_refused(
     saved: Path, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
 ) -> None:
@@ -108,7 +108,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.slow
-@fuzz("damaged checkpoints", few=60, share=10, **damages)
+@fuzz(few=60, share=10, **damages)
 def test_a_damaged_checkpoint_never_changes_a_number(
     checkpoint: bytes, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
 ) -> None:
@@ -132,7 +132,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Calla
 
 
 @pytest.mark.slow
-@fuzz("damaged weights, configs and tokenizers", few=25, share=1, **damages)
+@fuzz(few=25, share=1, **damages)
 def test_a_damaged_model_is_refused_or_is_another_model(
     model_folder: Path, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
 ) -> None:
@@ -160,7 +160,7 @@ PROBLEMS = b"".join(
 )
 
 
-@fuzz("damaged problem files", few=60, share=10, **damages)
+@fuzz(few=60, share=10, **damages)
 def test_a_damaged_problem_file_is_read_as_it_is_or_refused(
     tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
 ) -> None:

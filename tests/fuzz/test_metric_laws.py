@@ -46,7 +46,6 @@ def scored(pair: PromptPair, pattern: torch.Tensor, base: torch.Tensor) -> HeadS
 
 
 @fuzz(
-    "laws of attention metrics (every metric of the catalogue)",
     few=10,
     share=1.0,
     seed=st.integers(0, 2**31),

@@ -1,57 +1,34 @@
-"""Metrics by hand: what the oracles and laws do not say."""
+"""Metrics by hand: worked examples, defaults, thresholds exactly at their border, and what is undefined."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from formulas_under_test import A0, A1, NAN, QUESTION, SINK, SPAN, random, random_pattern, same, visible_keys
+from formulas_under_test import A0, A1, NAN, QUESTION, SINK, SPAN, mask, random, random_pattern, same, visible_keys
 
-from mless_interp.metrics.activations import arm_threshold, near_zero_fraction
-from mless_interp.metrics.attention import (
-    jensen_shannon_distance,
-    log_density_ratio,
-    retained_mass,
-    span_log_odds,
-    span_mass,
-)
-from mless_interp.metrics.outputs import span_output, span_output_weight
-from mless_interp.metrics.patterns import row_mask, segment_mean
-from mless_interp.metrics.received import received_attention, received_sums, sink_rate
-from mless_interp.metrics.recovery import (
-    attenuation_r_squared,
-    attenuation_slope,
-    matched_peaks_f1,
-    spike_peaks,
-    timing_pearson,
-    timing_spearman,
-)
+from mless_interp.metrics import activations, attention, logits, outputs, patterns, received, recovery
 
 
 def test_arm_threshold_uses_the_lower_median():
     # upper or averaged medians would give another MAD: |a| = 1 2 3 10, median 2, deviations 1 0 1 8, median 1
-    same(arm_threshold(torch.tensor([1.0, -2.0, 3.0, 10.0]), c=1.0), 1.4826)
+    same(activations.arm_threshold(torch.tensor([1.0, -2.0, 3.0, 10.0]), c=1.0), 1.4826)
 
 
 def test_arm_threshold_of_constant_activations_is_tiny_not_zero():
-    same(arm_threshold(torch.ones(4, dtype=torch.float64), c=1.0), 1.4826e-12)
-
-
-def test_near_zero_fraction_is_strict_and_takes_a_threshold_per_head():
-    values = torch.tensor([[0.0, 0.1, -0.2, 0.4], [0.0, 0.1, -0.2, 0.4]])
-    same(near_zero_fraction(values, threshold=torch.tensor([0.2, 0.3])), [0.5, 0.75])
-    same(near_zero_fraction(values, threshold=0.0), [0.0, 0.0])
+    same(activations.arm_threshold(torch.ones(4, dtype=torch.float64), c=1.0), 1.4826e-12)
 
 
 def test_span_mass_and_lambda_of_the_worked_example():
-    same(span_mass(A1, span=SPAN)[3:], [0.2, 0.5])  # .1 + .1, .25 + .25
-    same(retained_mass(A1, span=SPAN)[3:], [0.8, 0.5])
-    same(segment_mean(retained_mass(A1, span=SPAN), QUESTION), 0.65)
+    same(attention.span_mass(A1, span=SPAN)[3:], [0.2, 0.5])  # .1 + .1, .25 + .25
+    same(attention.retained_mass(A1, span=SPAN)[3:], [0.8, 0.5])
+    same(patterns.segment_mean(attention.retained_mass(A1, span=SPAN), QUESTION), 0.65)
 
 
 def test_density_ratio_is_undefined_before_the_span_and_minus_infinity_where_it_gets_nothing():
-    same(log_density_ratio(A1, span=SPAN)[0], NAN)
+    same(attention.log_density_ratio(A1, span=SPAN)[0], NAN)
     ignoring = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0.5, 0, 0.5]])
-    same(log_density_ratio(ignoring, span=torch.tensor([False, True, False])), [NAN, -math.inf, -math.inf])
+    same(attention.log_density_ratio(ignoring, span=torch.tensor([False, True, False])), [NAN, -math.inf, -math.inf])
 
 
 def test_lambda_from_scores_is_lambda_of_the_softmax():
@@ -59,27 +36,19 @@ def test_lambda_from_scores_is_lambda_of_the_softmax():
     span = (torch.arange(9) > 2) & (torch.arange(9) < 5)
     pattern = torch.where(visible, scores, -torch.inf).softmax(-1)
     same(
-        (-span_log_odds(scores, span=span, visible=visible)).sigmoid(),
-        retained_mass(pattern, span=span, visible=visible),
+        (-attention.span_log_odds(scores, span=span, visible=visible)).sigmoid(),
+        attention.retained_mass(pattern, span=span, visible=visible),
     )
 
 
 def test_log_odds_survive_where_probabilities_underflow():
     scores = torch.tensor([[0.0, 0.0], [0.0, -200.0]])
     span = torch.tensor([False, True])
-    assert span_mass(scores.softmax(-1).tril().clamp(max=1) + torch.tensor([[0.5, 0], [0, 0]]), span=span)[1] == 0
-    same(span_log_odds(scores, span=span), [-math.inf, -200.0])
-
-
-@pytest.mark.parametrize("n", [1, 2, 8, 55])
-def test_log_odds_of_n_identical_tokens_grow_with_slope_one(n):
-    # methods I12: logit(1 - lambda) = log N + const
-    scores = torch.cat([torch.tensor([0.3, -0.2]), torch.full((n,), -1.7), torch.tensor([0.5])]).double()[None]
-    position = torch.arange(n + 3)
-    span = (position >= 2) & (position < n + 2)
-    odds = span_log_odds(scores, span=span, dest_positions=torch.tensor([n + 2]))
-    constant = -1.7 - math.log(math.exp(0.3) + math.exp(-0.2) + math.exp(0.5))
-    same(odds, [math.log(n) + constant])
+    assert (
+        attention.span_mass(scores.softmax(-1).tril().clamp(max=1) + torch.tensor([[0.5, 0], [0, 0]]), span=span)[1]
+        == 0
+    )
+    same(attention.span_log_odds(scores, span=span), [-math.inf, -200.0])
 
 
 def rows(*shape: int, seed: int) -> torch.Tensor:
@@ -91,7 +60,10 @@ def test_nearly_equal_rows_in_float32_have_no_negative_divergence():
     p = rows(100, 500, seed=0).float()
     q = p * (1 + 1e-6 * torch.randn(100, 500, generator=torch.Generator().manual_seed(1)))
     q = q / q.sum(-1, keepdim=True)
-    assert jensen_shannon_distance(p, q).max() < 1e-5 and not jensen_shannon_distance(p, q).isnan().any()
+    assert (
+        attention.jensen_shannon_distance(p, q).max() < 1e-5
+        and not attention.jensen_shannon_distance(p, q).isnan().any()
+    )
 
 
 # methods 13: base prompt [P Q Q]; inserted prompt [P I I Q Q], positions held; values 1; -1, -1; 2, 4
@@ -101,7 +73,7 @@ V1 = torch.tensor([[1], [-1], [-1], [2], [4]], dtype=torch.float64)
 def test_head_output_of_the_worked_example_is_lambda_z_plus_sigma():
     base = (A0 @ V1[[0, 3, 4]])[1:]
     inserted = (A1 @ V1)[3:]
-    sigma, lam = span_output(A1, V1, span=SPAN)[3:], retained_mass(A1, span=SPAN)[3:, None]
+    sigma, lam = outputs.span_output(A1, V1, span=SPAN)[3:], attention.retained_mass(A1, span=SPAN)[3:, None]
     same(base, [[1.4], [1.9]])
     same(inserted, [[0.92], [0.45]])
     same(sigma, [[-0.2], [-0.5]])  # (1 - lambda) times -1, as the span is one repeated token
@@ -110,7 +82,7 @@ def test_head_output_of_the_worked_example_is_lambda_z_plus_sigma():
 
 def test_output_weight_compares_norms_of_the_two_sides():
     # row 3: |-.2| and |.48 + .64|; row 4: |-.5| and |.25 + .3 + .4|
-    same(span_output_weight(A1, V1, span=SPAN)[3:], [0.2 / 1.32, 0.5 / 1.45])
+    same(outputs.span_output_weight(A1, V1, span=SPAN)[3:], [0.2 / 1.32, 0.5 / 1.45])
 
 
 def test_output_weight_reads_what_the_output_projection_keeps():
@@ -119,73 +91,413 @@ def test_output_weight_reads_what_the_output_projection_keeps():
     span = torch.isin(torch.arange(6), torch.tensor([2, 3]))
     inside = torch.einsum("hqk,hkd,hde->hqe", pattern * span, values, weights).norm(dim=-1)
     outside = torch.einsum("hqk,hkd,hde->hqe", pattern * ~span, values, weights).norm(dim=-1)
-    same(span_output_weight(pattern, values, span=span, output_weights=weights), inside / (inside + outside))
+    same(outputs.span_output_weight(pattern, values, span=span, output_weights=weights), inside / (inside + outside))
     silent = weights.clone()
     silent[0] = 0
-    assert span_output_weight(pattern, values, span=span, output_weights=silent)[0].isnan().all()
-
-
-def test_which_rows_count_decides_the_apparent_attenuation():
-    # methods 4.1: .923 with all rows, .664 with shared rows
-    base = received_attention(A0, min_rows=1)[0]
-    ratios = [
-        received_attention(A1, rows=row_mask(rows, question=QUESTION, span=SPAN), min_rows=1)[0] / base
-        for rows in ("all", "shared")
-    ]
-    same(torch.stack(ratios), [0.923, 0.664], atol=5e-4, rtol=0)
+    assert outputs.span_output_weight(pattern, values, span=span, output_weights=silent)[0].isnan().all()
 
 
 def test_sink_columns_are_dropped_and_rows_renormalised_on_request():
-    same(received_attention(A1, sink=SINK, min_rows=1), [NAN, 0.55 / 3, 0.175, 0.15, NAN])
+    same(received.received_attention(A1, sink=SINK, min_rows=1), [NAN, 0.55 / 3, 0.175, 0.15, NAN])
     # rows 2-4 without the sink: .2/.4; .1/.52, .32/.52; .25/.75, .15/.75
     expected = [NAN, (0.2 / 0.4 + 0.1 / 0.52 + 0.25 / 0.75) / 3, (0.1 / 0.52 + 0.25 / 0.75) / 2, 0.15 / 0.75, NAN]
-    same(received_attention(A1, sink=SINK, renorm=True, min_rows=1), expected)
+    same(received.received_attention(A1, sink=SINK, renorm=True, min_rows=1), expected)
 
 
 def test_rows_with_everything_on_the_sink_leave_the_renormalised_mean():
     pattern = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [1.0, 0, 0, 0], [0.5, 0.2, 0.2, 0.1]])
     sink = torch.tensor([True, False, False, False])
-    sums, counts = received_sums(pattern, sink=sink, renorm=True)
+    sums, counts = received.received_sums(pattern, sink=sink, renorm=True)
     same(sums, [0, 0.4, 0.4, 0])
     assert counts.tolist() == [0, 1, 1, 0]
-
-
-def test_sink_rate_is_the_share_of_tokens_over_the_threshold():
-    alpha = torch.tensor([[0.7, 0.35, 0.2, NAN], [0.1, 0.1, 0.1, 0.1]])
-    first = torch.tensor([True, False, False, False])
-    same(sink_rate(alpha, first), [1, 0])
-    same(sink_rate(alpha, ~first), [0.5, 0])
-    same(sink_rate(alpha, ~first, threshold=0.05), [1, 1])
-    same(sink_rate(alpha[:1], torch.tensor([False, False, False, True])), [NAN])
 
 
 def test_constant_or_missing_profiles_have_no_timing():
     x = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.2, 0.3], [NAN, NAN, NAN], [NAN, 1.0, NAN]])
     y = torch.tensor([0.3, 0.1, 0.2]).expand(4, 3)
     expected = [NAN, -0.5, NAN, NAN]
-    same(timing_pearson(x, y), expected)
-    same(timing_spearman(x, y), expected)
+    same(recovery.timing_pearson(x, y), expected)
+    same(recovery.timing_spearman(x, y), expected)
 
 
 def test_slope_of_nothing_is_undefined():
     zero, some = torch.zeros(3), torch.tensor([0.1, 0.2, 0.3])
-    same(attenuation_slope(zero, some), NAN)
-    same(attenuation_r_squared(zero, some), NAN)
-    same(attenuation_slope(some, zero), 0.0)
-    same(attenuation_r_squared(some, zero), NAN)
+    same(recovery.attenuation_slope(zero, some), NAN)
+    same(recovery.attenuation_r_squared(zero, some), NAN)
+    same(recovery.attenuation_slope(some, zero), 0.0)
+    same(recovery.attenuation_r_squared(some, zero), NAN)
 
 
 def test_peaks_take_the_left_of_a_plateau_and_never_the_ends():
     profile = torch.tensor([5.0, 0.0, 3.0, 3.0, 3.0, 0.0, 1.0, 0.0, 9.0])
-    assert spike_peaks(profile, min_prominence=2.0).nonzero()[:, 0].tolist() == [2]
-    assert spike_peaks(profile, min_prominence=0.0).nonzero()[:, 0].tolist() == [2, 6]
+    assert recovery.spike_peaks(profile, min_prominence=2.0).nonzero()[:, 0].tolist() == [2]
+    assert recovery.spike_peaks(profile, min_prominence=0.0).nonzero()[:, 0].tolist() == [2, 6]
 
 
 def test_matched_peaks_use_each_peak_once():
     x = torch.tensor([False, True, False, True, False, False])
     y = torch.tensor([False, False, True, False, False, False])
-    same(matched_peaks_f1(x, y), 0.0)
-    same(matched_peaks_f1(x, y, tolerance=1), 2 / 3)  # one pair of 2 + 1 peaks
-    same(matched_peaks_f1(x, x), 1.0)
-    same(matched_peaks_f1(x & y, x & y), NAN)
-    same(matched_peaks_f1(x, x & y), 0.0)
+    same(recovery.matched_peaks_f1(x, y), 0.0)
+    same(recovery.matched_peaks_f1(x, y, tolerance=1), 2 / 3)  # one pair of 2 + 1 peaks
+    same(recovery.matched_peaks_f1(x, x), 1.0)
+    same(recovery.matched_peaks_f1(x & y, x & y), NAN)
+    same(recovery.matched_peaks_f1(x, x & y), 0.0)
+
+
+def checked(pattern: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
+    return patterns.prepared(pattern, visible=visible, dest_positions=None)[0]
+
+
+def test_row_masks_are_what_their_names_say():
+    question, span = mask(3, 4, n=5), mask(1, 2, n=5)
+    assert patterns.row_mask("all", question=question, span=span).tolist() == [True] * 5
+    assert patterns.row_mask("shared", question=question, span=span).tolist() == [True, False, False, True, True]
+    assert patterns.row_mask("question", question=question).tolist() == question.tolist()
+    assert patterns.row_mask("last", question=question).tolist() == mask(4, n=5).tolist()
+    assert patterns.row_mask("shared", question=question).all()
+
+
+def test_last_row_is_found_per_prompt():
+    question = torch.stack([mask(1, 2, n=4), mask(2, 3, n=4)])
+    assert patterns.row_mask("last", question=question).tolist() == [
+        [False, False, True, False],
+        [False, False, False, True],
+    ]
+
+
+def test_flanks_stop_at_the_edges_and_leave_out_the_excluded():
+    span = mask(2, 3, n=7)
+    assert patterns.flanks(span, width=2).tolist() == mask(0, 1, 4, 5, n=7).tolist()
+    assert patterns.flanks(span, width=5, exclude=mask(0, n=7)).tolist() == mask(1, 4, 5, 6, n=7).tolist()
+    assert patterns.flanks(torch.stack([span, mask(6, n=7)]), width=1).tolist() == [
+        mask(1, 4, n=7).tolist(),
+        mask(5, n=7).tolist(),
+    ]
+
+
+def test_bfloat16_rows_are_renormalised_in_float32():
+    pattern = torch.rand(2, 50, 50).tril().softmax(-1).tril()
+    pattern = (pattern / pattern.sum(-1, keepdim=True)).bfloat16()
+    assert (pattern.float().sum(-1) - 1).abs().max() > 1e-4
+    row = checked(pattern)
+    assert row.dtype == torch.float32
+    same(row.sum(-1), torch.ones(2, 50))
+
+
+def test_padded_rows_may_hold_anything():
+    visible = visible_keys(3, real=mask(1, 2, n=3))
+    pattern = torch.tensor([[NAN, NAN, NAN], [0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
+    same(checked(pattern, visible), [[0, 0, 0], [0, 1, 0], [0, 0.5, 0.5]])
+
+
+def test_bounds_of_one_block_only():
+    start, stop = patterns.span_bounds(torch.stack([mask(1, 2, n=5), mask(4, n=5)]))
+    assert (start.tolist(), stop.tolist()) == ([1, 4], [3, 5])
+    with pytest.raises(ValueError, match="one unbroken block of tokens here, but it has several pieces"):
+        patterns.span_bounds(mask(1, 3, n=5))
+
+
+def test_collapse_takes_a_level_or_flanks_as_its_reference():
+    profile = torch.tensor([[0.9, 0.4, 0.1, 0.1, 0.2], [0.9, 0.2, 0.2, 0.2, 0.2]])
+    span = mask(2, 3, n=5)
+    same(recovery.span_collapse(profile, span=span, reference=patterns.flanks(span, width=1)), [1 - 0.1 / 0.3, 0.0])
+    same(recovery.span_collapse(profile, span=span, reference=torch.tensor([0.2, 0.1])), [0.5, -1.0])
+
+
+def test_collapsed_share_counts_defined_span_tokens():
+    relative = torch.tensor([1.0, 0.05, 0.2, 0.4, NAN, 1.0])
+    span = mask(1, 2, 3, 4, n=6)
+    shares = [recovery.collapsed_share(relative, span=span, threshold=theta) for theta in (0.1, 0.25, 0.5)]
+    same(torch.stack(shares), [1 / 3, 2 / 3, 1])
+
+
+def test_onset_step_compares_equal_windows_around_the_start():
+    relative = torch.tensor([9.0, 1.0, 1.2, 0.2, 0.4, 0.9, 1.0])
+    span = mask(3, 4, 5, n=7)
+    same(recovery.onset_step(relative, span=span, width=2), 0.3 - 1.1)
+    same(
+        recovery.onset_step(relative, span=span, width=5), 0.5 - 11.2 / 3
+    )  # the windows stop at the span's end and at the start
+    sinkless = torch.cat([torch.tensor([NAN]), relative[1:]])
+    same(recovery.onset_step(sinkless, span=span, width=5), 0.5 - 1.1)
+    same(recovery.onset_step(relative, span=mask(0, 1, n=7)), NAN)
+
+
+def test_latency_is_the_first_window_back_at_its_share():
+    after = torch.tensor([[0.1, 0.2, 0.6, 0.8], [1.0, 1.0, 1.0, 1.0], [0.1, 0.1, 0.1, 0.1]])
+    # windows of 2 against .5: .15 .4 .7; at once; never
+    same(recovery.recovery_latency(after, torch.ones(3, 1), width=2), [2, 0, math.inf])
+
+
+def test_latency_skips_windows_that_are_not_defined():
+    reference = torch.ones(1)
+    same(recovery.recovery_latency(torch.tensor([NAN, 1.0, 1.0, 1.0]), reference, width=2), 1)
+    same(recovery.recovery_latency(torch.tensor([0.1, NAN, 0.1]), reference, width=2), NAN)
+    same(recovery.recovery_latency(torch.tensor([1.0, 1.0]), reference, width=5), NAN)
+    same(recovery.recovery_latency(torch.tensor([1.0, 1.0]), torch.zeros(1), width=2), NAN)
+
+
+def test_time_constant_is_fitted_per_head_with_gaps():
+    t = torch.arange(30, dtype=torch.float64)
+    series = 1 - torch.exp(-t / torch.tensor([[1.0], [4.0], [8.0]]))
+    series[1, 3:8] = NAN
+    same(recovery.recovery_time_constant(series), [1.0, 4.0, 8.0], rtol=1e-3, atol=0)
+
+
+def test_time_constant_needs_a_curve():
+    noise = torch.rand(200, generator=torch.Generator().manual_seed(3))
+    series = torch.stack([torch.full((200,), 0.3), noise, torch.full((200,), NAN)])
+    same(recovery.recovery_time_constant(series), [NAN, NAN, NAN])
+
+
+X = torch.tensor([[0.0, 60.0], [0.0, 30.0], [3.0, 0.0], [3.0, 4.0], [0.0, 1.0]])  # norms 60 30 3 5 1
+
+
+FIRST = torch.tensor([True, False, False, False, False])
+
+
+TWO = torch.tensor([False, True, True, False, False])
+
+
+OTHERS = torch.tensor([False, False, False, True, True])  # median norm 3
+
+
+def test_norms_are_over_the_median_of_the_others_alone() -> None:
+    assert received.relative_norms(X, others=OTHERS).tolist() == pytest.approx([20, 10, 1, 5 / 3, 1 / 3])
+    heads = torch.stack([X, 2 * X, 0 * X])
+    found = received.relative_norms(heads, others=OTHERS)
+    torch.testing.assert_close(found[0], found[1])
+    assert found[2].isnan().all() and received.relative_norms(X, others=0 * OTHERS > 1).isnan().all()
+
+
+def test_cosines_are_those_of_directions() -> None:
+    assert received.cosines_to_sink(X, sink=FIRST).tolist() == pytest.approx([1, 1, 0, 0.8, 1])
+    torch.testing.assert_close(
+        received.cosines_to_sink(X * torch.rand(5, 1).add(0.1), sink=FIRST),
+        received.cosines_to_sink(X, sink=FIRST),
+    )
+    assert received.cosines_to_sink(-X[[0, 1]] * torch.tensor([[-1.0], [1.0]]), sink=FIRST[:2]).tolist() == [1, -1]
+    assert received.cosines_to_sink(torch.zeros(2, 3), sink=FIRST[:2]).isnan().all()
+    with pytest.raises(ValueError, match="the sink is one token, got a mask of 2"):
+        received.cosines_to_sink(X, sink=TWO)
+
+
+def test_the_first_inserted_token_is_held_against_the_rest() -> None:
+    values = torch.tensor([9.0, 6.0, 1.0, 3.0, 7.0])
+    span = torch.tensor([False, True, True, True, False])
+    assert received.first_of(values, span) == 6 and received.first_against_rest(values, span) == 3
+    assert received.first_of(values, TWO) == 6 and received.first_against_rest(values, TWO) == 6
+    assert received.first_against_rest(values, OTHERS & (values == 3)).isnan(), "a span of one token has no rest"
+    np.testing.assert_allclose(received.first_against_rest(torch.stack([values, -values]), span), [3, 3])
+
+
+def test_the_dual_is_the_primal_and_its_penalty_leaves_one_out() -> None:
+    draw = np.random.default_rng(0)
+    x, labels = draw.normal(size=(20, 6)) + 2, np.arange(20) % 3
+    x[:, 0] += labels
+    train, test = np.arange(14), np.arange(14, 20)
+    y = np.eye(3)[labels]
+
+    def primal(rows: np.ndarray, read: np.ndarray, penalty: float) -> np.ndarray:
+        centre, mean = x[rows].mean(0), y[rows].mean(0)
+        centred = x[rows] - centre
+        weights = np.linalg.solve(centred.T @ centred + penalty * np.eye(6), centred.T @ (y[rows] - mean))
+        return (x[read] - centre) @ weights + mean
+
+    centred = x[train] - x[train].mean(0)
+    choices = np.array(activations.PENALTIES) * np.trace(centred @ centred.T) / len(train)
+    # a row that is left out changes the others' mean and products; PRESS says by how much without fitting again
+    errors = [
+        sum(((y[out] - primal(np.delete(train, out), np.array([out]), each)) ** 2).sum() for out in train)
+        for each in choices
+    ]
+    expected = primal(train, test, float(choices[int(np.argmin(errors))]))
+    np.testing.assert_allclose(activations.ridge_scores(x @ x.T, labels, train, test), expected, atol=1e-9)
+    assert 0 < int(np.argmin(errors)) < len(activations.PENALTIES) - 1, "the choice is not at an end"
+    tiny = 1e-6 * x + np.ones(6)
+    blunt = activations.ridge_scores(tiny @ tiny.T, labels, train, test, least=0.01)
+    np.testing.assert_allclose(blunt, np.tile(y[train].mean(0), (6, 1)), atol=1e-3)
+    unseen = activations.ridge_scores(x @ x.T, np.where(np.arange(20) == 19, 3, labels), train, test)
+    assert np.isnan(unseen[:, 3]).all() and np.isfinite(unseen[:, :3]).all()
+    np.testing.assert_allclose(unseen[:, :3].sum(1), 1)
+
+
+T, F = True, False
+
+
+def marks(*values: bool) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
+
+
+def test_a_mass_or_level_exactly_at_its_limit_is_enough() -> None:
+    first, rest, last = marks(T, F, F), marks(F, T, T), marks(F, F, T)
+    same(received.received_sums(HALF, sink=first, renorm=True, min_mass=0.5)[1], [0, 1, 0])
+    same(attention.non_sink_span_mass(HALF, span=last, sink=first, min_mass=0.5), [NAN, 0.0, 0.5])
+    same(attention.within_span_entropy(HALF, span=rest, min_mass=0.5), [NAN, NAN, 1.0])
+    same(attention.entropy_without_sink(HALF, sink=first, min_mass=0.5), [NAN, 0.0, math.log(2)])
+    whole = torch.tensor([[0.25, 0.5, 0.25]])
+    same(attention.renormalised_rows(whole, alignment=torch.tensor([0, 2]), min_mass=0.5), [[0.5, 0.5]])
+    profile = torch.tensor([0.5, 0.125, 0.25])
+    options = {"before": first, "after": last}
+    same(recovery.recovery_ratio(profile, **options, min_level=0.5), 0.5)
+    same(recovery.span_collapse(profile, span=marks(F, T, F), reference=first, min_reference=0.5), 0.75)
+    same(recovery.span_variation(torch.tensor([9.0, 1.0, 3.0]), span=rest, min_mean=2.0), 0.5)
+    same(recovery.aligned_ratio(torch.tensor([0.5, 0.25]), torch.tensor([0.25, 0.25]), min_base=0.5), [0.5, NAN])
+    same(recovery.recovery_fraction(profile, before=first, span=marks(F, T, F), after=last, tolerance=0.75), 1 / 3)
+    risen = torch.tensor([0.125, 0.5, 0.25])
+    same(recovery.recovery_fraction(risen, before=first, span=marks(F, T, F), after=last, tolerance=0.75), 2 / 3)
+    same(recovery.recovery_fraction(risen, before=first, span=marks(F, T, F), after=last, tolerance=0.76), NAN)
+    level = torch.tensor([0.5, 0.5])
+    same(
+        recovery.recovery_fraction(level[[0, 0, 1]], before=first, span=marks(F, T, F), after=last, tolerance=0.0), NAN
+    )
+    same(recovery.collapsed_share(torch.tensor([1.0, 0.25, 0.125]), span=rest), 0.5)  # .25 is not less than .25
+    same(received.sink_rate(torch.tensor([0.5, 0.25]), marks(T, T), threshold=0.25), 0.5)  # .25 is not above .25
+    same(activations.near_zero_fraction(torch.tensor([0.25, -0.25, 0.1]), threshold=0.25), 1 / 3)
+    same(recovery.recovery_latency(torch.tensor([0.25, 0.5]), torch.tensor([1.0]), width=1), 1.0)  # .5 is half of 1
+
+
+def test_what_is_just_allowed_and_just_not() -> None:
+    edges = torch.tensor([0.0, 0.5, 1.0])  # a bin begins at its lower edge; the last one ends with its upper
+    for value, place in ((0.0, 0), (0.5, 1), (1.0, 1)):
+        same(activations.histogram(torch.tensor([value]), edges=edges), [float(place == 0), float(place == 1)])
+    third = torch.tensor(10 * (1 / 3), dtype=torch.float64).reshape(1, 1, 1)
+    same(outputs.affine_residual(third, third, rounding=1 / 3), 1.0)
+    hidden = torch.tensor([NAN, 2.0, 2.0, NAN])
+    same(received.kurtosis(hidden), NAN)
+    same(received.kurtosis(torch.tensor([NAN, 0.0, 0.0, 1.0, 1.0])), -2.0)
+    for size in (1e-8, 1.0, 1e8):  # what differs is judged against the size of what does
+        rows = size * (1 + random(1, 9, 2))
+        fit = outputs.affine_fit(rows, size * (1 + random(1, 9, 2, seed=1)))
+        assert fit.slope.isfinite().all() and fit.r2.isfinite().all(), size
+        assert outputs.affine_fit(rows, size * torch.full((1, 9, 2), 0.1, dtype=torch.float64)).r2.isnan().all()
+        assert outputs.affine_fit(size * torch.full((1, 9, 2), 0.1, dtype=torch.float64), rows).slope.isnan().all()
+    same(attention.log_density_ratio(HALF, span=marks(F, F, T)), [NAN, NAN, math.log(0.25 / 0.375)])
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    span = torch.arange(30) >= 20
+    steps = torch.arange(30.0)
+    same(recovery.onset_step(steps, span=span), 5.0)  # 20 .. 24 against 15 .. 19
+    same(
+        recovery.recovery_latency(torch.arange(20.0), torch.tensor([13.0])), 5.0
+    )  # the mean of 5 .. 9 is more than half of 13
+    same(recovery.running_median(torch.tensor([0.0, 0, 0, 9, 9, 0, 0, 0])), 0.0)
+    same(recovery.running_median(torch.tensor([0.0, 0, 9, 9, 9, 0, 0, 0]))[3], 9.0)
+    assert patterns.flanks(span).sum() == 5
+    assert patterns.flanks(torch.arange(30) == 15).nonzero()[:, 0].tolist() == [10, 11, 12, 13, 14, 16, 17, 18, 19, 20]
+    same(received.sink_rate(torch.tensor([0.31, 0.29]), marks(T, T)), 0.5)
+    counts = torch.tensor([4, 3, 2])
+    same(received.received_from_sums(torch.tensor([1.0, 1.0, 1.0]), counts), [0.25, 1 / 3, NAN])
+    assert received.received_attention(HALF).isnan().all(), "no column has 3 rows below it"
+    ratio = 0.3 - 0.2 * torch.exp(-torch.arange(8.0) / 2)
+    known = [recovery.recovery_time_constant(x).isfinite().item() for x in (ratio[:7], ratio)]
+    assert known == [False, True] and recovery.recovery_time_constant(ratio[:7], min_points=7).isfinite()
+    tiny = torch.tensor([1e-9, 1.0], dtype=torch.float64)
+    same(recovery.aligned_ratio(tiny, tiny), 1.0)
+    same(recovery.aligned_ratio(tiny * 1e-4, tiny), [NAN, 1e4])
+    same(recovery.recovery_ratio(tiny, before=marks(T, F), after=marks(F, T)), 1e9)
+    same(recovery.recovery_ratio(tiny * 1e-4, before=marks(T, F), after=marks(F, T)), NAN)
+    same(recovery.span_collapse(tiny, span=marks(F, T), reference=marks(T, F)), 1 - 1e9)
+    same(recovery.span_collapse(tiny * 1e-4, span=marks(F, T), reference=marks(T, F)), NAN)
+    nearly = torch.tensor([0.96, 0.93, 1.0], dtype=torch.float64)
+    segment = {"before": marks(F, F, T), "span": marks(F, T, F), "after": marks(T, F, F)}
+    same(recovery.recovery_fraction(nearly, **segment), 3 / 7)
+    same(recovery.recovery_fraction(nearly + 0.5, **segment), NAN)  # a step of .07 in 1.5
+
+
+def test_limits_of_mass_by_default() -> None:
+    for mass, sinkless, inside in ((2e-6, T, T), (5e-7, F, T), (2e-8, F, T), (5e-9, F, F)):
+        row = torch.tensor([[1 - mass, mass / 2, mass / 2]], dtype=torch.float64)
+        block = {"dest_positions": torch.tensor([2])}
+        first, rest = marks(T, F, F), marks(F, T, T)
+        assert attention.entropy_without_sink(row, sink=first, **block).isfinite().item() is sinkless
+        assert attention.within_span_entropy(row, span=rest, **block).isfinite().item() is inside
+        assert attention.non_sink_span_mass(row, span=marks(F, F, T), sink=first, **block).isfinite().item() is inside
+        assert attention.renormalised_rows(row, alignment=torch.tensor([1, 2])).isfinite().all().item() is inside
+        assert bool(received.received_sums(row, sink=first, renorm=True, **block)[1].any()) is inside
+
+
+def test_width_and_place_of_one_token_are_allowed() -> None:
+    same(recovery.onset_step(torch.tensor([1.0, 0.25, 1.0]), span=marks(F, T, F), width=1), -0.75)
+    same(recovery.running_median(torch.tensor([1.0, NAN, 3.0]), width=1), [1.0, NAN, 3.0])
+    same(recovery.recovery_latency(torch.tensor([1.0]), torch.tensor([1.0]), width=1), 0.0)
+    same(recovery.recovery_latency(torch.tensor([1.0]), torch.tensor([1.0]), width=2), NAN)
+    same(recovery.recovery_latency(torch.tensor([NAN, 0.1]), torch.tensor([1.0]), width=1), math.inf)
+    same(recovery.recovery_latency(torch.tensor([0.1, 0.2]), torch.tensor([0.0]), width=1), NAN)
+    same(received.received_from_sums(torch.tensor([0.5]), torch.tensor([1]), min_rows=1), 0.5)
+    same(activations.quantile(torch.tensor([2.0, 1.0]), q=1.0), 2.0)
+    same(logits.circuit_performance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])), 0.5)
+    same(activations.median_variance(torch.tensor([[1.0], [3.0]])), 2.0)
+    same(activations.histogram(torch.tensor([0.5, 2.0]), edges=torch.tensor([0.0, 1.0])), [2.0])
+    same(attention.renormalised_rows(torch.tensor([[0.5, 0.5]]), alignment=torch.tensor([0, 1])), [[0.5, 0.5]])
+
+
+def test_zero_and_undefined_are_told_apart() -> None:
+    zero, some = torch.zeros(3), torch.tensor([0.0, 2.0, 4.0])
+    same(
+        recovery.peak_attenuation(some, torch.tensor([1.0, 1.0, 2.0]), peaks=marks(T, T, T)), 0.5
+    )  # no share of nothing
+    same(recovery.aligned_recovery(zero, some, tokens=marks(T, T, T)), NAN)
+    same(recovery.aligned_recovery(some, zero, tokens=marks(T, T, T)), 0.0)
+    same(recovery.aligned_recovery(some, torch.tensor([NAN, 1.0, NAN]), tokens=marks(T, T, T)), 0.5)
+    same(outputs.value_cosine(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), span=marks(T, T)), NAN)
+    same(outputs.value_spectral_share(torch.zeros(2, 2), span=marks(T, T)), NAN)
+    same(outputs.value_effective_rank(torch.zeros(2, 2), span=marks(T, T)), NAN)
+    same(outputs.direction_coherence(torch.zeros(2, 2)), NAN)
+    same(outputs.direction_coherence(torch.tensor([[0.0, 0.0], [3.0, 4.0]])), 1.0)
+    same(outputs.span_output_weight(HALF, torch.zeros(3, 1, dtype=torch.float64), span=marks(F, F, T)), NAN)
+    same(activations.gini(zero), NAN)
+    same(received.relative_received(torch.tensor([0.5]), torch.tensor([0.0])), NAN)
+    same(patterns.segment_mean(some, marks(F, F, F)), NAN)
+
+
+def test_a_gain_is_undefined_in_the_rows_where_the_norm_is_no_product() -> None:
+    wrote = random(3, 6)
+    wrote[1] += 40.0
+    layer_norm = lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:])  # noqa: E731
+    bent = lambda x: torch.where(x.mean(-1, keepdim=True) > 20, layer_norm(x), 3 * x)  # noqa: E731
+    same(outputs.frozen_gain(bent, wrote).isnan().any(-1).double(), [0.0, 1.0, 0.0])
+    same(outputs.frozen_gain(bent, wrote)[0], 3.0)
+    off = lambda x: 2 * x + 0.1 * x.flip(-1) * (len(x) > 1)  # noqa: E731
+    found = [outputs.frozen_gain(off, wrote[[0, 2]], tolerance=tolerance) for tolerance in (0.01, 0.2)]
+    assert found[0].isnan().all() and found[1].isfinite().all()
+    assert (
+        outputs.frozen_gain(off, 1e4 * wrote[[0, 2]]).isnan().all()
+        and outputs.frozen_gain(off, 1e-4 * wrote[[0, 2]]).isnan().all()
+    )
+    slightly = lambda x: 2 * x + 0.01 * x.flip(-1) * (len(x) > 1)  # noqa: E731
+    assert outputs.frozen_gain(slightly, wrote[[0, 2]]).isfinite().all(), "half a per cent is within the default"
+    same(outputs.residual_share(torch.zeros(1, 1, 1), torch.zeros(1, 1), output_weights=torch.ones(1, 1, 1)), NAN)
+
+
+def test_time_constants_beyond_the_grid_are_its_ends() -> None:
+    times = torch.arange(12, dtype=torch.float64)
+    for tau, found in ((36.0, 12.0), (0.02, 0.2), (6.0, 6.0)):
+        fit = recovery.recovery_time_constant(0.3 - 0.2 * torch.exp(-times / tau))
+        assert fit.item() == pytest.approx(found, rel=10 if tau < 0.2 else 1e-3)
+
+
+def test_rounding_is_no_recovery() -> None:
+    flat = torch.tensor([1e8, 1e8 + 2**-26] * 6, dtype=torch.float64)
+    assert recovery.recovery_time_constant(flat, min_r_squared=0.0).isnan()
+    assert recovery.recovery_time_constant(1e-8 * random(12).abs(), min_r_squared=0.0).isfinite()
+    short = recovery.recovery_latency(torch.ones(2, 3, 4), torch.ones(1))
+    assert short.shape == (2, 3) and short.isnan().all()
+
+
+def test_what_is_undefined_in_a_row_decides_nothing_of_the_rest() -> None:
+    same(received.kurtosis(torch.tensor([[1.0, 1.0, NAN], [0.0, 1.0, NAN]])), [NAN, -2.0])
+    p, q = torch.tensor([[NAN, NAN], [0.5, 0.5]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    same(attention.total_variation(p, q), [NAN, 0.5])
+
+
+def test_each_prompt_has_its_own_span() -> None:
+    values, spans = random(2, 3, 4, 5, seed=1), torch.tensor([[T, T, F, F], [F, T, T, T]])
+    for formula in (outputs.value_spectral_share, outputs.value_effective_rank):
+        together = formula(values, span=spans[:, None])
+        for row, span in enumerate(spans):
+            same(together[row], formula(values[row], span=span))

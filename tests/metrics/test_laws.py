@@ -224,11 +224,11 @@ def test_outcomes_and_gains_of_half_precision_are_computed_in_float32(dtype: tor
 
 GOOD = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]])
 WRONG = {
-    "negative": ([0.9, -0.3, 0.4], "negative entry"),
-    "too little": ([0.5, 0.3, 0.1], "must sum to 1"),
-    "too much": ([0.5, 0.5, 0.5], "must sum to 1"),
-    "one NaN": ([NAN, 0.5, 0.5], "must sum to 1"),
-    "infinite": ([float("inf"), 0.5, 0.5], "must sum to 1"),
+    "negative": [0.9, -0.3, 0.4],
+    "too little": [0.5, 0.3, 0.1],
+    "too much": [0.5, 0.5, 0.5],
+    "one NaN": [NAN, 0.5, 0.5],
+    "infinite": [float("inf"), 0.5, 0.5],
 }
 NEEDED = {"span": mask(1, n=3), "sink": mask(0, n=3), "values": torch.eye(3)}
 
@@ -259,16 +259,16 @@ def asked(metric: Callable) -> dict[str, torch.Tensor]:
 
 def test_every_row_that_is_no_probability_is_refused_by_every_metric() -> None:
     assert len(OF_A_PATTERN) >= 13 and len(takes("p")) == 4
-    for row, message in WRONG.values():
+    for kind, row in WRONG.items():
         for metric in OF_A_PATTERN:
             metric(GOOD, **asked(metric))
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=r"sum to 1 .* row \[2\]"):
                 metric(torch.cat([GOOD[:2], torch.tensor([row])]), **asked(metric))
         for distance in takes("p"):
-            for pair in ((GOOD[2], torch.tensor(row)), (torch.tensor(row), GOOD[2])):
-                with pytest.raises(ValueError, match=message):
+            for which, pair in (("second", (GOOD[2], torch.tensor(row))), ("first", (torch.tensor(row), GOOD[2]))):
+                with pytest.raises(ValueError, match=f"the {which} rows must be probabilities that sum to 1"):
                     distance(*pair)
-        if message != "must sum to 1" or sum(row) != pytest.approx(0.9):
+        if kind != "too little":
             with pytest.raises(ValueError, match=r"shares of at most 1 together, but row \[2\]"):
                 patterns.with_sink_key(torch.cat([GOOD[:2], torch.tensor([row])]))
     assert patterns.with_sink_key(GOOD / 2)[0][:, -1].tolist() == [0.5] * 3
@@ -283,7 +283,7 @@ def test_rounding_is_allowed_up_to_its_limit() -> None:
         seen = {"visible": torch.ones(1, 2, dtype=torch.bool), "dest_positions": None}
         allowed = patterns.prepared(torch.tensor([[1 - entry, entry]], dtype=dtype), **seen)[0]
         assert allowed[0, 1] == 0, dtype
-        with pytest.raises(ValueError, match=r"row \[0\] has a negative entry"):
+        with pytest.raises(ValueError, match=r"row \[0\] sums to .* with a least entry of -"):
             patterns.prepared(torch.tensor([[1 - 1.1 * entry, 1.1 * entry]], dtype=dtype), **seen)
     ends = torch.tensor([1 + 9e-6, 0.0], dtype=torch.float64)  # rows may be so much too large, a distance may not
     assert attention.jensen_shannon_divergence(ends, ends.flip(0)) == 1.0
@@ -302,14 +302,14 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
     [
         (
             lambda: attention.span_mass(HALF, span=torch.tensor([0, 1, 1])),
-            "span must be a boolean mask over the tokens",
+            "span must be a boolean mask .* got torch.int64",
         ),
-        (lambda: attention.span_mass(HALF, span=SINK[:2]), r"span must have one entry for each of the 3 tokens"),
-        (lambda: attention.non_sink_span_mass(HALF, span=LAST, sink=SINK), "sink must have one entry"),
+        (lambda: attention.span_mass(HALF, span=SINK[:2]), r"span must .* one entry for each of the 3 tokens"),
+        (lambda: attention.non_sink_span_mass(HALF, span=LAST, sink=SINK), "sink must be a boolean mask"),
         (lambda: attention.non_sink_span_mass(HALF, span=LAST, sink=LAST), "the sink and the span share a token"),
         (lambda: attention.span_mass(HALF, span=mask(n=3)), "the span is empty"),
         (lambda: attention.span_mass(HALF, span=mask(0, 1, 2, n=3)), "covers all tokens"),
-        (lambda: received.received_sums(HALF, rows=SINK), "rows must have one entry"),
+        (lambda: received.received_sums(HALF, rows=SINK), "rows must be a boolean mask"),
         (lambda: recovery.onset_step(torch.ones(5), span=mask(1, 3, n=5)), "only defined for one block"),
         (lambda: recovery.recovery_latency(THREE, THREE, width=0), "width must be 1 token or more, got 0"),
         (lambda: recovery.running_median(THREE, width=4), "odd number of tokens, got 4"),
@@ -323,8 +323,8 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
         (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),
         (lambda: received.cosines_to_sink(VECTORS, sink=SPAN), "the sink is one token, got a mask of 4"),
         (lambda: patterns.row_positions(HALF[:2], None), "2 rows over 3 keys needs dest_positions"),
-        (lambda: patterns.row_positions(HALF[:2], torch.tensor([1, 3])), "must lie in 0 to 2, got 1 to 3"),
-        (lambda: patterns.row_positions(HALF[:2], torch.tensor([1])), r"one position per row \(2 rows\)"),
+        (lambda: patterns.row_positions(HALF[:2], torch.tensor([1, 3])), r"from 0 to 2.* got \[1, 3\]"),
+        (lambda: patterns.row_positions(HALF[:2], torch.tensor([1])), "needs dest_positions"),
         (lambda: attention.span_mass(HALF, span=LAST, visible=VISIBLE), "visible must be boolean and fit a pattern"),
     ],
 )

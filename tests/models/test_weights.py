@@ -30,6 +30,7 @@ from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.sites import site
 from mless_interp.models.weights import WeightsHash, config_hash, first_line, refuse_not_finite
+from mless_interp.runtime.store import provenance
 
 State = dict[str, torch.Tensor]
 Change = Callable[[Path], Any]
@@ -278,7 +279,7 @@ def test_weights_changed_after_loading_are_another_model(backend: str, way: str,
         else:
             weight.data = weight + 1
     assert model.weights_hash not in (None, model.info.weights_hash)
-    assert model.identity["weights"] == model.weights_hash == mi.provenance(model)["model"]["weights_hash"]
+    assert model.identity["weights"] == model.weights_hash == provenance(model)["model"]["weights_hash"]
     weight.data.copy_(kept)
     assert model.weights_hash == model.info.weights_hash, "and back"
 

@@ -1,14 +1,11 @@
 """The one loop: the same numbers however a run is cut up, resumed or damaged; what ends it says what is kept."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from results_under_test import same
 
 from mless_interp.runtime.checkpoint import plain
@@ -93,41 +90,6 @@ def test_another_order_or_a_part_reuses_what_is_the_same(file: Path) -> None:
     compute = Batched(part)
     run(file, compute, part, ((0,), (1, 2), (3,)))
     assert compute.done == ["d", "b"], "another order in a batch is another batch"
-
-
-def kept_file() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        run(Path(folder) / "c.jsonl")
-        return (Path(folder) / "c.jsonl").read_bytes()
-
-
-KEPT = kept_file()
-
-
-def resumed(file: Path, compute: Batched) -> list[Any] | str:
-    """What a run that goes on from this file gives, or how it is refused."""
-    try:
-        return run(file, compute)
-    except ValueError as error:
-        return str(error)
-
-
-@pytest.mark.slow
-@given(at=st.integers(0, len(KEPT) - 1), byte=st.integers(0, 255))
-@example(at=len(KEPT) - 1, byte=0)
-@example(at=KEPT.index(b"\n"), byte=32)
-@settings(max_examples=300, deadline=None)
-def test_whatever_byte_is_changed_the_numbers_are_the_same_or_the_file_is_named(at: int, byte: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "c.jsonl"
-        file.write_bytes(KEPT[:at] + bytes([byte]) + KEPT[at + 1 :])
-        compute = Batched()
-        found = resumed(file, compute)
-        if isinstance(found, str):
-            assert "c.jsonl" in found
-        else:
-            assert same(found, run())
-            assert not compute.done or at == len(KEPT) - 1, "all but a line without an end is kept or refused"
 
 
 # --------------------------------------------------------------------------------------------------- what ends it tells

@@ -6,12 +6,10 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 from test_loop import IDS, UNITS, Batched, run
 from typer.testing import CliRunner
@@ -74,7 +72,7 @@ def test_the_whole_run_waits_for_no_shard_and_no_shard_for_the_whole_run(file: P
     holding = """
         import sys, time
         from pathlib import Path
-        from mless_interp.runtime.locks import Lock
+        from mless_interp.runtime.folders import Lock
         with Lock(Path(sys.argv[1])):
             print("held", flush=True)
             time.sleep(60)
@@ -110,37 +108,6 @@ def test_shards_that_wait_all_have_the_whole(file: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- whole analyses
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_analysis_in_parts_has_the_same_bits(tmp_path: Path, dtype: str) -> None:
-    model = mi.load_model("demo", dtype=dtype)
-    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=20), mi.Insertion.meaningless(" /", n_tokens=6))
-    layer = [mi.Head(1, head) for head in range(4)]
-    options: dict[str, Any] = {"heads": layer, "checkpoint": tmp_path / "run.jsonl", "progress": False}
-    for index in range(2):
-        with pytest.raises(ShardDone) if index == 0 else nullcontext():
-            mi.patch_heads(model.on(Shard(index, 2)), pairs, **options)
-    whole = mi.patch_heads(model, pairs, heads=layer, progress=False)
-    parts = mi.patch_heads(model, pairs, **options)
-    assert len(parts_of(tmp_path / "run.jsonl")) == 2
-    assert np.array_equal(whole.patched, parts.patched, equal_nan=True)
-    assert whole.settings == parts.settings
-
-
-def test_answers_in_parts_are_the_same(tmp_path: Path) -> None:
-    model = mi.load_model("demo")
-    asked: dict[str, Any] = {"max_new_tokens": 4, "batch_size": 2, "progress": False, "temperature": 0.5, "seed": 3}
-    problems, treatments = mi.load_problems("demo", limit=5), [None, mi.Insertion.meaningless(" /", n_tokens=4)]
-    file = tmp_path / "answers.jsonl"
-    for index in (2, 0):
-        with pytest.raises(ShardDone, match=rf"answers: Shard {index}/3 is done"):
-            mi.evaluate_accuracy(model.on(Shard(index, 3)), problems, treatments, checkpoint=file, **asked)
-    last = mi.evaluate_accuracy(model.on(Shard(1, 3)), problems, treatments, checkpoint=file, **asked)
-    whole = mi.evaluate_accuracy(model, problems, treatments, **asked)
-    assert len(parts_of(file)) == 3
-    assert last.to_frame().equals(whole.to_frame()) and last.settings == whole.settings
-
-
 # ---------------------------------------------------------------------------------------------------------- as commands
 
 
@@ -151,8 +118,7 @@ def command(*arguments: str, code: int = 0) -> str:
     return done.output + done.stderr
 
 
-SWEEP = ["locate", "--mode", "sweep", "--limit", "6", "--n-tokens", "4", "--layers", "1", "--no-progress"]
-READ = ["read-span", "--limit", "6", "--n-tokens", "4", "--no-progress"]
+ASKED = ["locate", "--mode", "sweep", "--limit", "6", "--n-tokens", "4", "--layers", "1", "--no-progress"]
 
 
 def results_of(folder: Path) -> Any:
@@ -162,15 +128,14 @@ def results_of(folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", [SWEEP, READ], ids=["locate", "read-span"])
-def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path, asked: list[str]) -> None:
+def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path) -> None:
     whole, here = (str(tmp_path / name) for name in ("whole", "here"))
-    command(*asked, "--out", whole)
+    command(*ASKED, "--out", whole)
     for index in range(2):
-        said = command(*asked, "--out", here, "--shard", f"{index}/2")
-        repeat = shlex.join(["mless-interp", *asked, "--out", here])
+        said = command(*ASKED, "--out", here, "--shard", f"{index}/2")
+        repeat = shlex.join(["mless-interp", *ASKED, "--out", here])
         assert repeat in said and "--shard" not in said.rpartition("mless-interp")[2] and not Path(here).exists()
-    command(*asked, "--out", here)
+    command(*ASKED, "--out", here)
     ours, theirs = results_of(Path(here)), results_of(Path(whole))
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equals(theirs[name]) for name in ours)

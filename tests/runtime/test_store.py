@@ -1,6 +1,7 @@
 """Saved results: written whole or not at all, read back unchanged, and refused by name where they are damaged."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,7 @@ def test_the_model_and_its_check_figures_travel_with_the_result(
 
 
 def test_provenance_says_which_versions_command_and_when() -> None:
+    assert provenance()["command"] == sys.argv
     came = provenance(command=["a", "b"], seed=np.int64(3), shape=(1, 2), out=Path("x"))
     assert came["command"] == ["a", "b"]
     assert came["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
@@ -198,11 +200,13 @@ def test_provenance_says_which_versions_command_and_when() -> None:
 
 
 def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"two results of the same class need names: save\(path, first="):
-        save(tmp_path / "out", made_scores(), made_scores())
-    with pytest.raises(ValueError, match="there is nothing to save"):
-        save(tmp_path / "out")
-    with pytest.raises(ValueError, match='"provenance" is the name under which load gives'):
-        save(tmp_path / "out", provenance=made_scores())
+    for results, named in (((made_scores(), made_scores()), {}), ((), {}), ((), {"provenance": made_scores()})):
+        with pytest.raises(
+            ValueError, match=r"one result or more; two of the same class need names, save\(path, first="
+        ):
+            save(tmp_path / "out", *results, **named)
     with pytest.raises(FileNotFoundError, match=r"holds no saved results \(no results.json\)"):
         load(tmp_path)
+    save(tmp_path / "run" / "results", mine=made_scores())
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert list(load(tmp_path / "run")) == ["mine", "provenance"], "of a run's folder its results"

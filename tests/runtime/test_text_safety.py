@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as texts
 from small_results import RESULTS
 
-from mless_interp.runtime.columns import TextTable
+from mless_interp.runtime.columns import Table, TextTable, neutral
 from mless_interp.runtime.progress import progress_bar
-from mless_interp.runtime.tables import Table, neutral, original, read_csv
 from mless_interp.runtime.text_safety import one_line, visible
 
 ACTS = "\x1b[31m\x1b]0;title\x07\b\r\x00\x7f\x9b31m\u202e\u2066\u2028\ud800\ufeff"
@@ -56,13 +55,13 @@ def test_progress_bars_show_their_label_and_do_not_act(capsys: pytest.CaptureFix
 
 @given(texts.text(max_size=12) | texts.sampled_from(FORMULAS) | texts.text("'=+-@\t\r\n1e.", max_size=5))
 @settings(max_examples=400, deadline=None)
-def test_no_text_is_a_formula_and_every_one_comes_back(text: str) -> None:
+def test_no_text_is_a_formula_and_every_other_stays(text: str) -> None:
     cell = neutral(text)
-    assert original(cell) == text
+    assert cell in (text, f"'{text}")
     assert cell[:1] not in ("=", "@", "\t", "\r", "\n") and (cell[:1] not in ("+", "-") or float(cell) == float(text))
 
 
-def test_a_table_s_file_holds_no_formula_and_reads_back(tmp_path: Path) -> None:
+def test_a_table_s_file_holds_no_formula(tmp_path: Path) -> None:
     problems = [*FORMULAS, "plain", "-0.5", 'q"uote, and comma', "a\r=b", "line\n=break", "NA", "null"]
     table = Table({"problem": problems, "=head": range(len(problems)), "effect": np.linspace(-1, 1, len(problems))})
     table.loc[2, "effect"] = np.nan
@@ -71,8 +70,8 @@ def test_a_table_s_file_holds_no_formula_and_reads_back(tmp_path: Path) -> None:
     for row in csv.reader(io.StringIO(raw, newline="")):
         for cell in row:
             assert not cell.startswith(("=", "@", "\t", "\r", "\n", "+")) and (cell[:1] != "-" or float(cell) < 0)
-    found = read_csv(tmp_path / "t.csv")
-    assert found["problem"].tolist() == problems and list(found) == list(table)
+    found = pd.read_csv(tmp_path / "t.csv", keep_default_na=False, na_values=[""])
+    assert found["problem"].tolist() == list(map(neutral, problems)) and list(found) == ["problem", "'=head", "effect"]
     assert np.array_equal(found["effect"], table["effect"], equal_nan=True)
     assert table.set_index("problem").to_csv().count("'=") == 3, "=1+1, '=1 and the heading; in the index too"
 

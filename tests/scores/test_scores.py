@@ -355,7 +355,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_mod
     ("cache", "options", "message"),
     [
         ({}, {}, "this cache holds no attention patterns .*names_filter"),
-        (cache_of(A1 * 0.9), {}, "every attention row must sum to 1 .* sums to 0.9"),
+        (cache_of(A1 * 0.9), {}, "every attention row must .* sum to 1 .* sums to 0.9"),
         (cache_of(torch.eye(4)), {}, r"the cache holds 4 tokens, but the pair's prompts have 3 \(base\) and 5"),
         ({site(0, "attn.hook_pattern"): torch.stack([A1, A1])[:, None]}, {}, "the cache holds 2 prompts: say which"),
         ({site(0, "attn.hook_pattern"): A1[None, None]}, {"item": 3}, "item 3 is out of range: the cache holds 1"),

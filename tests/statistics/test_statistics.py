@@ -1,7 +1,10 @@
-"""Statistics: hand-checked vectors, laws, oracles (brute force, SciPy, TransformerLens 4), error rates and messages."""
+"""Statistics by hand and by law: what most problems show, intervals, options, borders, labels exchanged, and messages."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from mless_interp import statistics as st
 from mless_interp.statistics import intervals
@@ -9,23 +12,6 @@ from mless_interp.statistics import intervals
 
 def normal(*shape: int, seed: int = 0, shift: float | list[float] = 0.0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape) + np.asarray(shift)
-
-
-def test_bad_effects_are_refused():
-    test = st.bootstrap_interval
-    with pytest.raises(ValueError, match=r"at least 2 problems on its first axis, got 1 \(shape \(1, 3\)\)"):
-        test(np.ones((1, 3)))
-    with pytest.raises(ValueError, match="holds 1 infinite values; use NaN"):
-        test(np.array([1.0, np.inf, 2.0]))
-
-
-def test_holm_by_hand_and_between_bonferroni_and_nothing():
-    np.testing.assert_allclose(st.holm(np.array([0.01, 0.04, 0.03, 0.5])), [0.04, 0.09, 0.09, 0.5])
-    p = np.random.default_rng(1).random(30) ** 3
-    holm = st.holm(p)
-    assert (holm >= p).all() and (holm <= np.minimum(1, 30 * p)).all()
-    assert (np.diff(holm[np.argsort(p)]) >= 0).all()
-    assert (st.benjamini_hochberg(p) <= holm).all()
 
 
 @pytest.mark.parametrize("adjust", [st.holm, st.benjamini_hochberg])
@@ -117,3 +103,234 @@ def test_shares_of_no_problems_are_undefined_without_a_warning():
         "no problems",
         "",
     ]
+
+
+VALUES = np.random.default_rng(0).normal(0.5, 1, (24, 3))
+OTHERS = np.random.default_rng(1).normal(4, 1, (24, 3))
+FEW = VALUES[:6]
+DRAWN = {"resamples": -0.11183825504533673}
+FIELDS = ("estimate", "low", "high", "standard_error", "n", "flag")
+
+
+def test_a_table_of_few_and_many_problems_has_each_cell_s_own_interval() -> None:
+    mixed = VALUES.copy()
+    mixed[6:, 1] = np.nan
+    options = {"confidence": 0.7, "n_resamples": 150, "seed": 5}
+    found = st.mean_interval(mixed, **options)
+    many, few = st.bootstrap_interval(VALUES, **options), st.mean_interval(FEW, confidence=0.7)
+    for field in FIELDS:
+        expected = [getattr(many, field)[0], getattr(few, field)[1], getattr(many, field)[2]]
+        if field == "flag":
+            assert found.flag.tolist() == expected == ["", "few problems", ""]
+        else:
+            np.testing.assert_allclose(getattr(found, field), expected, rtol=1e-12)
+    assert (found.method, found.confidence) == ("t below 20 problems, else bca", 0.7)
+    assert (few.method, few.confidence, few.n.tolist()) == ("t", 0.7, [6, 6, 6])
+
+
+def test_one_problem_has_an_estimate_without_limits() -> None:
+    for found in (st.mean_interval(VALUES[:1], confidence=0.7), st.one_problem(VALUES[0], confidence=0.7)):
+        np.testing.assert_array_equal(found.estimate, VALUES[0])
+        assert np.isnan([found.low, found.high, found.standard_error]).all()
+        assert (found.n.tolist(), found.flag.tolist()) == ([1, 1, 1], ["fewer than 2 problems"] * 3)
+        assert (found.confidence, found.method) == (0.7, "none")
+    assert st.one_problem(np.array([1.0, np.nan])).n.tolist() == [1, 0]
+
+
+def test_a_seed_draws_what_it_always_drew() -> None:
+    """Results of a seed stay comparable between versions: every stream is keyed by its purpose and its size."""
+    drawn = {"resamples": float(st.bootstrap_interval(VALUES[:, 0], n_resamples=200).low)}
+    assert drawn == pytest.approx(DRAWN, abs=1e-12)
+
+
+def test_the_smallest_inputs_are_allowed() -> None:
+    assert st.prevalence_test(np.array([2.0]), 0.0).p.tolist() == [0.5, 1.0]
+    assert st.within_test(np.array([0.5]), 1.0)[0] == 0.5
+    assert st.median_interval(np.array([2.0])).estimate == 2.0
+    assert st.sign_test(np.array([2.0])) == 1.0 and np.isnan(st.sign_test(np.array([np.nan])))
+    assert st.concentration(np.array([3.0])).problems == (0,)
+    for pair, flag, width in (([3.0, 3.0], "all values equal", 0.0), ([3.0, 4.0], "few problems", 12.7062047)):
+        found = st.mean_interval(np.array(pair))
+        assert (str(found.flag), int(found.n)) == (flag, 2) and found.high - found.low == pytest.approx(width)
+    assert np.isnan(st.exact_limits(np.array(0), np.array(0))).all()
+    assert st.bootstrap_interval(np.array([1.0, 3.0]), n_resamples=2).n == 2
+    assert st.pass_at_k(1, 1, k=1) == 1.0 and st.wilson(0, 1).low == 0.0 and st.wilson(1, 1).high == 1.0
+    even = st.median_interval(np.array([1.0, 2.0]), confidence=0.5)  # covers exactly one half
+    assert (float(even.low), float(even.high)) == (1.0, 2.0)
+    assert (st.fewest_problems(1, alpha=0.5), st.fewest_problems(1, alpha=0.6)) == (2, 1)
+    assert np.isfinite(st.detectable_prevalence(6, 2)) and np.isnan(st.detectable_prevalence(5, 2))
+
+
+def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> None:
+    found = st.paired_difference(2, 3, 5)
+    assert found.n == 5 and found.estimate == pytest.approx(0.2)
+    assert float(st.paired_difference(0, 5, 5).high) == 1.0 and float(st.paired_difference(5, 0, 5).low) == -1.0
+    assert st.mcnemar(0, 2) == 0.5  # not below: the interval holds 0
+    assert float(st.paired_difference(0, 2, 200, confidence=0.5).low) <= 0.0
+    assert (found.method, found.confidence, str(found.flag)) == ("tango", 0.95, "")
+    narrow = st.paired_difference(2, 13, 50, confidence=0.5)
+    assert float(narrow.low) > float(st.paired_difference(2, 13, 50).low) and narrow.confidence == 0.5
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: st.bootstrap_interval(VALUES, n_resamples=1), "^n_resamples must be 2 or more"),
+        (lambda: st.bootstrap_interval(VALUES, confidence=95.0), "confidence must lie between 0 and 1, got 95.0"),
+        (lambda: st.bootstrap_interval(VALUES[:1]), "values needs at least 2 problems"),
+        (lambda: st.mean_interval(np.array([1.0, np.inf])), "values holds 1 infinite values"),
+        (lambda: st.share_of_total(VALUES, VALUES), r"total must be \[problem\] = \[24\] as part has, got \[24, 3\]"),
+        (lambda: st.concentration(VALUES), r"concentration is of one number per problem, got shape \(24, 3\)"),
+        (lambda: st.concentration(np.array([np.nan])), "no value is defined"),
+        (lambda: st.prevalence_test(np.ones(5), -1.0), "finite number, 0 or more"),
+        (lambda: st.within_test(np.ones(5), 0.0), "above 0"),
+        (lambda: st.fewest_problems(0), "n_tests must be 1 or more, got 0"),
+        (lambda: st.detectable_prevalence(64, 5, power=0.0), "power must lie between 0 and 1"),
+        (lambda: st.wilson(6, 5), "successes must not exceed n"),
+        (lambda: st.paired_difference(3, 2, 4), "3 \\+ 2 problems changed, but there are 4 in all"),
+        (lambda: st.pass_at_k(1, 2, k=3), "pass@3 needs at least 3 samples of every problem, got 2"),
+        (lambda: st.derive_generator(1.5), "seed must be a whole number, got 1.5"),
+    ],
+)
+@pytest.mark.usefixtures("untyped")
+def test_what_is_wrong_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Most values small, a few enormous, of one sign."""
+    return np.exp(2.5 * rng.normal(size=shape))
+
+
+def test_counts_and_p_by_hand() -> None:
+    d = np.array([[2.0, -2.0], [3.0, 0.0], [1.0, -3.0], [np.nan, -9.0]])
+    found = st.prevalence_test(d, 1.0)
+    assert found.count.tolist() == [[2, 0], [0, 3]]  # 1.0 is no more than delta
+    assert found.n.tolist() == [3, 4]
+    assert found.p == pytest.approx(np.array([[4 / 8, 1.0], [1.0, 5 / 16]]))
+    assert found.p_corrected == pytest.approx(np.array([[1.0, 1.0], [1.0, 1.0]]))
+    assert found.share == pytest.approx(np.array([[2 / 3, 0], [0, 3 / 4]]))
+    assert found.in_sense(-1, found.count).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("n", [32])
+def test_no_more_false_names_than_stated_where_the_test_of_the_mean_rejects_almost_always(n: int) -> None:
+    """Every head exceeds delta in just half of the problems: a true null, far from symmetric."""
+    rng = np.random.default_rng(n)
+    heads, sets = 40, 200
+    prevalence = mean = 0
+    for _ in range(sets):
+        d = skewed(rng, (n, heads)) - 1.0  # median 0
+        prevalence += bool((st.prevalence_test(d, 0.0).p_corrected < 0.05).any())
+        centred = d - np.exp(2.5**2 / 2) + 1.0  # true mean 0
+        mean += bool((stats.ttest_1samp(centred, 0).pvalue < 0.05 / heads).any())
+    assert prevalence / sets <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / sets)
+    assert mean / sets > 0.5
+
+
+def test_beside_an_unknown_smallest_effect_nothing_is_counted() -> None:
+    found = st.prevalence_test(np.ones((9, 2)), float("nan"))
+    assert np.isnan([found.count, found.share, found.low, found.high, found.p, found.p_corrected]).all()
+
+
+def test_shares_by_hand() -> None:
+    """9 problems, k = 2: the second and the eighth of the ratios; one problem's total has the other sign, and turns it."""
+    total = np.array([1.0, 2, 1, 4, 1, 1, 2, 1, 1])
+    ratios = np.arange(1.0, 10) / 10
+    found = st.share_of_total(np.stack([ratios * total, -ratios * total], 1), total)
+    assert found.estimate == pytest.approx(np.array([0.5, -0.5]))
+    assert found.low == pytest.approx(np.array([0.2, -0.8])) and found.high == pytest.approx(np.array([0.8, -0.2]))
+    turned = st.share_of_total(
+        np.r_[ratios[:8], 0.9], np.r_[np.ones(8), -1.0]
+    )  # 0.9 + x lies above 0 for all x above -0.9
+    assert (float(turned.low), float(turned.estimate), float(turned.high)) == (0.2, 0.5, 0.8)
+    unknown = st.share_of_total(np.ones(9), np.r_[np.ones(7), -1.0, -1.0])
+    assert np.isnan([unknown.estimate, unknown.low, unknown.high]).all()
+    assert str(unknown.flag) == "the total effect is not established"
+
+
+@pytest.mark.parametrize(("n_groups", "n_each"), [(8, 8)])
+def test_effects_that_variants_share_name_heads_at_the_stated_rate_by_groups_alone(n_groups: int, n_each: int) -> None:
+    rng = np.random.default_rng(5)
+    named = np.zeros(2)
+    for _ in range(200):
+        shared = 1 + rng.choice((-1, 1), (n_groups, 40)) * skewed(rng, (n_groups, 40))
+        values = np.repeat(shared, n_each, axis=0)
+        units = st.by_group(values, tuple(str(at // n_each) for at in range(len(values))))
+        named += [(st.prevalence_test(x, 1.0).p_corrected < 0.05).any() for x in (values, units)]
+    assert named[0] / 200 > 0.1 and named[1] / 200 <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
+
+
+def test_the_median_s_interval_is_made_of_the_values_and_knows_when_there_are_too_few() -> None:
+    values = np.array([[5.0, 1.0], [1.0, np.nan], [2.0, 2.0], [9.0, 3.0], [4.0, np.nan], [3.0, 4.0]])
+    made = st.median_interval(values)
+    assert made.estimate.tolist() == [3.5, 2.5] and made.n.tolist() == [6, 4]
+    assert (made.low[0], made.high[0]) == (1.0, 9.0)
+    assert np.isnan(made.low[1]) and made.flag.tolist() == ["", "too few problems for a median's interval"]
+
+
+def test_a_group_counts_once_with_the_median_of_its_members() -> None:
+    values = np.array([[1.0, np.nan], [4.0, np.nan], [3.0, 7.0], [2.0, np.nan], [9.0, -1.0]])
+    found = st.by_group(values, ("a", "b", "a", "b", "c"))
+    np.testing.assert_array_equal(found, [[2.0, 7.0], [3.0, np.nan], [9.0, -1.0]])
+    assert st.by_group(values, ()) is values and st.by_group(values, tuple("vwxyz")) is values
+    with pytest.raises(ValueError, match="one group per problem: got 2 for 5 problems"):
+        st.by_group(values, ("a", "b"))
+
+
+def test_the_sign_test_keeps_problems_without_an_effect() -> None:
+    assert float(st.sign_test(np.array([1.0] * 6))) == pytest.approx(2 / 64)
+    assert float(st.sign_test(np.array([1.0] * 6 + [0.0] * 6))) == 1.0
+    assert float(st.sign_test(np.array([1.0] * 6 + [1e-6] * 2), rounding=1e-3)) == pytest.approx(
+        2 * stats.binom.sf(5, 8, 0.5)
+    )
+
+
+def test_concentration_names_who_carries_the_mean() -> None:
+    x = np.r_[np.full(38, 0.01), [-4.0, -3.0]]
+    found = st.concentration(x)
+    assert found.problems == (38, 39) and found.concentrated
+    assert found.share == pytest.approx(7 / 7.38)
+    assert found.mean == pytest.approx(x.mean()) and found.high == pytest.approx(0.01)
+    assert found.low == pytest.approx(x.mean())
+    even = st.concentration(np.ones(40))
+    assert even.share == pytest.approx(0.05) and not even.concentrated and even.low == even.high == 1.0
+    assert np.isnan(st.concentration(np.zeros(5)).share) and not st.concentration(np.zeros(5)).concentrated
+
+
+def test_partners_differ_in_token_and_group_and_are_as_many_as_can_be() -> None:
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        labels = draw.choice(4, 31, p=[0.55, 0.25, 0.1, 0.1])
+        groups = [str(each) for each in draw.permutation(31)]
+        partners = st.swap_partners(labels, [1] * 31, groups, seed=seed)
+        paired = np.flatnonzero(partners >= 0)
+        assert (partners[partners[paired]] == paired).all() and (labels[paired] != labels[partners[paired]]).all()
+        assert len(paired) == 2 * min(31 - np.bincount(labels).max(), 15)
+    kinds = [1, 2, 1, 2]
+    assert st.swap_partners(np.array([0, 1, 2, 3]), kinds, "abcd", seed=0).tolist() == [2, 3, 0, 1]
+    together = st.swap_partners(np.array([0, 1, 2, 3]), [1] * 4, "aabb", seed=0)
+    assert together.tolist() == [2, 3, 0, 1], "variants are no partners of one another"
+
+
+def test_exchanging_two_problems_turns_their_margin_and_token_priors_cancel() -> None:
+    draw = np.random.default_rng(0)
+    values, labels, partners = draw.normal(size=(4, 3, 2)), np.array([0, 1, 2, 0]), np.array([1, 0, 3, 2])
+    margins = st.swap_margins(values, labels, partners)
+    np.testing.assert_allclose(st.swap_margins(values[[1, 0, 3, 2]], labels, partners), -margins)
+    moved = values + draw.normal(size=(1, 3, 2)) + draw.normal(size=(4, 1, 2))
+    np.testing.assert_allclose(st.swap_margins(moved, labels, partners), margins)
+    assert np.isnan(st.swap_margins(values, labels, np.array([1, 0, -1, -1]))[2:]).all()
+
+
+def test_probes_learn_from_earlier_pairs_alone() -> None:
+    units = [f"u{at // 2}" for at in range(40)] + ["", ""]
+    groups = [str(at) for at in range(42)]
+    steps = st.forward_folds(units, groups, seed=0)
+    seen: set[int] = set()
+    for train, test in steps:
+        assert not set(train) & set(test) and {40, 41} <= set(train) and seen <= set(train)
+        assert {units[at] for at in train}.isdisjoint(units[at] for at in test)
+        seen |= set(test.tolist())
+    assert len(steps) == 4 and len(seen) == 32, "the first fold only teaches"
