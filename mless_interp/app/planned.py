@@ -28,7 +28,7 @@ from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
 from ..models.load import CONVERTED_AT_MOST, load_model, source_of
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
-from ..models.weights import BACKENDS, INDEX, WEIGHTS, check_tokenizer, document, first_line
+from ..models.weights import BACKENDS, INDEX, WEIGHTS, document, first_line
 from ..patching.joint import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
@@ -430,7 +430,6 @@ class Shape:
         options: dict[str, Any] = {"local_files_only": only_here(source), "trust_remote_code": trust_remote_code}
         if Path(source).is_dir():
             document(Path(source), "config.json")
-            check_tokenizer(Path(source))
         try:
             config = AutoConfig.from_pretrained(source, **options)
             tokenizer = load_tokenizer(source, **options)

@@ -31,7 +31,7 @@ class HookedTransformerModel(Model):
 
     def __init__(self, hooked: Foreign, *, name: str, tokenizer: Foreign = None) -> None:
         cfg = hooked.cfg
-        self.underlying = hooked
+        self.underlying, self._own = hooked, HookedLayers(hooked)
         placed, seen = cfg.positional_embedding_type, cfg.attention_dir
         if seen != "causal" or placed not in ("standard", "shortformer", "rotary"):
             reason = f"whose attention is {seen!r} sees later tokens"
@@ -40,7 +40,7 @@ class HookedTransformerModel(Model):
         if cfg.use_attn_in or cfg.use_split_qkv_input:  # its projections take a stream per head
             self.why_not_by_layers = "its cfg.use_attn_in or cfg.use_split_qkv_input is set"
         elif not cfg.load_in_4bit:
-            self.layers = HookedLayers(hooked)
+            self.layers = self._own
         self.quantised = "4bit" if cfg.load_in_4bit else ""
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
         self.whole_positions = self.learned_positions = placed != "rotary"
@@ -70,7 +70,7 @@ class HookedTransformerModel(Model):
         return self.underlying
 
     def attention_rule(self, layer: int) -> AttentionRule:
-        return hooked_rule(self.underlying, layer)
+        return self._own.rule(layer)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
         cfg: Foreign = self.underlying.cfg
@@ -97,7 +97,7 @@ class HookedTransformerModel(Model):
         whole = torch.ones_like(inputs.tokens)  # else a left-padding tokenizer would have its pad tokens masked
         with hooked.hooks(fwd_hooks=hooks):
             resid = hooked(inputs.tokens, attention_mask=whole, stop_at_layer=hooked.cfg.n_layers)
-            return None if read is None else hooked_unembed(hooked, resid[:, read])
+            return None if read is None else self._own.unembed(resid[:, read], bit_for_bit=True)
 
     def position_hooks(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> list[tuple[str, Hook]]:
         """TransformerLens hooks that make a plain run one with these masks and this input's position ids."""
@@ -190,11 +190,23 @@ class HookedLayers:
             out = block.ln2_post(out)
         return block.ln2(out) if norms_after(self.hooked) else out
 
-    def unembed(self, resid: Tensor) -> Tensor:
-        return hooked_unembed(self.hooked, resid.to(self.hooked.cfg.dtype), bit_for_bit=False)
+    def unembed(self, resid: Tensor, *, bit_for_bit: bool = False) -> Tensor:
+        """At least float32; in float32 the library's own, bit for bit, or else without its copy of W_U each time."""
+        cfg, last = self.hooked.cfg, self.hooked.unembed
+        resid = resid.to(cfg.dtype)
+        if cfg.normalization_type is not None:
+            resid = self.hooked.ln_final(resid)
+        if is_half(last.W_U):
+            logits = float32_logits(resid, last.W_U.T, last.b_U)
+        else:
+            logits = last(resid) if bit_for_bit or is_hooked(last) else product(resid, last.W_U.T, last.b_U)
+        cap = cfg.output_logits_soft_cap
+        return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
 
     def rule(self, layer: int) -> AttentionRule:
-        return hooked_rule(self.hooked, layer)
+        attn, cap = self.hooked.blocks[layer].attn, self.hooked.cfg.attn_scores_soft_cap
+        sinks = attn.sinks.detach() if getattr(self.hooked.cfg, "use_attention_sinks", False) else None
+        return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None, sinks)
 
 
 def _queries_keys_values(attn: Foreign, placed: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,32 +224,9 @@ def _queries_keys_values(attn: Foreign, placed: Tensor, x: Tensor) -> tuple[Tens
     return q, k, v
 
 
-def hooked_unembed(hooked: Foreign, resid: Tensor, *, bit_for_bit: bool = True) -> Tensor:
-    """Logits `[..., vocab]` of a HookedTransformer's last residual stream, with its final norm and soft-cap.
-
-    At least float32. In float32 the library's own, bit for bit, or else without the copy of W_U that it makes each time.
-    """
-    if hooked.cfg.normalization_type is not None:
-        resid = hooked.ln_final(resid)
-    last = hooked.unembed
-    if is_half(last.W_U):
-        logits = float32_logits(resid, last.W_U.T, last.b_U)
-    else:
-        logits = last(resid) if bit_for_bit or is_hooked(last) else product(resid, last.W_U.T, last.b_U)
-    cap = hooked.cfg.output_logits_soft_cap
-    return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
-
-
 def norms_after(hooked: Foreign) -> bool:
     """Whether a HookedTransformer norms after attention and MLP instead of before (`apply_mlp` does the second)."""
     return str(hooked.cfg.original_architecture).startswith(("Olmo2", "Olmo3"))
-
-
-def hooked_rule(hooked: Foreign, layer: int) -> AttentionRule:
-    """Scale, soft-cap and learned sinks of a HookedTransformer layer's scores."""
-    attn, cap = hooked.blocks[layer].attn, hooked.cfg.attn_scores_soft_cap
-    sinks = attn.sinks.detach() if getattr(hooked.cfg, "use_attention_sinks", False) else None
-    return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None, sinks)
 
 
 def turned(attn: Foreign, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -264,8 +264,6 @@ def load_hugging_face(name: str, loading: Loading) -> tuple[PreTrainedModel, For
     options = {"local_files_only": only_here(name), "trust_remote_code": loading.trust_remote_code}
     what = "the tokenizer of" if local else "model"
     try:
-        if local:
-            check_tokenizer(Path(name))
         tokenizer = load_tokenizer(name, **options)
         what = "model"
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
@@ -330,11 +328,13 @@ def _quiet_loading() -> Iterator[None]:
 
 
 def load_tokenizer(name: str, **options: Foreign) -> Foreign:
-    """Load the tokenizer of a directory or hub id.
+    """Load the tokenizer of a directory or hub id; `ModelError` for a directory that holds none.
 
     For some model types (Qwen2 among them) transformers 5 ignores the class that a saved tokenizer names and rebuilds a
     byte-level one, silently wrong for any other kind. A directory that says "a plain fast tokenizer" is taken at its word.
     """
+    if Path(name).is_dir():
+        check_tokenizer(Path(name))
     if (Path(name) / "tokenizer_config.json").is_file():
         named = document(Path(name), "tokenizer_config.json").get("tokenizer_class")
         if named in ("PreTrainedTokenizerFast", "TokenizersBackend"):

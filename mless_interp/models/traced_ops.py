@@ -52,7 +52,7 @@ REFUSED = ("refused",)  # the whole, which cannot be replaced
 
 
 def got(part: Part, whole: Traced) -> Tensor:
-    """The activation that is this part of what a module is given or gives.
+    """Return the activation that is this part of what a module is given or gives.
 
     `("heads", d_head)`: the last axis by heads; `("columns", start, stop, d_head)`: some of it by heads; `("grouped",
     n_kv, per_group, d_head, start, stop)`: some of each group's heads; `("half", which)`; `("times", share)`: the first, as
@@ -63,44 +63,38 @@ def got(part: Part, whole: Traced) -> Tensor:
     if kind in ("first", "times"):
         first = whole[0] if isinstance(whole, tuple) else whole
         return first * said[0] if said else first
-    if kind == "heads":
-        return whole.unflatten(-1, (-1, said[0]))
-    if kind == "columns":
-        start, stop, d_head = said
-        return whole[..., start:stop].unflatten(-1, (-1, d_head))
-    if kind == "grouped":
-        start, stop = said[3:]
-        return whole.unflatten(-1, tuple(said[:3]))[..., start:stop, :].flatten(-3, -2)
-    if kind == "half":
-        return whole.chunk(2, -1)[said[0]]
     if kind == "argument":
         return whole[0][_argument(whole[0], said[0])].transpose(1, 2)
-    return whole
+    return _view(part, whole).flatten(-3, -2) if kind == "grouped" else _view(part, whole)
 
 
 def put(part: Part, whole: Traced, new: Tensor) -> Traced:
-    """The same whole with another activation in the place of this part; see `got`."""
+    """Return the same whole with another activation in the place of this part; see `got`."""
     kind, *said = part
     if kind in ("first", "times"):
         new = new / said[0] if said else new
         return (new, *whole[1:]) if isinstance(whole, tuple) else new
-    if kind == "heads":
-        return new.flatten(-2)
-    if kind == "columns":
-        return torch.cat([whole[..., : said[0]], new.flatten(-2), whole[..., said[1] :]], -1)
-    if kind == "grouped":
-        (n_kv, *_), (start, stop) = said[:3], said[3:]
-        groups = whole.unflatten(-1, tuple(said[:3]))
-        return torch.cat([groups[..., :start, :], new.unflatten(-2, (n_kv, -1)), groups[..., stop:, :]], -2).flatten(-3)
-    if kind == "half":
-        halves = list(whole.chunk(2, -1))
-        halves[said[0]] = new
-        return torch.cat(halves, -1)
     if kind == "argument":
         args, kwargs = whole
         at = _argument(args, said[0])
         return (*args[:at], new.transpose(1, 2), *args[at + 1 :]), kwargs
-    return new
+    made = whole.clone()
+    there = _view(part, made)
+    there.copy_(new.reshape(there.shape))
+    return made
+
+
+def _view(part: Part, whole: Tensor) -> Tensor:
+    kind, *said = part
+    if kind == "heads":
+        return whole.unflatten(-1, (-1, said[0]))
+    if kind == "columns":
+        return whole[..., said[0] : said[1]].unflatten(-1, (-1, said[2]))
+    if kind == "grouped":
+        return whole.unflatten(-1, tuple(said[:3]))[..., said[3] : said[4], :]
+    if kind == "half":
+        return whole.unflatten(-1, (2, -1))[..., said[0], :]
+    return whole
 
 
 def _argument(args: tuple[Traced, ...], which: int) -> int:
