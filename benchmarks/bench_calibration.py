@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from random_circuits import random_planted
 from scipy import stats
 
 import mless_interp as mi
@@ -36,7 +37,7 @@ from mless_interp.answers.decoding import Request
 from mless_interp.circuits.judge import NAMED, PER_HEAD, SIDES, Judged, judge
 from mless_interp.circuits.located import LocatedHeads
 from mless_interp.core.heads import Head
-from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
+from mless_interp.ground_truth.planted import PlantedModel, planted_model
 from mless_interp.ground_truth.stand_ins import stand_in, stand_in_problems
 from mless_interp.metrics.activations import ridge_scores
 from mless_interp.statistics import (

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from random_circuits import planted_examples
 
 import mless_interp as mi
 from mless_interp.circuits.judge import NAMED, PARTS, Claims, Judged, judge, measured
@@ -80,7 +81,7 @@ def one_model(planted: Any, n_problems: int) -> dict[str, Any]:
     for head, (is_, want) in wrong.items():
         print(f"  seed {seed}: {head} got {is_}, planted {want}")
     for head in others:
-        print(f"  seed {seed}: {head} named {got[head]}, planted as nothing: {planted.expected[head].why}")
+        print(f"  seed {seed}: {head} named {got[head]}, planted as nothing")
     return {
         "seed": seed,
         "layers": model.info.n_layers,
@@ -100,7 +101,7 @@ def planted_part(count: int, first: int, n_problems: int) -> bool:
     """One table row per model; whether every head got its verdict."""
     print(f"\nPlanted circuits: {count} random models of all kinds, {n_problems} problems and as many fresh ones\n")
     began, rows = time.perf_counter(), []
-    for planted in mi.ground_truth.planted.planted_examples(count, seed=first):
+    for planted in planted_examples(count, seed=first):
         rows.append(one_model(planted, n_problems))
         if len(rows) == 1:
             print("| " + " | ".join(rows[0]) + " |\n|" + " ---: |" * len(rows[0]))

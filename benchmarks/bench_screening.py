@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_patching import Geometry, _tokenizer, random_model, random_pair
+from random_circuits import random_planted
 from scipy.stats import spearmanr
 
 import mless_interp as mi
@@ -115,7 +116,7 @@ def measured(label: str, model: mi.Model, pairs: Any, repeats: int) -> dict[str,
 
 def planted(seed: int, n_problems: int) -> tuple[str, mi.Model, Any]:
     """A random planted model with slashes inserted in its own problems."""
-    made = mi.ground_truth.random_planted(seed)
+    made = random_planted(seed)
     model = mi.load_model(made, backend="bridge")
     label = f"planted {seed} ({len(made.readers)} readers, {len(made.mediators)} mediators)"
     return label, model, mi.make_pairs(model, made.problems(n_problems), mi.Insertion.meaningless(" /", 30))

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from random_circuits import random_planted
 
-from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
+from mless_interp.ground_truth.planted import PlantedModel, planted_model
 from mless_interp.models.base import Model
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.load import load_model, wrap_model

@@ -12,7 +12,8 @@ from mless_interp.answers.graders import GRADERS
 from mless_interp.circuits.cells import Place, Site, Way
 from mless_interp.circuits.minimal_sets import HeadSet
 from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
-from mless_interp.mechanism.mediation_results import ARMS, READINGS
+from mless_interp.mechanism.decomposition import METRICS
+from mless_interp.mechanism.mediation import ARMS, READINGS
 from mless_interp.mechanism.span_readings import SpanReadings
 from mless_interp.models.info import ModelInfo
 from mless_interp.paper import CLAIMS, ClaimCheck
@@ -209,6 +210,7 @@ def decomposed(
     part = lam / np.nansum(lam, 2, keepdims=True)
     values = {"lam": lam, "residual": 0 * lam, "fit_slope": 1.2 * lam, "fit_r2": lam, "sigma_norm": 2 * lam}
     values |= {"share": part, "scale_share": 0.25 * part, "bias_share": 0.75 * part, "rest_share": 0 * part}
+    values |= {name: lam for name in METRICS if name not in values and "after_norm" not in name}
     return mi.AttentionDecomposition(
         problem_ids=problems(n),
         contrasts=("content",),

@@ -60,6 +60,8 @@ ROOMS = {
     "models": Room(("mless_interp/models/*.py",), ("tests/models",)),
     "patching": Room(("mless_interp/patching/*.py",), ("tests/patching", LAWS)),
     "circuits": Room(("mless_interp/circuits/*.py",), ("tests/circuits", LAWS, KEPT)),
+    "mechanism": Room(("mless_interp/mechanism/*.py",), ("tests/mechanism", LAWS)),
+    "ground_truth": Room(("mless_interp/ground_truth/*.py",), ("tests/ground_truth", LAWS)),
     "grading": Room(
         tuple(
             f"mless_interp/answers/{name}.py"
@@ -118,6 +120,7 @@ pytest_add_cli_args=
     --deselect=tests/models/test_remote.py::test_what_is_sent_imports_torch_alone
 also_copy=
     analyses
+    benchmarks
     docs
     tools
 timeout_multiplier=6

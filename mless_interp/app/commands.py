@@ -71,7 +71,7 @@ def check(options: Checking) -> None:
     file, said, passed = options.json_file, "", False
     if file is not None and not file.resolve().parent.is_dir():
         raise FileNotFoundError(f"--json {file}: there is no folder {str(file.resolve().parent)!r}")
-    from ..ground_truth.certificate import as_json, certify_model, short_pairs
+    from ..ground_truth.certificate import certify_model, short_pairs
     from ..models.checks import FailedCheck
     from ..models.load import load_model
     from ..prompts.problems import load_problems
@@ -84,7 +84,7 @@ def check(options: Checking) -> None:
         pairs = short_pairs(model, problems, options.n_prompts)
         certificate = certify_model(model, pairs, progress=not options.no_progress)
         tell("\n".join([*certificate.lines(), *certificate.reasons()]))
-        said, passed = as_json(certificate), certificate.passed
+        said, passed = certificate.to_json(), certificate.passed
     except FailedCheck as error:
         tell(f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend")
         said = json.dumps({"passed": False, "error": str(error)}, indent=1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.arguments import check_count, checked, count_of, listed
 from ..core.heads import Head
 from ..mechanism.decomposition import AttentionDecomposition
-from ..mechanism.runs import DECOMPOSED, span_reads
+from ..mechanism.span_reads import DECOMPOSED, span_reads
 from ..models.base import Model
 from ..models.inputs import Inputs
 from ..models.memory import rows_per_pass

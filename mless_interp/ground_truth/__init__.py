@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     ["planted", "roles", "stand_ins"],
     {
-        "planted": ["CIRCUITS", "PlantedModel", "planted_examples", "planted_model", "planted_truth", "random_planted"],
+        "planted": ["PlantedModel", "planted_model"],
         "roles": ["Expected"],
         "stand_ins": ["stand_in", "stand_in_problems"],
     },

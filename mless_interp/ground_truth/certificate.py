@@ -4,16 +4,16 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from ..core.arguments import checked
 from ..models.base import Model
-from ..models.checks import TOLERANCE, FailedCheck, check_model
+from ..models.checks import TOLERANCE, FailedCheck, Finding, check_model, worst
 from ..models.info import BY_LAYERS, ModelChecks, ModelError, ModelInfo
+from ..patching.prepared import Settings
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, followed, pairs_of_any
 from ..prompts.problems import Problem
@@ -21,7 +21,7 @@ from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.progress import progress_bar
 from ..runtime.results import Result, Shown, ShownTable
-from .identities import IDENTITIES, Case, Finding, Identity, tolerance_of, worst
+from .identities import IDENTITIES, Case, Identity, tolerance_of
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
 QUESTIONS = (
@@ -53,7 +53,7 @@ class Certificate(Result):
     info: ModelInfo
     checks: ModelChecks | None
     verdicts: tuple[Verdict, ...]
-    prompts: tuple[dict[str, Any], ...]
+    prompts: tuple[Settings, ...]
 
     columns = columns_of("""
         name | identity | | what is checked
@@ -66,7 +66,7 @@ class Certificate(Result):
     @property
     def passed(self) -> bool:
         """No line failed (a line that does not apply is no failure; its reason is given)."""
-        return all(verdict.status != FAIL for verdict in self.verdicts)
+        return not self.failed
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
@@ -74,48 +74,49 @@ class Certificate(Result):
         return tuple(verdict for verdict in self.verdicts if verdict.status == FAIL)
 
     def table(self) -> pd.DataFrame:
-        """One row per line."""
+        """One row per line: of all prompts the largest error."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
 
     def to_frame(self) -> pd.DataFrame:
-        """The same as `table`: of all prompts a line keeps the largest error."""
+        """The same as `table`."""
         return self.table()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON (what was not measured is None)."""
-        lines = [dataclasses.asdict(verdict) for verdict in self.verdicts]
-        for line in lines:
-            line |= {key: None for key in ("error", "tolerance") if not np.isfinite(line[key])}
-        return {
+    def to_json(self) -> str:
+        """Everything as one JSON document; what was not measured is null."""
+        numbers = ("error", "tolerance")
+        lines = [
+            dataclasses.asdict(each) | {key: None for key in numbers if not np.isfinite(getattr(each, key))}
+            for each in self.verdicts
+        ]
+        found = {
             "passed": self.passed,
             "model": dataclasses.asdict(self.info) | {"versions": dict(self.info.versions)},
             "checks": None if self.checks is None else self.checks.to_dict(),
             "lines": lines,
             "prompts": list(self.prompts),
         }
+        return json.dumps(found, indent=1)
 
     def headline(self) -> str:
         """Return how many identities hold for which model, and whether to trust it."""
         i, n = self.info, Counter(verdict.status for verdict in self.verdicts)
-        found = f"{n[PASS]} passed, {n[FAIL]} failed, {n[NOT_APPLICABLE]} not applicable"
         wrong = f"; do not trust results of this model on this backend: {', '.join(each.name for each in self.failed)}"
-        what = (
-            f"{i.name!r} ({i.architecture}) on backend {i.backend!r}, {i.dtype} on {i.device}, {i.attention} attention"
+        return (
+            f"{i.name!r} ({i.architecture}) on backend {i.backend!r}, {i.dtype} on {i.device}, {i.attention} attention: "
+            f"{n[PASS]} passed, {n[FAIL]} failed, {n[NOT_APPLICABLE]} not applicable{'' if self.passed else wrong}."
         )
-        return f"{what}: {found}{'' if self.passed else wrong}."
 
     def details(self) -> list[str]:
         """Return the model's geometry, the versions and the prompts."""
-        i = self.info
-        windows = sorted({w for w in i.windows if w is not None})
+        i, windows = self.info, sorted({window for window in self.info.windows if window is not None})
         sliding = f", sliding windows of {', '.join(map(str, windows))}" if windows else ""
+        lengths = ", ".join(str(len(pair["inserted_ids"])) for pair in self.prompts)
         return [
             f"{i.n_layers} layers of {i.n_heads} query heads over {i.n_key_value_heads} key-value heads, d_head {i.d_head}, "
             f"d_model {i.d_model}, context {i.context_length}{sliding}.",
             *self.reasons(),
             f"With {', '.join(f'{name} {number}' for name, number in i.versions.items())}.",
-            f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
-            f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value.",
+            f"{len(self.prompts)} prompts of {lengths} tokens; errors are shares of the largest value.",
         ]
 
     def reasons(self) -> list[str]:
@@ -129,9 +130,7 @@ class Certificate(Result):
 
     def shown(self) -> Shown:
         """Every line with its error."""
-        columns = {"name": "", "says": "", "status": "", "error": "largest error", "tolerance": "allowed", "reason": ""}
-        caption = "Self-check and exact identities; errors are shares of the largest value compared."
-        return Shown((ShownTable(self.table(), caption, columns),))
+        return Shown((ShownTable(self.printed(), "Self-check and exact identities."),))
 
 
 @checked
@@ -157,15 +156,36 @@ def certify_model(
     verdicts, checks = _self_check(model)
     model = model.checked(checks)
     tolerance = tolerance_of(model)
-    seen = {identity.name: _Seen() for identity in identities}
+    seen: dict[str, list[Finding | str | Exception]] = {identity.name: [] for identity in identities}
     with progress_bar(len(identities) * len(chosen), "identities", enabled=progress) as bar:
         for pair in chosen:
             case = Case(model, pair)  # pair by pair, so that only one pair's runs are held
             for identity in identities:
-                seen[identity.name].add(identity, case)
+                seen[identity.name].append(_tried(identity, case))
                 bar.update(1)
-    verdicts += [seen[identity.name].verdict(identity, identity.factor * tolerance) for identity in identities]
+    verdicts += [_verdict(identity, seen[identity.name], identity.factor * tolerance) for identity in identities]
     return Certificate(model.info, checks, tuple(verdicts), tuple(pair.record() for pair in chosen))
+
+
+def _tried(identity: Identity, case: Case) -> Finding | str | Exception:
+    """What a pair gives for an identity: a finding, why it does not apply, or what went wrong."""
+    try:
+        return identity.applies(case) or identity.formula(case)
+    except (ModelError, ValueError) as error:
+        return error
+
+
+def _verdict(identity: Identity, seen: Sequence[Finding | str | Exception], tolerance: float) -> Verdict:
+    """The worst finding; a pair that could not be computed fails the line."""
+    made = Verdict(identity.name, identity.says, NOT_APPLICABLE, np.nan, tolerance)
+    for each in seen:
+        if isinstance(each, Exception):
+            return replace(made, status=FAIL, reason=" ".join(str(each).split()))
+    findings = [each for each in seen if isinstance(each, Finding)]
+    if not findings:
+        return replace(made, reason=str(seen[0]))
+    error = worst(findings).relative
+    return replace(made, status=PASS if error <= tolerance else FAIL, error=error)
 
 
 def short_pairs(
@@ -176,13 +196,11 @@ def short_pairs(
     made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
     asked = (list(problems) if problems is not None else made)[:n]
     model.need_tokenizer("certify_model without pairs")
-    first: ValueError | None = None
     for unit in UNITS:
         insertion = Insertion.meaningless(unit, N_TOKENS)
         try:
             span = insertion.span(model.tokenizer, "check").ids
-        except ValueError as error:
-            first = first or error
+        except ValueError:  # this unit is no token, the next one may be
             continue
         if len(set(span)) == 1:
             behind = replace(insertion, before=None, after="question")
@@ -190,36 +208,7 @@ def short_pairs(
             return (*pairs_of_any(model, asked, insertion), *followed(last))
     raise ModelError(
         f"none of {', '.join(map(repr, UNITS))} is a single token of {model.info.name}'s tokenizer; give pairs of your own"
-    ) from first
-
-
-@dataclass
-class _Seen:
-    """What the pairs gave for one identity, until it is judged."""
-
-    findings: list[Finding] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-
-    def add(self, identity: Identity, case: Case) -> None:
-        reason = identity.applies(case)
-        if reason is not None:
-            self.reasons.append(reason)
-            return
-        try:
-            self.findings.append(identity.formula(case))
-        except (ModelError, ValueError) as error:
-            self.errors.append(" ".join(str(error).split()))
-
-    def verdict(self, identity: Identity, tolerance: float) -> Verdict:
-        """The worst finding; a pair that could not be computed fails the line."""
-        made = Verdict(identity.name, identity.says, NOT_APPLICABLE, np.nan, tolerance)
-        if self.errors:
-            return replace(made, status=FAIL, reason=self.errors[0])
-        if not self.findings:
-            return replace(made, reason=self.reasons[0])
-        found = worst(self.findings)
-        return replace(made, status=PASS if found.relative <= tolerance else FAIL, error=found.relative)
+    )
 
 
 def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
@@ -231,30 +220,30 @@ def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
         except FailedCheck as error:
             allowed = TOLERANCE.get(model.info.dtype, 1e-3)
             return [Verdict("self-check", "what the backend promises", FAIL, np.nan, allowed, str(error))], None
-    largest = max(checks.largest_logit, 1.0)
+    logit = max(checks.largest_logit, 1.0)
     fused = "fused attention makes no pattern" if model.info.attention != "eager" else ""
     own, remote = "a wrapped object has none beside it", "not run where a remote model counts windows by index"
-    rows = (
-        ("S1", "logits = the plain Hugging Face forward pass", checks.logits_difference, own),
-        ("S2", "rows of the pattern sum to 1", checks.row_sum_error, fused),
-        ("S3", "gap = masked on random tokens", checks.gap_difference, remote),
-        ("S4", "replay layer by layer = one whole forward pass", checks.replay_difference, checks.replay),
-        ("S5", "attention adds z W_O + b, at random z", checks.output_error, "what single heads write is not known"),
+    rows = (  # name, what must hold, the largest error, what it is a share of, why it may be absent
+        ("S1", "logits = the plain Hugging Face forward pass", checks.logits_difference, logit, own),
+        ("S2", "rows of the pattern sum to 1", checks.row_sum_error, 1.0, fused),
+        ("S3", "gap = masked on random tokens", checks.gap_difference, logit, remote),
+        ("S4", "replay layer by layer = one whole forward pass", checks.replay_difference, logit, checks.replay),
+        (
+            "S5",
+            "attention adds z W_O + b, at random z",
+            checks.output_error,
+            1.0,
+            "what single heads write is not known",
+        ),
     )
     lines = []
-    for name, says, largest_error, absent in rows:
-        scale, allowed = (1.0, max(checks.tolerance, 1e-5)) if name in ("S2", "S5") else (largest, checks.tolerance)
-        if largest_error is None:
-            lines.append(Verdict(name, says, NOT_APPLICABLE, np.nan, allowed, absent))
-            continue
-        rounded = name == "S4" and checks.replay == BY_LAYERS  # held against measured rounding where that is coarser
-        fine = largest_error / scale <= allowed or rounded
-        unused = name in ("S4", "S5") and not fine  # replays go by whole passes, what needs W_O is refused: not wrong
-        status = NOT_APPLICABLE if unused else PASS if fine else FAIL
-        lines.append(Verdict(name, says, status, largest_error / scale, allowed, absent if unused else ""))
+    for name, says, found, scale, absent in rows:
+        allowed = max(checks.tolerance, 1e-5) if name in ("S2", "S5") else checks.tolerance
+        made = Verdict(name, says, NOT_APPLICABLE, np.nan if found is None else found / scale, allowed, absent)
+        # the replay was held against measured rounding where that is coarser
+        if made.error <= allowed or (name == "S4" and found is not None and checks.replay == BY_LAYERS):
+            made = replace(made, status=PASS, reason="")
+        elif found is not None and name not in ("S4", "S5"):  # these two go by whole passes, or are refused: not wrong
+            made = replace(made, status=FAIL, reason="")
+        lines.append(made)
     return lines, checks
-
-
-def as_json(certificate: Certificate) -> str:
-    """The certificate as one JSON document."""
-    return json.dumps(certificate.to_dict(), indent=1)

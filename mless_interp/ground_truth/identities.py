@@ -1,15 +1,311 @@
-"""The exact identities of methods §3, runnable on any model and prompt pair.
+"""The exact identities of methods §3, runnable on any model and prompt pair: what they are made of, a formula each, the table.
 
 They are arithmetic, not findings: a model behind a backend that tells the truth obeys them up to rounding, whatever its
 weights. `certificate.py` runs them on a user's model; the tests run them on every backend and architecture.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import torch
+from torch import Tensor
+
+from ..metrics.attention import (
+    attention_entropy,
+    entropy_chain,
+    jensen_shannon_divergence,
+    renormalised_rows,
+    retained_mass,
+    span_log_odds,
+)
+from ..metrics.outputs import span_output
+from ..metrics.patterns import with_sink_key
+from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
-from . import formulas
-from .case import Case, Finding, Layer, apart, worst
+from ..models.checks import Finding, apart, size, worst
+from ..models.inputs import Edit
+from ..models.sites import site
+from ..patching.interventions import Intervention, Knockout, KnockoutZero, LayerState, PatchZ
+from ..prompts.conditions import CONTRASTS
+from ..prompts.pairs import PromptPair, followed, pairs_of_any
+
+DOSES = (4, 16)
+"""How many units I12 inserts, the second against the first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer of a run of one prompt: `pattern` `[H, T, K]` rebuilt from rotated q and k (or the library's own where it
+    does not show them), `v` per query head `[H, K, d]`, `z` `[H, T, d]`, `own`: the library's pattern where it has one.
+
+    The keys are the tokens and, where heads have learned sinks, one more, whose value is 0; `visible` `[1|H, T, K]`."""
+
+    pattern: Tensor
+    v: Tensor
+    z: Tensor
+    own: Tensor | None
+    visible: Tensor
+
+    @property
+    def keys(self) -> dict[str, Tensor]:
+        """What a metric must know of the keys."""
+        return {"visible": self.visible, "dest_positions": torch.arange(self.pattern.shape[1]).to(self.visible.device)}
+
+    def mask(self, tokens: Tensor) -> Tensor:
+        """A mask over tokens as one over the keys."""
+        more = self.pattern.shape[2] - len(tokens)
+        return torch.nn.functional.pad(tokens.to(self.pattern.device), (0, more), value=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A model and one pair; each condition is run once and kept."""
+
+    model: Model
+    pair: PromptPair
+    runs: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def layers(self) -> range:
+        return range(self.model.info.n_layers)
+
+    def run(self, condition: str) -> dict[str, Tensor]:
+        """Every captured site of one condition by hook name, and "logits" `[1, T, vocab]`."""
+        if condition not in self.runs:
+            sites = ["attn.hook_v", "attn.hook_z", "hook_resid_post"]
+            sites += ["attn.hook_rot_q", "attn.hook_rot_k"] if self.model.has_rotated_sites else []
+            sites += ["attn.hook_pattern"] if self.model.info.attention == "eager" else []
+            names = [site(layer, name) for layer in self.layers for name in sites]
+            done = self.model.run(self.pair.condition(condition), capture=dict.fromkeys(names))
+            assert done.logits is not None
+            self.runs[condition] = {**done.captured, "logits": done.logits}
+        return self.runs[condition]
+
+    def scores(self, condition: str, layer: int = 0) -> Tensor:
+        """Attention scores `[H, T, K]` from queries and keys as they enter them, -inf where not visible."""
+        q, k = (self.run(condition)[site(layer, f"attn.hook_rot_{part}")] for part in "qk")
+        rule, visible = self.model.attention_rule(layer), self.model.visible(self.pair.condition(condition))[layer]
+        return with_sinks(masked_scores(q, k, visible.to(q.device), rule), rule.column)[0]
+
+    def layer(self, condition: str, layer: int = 0) -> Layer:
+        """One layer of one condition."""
+        run, rule = self.run(condition), self.model.attention_rule(layer)
+        v, z = run[site(layer, "attn.hook_v")][0], run[site(layer, "attn.hook_z")][0]
+        shown = run.get(site(layer, "attn.hook_pattern"))
+        own = None if shown is None else shown[0]
+        visible = self.model.visible(self.pair.condition(condition))[layer].to(z.device)[0]
+        if self.model.has_rotated_sites:
+            pattern = softmax(self.scores(condition, layer))
+        else:
+            assert own is not None
+            pattern = with_sink_key(own, visible=visible)[0] if rule.n_extra else own
+        values = torch.nn.functional.pad(values_of_heads(v, self.model.info.n_heads), (0, 0, 0, rule.n_extra))
+        return Layer(pattern, values, z.transpose(0, 1), own, with_extra(visible, rule, value=True).to(pattern.device))
+
+    def parts(self, layer: Layer) -> tuple[Tensor, Tensor]:
+        """lambda `[H, shared]` and Sigma `[H, shared, d]` of a run with the span."""
+        span = layer.mask(self.pair.span_mask)
+        lam = retained_mass(layer.pattern, span=span, **layer.keys)[:, self.pair.shared]
+        return lam, span_output(layer.pattern, layer.v, span=span, **layer.keys)[:, self.pair.shared]
+
+    def shared(self, values: Tensor) -> Tensor:
+        """`[H, T, ...]` of a run with the span at the tokens that both prompts have."""
+        return values[:, self.pair.shared]
+
+    def edited(self, intervention: Intervention, donor: str = "masked") -> Tensor:
+        """Head outputs `[b, Q, H, d]` of the inserted run's layer 0, each head edited alone; `donor` is another condition."""
+        start, inputs, span = self.pair.span[1], self.pair.condition(donor), self.pair.span_mask[None]
+        receiving = self.model.record(self.pair.condition("inserted"), start=start)
+        given = self.model.record(inputs, start=inputs.n_tokens - self.pair.n_after)
+        nowhere = torch.zeros(1, inputs.n_tokens, dtype=torch.bool)
+        source = LayerState.of(self.model, given, 0, span=span if donor == "masked" else nowhere)
+        return intervention(LayerState.of(self.model, receiving, 0, span=span, donor=source))
+
+    def written(self, z: Tensor) -> Tensor:
+        """What each head of layer 0 adds to the residual stream `[H, shared, d_model]` if its output in the masked run
+        became `z` `[H, shared, d]`: one row per head, through the model's own output projection."""
+        inputs = self.pair.condition("masked")
+        name, n_heads, at = site(0, "hook_attn_out"), self.model.info.n_heads, self.pair.shared
+
+        def edit(old: Tensor) -> Tensor:
+            new = old.clone()
+            for head in range(n_heads):
+                new[head, at, head] = z[head].to(new)
+            return new
+
+        def added(tokens: Tensor, edits: dict[str, Edit] | None = None) -> Tensor:
+            mask = inputs.attention_mask
+            run = self.model.run(tokens, attention_mask=mask, edits=edits, capture={name: None}, logits_at="none")
+            return run.captured[name][:, at]
+
+        return added(inputs.tokens.expand(n_heads, -1), {site(0, "attn.hook_z"): edit}) - added(inputs.tokens)
+
+    def resid_mid(self, condition: str) -> Tensor:
+        """The residual stream with what layer 0's attention adds at the shared tokens, `[shared, d_model]`.
+
+        A sum, as it is nowhere in a layer whose MLP reads beside its attention.
+        """
+        inputs, names = self.pair.condition(condition), (site(0, "hook_resid_pre"), site(0, "hook_attn_out"))
+        captured = self.model.run(
+            inputs.tokens, attention_mask=inputs.attention_mask, capture=dict.fromkeys(names), logits_at="none"
+        ).captured
+        before, added = (captured[name] for name in names)
+        return (before.to(added.device) + added)[0, self.pair.shared]
+
+
+# ------------------------------------------------------------------------------------------------------------ formulas
+
+
+def own_pattern(case: Case) -> Finding:
+    """I0: softmax(q k) is the pattern that the library shows, and times the values it is z, in every layer."""
+    found = []
+    for layer in case.layers:
+        run = case.layer("inserted", layer)
+        found.append(apart(run.pattern.to(run.v) @ run.v, run.z))
+        if run.own is not None:
+            found.append(apart(run.own, run.pattern[..., : run.own.shape[-1]]))
+    return worst(found)
+
+
+def affine(case: Case) -> Finding:
+    """I1: z' = lambda z_ref + Sigma, inserted against gap and held against base."""
+    found = []
+    for new, reference in (("inserted", "gap"), ("held", "base")):
+        after, before = case.layer(new), case.layer(reference)
+        lam, sigma = case.parts(after)
+        found.append(apart(case.shared(after.z), lam[..., None] * before.z + sigma))
+    return worst(found)
+
+
+def third_term(case: Case) -> Finding:
+    """I2: against the plain run the shift of positions adds lambda (z_gap - z_base)."""
+    after, gap, base = (case.layer(name) for name in ("inserted", "gap", "base"))
+    lam, sigma = case.parts(after)
+    shift = lam[..., None] * (gap.z - base.z)
+    return apart(case.shared(after.z) - base.z, (lam - 1)[..., None] * base.z + sigma + shift, scale=size(after.z))
+
+
+def one_vector(case: Case) -> Finding:
+    """I3: identical inserted tokens have one value vector v, so Sigma = (1 - lambda) v."""
+    after, gap = case.layer("inserted"), case.layer("gap")
+    lam, sigma = case.parts(after)
+    towards = (1 - lam)[..., None] * after.v[:, case.pair.span[0]][:, None]
+    found = [apart(sigma, towards, scale=size(after.v))]
+    return worst([*found, apart(case.shared(after.z), lam[..., None] * gap.z + towards)])
+
+
+def renormalised(case: Case) -> Finding:
+    """I4: the pattern over the shared tokens, renormalised, is the reference pattern (distance 0)."""
+    after, gap = case.layer("inserted"), case.layer("gap")
+    extra = torch.arange(len(case.pair.inserted), after.pattern.shape[-1])
+    at = torch.cat([case.pair.shared, extra]).to(after.pattern.device)
+    rows = renormalised_rows(case.shared(after.pattern), alignment=at)
+    kept = ~rows.isnan().any(-1)
+    divergence = jensen_shannon_divergence(gap.pattern, rows)[kept]
+    return worst([apart(rows[kept], gap.pattern[kept]), Finding(float(divergence.double().max()), 1.0)])
+
+
+def prefix(case: Case) -> Finding:
+    """I5: what stands before the span never changes, in any layer."""
+    m = case.pair.span[0]
+    names = [site(layer, "hook_resid_post") for layer in case.layers]
+    return worst(apart(case.run("base")[name][:, :m], case.run("inserted")[name][:, :m]) for name in names)
+
+
+def gap_is_masked(case: Case) -> Finding:
+    """I6: the gap and the masked condition agree on shared tokens, in every layer and in the logits."""
+    gap, masked, at = case.run("gap"), case.run("masked"), case.pair.shared
+    names = ["logits", *(site(layer, "attn.hook_z") for layer in case.layers)]
+    return worst(apart(masked[name][:, at], gap[name]) for name in names)
+
+
+def knockout_is_patch(case: Case) -> Finding:
+    """I7: in layer 0 a renormalising knockout is the z patch from the masked and from the gap run."""
+    return worst(apart(case.edited(Knockout(), name), case.edited(PatchZ(), name)) for name in ("masked", "gap"))
+
+
+def zeroed(case: Case) -> Finding:
+    """I8: attention on the span set to 0 without renormalising leaves lambda z_ref."""
+    n = case.pair.n_after
+    lam, _ = case.parts(case.layer("inserted"))
+    z = case.edited(KnockoutZero())[0].transpose(0, 1)
+    return apart(z, lam[:, -n:, None] * case.layer("gap").z[:, -n:])
+
+
+def heads_add_up(case: Case) -> Finding:
+    """I9: the change of the residual stream after layer 0's attention is the sum over heads."""
+    after, masked = case.resid_mid("inserted"), case.resid_mid("masked")
+    per_head = case.written(case.shared(case.layer("inserted").z))
+    change = after - masked
+    found = apart(per_head.sum(0), change, scale=size(after))
+    squared = (change.double() ** 2).sum()
+    if float(squared) == 0:
+        return found  # nothing moved: there are no shares
+    shares = (per_head.double() * change.double()).sum((1, 2)) / squared
+    return worst([found, Finding(abs(float(shares.sum()) - 1) * size(change), size(after))])
+
+
+def scale_and_bias(case: Case) -> Finding:
+    """I10: what a head adds is its scale part plus its bias part, [(lambda - 1) z_ref + Sigma] W_O."""
+    after, reference = case.layer("inserted"), case.shared(case.layer("masked").z)
+    lam, sigma = case.parts(after)
+    split = reference + (lam - 1)[..., None] * reference + sigma
+    whole, parts = case.written(case.shared(after.z)), case.written(split.to(reference))
+    return apart(whole, parts, scale=size(case.resid_mid("inserted")))
+
+
+def entropy_splits(case: Case) -> Finding:
+    """I11: H(A') = h2(lambda) + lambda H(outside) + (1 - lambda) H(inside), in every layer."""
+    found = []
+    for layer in case.layers:
+        run = case.layer("inserted", layer)
+        chain = entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys).total
+        found.append(apart(attention_entropy(run.pattern, **run.keys), chain))
+    return worst(found)
+
+
+def slope_one(case: Case) -> Finding:
+    """I12: N identical tokens at held positions: logit(1 - lambda) grows as log N with slope exactly 1."""
+    ids, odds = case.pair.span_ids, []
+    unit = next(n for n in range(1, len(ids) + 1) if len(ids) % n == 0 and ids == ids[:n] * (len(ids) // n))
+    for dose in DOSES:
+        insertion = replace(case.pair.insertion, n_tokens=unit * dose)
+        made = pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)
+        other = Case(case.model, followed(made)[0])
+        scores, rule = other.scores("held"), case.model.attention_rule(0)
+        keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
+        inside = with_extra(other.pair.span_mask.to(scores.device), rule)
+        after = slice(len(other.pair.base) - other.pair.n_after, None)
+        of_rows = span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
+        odds.append(of_rows[:, other.pair.shared][:, after])
+    slope = (odds[1] - odds[0]) / math.log(DOSES[1] / DOSES[0])
+    return apart(slope, torch.ones_like(slope))
+
+
+def before_it_is_blind(case: Case) -> Finding:
+    """I13: a span that stands before the question has nothing to read of it: blind = inserted, everywhere."""
+    blind, inserted = case.run("blind"), case.run("inserted")
+    return worst(apart(blind[name], inserted[name]) for name in inserted)
+
+
+def presence_and_computed(case: Case) -> Finding:
+    """I14: content = presence + computed: in layer 0 the first lies outside the span alone, the second in its rows alone."""
+    pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
+    masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
+    found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]
+    found += [
+        apart(case.layer("blind", at).z[:, :first], case.layer("inserted", at).z[:, :first]) for at in case.layers
+    ]
+    if case.model.has_rotated_sites:
+        hidden = CONTRASTS["computed"].cut(pair.inserted)
+        recording = case.model.record(pair.condition("inserted"), start=0)
+        state = LayerState.of(case.model, recording, 0, span=hidden.keys[None], rows=hidden.rows[None])
+        found.append(apart(Knockout().edited(state)[0].transpose(0, 1), blind))
+    return worst(found)
+
+
+# ----------------------------------------------------------------------------------------------- where each one applies
 
 
 def _rotated(case: Case) -> str | None:
@@ -66,28 +362,24 @@ class Identity:
 
 
 IDENTITIES: tuple[Identity, ...] = (
-    Identity(
-        "I0", "the pattern shown is softmax(q k), and times the values it is z (every layer)", formulas.own_pattern
-    ),
-    Identity("I1", "z' = λ z_ref + Σ, position-matched", formulas.affine),
-    Identity("I2", "against the plain run: plus λ (z_gap - z_base)", formulas.third_term),
-    Identity("I3", "identical tokens: Σ = (1 - λ) v, one vector per head", formulas.one_vector, _identical),
-    Identity("I4", "renormalised shared pattern = reference pattern", formulas.renormalised),
-    Identity("I5", "tokens before the span never change (every layer)", formulas.prefix, _no_prefix),
-    Identity("I6", "gap = masked on shared tokens (every layer, logits)", formulas.gap_is_masked, factor=10.0),
-    Identity("I7", "layer 0: knockout = z patch from masked, from gap", formulas.knockout_is_patch, _rotated),
-    Identity("I8", "span attention zeroed: z = λ z_ref", formulas.zeroed, _rotated),
-    Identity("I9", "residual change = sum over heads, shares sum to 1", formulas.heads_add_up, _adds),
-    Identity("I10", "each head adds its scale part + its bias part", formulas.scale_and_bias, _adds),
-    Identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)", formulas.entropy_splits),
-    Identity("I12", "logit(1 - λ) = log N + constant, slope 1", formulas.slope_one, _unwindowed, factor=10.0),
-    Identity(
-        "I13", "span before the question: blind = inserted (every layer)", formulas.before_it_is_blind, _reads_nothing
-    ),
+    Identity("I0", "the pattern shown is softmax(q k), and times the values it is z (every layer)", own_pattern),
+    Identity("I1", "z' = λ z_ref + Σ, position-matched", affine),
+    Identity("I2", "against the plain run: plus λ (z_gap - z_base)", third_term),
+    Identity("I3", "identical tokens: Σ = (1 - λ) v, one vector per head", one_vector, _identical),
+    Identity("I4", "renormalised shared pattern = reference pattern", renormalised),
+    Identity("I5", "tokens before the span never change (every layer)", prefix, _no_prefix),
+    Identity("I6", "gap = masked on shared tokens (every layer, logits)", gap_is_masked, factor=10.0),
+    Identity("I7", "layer 0: knockout = z patch from masked, from gap", knockout_is_patch, _rotated),
+    Identity("I8", "span attention zeroed: z = λ z_ref", zeroed, _rotated),
+    Identity("I9", "residual change = sum over heads, shares sum to 1", heads_add_up, _adds),
+    Identity("I10", "each head adds its scale part + its bias part", scale_and_bias, _adds),
+    Identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)", entropy_splits),
+    Identity("I12", "logit(1 - λ) = log N + constant, slope 1", slope_one, _unwindowed, 10.0),
+    Identity("I13", "span before the question: blind = inserted (every layer)", before_it_is_blind, _reads_nothing),
     Identity(
         "I14",
         "content = presence + computed (layer 0: outside the span, in it)",
-        formulas.presence_and_computed,
+        presence_and_computed,
         _reads_question,
     ),
 )
@@ -104,14 +396,3 @@ def tolerance_of(model: Model) -> float:
     if model.info.dtype == "float64":
         return 1e-5 if model.float32_softmax else 1e-10
     return 1e-4 if model.info.dtype == "float32" else 2e-2
-
-
-def named(name: str) -> Identity:
-    """The identity of that name."""
-    found = {identity.name: identity for identity in IDENTITIES}
-    if name not in found:
-        raise ValueError(f"unknown identity {name!r}; there are {', '.join(found)}")
-    return found[name]
-
-
-__all__ = ["IDENTITIES", "Case", "Finding", "Identity", "Layer", "apart", "named", "tolerance_of", "worst"]

@@ -23,43 +23,27 @@ Source: methods §8, §10, §17.
 """
 
 import json
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
-from ..prompts.conditions import one_of
+from ..patching.prepared import Settings
 from ..prompts.problems import Problem
-from .roles import ANSWER_ROW, DECOY_KINDS, Expected, Roles, shares_and_gains
-from .tokenizer import EOS, NUMBERS, PAD, Vocabulary, build_tokenizer, draw_records, draw_vocabulary
+from .roles import Expected, Roles, shares_and_gains
+from .tokenizer import EOS, PAD, Vocabulary, build_tokenizer, draw_records, draw_vocabulary
 from .weights import ROPE_THETA, PlantedWeights
 
 MAX_POSITIONS = 2048
-CIRCUITS = (
-    "plain",
-    "switched",
-    "any",
-    "all",
-    "any mediators",
-    "all mediators",
-    "against",
-    "rows",
-    "rare",
-    "relayed",
-    "mixed",
-)
-"""What `random_planted` can draw."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlantedModel:
-    """A model with known heads. `truth` names every head that has a role; all others are idle.
+    """A model with known heads: all that have no role are idle.
 
     `hf_model` is a `LlamaForCausalLM` in evaluation mode, `tokenizer` its word-level tokenizer, `roles` who does what,
     `shares` the nominal part of the span's effect that each reader contributes and each mediator carries, `settings` what
@@ -71,7 +55,7 @@ class PlantedModel:
     roles: Roles
     shares: Mapping[Head, float]
     vocabulary: Vocabulary
-    settings: Mapping[str, object]
+    settings: Settings
 
     @property
     def truth(self) -> dict[Head, str]:
@@ -94,11 +78,6 @@ class PlantedModel:
         return self.roles.decoys
 
     @property
-    def copier(self) -> Head:
-        """The head that copies the question's numbers."""
-        return self.roles.copier
-
-    @property
     def expected(self) -> dict[Head, Expected]:
         """The verdict that every head must get in enough problems, with its sense and the reason.
 
@@ -107,8 +86,7 @@ class PlantedModel:
         config = self.hf_model.config
         heads = [Head(at, h) for at in range(config.num_hidden_layers) for h in range(config.num_attention_heads)]
         if self.settings["null"]:
-            nothing = Expected("undecided", 0, "the span has no effect of which it could carry a part")
-            return dict.fromkeys(heads, nothing)
+            return dict.fromkeys(heads, Expected("undecided", 0))
         return {head: self.roles.expected(head) for head in heads}
 
     @property
@@ -131,13 +109,9 @@ class PlantedModel:
         the largest number, the distractor the second largest. With `swap` the two are exchanged in half of the
         problems, at random: a null for `logit_diff`, whose effects then have either sign with equal chance.
         """
-        return tuple(map(Problem.from_dict, self._records(n, seed=seed, n_clauses=n_clauses, swap=swap)))
-
-    def _records(
-        self, n: int, *, seed: int = 0, n_clauses: tuple[int, int] = (0, 3), swap: bool = False
-    ) -> list[dict[str, str | int]]:
         check_count(n, name="n")
-        return draw_records(self.vocabulary, n, seed=seed, name=self.name, n_clauses=n_clauses, swap=swap)
+        records = draw_records(self.vocabulary, n, seed=seed, name=self.name, n_clauses=n_clauses, swap=swap)
+        return tuple(map(Problem.from_dict, records))
 
     @checked
     def save(self, directory: str | Path, *, n_problems: int = 128) -> Path:
@@ -148,8 +122,9 @@ class PlantedModel:
         directory.mkdir(parents=True, exist_ok=True)
         self.hf_model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
-        lines = [json.dumps(record) for record in self._records(n_problems)]
-        (directory / "problems.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        records = draw_records(self.vocabulary, n_problems, seed=0, name=self.name)
+        lines = "".join(json.dumps(record) + "\n" for record in records)
+        (directory / "problems.jsonl").write_text(lines, encoding="utf-8")
         facts = {
             "truth": {str(head): kind for head, kind in self.truth.items()},
             "shares": {str(head): share for head, share in self.shares.items()},
@@ -160,19 +135,10 @@ class PlantedModel:
         return directory
 
     def __repr__(self) -> str:
-        roles = ", ".join(f"{head} {kind}" for head, kind in self.truth.items())
-        s: Any = self.settings
-        shape = ", ".join(
-            count_of(s[f"n_{what}"], one)
-            for what, one in (("layers", "layer"), ("heads", "query head"), ("key_value_heads", "key-value head"))
-        )
+        roles, s = ", ".join(f"{head} {kind}" for head, kind in self.truth.items()), self.settings
+        names = {"layers": "layer", "heads": "query head", "key_value_heads": "key-value head"}
+        shape = ", ".join(count_of(s[f"n_{what}"], one) for what, one in names.items())
         return f"PlantedModel({shape}, seed {s['seed']}: {roles})"
-
-
-def planted_truth(directory: str | Path) -> dict[Head, str]:
-    """The kinds of the planted heads of a model that `PlantedModel.save` wrote."""
-    facts = json.loads((Path(directory) / "planted.json").read_text(encoding="utf-8"))
-    return {Head.parse(label): kind for label, kind in facts["truth"].items()}
 
 
 @checked
@@ -232,21 +198,8 @@ def planted_model(
         )
     if sign not in (1, -1):
         raise ValueError(f"sign must be 1 (the span helps the answer) or -1 (it hurts), got {sign}")
-    roles = Roles.fill(
-        readers,
-        mediators,
-        decoys,
-        copier,
-        n_layers=n_layers,
-        n_heads=n_heads,
-        null=null,
-        conditional=conditional,
-        against=against,
-        relayed=relayed,
-        recalls=recalls,
-        reads_from=reads_from,
-        combine=combine,
-    )
+    circuit = (conditional, against, relayed, recalls, reads_from, combine)
+    roles = Roles.fill(readers, mediators, decoys, copier, n_layers, *circuit, n_heads=n_heads, null=null)
     shares, gains = shares_and_gains(roles, seed)
     vocabulary = draw_vocabulary(seed)
     strengths = _read_strengths(reads, vocabulary)
@@ -270,12 +223,8 @@ def planted_model(
     with torch.random.fork_rng(devices=[]):  # the random initialisation is replaced: leave the caller's generator alone
         model = LlamaForCausalLM(config)
     model.to(dtype=dtype).load_state_dict(plan.state_dict())  # type: ignore[call-arg]
-    said = {name: getattr(roles, name) for name in ("readers", "mediators", "decoys", "copier", "n_layers")}
-    said |= {"n_heads": n_heads, "n_key_value_heads": n_key_value_heads, "seed": seed, "sign": sign, "reads": strengths}
-    said |= {"noise": noise, "null": null}
-    said |= {
-        name: getattr(roles, name) for name in ("conditional", "against", "relayed", "recalls", "reads_from", "combine")
-    }
+    said = vars(roles) | {"n_heads": n_heads, "n_key_value_heads": n_key_value_heads, "seed": seed, "sign": sign}
+    said |= {"reads": strengths, "noise": noise, "null": null}
     return PlantedModel(
         hf_model=model.eval(),
         tokenizer=build_tokenizer(vocabulary.tokens, model_max_length=MAX_POSITIONS),
@@ -286,124 +235,19 @@ def planted_model(
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Heads by name, tokens in order: as JSON has it."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, frozenset):
         return sorted(value)
-    if isinstance(value, tuple) and not isinstance(value, Head):
-        return [str(each) for each in value]
-    return str(value) if isinstance(value, Head) else value
-
-
-@checked
-def random_planted(
-    seed: int, *, circuit: str = "plain", dtype: torch.dtype = torch.float32, null: bool = False
-) -> PlantedModel:
-    """A planted model with geometry and heads drawn at random, for benchmarks.
-
-    2-6 layers, 8-28 query heads, grouped or full attention, 0-2 decoys of each kind, either sign, and by `circuit`:
-
-    - "plain": 1-4 readers and 0-3 mediators; with `null` none of them, and no `unread` decoys;
-    - "switched": one or two conditional readers of one switch, and perhaps a reader beside them;
-    - "any", "all": two or three readers of which each is enough, or all are needed;
-    - "any mediators", "all mediators": the same of mediators of one reader;
-    - "against": two or three readers and one that pushes the other way;
-    - "rows": readers from the answer's row alone, from the numbers' rows, and from all rows, and a mediator;
-    - "rare": a reader and a mediator, and two readers whose large effects need a number: one that few problems name, or
-      one of nine, which nearly all name;
-    - "relayed": a writer in the span's rows and the head that reads there, perhaps beside a reader;
-    - "mixed": a switch with its reader, a reader, one against, and a mediator.
-    """
-    one_of(circuit, dict.fromkeys(CIRCUITS), "circuit")
-    if null and circuit != "plain":
-        raise ValueError(f"null=True is a model without any circuit, got circuit={circuit!r}: leave one of them out")
-    rng = random.Random(f"planted geometry {seed}")
-    n_layers, n_heads = rng.randint(2, 6), rng.choice((8, 12, 14, 16, 20, 24, 28))
-    groups = [kv for kv in range(1, n_heads) if n_heads % kv == 0]
-    n_key_value_heads = n_heads if rng.random() < 0.25 else rng.choice(groups)
-    everywhere = [Head(layer, head) for layer in range(n_layers) for head in range(n_heads)]
-    free = rng.sample(everywhere, len(everywhere))
-
-    def take(n: int, layers: range) -> list[Head]:
-        heads = [head for head in free if head.layer in layers][:n]
-        free[:] = [head for head in free if head not in heads]
-        return heads
-
-    def after(heads: Sequence[Head]) -> range:
-        return range(max(head.layer for head in heads) + 1, n_layers)
-
-    every, early = range(n_layers), range(n_layers - 1)
-    readers: list[Head] = []
-    mediators: list[Head] = []
-    more: dict[str, Any] = {}
-    match circuit:
-        case "plain":
-            n_readers, n_mediators = rng.randint(1, 4), rng.randint(0, 3)
-            if not null:
-                readers = take(1, early) if n_mediators else []
-                readers += take(n_readers - len(readers), every)
-                mediators = take(n_mediators, range(min(head.layer for head in readers) + 1, n_layers))
-        case "switched":
-            switch = take(1, early)
-            more["conditional"] = dict.fromkeys(take(rng.randint(1, 2), after(switch)), switch[0])
-            readers = take(rng.randint(0, 1), every)
-        case "any" | "all":
-            readers = take(rng.randint(2, 3), every)
-            more["combine"] = circuit
-        case "any mediators" | "all mediators":
-            readers = take(1, early)
-            mediators = take(rng.randint(2, 3), after(readers))
-            more = {"combine": circuit.split()[0], "reads_from": {readers[0]: NUMBERS}}
-        case "against":
-            readers = take(rng.randint(2, 3), every)
-            more["against"] = take(1, every)
-        case "rows":
-            readers = take(3, early)
-            mediators = take(1, after(readers))
-            more["reads_from"] = {readers[0]: [ANSWER_ROW], readers[1]: NUMBERS}
-        case "rare":
-            readers = take(3, early)
-            mediators = take(1, after(readers))
-            numbers = rng.sample(NUMBERS, 10)
-            more["reads_from"] = {readers[0]: numbers[:1], readers[1]: numbers[1:]}
-        case "relayed":
-            writer = take(1, early)
-            more["relayed"] = {take(1, after(writer))[0]: writer[0]}
-            readers = take(rng.randint(0, 1), every)
-        case "mixed":
-            switch = take(1, early)
-            more = {"conditional": {take(1, after(switch))[0]: switch[0]}, "against": take(1, every)}
-            readers = take(1, early)
-            mediators = take(1, after(readers))
-    decoys = {kind: take(rng.randint(0, 2), every) for kind in DECOY_KINDS if not (null and kind == "unread")}
-    return planted_model(
-        sorted(readers),
-        sorted(mediators),
-        decoys=decoys,
-        copier=take(1, every)[0],
-        n_layers=n_layers,
-        n_heads=n_heads,
-        n_key_value_heads=n_key_value_heads,
-        seed=seed,
-        sign=rng.choice((1, -1)),
-        null=null,
-        dtype=dtype,
-        **more,
-    )
-
-
-@checked
-def planted_examples(n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Iterator[PlantedModel]:
-    """`n` random planted models, one after the other of each of `CIRCUITS`; model i depends on `seed` + i only."""
-    return (random_planted(each, circuit=CIRCUITS[each % len(CIRCUITS)], dtype=dtype) for each in range(seed, seed + n))
+    if isinstance(value, Head):
+        return str(value)
+    return list(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Vocabulary) -> dict[str, float]:
-    strengths = {
-        str(t): float(s) for t, s in (reads.items() if isinstance(reads, Mapping) else ((t, 1) for t in reads))
-    }
+    strengths = dict(reads) if isinstance(reads, Mapping) else dict.fromkeys(reads, 1.0)
     if not strengths:
         raise ValueError("reads is empty: name at least one token, such as '/'")
     for token, strength in strengths.items():
@@ -413,4 +257,4 @@ def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Voca
             raise ValueError(f"reads: {token!r} is part of the prompts themselves; choose a word or sign such as '/'")
         if not 0 < strength <= 1:
             raise ValueError(f"reads: the strength of {token!r} must be in (0, 1], got {strength}")
-    return strengths
+    return {token: float(strength) for token, strength in strengths.items()}

@@ -1,10 +1,9 @@
 """Which heads of a planted model have which role, how much of the span's effect each carries, and what must be found."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import comb
-from typing import Any
 
 from ..core.arguments import check_choice
 from ..core.heads import Head, check_heads
@@ -26,59 +25,30 @@ _RARE, _FREQUENT = 0.3, 0.9  # the share of problems that name one of some numbe
 
 @dataclass(frozen=True)
 class Expected:
-    """The verdict that a planted head must get: its name, +1 with the insertion's effect or -1 against it, and why."""
+    """The verdict that a planted head must get: its name, and +1 with the insertion's effect, -1 against it, or 0."""
 
     verdict: str
-    sense: int
-    why: str
+    sense: int = 1
 
 
-_IN_SPAN = "it writes in the rows of the span, which are the same in both runs: no edit of question rows can show it"
-_NOTHING = {
-    "silent": "it attends to the span and has no output weights",
-    "unread": "it writes what it reads of the span where nobody reads",
-    "avoids": "its output acts on the answer, and does not change with the span, which it never attends to",
-    "copier": "it copies the question's numbers, with the span or without",
-    "span writer": _IN_SPAN,
-    "thinker": _IN_SPAN,
-    "rare": "it reads the span in a few problems only, and a verdict is about most problems",
-    "idle": "its weights are small noise",
+_NOTHING = Expected("negligible", 0)
+_EXPECTED = {
+    "reader": Expected("reader"),
+    "against": Expected("reader", -1),
+    "relay": Expected("reader"),
+    "recaller": Expected("reader"),
+    "mediator": Expected("mediator"),
+    "conditional": Expected("conditional reader"),  # its sight alone brings nothing without the switch
+    "switch": Expected("necessary reader"),  # alone it brings nothing
+    "reader any": Expected("redundant reader"),
+    "mediator any": Expected("redundant mediator"),
+    "reader all": Expected("necessary reader"),
+    "mediator all": Expected("necessary mediator"),
 }
-_ALONE = "it reads the span, and adds to or takes from the effect whatever other heads do"
-_PASSES = "it never sees the span, and carries on what readers wrote"
-_SAME = "nothing that it reads or writes outside the span's rows differs between the runs but through other heads"
-_SUM = {
-    "reader": Expected("reader", 1, _ALONE),
-    "against": Expected("reader", -1, f"{_ALONE}, but it writes with the opposite sign"),
-    "relay": Expected("reader", 1, "question rows get from the span, through it, what the span's own rows hold"),
-    "recaller": Expected(
-        "reader", 1, "it brings the answer's row, from the span, what the span's rows made of the question"
-    ),
-    "mediator": Expected("mediator", 1, _PASSES),
-    "conditional": Expected(
-        "conditional reader",
-        1,
-        "cutting its sight takes its effect away; its sight alone brings nothing without the switch",
-    ),
-    "switch": Expected(
-        "necessary reader", 1, "without it no conditional reader looks at the span; alone it brings nothing"
-    ),
-}
-_COMPUTED = {
-    "thinker": Expected("reader", 1, "it alone reads the question from the span's rows, and writes the answer there"),
-    "recaller": Expected(
-        "mediator", 1, "it brings from the span what was written there, and reads no question in its rows"
-    ),
-}
+"""All others are negligible: they write where nobody reads, nothing that changes with the span, in a few problems only, or in
+the rows of the span, which are the same in both runs."""
+_COMPUTED = {"thinker": Expected("reader"), "recaller": Expected("mediator")}
 """What the contrast of a span that has read the question with a blind one must show: of all other heads, nothing."""
-_ANY = {
-    "reader": Expected("redundant reader", 1, "it is enough alone, and not needed: the others are enough without it"),
-    "mediator": Expected("redundant mediator", 1, "it is enough alone, and not needed: the others are enough"),
-}
-_ALL = {
-    "reader": Expected("necessary reader", 1, "no effect without it, and none with it alone"),
-    "mediator": Expected("necessary mediator", 1, "no effect without it, and none with it alone"),
-}
 
 
 @dataclass(frozen=True)
@@ -96,27 +66,27 @@ class Roles:
     decoys: dict[str, tuple[Head, ...]]
     copier: Head
     n_layers: int
-    conditional: dict[Head, Head] = field(default_factory=dict)
-    against: tuple[Head, ...] = ()
-    relayed: dict[Head, Head] = field(default_factory=dict)
-    reads_from: dict[Head, frozenset[str]] = field(default_factory=dict)
-    combine: str = "sum"
-    recalls: dict[Head, Head] = field(default_factory=dict)
+    conditional: dict[Head, Head]
+    against: tuple[Head, ...]
+    relayed: dict[Head, Head]
+    recalls: dict[Head, Head]
+    reads_from: dict[Head, frozenset[str]]
+    combine: str
 
     @property
     def kinds(self) -> dict[Head, str]:
         """The kind of every head that has a role, in the order of the heads."""
-        named = {
+        named: dict[str, Iterable[Head]] = {
             "reader": self.readers,
             "mediator": self.mediators,
             "against": self.against,
-            "conditional": tuple(self.conditional),
+            "conditional": self.conditional,
             "switch": self.switches,
-            "relay": tuple(self.relayed),
-            "span writer": tuple(self.relayed.values()),
-            "recaller": tuple(self.recalls),
-            "thinker": tuple(self.recalls.values()),
-            "copier": (self.copier,),
+            "relay": self.relayed,
+            "span writer": self.relayed.values(),
+            "recaller": self.recalls,
+            "thinker": self.recalls.values(),
+            "copier": [self.copier],
             **self.decoys,
         }
         return dict(sorted((head, kind) for kind, heads in named.items() for head in heads))
@@ -155,12 +125,12 @@ class Roles:
         readers = [head for head in (*self.readers, *self.conditional) if head not in self.rare]
         answering = (*readers, *self.against, *self.relayed, *self.recalls, *self.mediators)
         found = {(str(head), last): "" for head in answering if self.direct(head)}
-        found |= {
-            (str(reader), str(mediator)): "v"
-            for reader in readers
-            for mediator in self.mediators
-            if self.passes(reader) and reader.layer < mediator.layer
-        }
+        for mediator in self.mediators:
+            found |= {
+                (str(reader), str(mediator)): "v"
+                for reader in readers
+                if self.passes(reader) and reader.layer < mediator.layer
+            }
         found |= {(str(switch), str(reader)): "q" for reader, switch in self.conditional.items()}
         return found | {(last, "logits"): ""}
 
@@ -169,13 +139,11 @@ class Roles:
 
         Where spans think (`recalls`), of one that stands after the question; under "computed" nobody else has an effect.
         """
-        if contrast == "computed":
-            return _COMPUTED.get(self.kinds.get(head, "idle"), Expected("negligible", 0, _SAME))
         kind = "rare" if head in self.rare else self.kinds.get(head, "idle")
-        if kind in _NOTHING:
-            return Expected("negligible", 0, _NOTHING[kind])
-        single = self.combine == "sum" or (kind == "reader" and self.mediators)
-        return (_SUM if single else {"any": _ANY, "all": _ALL}[self.combine])[kind]
+        if contrast == "computed":
+            return _COMPUTED.get(kind, _NOTHING)
+        single = self.combine == "sum" or (kind != "mediator" and (kind != "reader" or self.mediators))
+        return _EXPECTED.get(kind if single else f"{kind} {self.combine}", _NOTHING)
 
     @classmethod
     def fill(
@@ -184,16 +152,16 @@ class Roles:
         mediators: Iterable[Head] | None,
         decoys: Mapping[str, Iterable[Head]] | None,
         copier: Head | None,
-        *,
         n_layers: int | None,
+        conditional: Mapping[Head, Head] | None,
+        against: Iterable[Head],
+        relayed: Mapping[Head, Head] | None,
+        recalls: Mapping[Head, Head] | None,
+        reads_from: Mapping[Head, Iterable[str]] | None,
+        combine: str,
+        *,
         n_heads: int,
         null: bool,
-        conditional: Mapping[Head, Head] | None = None,
-        against: Iterable[Head] = (),
-        relayed: Mapping[Head, Head] | None = None,
-        recalls: Mapping[Head, Head] | None = None,
-        reads_from: Mapping[Head, Iterable[str]] | None = None,
-        combine: str = "sum",
     ) -> "Roles":
         """The given roles, checked, with defaults for what is missing."""
         for kind in decoys or {}:
@@ -223,8 +191,7 @@ class Roles:
                 if head in role_of:
                     raise ValueError(f"{head} is given two roles, {role_of[head]} and {role} (zero-based)")
                 role_of[head] = role
-        bringing = ("readers", "conditional readers", "readers of the span's rows", "readers of what the span computed")
-        brings = any(given[role] for role in bringing)
+        brings = bool(given["readers"] or conditional or relayed or recalls)
         if null and (brings or given["mediators"] or given["readers against the effect"]):
             raise ValueError(
                 "null=True is a model without readers and mediators of any kind: leave all out, or null=False"
@@ -232,28 +199,26 @@ class Roles:
         if not null and readers is not None and not brings:
             raise ValueError("no readers are given: name at least one, or ask for null=True, a model without any")
 
-        def choose(role: str, layers: Iterable[int], wanted: Iterable[int] = ()) -> list[Head]:
-            order = [
-                Head(layer, head) for layer in layers for head in (*wanted, *range(n_heads)) if 0 <= head < n_heads
-            ]
-            head = next((head for head in order if head not in role_of), None)
-            if head is None:
-                raise ValueError(f"no head is free for the default {role}: give more heads or layers, or name one")
-            role_of[head] = role
-            return [head]
+        def choose(role: str, layers: Iterable[int], wanted: int = -1) -> list[Head]:
+            """A free head, `wanted` where it is; no head takes another's place."""
+            for layer in layers:
+                for head in [Head(layer, at) for at in (wanted, *range(n_heads)) if 0 <= at < n_heads]:
+                    if head not in role_of:
+                        role_of[head] = role
+                        return [head]
+            raise ValueError(f"no head is free for the default {role}: give more heads or layers, or name one")
 
         if readers is None and not null:
             given["readers"] = [
-                head for h in (n_heads // 2 - 1, 3 * n_heads // 4) for head in choose("readers", [0], [h])
+                head for h in (n_heads // 2 - 1, 3 * n_heads // 4) for head in choose("readers", [0], h)
             ]
         if mediators is None and given["readers"] and combine == "sum":
             later = range(min(head.layer for head in given["readers"]) + 1, n_layers)
-            given["mediators"] = choose("mediators", later, [n_heads // 7]) if later else []
+            given["mediators"] = choose("mediators", later, n_heads // 7) if later else []
         if decoys is None:
             for kind, layer in zip(DECOY_KINDS, (0, 0, n_layers - 1), strict=True):
-                if null and kind == "unread":
-                    continue
-                given[f"{kind} decoys"] = choose(kind, [layer, *range(n_layers)])
+                if not (null and kind == "unread"):
+                    given[f"{kind} decoys"] = choose(kind, [layer, *range(n_layers)])
         if copier is None:
             given["copier"] = choose("copier", reversed(range(n_layers)))
         roles = cls(
@@ -265,14 +230,16 @@ class Roles:
             conditional,
             tuple(given["readers against the effect"]),
             relayed,
-            _rows(reads_from or {}, given["readers"]),
-            combine,
             recalls,
+            {head: frozenset(tokens) for head, tokens in (reads_from or {}).items()},
+            combine,
         )
         roles._check()
         return roles
 
     def _check(self) -> None:
+        """`ValueError` for roles that cannot act as they are told to."""
+        self._check_rows()
         for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
             if earlier.layer >= reader.layer:
                 raise ValueError(f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)")
@@ -290,20 +257,30 @@ class Roles:
                     f"reads_from: {reader} looks from rows of numbers only, so it needs a mediator in a later layer "
                     f"(zero-based), or {ANSWER_ROW!r} among its tokens"
                 )
-        if self.combine == "sum":
-            return
-        if self.conditional or self.against or self.relayed or self.recalls or self.rare:
-            raise ValueError(
-                f"combine={self.combine!r} is for readers and mediators alone; conditional, opposing, relayed, recalling and "
-                "rare readers need combine='sum'"
-            )
         parallel = len(self.readers) > 1 and not self.mediators and all(map(self.direct, self.readers))
         chain = len(self.mediators) > 1 and len(self.readers) == 1 and not self.direct(self.readers[0])
-        if not (parallel or chain):
+        others = self.conditional or self.against or self.relayed or self.recalls or self.rare
+        if self.combine != "sum" and (others or not (parallel or chain)):
             raise ValueError(
                 f"combine={self.combine!r} needs two or more readers and no mediators, or two or more mediators and one "
-                f"reader whose reads_from are numbers; got {len(self.readers)} readers and {len(self.mediators)} mediators"
+                "reader whose reads_from are numbers, and no conditional, opposing, relayed, recalling or rare readers"
             )
+
+    def _check_rows(self) -> None:
+        for head, tokens in self.reads_from.items():
+            if head not in self.readers:
+                raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")
+            wrong = sorted(tokens - {*NUMBERS, ANSWER_ROW})
+            if wrong or not tokens:
+                raise ValueError(
+                    f"reads_from: {head} must look from the rows of {ANSWER_ROW!r} or of numbers ({NUMBERS[0]} to "
+                    f"{NUMBERS[-1]}), which later heads read; got {wrong or 'no token'}"
+                )
+            if _RARE < named_in(tokens) < _FREQUENT:
+                raise ValueError(
+                    f"reads_from: {named_in(tokens):.0%} of the problems name one of {sorted(tokens)}, so whether most do is "
+                    "left to chance: give 1 number (few problems do), or 8 or more (nearly all do)"
+                )
 
 
 def named_in(tokens: Iterable[str] | None) -> float:
@@ -319,25 +296,6 @@ def named_in(tokens: Iterable[str] | None) -> float:
     return 1 - comb(len(NUMBERS) - len(set(tokens)), 2) / comb(len(NUMBERS), 2)
 
 
-def _rows(reads_from: Mapping[Head, Iterable[str]], readers: Sequence[Head]) -> dict[Head, frozenset[str]]:
-    rows = {head: frozenset(tokens) for head, tokens in reads_from.items()}
-    for head, tokens in rows.items():
-        if head not in readers:
-            raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")
-        wrong = sorted(tokens - {*NUMBERS, ANSWER_ROW})
-        if wrong or not tokens:
-            raise ValueError(
-                f"reads_from: {head} must look from the rows of {ANSWER_ROW!r} or of numbers ({NUMBERS[0]} to "
-                f"{NUMBERS[-1]}), which later heads read; got {wrong or 'no token'}"
-            )
-        if _RARE < named_in(tokens) < _FREQUENT:
-            raise ValueError(
-                f"reads_from: {named_in(tokens):.0%} of the problems name one of {sorted(tokens)}, so whether most do is "
-                "left to chance: give 1 number (few problems do), or 8 or more (nearly all do)"
-            )
-    return rows
-
-
 def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head, float]]:
     """Each head's nominal part of the span's effect, and the size of what it writes.
 
@@ -346,32 +304,29 @@ def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[H
     """
     if roles.combine != "sum":
         return dict.fromkeys((*roles.readers, *roles.mediators), 1.0), dict.fromkeys(roles.kinds, 1.0)
-    shares = fair_shares(roles, seed)
-    gains = output_gains(shares, roles)
+    shares = _fair_shares(roles, seed)
+    gains = _gains(shares, roles)
     rng = random.Random(f"planted shares against {seed}")
     shares |= {head: -_AGAINST * rng.uniform(0.95, 1.05) for head in roles.against}
     gains |= {head: shares[head] for head in roles.against}
     for head in roles.rare:
         shares[head] = 1.0
         gains[head] = 2 / sum(gains[m] for m in roles.mediators if m.layer > head.layer)  # one of two numbers
-    shares |= {
-        switch: sum(shares[head] for head, needs in roles.conditional.items() if needs == switch)
-        for switch in roles.switches
-    }
+    for switch in roles.switches:
+        shares[switch] = sum(shares[head] for head, needs in roles.conditional.items() if needs == switch)
     return shares, gains
 
 
-def fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
+def _fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
     """Each reader's part of the span's effect (they add up to 1) and the part that passes through each mediator.
 
     As equal as the layers allow: what the mediators up to some layer carry is at most `_MOST_MEDIATED` of what the
     readers before that layer contribute, so where few readers come first, they get more. Where readers look from rows of
     numbers only, each mediator carries on an equal part of what it finds.
     """
-    rare, mediators = roles.rare, roles.mediators
-    readers = [
-        head for head in (*roles.readers, *roles.conditional, *roles.relayed, *roles.recalls) if head not in rare
-    ]
+    mediators = roles.mediators
+    every = (*roles.readers, *roles.conditional, *roles.relayed, *roles.recalls)
+    readers = [head for head in every if head not in roles.rare]
     if not readers:
         return {}
     rng = random.Random(f"planted shares {seed}")
@@ -384,29 +339,28 @@ def fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
             extra = max(extra, carried - sum(r.layer < layer for r in fed))
     least = 1 / (len(readers) + extra)
     through = min(least, 0.6 / len(mediators)) if mediators else least
-    if min(least, through) < SMALLEST_SHARE:
-        raise ValueError(
-            f"{len(readers)} readers and {len(mediators)} mediators in these layers would carry only "
-            f"{min(least, through):.3f} of the span's effect each, below {SMALLEST_SHARE}: give fewer heads, or more "
-            "readers in layers before the mediators"
-        )
+    _check_smallest(min(least, through), readers, mediators)
     extra *= through
     first = [reader for reader in fed if reader.layer == min(head.layer for head in fed)]
     rest = (1 - extra) / len(readers)
-    reader_shares = {
+    drawn = {
         reader: (rest + (extra / len(first) if reader in first else 0)) * rng.uniform(0.95, 1.05) for reader in readers
     }
-    total = sum(reader_shares.values())
-    shares = {reader: share / total for reader, share in reader_shares.items()}
+    shares = {reader: share / sum(drawn.values()) for reader, share in drawn.items()}
     if not given:
         return shares | {mediator: through * rng.uniform(0.95, 1.05) for mediator in mediators}
-    gains = output_gains(shares, roles)
+    gains = _gains(shares, roles)
     shares |= {m: given[m] * sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
-    if min(shares.values()) < SMALLEST_SHARE:
-        raise ValueError(
-            f"a mediator would carry only {min(shares.values()):.3f} of the span's effect, below {SMALLEST_SHARE}: give fewer"
-        )
+    _check_smallest(min(shares.values()), readers, mediators)
     return shares
+
+
+def _check_smallest(share: float, readers: list[Head], mediators: tuple[Head, ...]) -> None:
+    if share < SMALLEST_SHARE:
+        raise ValueError(
+            f"{len(readers)} readers and {len(mediators)} mediators in these layers would carry only {share:.3f} of the span's "
+            f"effect each, below {SMALLEST_SHARE}: give fewer heads, or more readers in layers before the mediators"
+        )
 
 
 def _given_gains(roles: Roles) -> dict[Head, float]:
@@ -415,7 +369,7 @@ def _given_gains(roles: Roles) -> dict[Head, float]:
     return dict.fromkeys(roles.mediators, 1 / len(roles.mediators)) if restricted else {}
 
 
-def output_gains(shares: Mapping[Head, float], roles: Roles) -> dict[Head, float]:
+def _gains(shares: Mapping[Head, float], roles: Roles) -> dict[Head, float]:
     """Output gains that give the shares: a reader acts on its own and through every later mediator.
 
     share(reader) = gain(reader) * (direct + the rows of numbers it looks from * sum of later mediators' gains);
@@ -425,7 +379,7 @@ def output_gains(shares: Mapping[Head, float], roles: Roles) -> dict[Head, float
     readers = [head for head in shares if head not in mediators]
     fed = [reader for reader in readers if roles.passes(reader)]
     part = {head: len(roles.reads_from.get(head, frozenset(NUMBERS)) & {*NUMBERS}) / len(NUMBERS) for head in fed}
-    gains: dict[Head, Any] = {**shares, **given}
+    gains = {**shares, **given}
     for _ in range(2000):
         if not given:
             gains |= {m: shares[m] / sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}

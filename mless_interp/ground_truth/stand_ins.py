@@ -4,7 +4,7 @@ Their attention means nothing. Each has the architecture, the query and key-valu
 beginning-of-sequence token of the model that it stands in for, but few layers and a head size of 8.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from tokenizers import processors
@@ -13,12 +13,14 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
 
+from ..core.arguments import check_count
 from ..models.base import Model
 from ..models.load import load_model
 from ..prompts.problems import Problem
@@ -28,6 +30,11 @@ Architecture = Literal["qwen2", "llama", "gemma3"]
 D_HEAD = 8
 CONTEXT = 1024
 BOS = "<bos>"
+ARCHITECTURES: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel]]] = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+}
 
 
 class StandIn(NamedTuple):
@@ -58,9 +65,8 @@ def stand_in(
 
 def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:
     """Problems in the words that the stand-ins' tokenizer knows, 40 to 60 tokens long."""
-    if n < 1:
-        raise ValueError(f"n must be 1 or more, got {n}")
-    drawn = draw_records(draw_vocabulary(0), n, seed=seed, name="stand-in", n_clauses=(4, 5), swap=False)
+    check_count(n, name="n")
+    drawn = draw_records(draw_vocabulary(0), n, seed=seed, name="stand-in", n_clauses=(4, 5))
     return tuple(Problem.from_dict({key: value for key, value in found.items() if key != "system"}) for found in drawn)
 
 
@@ -69,8 +75,7 @@ def _tokenizer(*, bos: bool) -> PreTrainedTokenizerFast:
     tokenizer = build_tokenizer([*tokens, *([BOS] if bos else [])], model_max_length=CONTEXT)
     if bos:
         tokenizer.add_special_tokens({"bos_token": BOS})
-        backend = tokenizer.backend_tokenizer
-        backend.post_processor = processors.TemplateProcessing(
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, tokenizer.bos_token_id)]
         )
     return tokenizer
@@ -79,39 +84,31 @@ def _tokenizer(*, bos: bool) -> PreTrainedTokenizerFast:
 def _random_model(
     architecture: str, tokenizer: PreTrainedTokenizerFast, n_heads: int, n_kv: int, n_layers: int, seed: int
 ) -> PreTrainedModel:
-    shape: dict[str, Any] = {
+    width = D_HEAD * n_heads
+    shape: dict[str, object] = {
         "vocab_size": len(tokenizer),
-        "hidden_size": D_HEAD * n_heads,
-        "intermediate_size": 2 * D_HEAD * n_heads,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
         "num_hidden_layers": n_layers,
         "num_attention_heads": n_heads,
         "num_key_value_heads": n_kv,
         "max_position_embeddings": CONTEXT,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
+        **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos", "bos")},
     }
-    if architecture == "qwen2":
-        model: Any = Qwen2ForCausalLM(Qwen2Config(tie_word_embeddings=True, **shape))
-    elif architecture == "llama":
-        model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, **shape))
+    if architecture == "gemma3":
+        shape |= {"head_dim": D_HEAD, "query_pre_attn_scalar": D_HEAD, "sliding_window": 64}
+        shape["layer_types"] = ["sliding_attention", *["full_attention"] * (n_layers - 1)]
     else:
-        kinds = ["sliding_attention", *["full_attention"] * (n_layers - 1)]
-        window: dict[str, Any] = {
-            "head_dim": D_HEAD,
-            "query_pre_attn_scalar": D_HEAD,
-            "sliding_window": 64,
-            "layer_types": kinds,
-        }
-        model = Gemma3ForCausalLM(Gemma3TextConfig(**window, **shape))
+        shape["tie_word_embeddings"] = True
+    config, kind = ARCHITECTURES[architecture]
+    model = kind(config.from_dict(shape))
     generator = torch.Generator().manual_seed(seed)
-    size = shape["hidden_size"] ** -0.5
     with torch.no_grad():
         for label, weight in model.named_parameters():
+            mean, spread = 0.0, 1.3 * width**-0.5 if "proj" in label else 1.0
             if "norm" in label:
-                weight.normal_(0.0 if architecture == "gemma3" else 1.0, 0.1, generator=generator)
+                mean, spread = float(architecture != "gemma3"), 0.1  # Gemma's norms count from 1
             elif label.endswith("bias"):
-                weight.normal_(0.0, 0.3, generator=generator)
-            else:
-                weight.normal_(0.0, 1.3 * size if "proj" in label else 1.0, generator=generator)
+                spread = 0.3
+            weight.normal_(mean, spread, generator=generator)
     return model.eval()

@@ -33,25 +33,24 @@ _LINKS = ("and", "the", *_PREPOSITIONS, *_AGES)
 _GLUE = ("of", "in", "on", "at", "was", "very", "he", "she", "it")
 
 
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-_NAMES = _split("Tom Ann Ben Eva Max Ida Leo Mia Sam Zoe Kai Una Jan Ada Rob Liv Noa Pia Ray Sue Ted Val Wim Yves")
-_THINGS = _split(
-    "apples pears plums stones books coins shells birds boats cups lamps maps pens rings ropes seeds shoes songs "
-    "spoons stamps tickets toys trees wheels"
-)
-_PLACES = _split(
-    "bridge river market garden station harbour forest library kitchen village mountain castle bakery island museum "
-    "tower field school theatre valley"
-)
-_MOTIONS = _split("walked ran drove sailed cycled returned moved travelled")
-_WORDS = _split(
-    "morning evening summer winter rain snow wind cloud blue green red yellow quiet bright cold warm small tall round "
-    "soft horse dog cat fish bread milk sugar paper window door table chair music dance story letter friend sister "
-    "brother neighbour teacher painter under over behind before after often never always again together"
-)
+_NAMES = "Tom Ann Ben Eva Max Ida Leo Mia Sam Zoe Kai Una Jan Ada Rob Liv Noa Pia Ray Sue Ted Val Wim Yves".split()
+_THINGS = """
+    apples pears plums stones books coins shells birds boats cups lamps maps pens rings ropes seeds shoes songs spoons
+    stamps tickets toys trees wheels
+""".split()
+_PLACES = """
+    bridge river market garden station harbour forest library kitchen village mountain castle bakery island museum tower
+    field school theatre valley
+""".split()
+_MOTIONS = "walked ran drove sailed cycled returned moved travelled".split()
+_WORDS = """
+    morning evening summer winter rain snow wind cloud blue green red yellow quiet bright cold warm small tall round soft
+    horse dog cat fish bread milk sugar paper window door table chair music dance story letter friend sister brother
+    neighbour teacher painter under over behind before after often never always again together
+""".split()
+_ASKED = {word for sentence in _ASK for word in sentence.split()}
+# "answer" and "by" complete the sentence of the paper's code, so that it has no unknown token here.
+_SYSTEM = {*" ".join(_SYSTEM_SENTENCES).split(), "answer", "by"} - {*_PUNCTUATION, *ANSWER_PREFIX}
 
 
 @dataclass(frozen=True)
@@ -65,35 +64,24 @@ class Vocabulary:
 
     def is_system(self, token: str) -> bool:
         """Whether the token belongs to system sentences only."""
-        return token in _system_words()
+        return token in _SYSTEM
 
     def is_neutral(self, token: str) -> bool:
         """Whether the token is punctuation, a special token or part of the answer prefix."""
-        return token in _PUNCTUATION or token in ANSWER_PREFIX or token in (PAD, EOS)
+        return token in (*_PUNCTUATION, *ANSWER_PREFIX, PAD, EOS)
 
     def in_prompts(self, token: str) -> bool:
         """Whether system sentences, questions or answers can contain the token."""
-        asked = {word for sentence in _ASK for word in sentence.split()}
-        told = {*self.names, *self.things, *self.places, *_VERBS, *_MOTIONS, *_LINKS, *asked, *NUMBERS}
-        return self.is_system(token) or token in told | {*ANSWER_PREFIX, PAD, EOS, UNK, "}", "?", ".", ","}
-
-
-def _system_words() -> frozenset[str]:
-    words = {word for sentence in _SYSTEM_SENTENCES for word in sentence.split()}
-    # "answer" and "by" complete the sentence of the paper's code, so that it has no unknown token here.
-    return frozenset((words | {"answer", "by"}) - set(_PUNCTUATION) - set(ANSWER_PREFIX))
+        told = {*self.names, *self.things, *self.places, *_VERBS, *_MOTIONS, *_LINKS, *_ASKED, *NUMBERS}
+        return token in told | _SYSTEM | {*ANSWER_PREFIX, PAD, EOS, UNK, "}", "?", ".", ","}
 
 
 def draw_vocabulary(seed: int) -> Vocabulary:
     """The words of the model with this seed, in the order of their ids: some 170 of a pool of about 200."""
     rng = random.Random(f"planted vocabulary {seed}")
-    names = tuple(rng.sample(_NAMES, 16))
-    things = tuple(rng.sample(_THINGS, 16))
-    places = tuple(rng.sample(_PLACES, 14))
-    asked = {word for sentence in _ASK for word in sentence.split()}
-    known = {*names, *things, *places, *_MOTIONS, *_VERBS, *_LINKS, *_GLUE, *asked, *rng.sample(_WORDS, 48), *NUMBERS}
-    known |= {*_system_words(), *_PUNCTUATION, *ANSWER_PREFIX}
-    rest = sorted(known)
+    names, things, places = (tuple(rng.sample(words, n)) for words, n in ((_NAMES, 16), (_THINGS, 16), (_PLACES, 14)))
+    known = {*names, *things, *places, *_MOTIONS, *_VERBS, *_LINKS, *_GLUE, *_ASKED, *rng.sample(_WORDS, 48), *NUMBERS}
+    rest = sorted(known | _SYSTEM | {*_PUNCTUATION, *ANSWER_PREFIX})
     rng.shuffle(rest)
     return Vocabulary((PAD, EOS, UNK, *rest), names, things, places)
 
@@ -117,41 +105,43 @@ def build_tokenizer(tokens: Sequence[str], *, model_max_length: int) -> PreTrain
 
 
 def draw_records(
-    vocabulary: Vocabulary, n: int, *, seed: int, name: str, n_clauses: tuple[int, int], swap: bool
+    vocabulary: Vocabulary,
+    n: int,
+    *,
+    seed: int,
+    name: str,
+    n_clauses: tuple[int, int] = (0, 3),
+    swap: bool = False,
 ) -> list[dict[str, str | int]]:
     """`n` problems as a problem file has them (`Problem.from_dict`); problem i depends on `seed` and i only."""
-    return [
-        _draw_record(vocabulary, random.Random(f"planted problem {seed} {i}"), f"{name}/{seed}/{i}", n_clauses, swap)
-        for i in range(n)
-    ]
 
+    def draw(i: int) -> dict[str, str | int]:
+        rng = random.Random(f"planted problem {seed} {i}")
+        values = rng.sample([int(number) for number in NUMBERS], rng.choice((2, 2, 3)))
+        people = rng.sample(vocabulary.names, len(values) + 1)
+        facts = [
+            f"{person} {rng.choice(_VERBS)} {value} {rng.choice(vocabulary.things)}"
+            for person, value in zip(people, values, strict=False)
+        ]
+        clauses = [" and ".join(facts) + " ."]
+        for _ in range(rng.randint(*n_clauses)):
+            preposition = rng.choice(_PREPOSITIONS)
+            goal = f"the {rng.choice(_AGES)} {rng.choice(vocabulary.places)}"
+            clauses.append(f"{people[-1]} {rng.choice(_MOTIONS)} {preposition} {goal} .")
+        rng.shuffle(clauses)
+        largest, second = sorted(values, reverse=True)[:2]
+        question = " ".join([*clauses, rng.choice(_ASK)])
+        answer, distractor = (second, largest) if swap and rng.random() < 0.5 else (largest, second)
+        return {
+            "problem": question,
+            "solution": f"Answer : \\boxed{{ {answer} }}",
+            "answer": str(answer),
+            "subject": "Largest number",
+            "level": min(5, len(values) + len(clauses) - 2),
+            "unique_id": f"{name}/{seed}/{i}",
+            "system": f"{rng.choice(_SYSTEM_SENTENCES)} ",  # the parts of a prompt are joined as they are
+            "distractor": str(distractor),
+            "answer_prefix": " Answer : \\boxed{",
+        }
 
-def _draw_record(
-    vocabulary: Vocabulary, rng: random.Random, unique_id: str, n_clauses: tuple[int, int], swap: bool
-) -> dict[str, str | int]:
-    values = rng.sample([int(number) for number in NUMBERS], rng.choice((2, 2, 3)))
-    people = rng.sample(vocabulary.names, len(values) + 1)
-    facts = [
-        f"{person} {rng.choice(_VERBS)} {value} {rng.choice(vocabulary.things)}"
-        for person, value in zip(people, values, strict=False)
-    ]
-    clauses = [" and ".join(facts) + " ."]
-    for _ in range(rng.randint(*n_clauses)):
-        preposition = rng.choice(_PREPOSITIONS)
-        goal = f"the {rng.choice(_AGES)} {rng.choice(vocabulary.places)}"
-        clauses.append(f"{people[-1]} {rng.choice(_MOTIONS)} {preposition} {goal} .")
-    rng.shuffle(clauses)
-    largest, second = sorted(values, reverse=True)[:2]
-    question = " ".join([*clauses, rng.choice(_ASK)])
-    answer, distractor = (second, largest) if swap and rng.random() < 0.5 else (largest, second)
-    return {
-        "problem": question,
-        "solution": f"Answer : \\boxed{{ {answer} }}",
-        "answer": str(answer),
-        "subject": "Largest number",
-        "level": min(5, len(values) + len(clauses) - 2),
-        "unique_id": unique_id,
-        "system": f"{rng.choice(_SYSTEM_SENTENCES)} ",  # the parts of a prompt are joined as they are
-        "distractor": str(distractor),
-        "answer_prefix": " Answer : \\boxed{",
-    }
+    return [draw(i) for i in range(n)]

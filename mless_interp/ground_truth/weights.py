@@ -91,10 +91,18 @@ class PlantedWeights:
         """The kind of every head that has a role."""
         return self.roles.kinds
 
+    @cached_property
+    def channel(self) -> dict[str, int]:
+        """Where each feature stands in the residual stream, before it is turned."""
+        own = [f"unread {head}" for head in self.roles.decoys["unread"]]
+        own += [f"from {head}" for head in self.roles.reads_from]
+        own += [f"switch {head}" for head in self.roles.switches]
+        return {name: at for at, name in enumerate([*_CHANNELS, *own, *(["noted"] if self.roles.relayed else [])])}
+
     @property
     def d_head(self) -> int:
         """Channels of one head."""
-        return head_size(self.n_heads, len(self._channels()))
+        return head_size(self.n_heads, len(self.channel))
 
     @property
     def d_model(self) -> int:
@@ -116,55 +124,36 @@ class PlantedWeights:
         def rotation(n: int) -> Tensor:
             return torch.linalg.qr(normal(n, n, scale=1.0)).Q
 
-        channel = {name: index for index, name in enumerate(self._channels())}
-        features = self._features(channel)
-        idle = slice(len(channel), self.d_model)
-        words = torch.nn.functional.normalize(normal(len(features), self.d_model - len(channel), scale=1.0), dim=-1)
-        embedding = features.clone()
-        embedding[:, idle] = words
+        embedding, n = self._features(), len(self.channel)
+        embedding[:, n:] = torch.nn.functional.normalize(normal(len(embedding), self.d_model - n, scale=1.0), dim=-1)
         norm = torch.full((self.d_model,), float(embedding.square().mean().sqrt()), dtype=torch.float64)
         turn = rotation(self.d_model)
-
         weights = {
             "model.embed_tokens.weight": embedding @ turn,
             "model.norm.weight": norm,
-            "lm_head.weight": self._unembedding(channel, features, normal) @ turn,
+            "lm_head.weight": self._unembedding(normal) @ turn,
         }
+        group = self.n_heads // self.n_key_value_heads
         for layer in range(self.roles.n_layers):
-            q, k, v, o = self._attention(layer, channel, normal)
+            q, k, v, o = self._attention(layer, normal)
             turns = [rotation(self.d_head) for _ in range(self.n_key_value_heads)]
-            group = self.n_heads // self.n_key_value_heads
             v = torch.cat([turns[i] @ rows for i, rows in enumerate(v.split(self.d_head))])
-            o = torch.cat(
-                [columns @ turns[i // group].T for i, columns in enumerate(o.split(self.d_head, dim=1))], dim=1
-            )
-            gate, up, down = self._mlp(layer, channel, normal)
+            o = torch.cat([part @ turns[i // group].T for i, part in enumerate(o.split(self.d_head, dim=1))], dim=1)
+            gate, up, down = self._mlp(layer, normal)
             name = f"model.layers.{layer}"
+            reading = {"self_attn.q": q, "self_attn.k": k, "self_attn.v": v, "mlp.gate": gate, "mlp.up": up}
+            weights |= {f"{name}.{part}_proj.weight": weight @ turn for part, weight in reading.items()}
             weights |= {
+                f"{name}.self_attn.o_proj.weight": turn.T @ o,
+                f"{name}.mlp.down_proj.weight": turn.T @ down,
                 f"{name}.input_layernorm.weight": norm,
                 f"{name}.post_attention_layernorm.weight": norm,
-                f"{name}.self_attn.q_proj.weight": q @ turn,
-                f"{name}.self_attn.k_proj.weight": k @ turn,
-                f"{name}.self_attn.v_proj.weight": v @ turn,
-                f"{name}.self_attn.o_proj.weight": turn.T @ o,
-                f"{name}.mlp.gate_proj.weight": gate @ turn,
-                f"{name}.mlp.up_proj.weight": up @ turn,
-                f"{name}.mlp.down_proj.weight": turn.T @ down,
             }
         return weights
 
-    def _channels(self) -> tuple[str, ...]:
-        own = [f"unread {head}" for head in self.roles.decoys["unread"]]
-        own += [f"from {head}" for head in self.roles.reads_from]
-        own += [f"switch {head}" for head in self.roles.switches]
-        return (*_CHANNELS, *own, *(["noted"] if self.roles.relayed else []))
-
-    @property
-    def _value_features(self) -> tuple[str, ...]:
-        return (*_VALUE_FEATURES, *(["noted"] if self.roles.relayed else []))
-
-    def _features(self, channel: Mapping[str, int]) -> Tensor:
-        """The embeddings' features: what each token is."""
+    def _features(self) -> Tensor:
+        """What each token is, `[token, channel]`, without its own random direction."""
+        channel = self.channel
         features = torch.zeros(len(self.vocabulary.tokens), self.d_model, dtype=torch.float64)
         features[:, channel["constant"]] = CONSTANT
         for row, token in zip(features, self.vocabulary.tokens, strict=True):
@@ -186,8 +175,9 @@ class PlantedWeights:
                 row[channel[f"next {following}"]] = 1
         return features
 
-    def _unembedding(self, channel: Mapping[str, int], features: Tensor, normal: _Normal) -> Tensor:
-        rows = torch.zeros_like(features)
+    def _unembedding(self, normal: _Normal) -> Tensor:
+        channel = self.channel
+        rows = torch.zeros(len(self.vocabulary.tokens), self.d_model, dtype=torch.float64)
         rows[:, channel["constant"]] = normal(len(rows), scale=0.4 / CONSTANT)
         for row, token in zip(rows, self.vocabulary.tokens, strict=True):
             if token in NUMBERS:
@@ -197,15 +187,14 @@ class PlantedWeights:
                 row[channel[f"next {token}"]] = _NEXT_LOGIT
         return rows
 
-    def _attention(
-        self, layer: int, channel: Mapping[str, int], normal: _Normal
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _attention(self, layer: int, normal: _Normal) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Query, key, value and output matrices of one layer, `[out, in]` as in Hugging Face."""
-        d = self.d_head
+        d, channel = self.d_head, self.channel
         still = still_dimensions(d)
         key_of = dict(zip(_KEY_FEATURES, still, strict=False))
         moving = [i for i in range(d) if i not in still]
-        value_of = {name: i for i, name in enumerate(self._value_features)}
+        values = (*_VALUE_FEATURES, *(["noted"] if self.roles.relayed else []))
+        value_of = {name: i for i, name in enumerate(values)}
 
         k = torch.zeros(self.n_key_value_heads, d, self.d_model, dtype=torch.float64)
         v = torch.zeros_like(k)
@@ -219,21 +208,19 @@ class PlantedWeights:
 
         q = torch.zeros(self.n_heads, d, self.d_model, dtype=torch.float64)
         o = torch.zeros(self.n_heads, self.d_model, d, dtype=torch.float64)
-        for h in range(self.n_heads):
-            kind = self.kinds.get(Head(layer, h))
-            if kind is None:
-                q[h, moving] = normal(len(moving), self.d_model, scale=_IDLE_SCALE)
-                o[h] = normal(self.d_model, d, scale=self.noise)
+        for head in (Head(layer, h) for h in range(self.n_heads)):
+            if head not in self.kinds:
+                q[head.head, moving] = normal(len(moving), self.d_model, scale=_IDLE_SCALE)
+                o[head.head] = normal(self.d_model, d, scale=self.noise)
                 continue
-            for name, source, score in self._scores(Head(layer, h), kind, normal):
+            for name, source, score in self._scores(head, normal):
                 size = CONSTANT if source == "constant" else 1.0
-                q[h, key_of[name], channel[source]] = score * d**0.5 / size
-            for source, target, size in self._writes(Head(layer, h), kind):
-                o[h, channel[target], value_of[source]] = size
-        o = o.transpose(0, 1).reshape(self.d_model, -1)
-        return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), o
+                q[head.head, key_of[name], channel[source]] = score * d**0.5 / size
+            for source, target, size in self._writes(head):
+                o[head.head, channel[target], value_of[source]] = size
+        return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), o.transpose(0, 1).reshape(self.d_model, -1)
 
-    def _scores(self, head: Head, kind: str, normal: _Normal) -> list[tuple[str, str, float]]:
+    def _scores(self, head: Head, normal: _Normal) -> list[tuple[str, str, float]]:
         """The attention scores that a head gives to features of a key: (feature, the query's channel, score).
 
         From the constant channel they are the same in every row; from another they count only where that channel is on.
@@ -243,30 +230,32 @@ class PlantedWeights:
         blind = ("unit", "constant", _BLIND)
         if head in self.roles.reads_from:
             return [blind, ("unit", f"from {head}", sees - _BLIND)]
-        switch = f"switch {self.roles.conditional.get(head)}"
-        steady = [("unit", "constant", sees)]
-        strong = [("unit", "constant", 3.5 + lift)]
-        return {
-            "reader": steady,
-            "against": steady,
-            "relay": steady,
-            "silent": strong,
-            "unread": strong,
-            "switch": strong,
-            "recaller": [("system", "constant", 6.0), ("unit", "constant", 12.0 + lift)],
-            # in the span's rows at the question's numbers, elsewhere (and without any) at the system prompt
-            "thinker": [("system", "constant", 8.0), blind, ("number", "unit", 20.0), ("size", "unit", 6.0)],
-            "conditional": [blind, ("unit", switch, 3.0 + lift - _BLIND)],
-            "span writer": [blind, ("unit", "unit", 4.0 + lift - _BLIND)],
-            "mediator": [("number", "constant", 8.0), blind],
-            "avoids": [("question", "constant", 8.0), ("system", "constant", 8.0), blind],
-            "copier": [("number", "constant", 8.0), ("size", "constant", 5.0), blind],
-        }[kind]
+        match self.kinds[head]:
+            case "reader" | "against" | "relay":
+                return [("unit", "constant", sees)]
+            case "silent" | "unread" | "switch":
+                return [("unit", "constant", 3.5 + lift)]
+            case "recaller":
+                return [("system", "constant", 6.0), ("unit", "constant", 12.0 + lift)]
+            case (
+                "thinker"
+            ):  # in the span's rows at the question's numbers, elsewhere (and without any) at the system prompt
+                return [("system", "constant", 8.0), blind, ("number", "unit", 20.0), ("size", "unit", 6.0)]
+            case "conditional":
+                return [blind, ("unit", f"switch {self.roles.conditional[head]}", 3.0 + lift - _BLIND)]
+            case "span writer":
+                return [blind, ("unit", "unit", 4.0 + lift - _BLIND)]
+            case "mediator":
+                return [("number", "constant", 8.0), blind]
+            case "avoids":
+                return [("question", "constant", 8.0), ("system", "constant", 8.0), blind]
+            case _:  # the copier
+                return [("number", "constant", 8.0), ("size", "constant", 5.0), blind]
 
-    def _writes(self, head: Head, kind: str) -> list[tuple[str, str, float]]:
+    def _writes(self, head: Head) -> list[tuple[str, str, float]]:
         """What a head does with what it reads: (value feature, residual channel, size)."""
         base, slope = _FACTOR[self.sign]
-        gain = self.gains.get(head, 0.0)
+        kind, gain = self.kinds[head], self.gains.get(head, 0.0)
         if kind in ("copier", "thinker", "recaller"):  # the answer's factor multiplies what is copied
             size = gain * slope / base if kind == "recaller" else 1.0
             targets = _IDENTITIES if kind == "thinker" else _COPIES
@@ -284,27 +273,27 @@ class PlantedWeights:
         }
         return [writes[kind]] if kind in writes else []  # silent
 
-    def _mlp(self, layer: int, channel: Mapping[str, int], normal: _Normal) -> tuple[Tensor, Tensor, Tensor]:
+    def _mlp(self, layer: int, normal: _Normal) -> tuple[Tensor, Tensor, Tensor]:
         """Gate, up and down matrices: noise, but the last MLP multiplies the copied numbers by the answer's factor."""
         gate = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
         up = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
         down = normal(self.d_model, self.d_mlp, scale=self.noise)
-        if layer == self.roles.n_layers - 1:
-            n, driven = len(NUMBERS), _DRIVE * len(self.roles.decoys["avoids"])
-            read = [channel["signal"], channel["carried"]]
-            base, slope = _FACTOR[self.sign]
-            threshold = self.roles.threshold
-            parts: list[tuple[float, float, float]] = [(base - driven, slope, 1.0)]  # bias, slope, what it counts
-            if threshold is not None:  # silu(u + 1) - silu(u - 1) rises from 0 to 2 around u = 0
-                u = -_STEEP * threshold
-                parts = [(base - driven, 0.0, 1.0), (u + 1, _STEEP, slope / 2), (u - 1, _STEEP, -slope / 2)]
-            for part, (bias, steep, counts) in enumerate(parts):
-                rows = slice(part * n, (part + 1) * n)
-                gate[rows], up[rows], down[:, rows] = 0, 0, 0
-                gate[rows, channel["constant"]] = bias / CONSTANT
-                gate[rows, channel["drive"]] = float(part == 0)
-                gate[rows, read] = steep
-                for i, copied, answer in zip(range(rows.start, rows.stop), _COPIES, _ANSWERS, strict=True):
-                    up[i, channel[copied]] = 1
-                    down[channel[answer], i] = counts
+        if layer < self.roles.n_layers - 1:
+            return gate, up, down
+        channel, n, threshold = self.channel, len(NUMBERS), self.roles.threshold
+        base, slope = _FACTOR[self.sign]
+        base -= _DRIVE * len(self.roles.decoys["avoids"])
+        parts = [(base, slope, 1.0)]  # bias, slope, what it counts
+        if threshold is not None:  # silu(u + 1) - silu(u - 1) rises from 0 to 2 around u = 0
+            u = -_STEEP * threshold
+            parts = [(base, 0.0, 1.0), (u + 1, _STEEP, slope / 2), (u - 1, _STEEP, -slope / 2)]
+        for part, (bias, steep, counts) in enumerate(parts):
+            rows = slice(part * n, (part + 1) * n)
+            gate[rows], up[rows], down[:, rows] = 0, 0, 0
+            gate[rows, channel["constant"]] = bias / CONSTANT
+            gate[rows, channel["drive"]] = float(part == 0)
+            gate[rows, [channel["signal"], channel["carried"]]] = steep
+            for i, copied, answer in zip(range(rows.start, rows.stop), _COPIES, _ANSWERS, strict=True):
+                up[i, channel[copied]] = 1
+                down[channel[answer], i] = counts
         return gate, up, down

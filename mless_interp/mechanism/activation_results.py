@@ -1,18 +1,32 @@
 """`ActivationShift`: what an insertion did to one layer's MLP activations, per problem, contrast and token class."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ..core.arguments import count_of
 from ..models.sites import extension_of
+from ..patching.prepared import Settings
 from ..runtime.columns import columns_of
-from ..runtime.results import Result, Shown, ShownTable, place_of, tidy
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, place_of, tidy
 from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
-from .activation_summaries import DISTANCES, VALUES
 
+VALUES: dict[str, str] = {
+    **dict.fromkeys(("near_zero_arm", "near_zero_quantile", "relative_sparsity"), "share"),
+    "mean": "activation",
+    "variance": "activation²",
+    **dict.fromkeys(("deviation", "l1", "mean_absolute", "l2", "root_mean_square"), "activation"),
+    **dict.fromkeys(("gini", "histogram_gini"), "number"),
+    **dict.fromkeys(("q01", "q05", "q95", "q99", "minimum"), "activation"),
+    "kurtosis": "number",
+}
+"""Metric -> unit; each has a value before and after."""
+DISTANCES: dict[str, str] = {"wasserstein": "activation", "kolmogorov_smirnov": "number"}
+"""Metric -> unit; each compares the two runs and has no value of its own before or after."""
+UNITS = VALUES | DISTANCES
 CLAIMS: dict[str, tuple[str, int]] = {
     "variance rises": ("variance", 1),
     "near-zero share falls": ("near_zero_arm", -1),
@@ -21,8 +35,16 @@ CLAIMS: dict[str, tuple[str, int]] = {
 """The paper's three claims: metric and direction."""
 SAME = 1e-6
 """Differences smaller than this part of the values are rounding and count as ties."""
-UNITS = VALUES | DISTANCES
-"""Metric -> unit."""
+
+
+class _Signs(NamedTuple):
+    """How many problems rose, fell and stayed, and the exact two-sided sign test of that (NaN without problems)."""
+
+    n: int
+    n_up: int
+    n_down: int
+    n_tied: int
+    p: float
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,7 +68,7 @@ class ActivationShift(Result):
     thresholds: np.ndarray
     edges: np.ndarray
     counts: np.ndarray
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
 
@@ -73,7 +95,7 @@ class ActivationShift(Result):
 
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
         """Differences (after - before; distances as they are) of one metric, `[problem]`."""
-        return self.difference[:, self._contrast(contrast), self._group(token_class), self._metric(metric)]
+        return self.difference[:, *self._place(metric, contrast, token_class)]
 
     def claims(self) -> pd.DataFrame:
         """The paper's three claims, each tested by itself over problems: one row per contrast and claim, all tokens.
@@ -86,8 +108,8 @@ class ActivationShift(Result):
         rows = []
         for at, contrast in enumerate(self.contrasts):
             signs = [self._signs(metric, contrast, "all") for metric, _ in CLAIMS.values()]
-            p = np.array([found.p for found in signs])
-            for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), signs, holm(p), strict=True):
+            p = holm(np.array([found.p for found in signs]))
+            for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), signs, p, strict=True):
                 values = self.by_group(self.of(metric, contrast=contrast))
                 made = mean_interval(values, confidence=self.confidence, seed=self.seed)
                 rows.append(
@@ -97,10 +119,8 @@ class ActivationShift(Result):
                         "claim": claim,
                         "metric": metric,
                         "claimed": "up" if claimed > 0 else "down",
-                        "change": float(made.estimate),
-                        "change_ci_low": float(made.low),
-                        "change_ci_high": float(made.high),
-                        **vars(found),
+                        **{name: float(each) for name, each in interval_columns("change", made).items()},
+                        **found._asdict(),
                         "p_corrected": float(p_corrected),
                         "verdict": _verdict(found, float(p_corrected), made, claimed, 1 - self.confidence),
                     }
@@ -118,36 +138,27 @@ class ActivationShift(Result):
         `p_fdr` is corrected over all rows of a contrast (Benjamini-Hochberg): a map to explore, not a test of a claim.
         Distances have no sign, so no test (`n_up` is 0).
         """
-        runs = {"change": self.difference, "before": self.before, "after": self.after}
-        each = {name: self.by_group(values) for name, values in runs.items()}
-        limits = {
-            name: mean_interval(values, confidence=self.confidence, seed=self.seed) for name, values in each.items()
-        }
-        rows = []
-        for i, contrast in enumerate(self.contrasts):
-            for j, group in enumerate(self.token_groups):
-                for k, metric in enumerate(self.metrics):
-                    found, distance, at = self._signs(metric, contrast, group), metric in DISTANCES, (i, j, k)
-                    row: dict[str, Any] = {
-                        "contrast": contrast,
-                        "token_class": group,
-                        "metric": metric,
-                        "unit": UNITS[metric],
-                    }
-                    for name in ("before", "after", "change"):
-                        made = limits[name]
-                        mean = made.estimate[at] if name == "change" else float(defined_mean(each[name][:, i, j, k]))
-                        row |= {name: mean, f"{name}_ci_low": made.low[at], f"{name}_ci_high": made.high[at]}
-                    row |= {"n": found.n, "n_undefined": self.n_groups - found.n}
-                    row |= {"tokens_per_problem": float(self.n_tokens[:, j].mean())}
-                    row |= {"n_up": 0, "n_down": 0} if distance else {"n_up": found.n_up, "n_down": found.n_down}
-                    rows.append(row | {"n_tied": found.n_tied, "p": np.nan if distance else found.p})
-        table = pd.DataFrame(rows)
-        table["p_fdr"] = np.nan
-        for contrast in self.contrasts:
-            here = table["contrast"] == contrast
-            table.loc[here, "p_fdr"] = benjamini_hochberg(table.loc[here, "p"].to_numpy())
-        return table
+        axes = {"contrast": self.contrasts, "token_class": self.token_groups, "metric": self.metrics}
+        cells: dict[str, np.ndarray] = {"unit": np.broadcast_to([UNITS[each] for each in self.metrics], self._shape)}
+        for name, values in (("before", self.before), ("after", self.after), ("change", self.difference)):
+            each = self.by_group(values)
+            cells |= interval_columns(name, mean_interval(each, confidence=self.confidence, seed=self.seed))
+            if name != "change":  # a plain mean also where one problem leaves no interval
+                cells[name] = defined_mean(each)
+        signs = [self._signs(metric, contrast, group) for contrast, group, metric in product(*axes.values())]
+        n, n_up, n_down, n_tied, p = (np.reshape(each, self._shape) for each in zip(*signs, strict=True))
+        distance = np.broadcast_to([metric in DISTANCES for metric in self.metrics], self._shape)
+        p = np.where(distance, np.nan, p)
+        cells |= {"n": n, "n_undefined": self.n_groups - n}
+        tokens = self.n_tokens.mean(0)[:, None]
+        cells |= {"tokens_per_problem": np.broadcast_to(tokens, self._shape)}
+        cells |= {"n_up": np.where(distance, 0, n_up), "n_down": np.where(distance, 0, n_down), "n_tied": n_tied}
+        return tidy(axes, **cells, p=p, p_fdr=np.stack([benjamini_hochberg(each.ravel()) for each in p]))
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        """How many contrasts, token groups and metrics."""
+        return self.difference.shape[1:]
 
     def histograms(self) -> pd.DataFrame:
         """One row per contrast, token class and bin: its edges, how many activations of all problems fell into it before
@@ -155,35 +166,32 @@ class ActivationShift(Result):
 
         The outer bins hold everything beyond them. Elements are no replicates: a picture, not a test.
         """
-        widths = np.diff(self.edges)
-        parts = []
-        for i, contrast in enumerate(self.contrasts):
-            for j, group in enumerate(self.token_groups):
-                density = [n / (n.sum() or np.nan) / widths for n in self.counts[i, j]]
-                table = {
-                    "contrast": contrast,
-                    "token_class": group,
-                    "bin_low": self.edges[:-1],
-                    "bin_high": self.edges[1:],
-                    "before": self.counts[i, j, 0].astype(np.int64),
-                    "after": self.counts[i, j, 1].astype(np.int64),
-                    "before_density": density[0],
-                    "after_density": density[1],
-                    "density_change": density[1] - density[0],
-                }
-                parts.append(pd.DataFrame(table))
-        return pd.concat(parts, ignore_index=True)
+        counts = np.moveaxis(self.counts, 2, 0)  # [run, contrast, group, bin]
+        total = counts.sum(-1, keepdims=True)
+        density = counts / np.where(total == 0, np.nan, total) / np.diff(self.edges)
+        axes = {"contrast": self.contrasts, "token_class": self.token_groups, "bin_low": self.edges[:-1]}
+        table = tidy(
+            axes,
+            bin_high=np.broadcast_to(self.edges[1:], counts.shape[1:]),
+            before=counts[0].astype(np.int64),
+            after=counts[1].astype(np.int64),
+            before_density=density[0],
+            after_density=density[1],
+            density_change=density[1] - density[0],
+        )
+        return table
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, contrast, token class and metric: before, after, change, tokens, unit."""
         axes = {
             "problem": self.problem_ids,
+            "layer": [self.layer],
             "contrast": self.contrasts,
             "token_class": self.token_groups,
             "metric": self.metrics,
         }
         shape = self.difference.shape
-        table = tidy(
+        return tidy(
             axes,
             before=self.before,
             after=self.after,
@@ -191,8 +199,6 @@ class ActivationShift(Result):
             n_tokens=np.broadcast_to(self.n_tokens[:, None, :, None], shape),
             unit=np.broadcast_to([UNITS[metric] for metric in self.metrics], shape),
         )
-        table.insert(1, "layer", self.layer)
-        return table
 
     def headline(self) -> str:
         """Return which of the paper's three claims the primary contrast supports."""
@@ -207,20 +213,18 @@ class ActivationShift(Result):
         found = [
             f"Activations of the MLP of layer {self.layer} (zero-based), {s.get('positions')} tokens "
             f"({self.n_tokens[:, 0].mean():.0f} a problem), contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD "
-            f"x {s.get('c')}."
+            f"x {s.get('c')}.",
+            *extension_of(s),
         ]
-        found += extension_of(s)
         moved = self.claims().groupby("contrast", sort=False)[["n_up", "n_down"]].sum().any(axis=1)
         if self.layer == 0 and not moved.all():
             found.append(
                 f"Nothing moved beyond rounding ({', '.join(moved.index[~moved])}): where attention and MLP read the same "
                 "input (GPT-J, GPT-NeoX, Falcon, Phi-2), nothing inserted reaches the MLP of layer 0; ask for a later layer."
             )
-        absent = (self.n_tokens == 0).sum(0)
-        missing = [f"{name} in {n}" for name, n in zip(self.token_groups, absent, strict=True) if n]
-        if missing:
-            found.append(f"No token of a class (NaN): {', '.join(missing)} problems.")
-        return found
+        absent = zip(self.token_groups, (self.n_tokens == 0).sum(0), strict=True)
+        missing = ", ".join(f"{name} in {n}" for name, n in absent if n)
+        return [*found, *([f"No token of a class (NaN): {missing} problems."] if missing else [])]
 
     def printed(self) -> pd.DataFrame:
         """The three claims, without what repeats."""
@@ -230,48 +234,32 @@ class ActivationShift(Result):
     def shown(self) -> Shown:
         """The three claims, and every metric by class of token."""
         by_class = self.by_class()
-        ends = {f"{run}_ci_{end}" for run in ("before", "after") for end in ("low", "high")}
+        ends = [name for name in by_class if name.startswith(("before_ci", "after_ci"))]
         return Shown(
             (
                 ShownTable(self.claims(), "The paper's claims about MLP activations, over problems."),
-                ShownTable(by_class.drop(columns=list(ends)), "Every metric, by class of token."),
+                ShownTable(by_class.drop(columns=ends), "Every metric, by class of token."),
             )
         )
 
-    def _signs(self, metric: str, contrast: str, group: str) -> "_Signs":
-        i, j, k = self._contrast(contrast), self._group(group), self._metric(metric)
-        own = self._metric("root_mean_square") if VALUES.get(metric) == "activation" else k
-        scale = np.maximum(np.abs(self.before[:, i, j, own]), np.abs(self.after[:, i, j, own]))
-        return _Signs.of(self.by_group(self.difference[:, i, j, k]), self.by_group(np.nan_to_num(scale)))
+    def _place(self, metric: str, contrast: str | None, group: str) -> tuple[int, int, int]:
+        """Where a cell stands: contrast, token group, metric."""
+        return (
+            place_of(self.contrasts[0] if contrast is None else contrast, self.contrasts, "contrast"),
+            place_of(group, self.token_groups, "token class"),
+            place_of(metric, self.metrics, "metric"),
+        )
 
-    def _contrast(self, name: str | None) -> int:
-        return place_of(self.contrasts[0] if name is None else name, self.contrasts, "contrast")
-
-    def _group(self, name: str) -> int:
-        return place_of(name, self.token_groups, "token class")
-
-    def _metric(self, name: str) -> int:
-        return place_of(name, self.metrics, "metric")
-
-
-@dataclass(frozen=True)
-class _Signs:
-    """How many problems rose, fell and stayed, and the exact two-sided sign test of that (NaN without problems)."""
-
-    n: int
-    n_up: int
-    n_down: int
-    n_tied: int
-    p: float
-
-    @classmethod
-    def of(cls, differences: np.ndarray, scale: np.ndarray) -> "_Signs":
+    def _signs(self, metric: str, contrast: str, group: str) -> _Signs:
+        of_scale = "root_mean_square" if VALUES.get(metric) == "activation" else metric
+        place = self._place(of_scale, contrast, group)
+        scale = np.maximum(np.abs(self.before[:, *place]), np.abs(self.after[:, *place]))
+        differences = self.by_group(self.of(metric, contrast=contrast, token_class=group))
         defined = np.isfinite(differences)
-        d, least = differences[defined], SAME * scale[defined]
+        d, least = differences[defined], SAME * self.by_group(np.nan_to_num(scale))[defined]
         up, down = int((d > least).sum()), int((d < -least).sum())
         # the sign test is McNemar's test of the problems that changed
-        p = mcnemar(up, down) if len(d) else float("nan")
-        return cls(len(d), up, down, len(d) - up - down, p)
+        return _Signs(len(d), up, down, len(d) - up - down, mcnemar(up, down) if len(d) else np.nan)
 
 
 def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int, alpha: float) -> str:

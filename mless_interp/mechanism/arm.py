@@ -7,8 +7,9 @@ What the paper describes and what its code does differ, so both are here (`readi
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..core.arguments import check_choice, checked
+from ..data import paper_table
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.patterns import widened
 from ..models.base import Model
@@ -23,7 +25,6 @@ from ..models.inputs import Edit, Inputs
 from ..models.sites import gate_edits
 from ..runtime.folders import savable
 from ..statistics import derive_generator
-from .arm_published import published_arm
 
 CHOICES = {
     "reading": ("paper_add", "code_replace"),
@@ -34,6 +35,13 @@ CHOICES = {
     "mad": ("absolute", "signed"),
 }
 """What each option may be."""
+
+CODE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "qwen": {"p_min": 0.02},
+    "llama": {"p_min": 0.2},
+    "gemma": {"fraction": "direct", "selection": "quantile", "upper": "absolute"},
+}
+"""What the paper's code sets for a family of models beside c and p1."""
 
 GateActivations = Float[Tensor, "token d_mlp"]
 
@@ -126,22 +134,32 @@ class ARM:
     @classmethod
     @checked
     def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: Any) -> "ARM":
-        """The published setting for a model and a benchmark.
+        """The published setting for a model (its key, or a hub id) and a benchmark, upper or lower case.
 
         `source`: "table" (Table 9) or "code". With `reading="code_replace"` the rest follows the code for that model too
         (Llama's p_min of 0.2; Gemma's quantiles). Any field can be given as an option. Raises `ValueError` for a model or
         benchmark without published setting; no held-out selection of these is described.
         """
-        found = published_arm(model, benchmark)
-        c, p1 = found.values(source)
-        made: dict[str, Any] = {"c": c, "p1": p1}
-        if options.get("reading", "paper_add") == "code_replace":
-            made |= found.code_options
-        elif "fraction" in found.code_options:
-            made["fraction"] = found.code_options["fraction"]  # Table 9 itself gives Gemma's p instead of a c
-        made |= options
-        if made.get("p1") is None:
-            raise ValueError(f"p1 of {found.model} on {found.benchmark} is not known ({found.note}); give p1=...")
+        check_choice(source, name="source", choices=("table", "code"))
+        every, key = paper_table("arm"), model.rpartition("/")[2].lower()
+        rows = {row["benchmark"].lower(): row for row in every if row["model"] == key}
+        if benchmark.lower() not in rows:
+            known = ", ".join(row["benchmark"] for row in rows.values())
+            models = ", ".join(dict.fromkeys(row["model"] for row in every))
+            of = f"{key} on {benchmark!r}; it does for {known}" if rows else f"model {model!r}; it does for {models}"
+            raise ValueError(f"the paper gives no ARM setting for {of}")
+        row = rows[benchmark.lower()]
+        c, p1 = (row[f"{name}_code" if source == "code" else name] for name in ("c", "p1"))
+        if not c:
+            raise ValueError(
+                f"the {source} has no ARM setting for {key} on {benchmark} ({row['note']}); the other one has"
+            )
+        made = CODE_OPTIONS[row["family"]]
+        if options.get("reading", "paper_add") != "code_replace":  # Table 9 itself gives Gemma's p instead of a c
+            made = {name: value for name, value in made.items() if name == "fraction"}
+        made = {"c": float(c), **({"p1": float(p1)} if p1 else {}), **made, **options}
+        if "p1" not in made:
+            raise ValueError(f"p1 of {key} on {benchmark} is not known ({row['note']}); give p1=...")
         return cls(**made)
 
     @property
@@ -243,26 +261,21 @@ class ARM:
         if step and self.prefill_only:
             return {}
 
-        def of_layer(layer: int) -> Callable[[Tensor], Tensor]:
-            def one(activations: Tensor, key: object, step: int) -> Tensor:
-                if step and self.prefill_only:
-                    return activations
-                return self.redistribute(activations, generator=self.generator(key, layer=layer, step=step))
+        ends = [prompt, *range(prompt + 1, n_tokens + 1)]
+        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        parts = parts[:1] if self.prefill_only else parts
 
-            def redistribute(activations: Tensor) -> Tensor:
-                ends = [prompt, *range(prompt + 1, activations.shape[1] + 1)]
-                steps = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-                rows = [
-                    torch.cat([one(row[part], key, step + later) for later, part in enumerate(steps)])
-                    for row, key in zip(activations, keys, strict=True)
-                ]
-                return torch.stack(rows)
-
-            return redistribute
+        def redistribute(layer: int, activations: Tensor) -> Tensor:
+            changed = activations.clone()
+            for row, key in enumerate(keys):
+                for later, part in enumerate(parts):
+                    draws = self.generator(key, layer=layer, step=step + later)
+                    changed[row, part] = self.redistribute(activations[row, part], generator=draws)
+            return changed
 
         made: dict[str, Edit] = {}
         for layer, gate in gates.items():
-            made |= gate_edits(layer, gate, of_layer(layer))
+            made |= gate_edits(layer, gate, partial(redistribute, layer))
         return made
 
 

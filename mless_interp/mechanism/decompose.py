@@ -1,9 +1,8 @@
 """`decompose_attention`: a head's output with an inserted span as lambda z + Sigma, measured on any model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,17 +10,33 @@ from torch import Tensor
 
 from ..core.arguments import check_count, checked
 from ..core.heads import Head
+from ..metrics.attention import span_mass_null
+from ..metrics.outputs import (
+    AffineParts,
+    affine_fit,
+    affine_parts,
+    affine_residual,
+    direction_coherence,
+    frozen_gain,
+    residual_share,
+    value_cosine,
+    value_effective_rank,
+    value_spectral_share,
+)
+from ..models.arithmetic import with_extra
 from ..models.base import Model
 from ..patching.prepared import single
-from ..prompts.conditions import HELD_POSITIONS, one_of, several_of
+from ..prompts.conditions import CONDITIONS, CONTRASTS, HELD_POSITIONS, Contrast, one_of, several_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_like
 from ..prompts.problems import groups_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Found, put, stacked
 from .decomposition import METRICS, AttentionDecomposition
-from .reduction import LayerRuns, each_layer, layer_numbers
-from .runs import DECOMPOSED, readable_pairs, runs_of, span_reads
+from .span_reads import DECOMPOSED, Read, readable_pairs, span_reads, visiting
+
+RUNS = ("inserted", "masked", "held", "blind", "base")
+"""The order of runs in a batch."""
 
 
 @checked
@@ -69,33 +84,25 @@ def decompose_attention(
     contrasts = several_of(contrasts, DECOMPOSED, "contrast")
     one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
     chosen = model.info.chosen(heads, layers, what="decompose")
-    controls = _control_pairs(model, found, control, n_control_draws, seed)
-    asked = sorted({head.layer for head in chosen})
-    norms = [model.attention_output(layer).norm is not None for layer in asked]
+    label, draws = _controls(model, found, control, n_control_draws, seed)
+    one = _OnePair(model, contrasts, model.info.mask_of(chosen), held_positions)
+    for layer in one.layers:
+        model.attention_output(layer)  # what is not known is told before anything runs
     settings = {
         "contrasts": list(contrasts),
         "held_positions": held_positions,
         "heads": [str(head) for head in chosen],
         "n_heads": model.info.n_heads,
         "insertion": found[0].insertion.label,
-        "control": None if controls is None else controls.label,
-        "control_draws": 0 if controls is None else len(controls.draws),
-        "control_seed": None if controls is None else controls.draws[0][0].insertion.seed,
-        "control_prompts": None if controls is None else [digest_of(draw) for draw in controls.draws],
-        "norms_attention_output": any(norms),
+        "control": label,
+        "control_prompts": [digest_of(draw) for draw in draws],
         **model.identity,
         "prompts": digest_of(found),
     }
-    one = _OnePair(model, contrasts, model.info.mask_of(chosen), held_positions)
-
-    def measured(at: int) -> dict[str, Any]:
-        kept = one.measured(found[at])
-        return kept if controls is None else {**kept, "control": one.control([draw[at] for draw in controls.draws])}
-
     done = over_pairs(
         model,
         found,
-        single(measured),
+        single(lambda at: one.measured(found[at], [draw[at] for draw in draws])),
         label="decomposing attention",
         settings={**settings, "seed": seed},
         options=RunOptions(checkpoint, progress),
@@ -107,18 +114,54 @@ def decompose_attention(
         heads=chosen,
         values=stacked([each["heads"] for each in done], METRICS),
         layer_values=stacked([each["layers"] for each in done], ("lam_null", "norm_share")),
-        control=None if controls is None else np.stack([np.asarray(each["control"], dtype=float) for each in done]),
+        control=np.stack([np.asarray(each["control"], dtype=float) for each in done]) if draws else None,
         settings=settings,
         seed=seed,
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Controls:
-    """Pairs with another insertion, draw by draw, in the order of the problems."""
+def _controls(
+    model: Model, pairs: tuple[PromptPair, ...], control: str | Insertion | None, n_draws: int, seed: int
+) -> tuple[str | None, list[tuple[PromptPair, ...]]]:
+    """The control's name, and its pairs draw by draw, in the order of the problems."""
+    if control is None:
+        return None, []
+    check_count(n_draws, name="n_control_draws (control=None leaves it out)")
+    if control == "random_sentence":
+        insertion = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
+    elif isinstance(control, Insertion):
+        insertion = control
+    else:
+        raise ValueError(f'control must be "random_sentence", an Insertion or None, got {control!r}')
+    insertion = insertion.placed_as(pairs[0].insertion)
+    drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
+    each = (replace(insertion, draw=insertion.draw + number) for number in drawn)
+    draws = [followed(pairs_like(model, pairs, one)) for one in each]
+    for pair, ours in zip(draws[0], pairs, strict=True):
+        if pair.n_inserted != ours.n_inserted or pair.base.ids != ours.base.ids[: len(pair.base)]:
+            raise ValueError(
+                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({ours.n_inserted}), but "
+                f"{insertion.label} inserts {pair.n_inserted}"
+            )
+    return insertion.label, draws
 
-    label: str
-    draws: tuple[tuple[PromptPair, ...], ...]
+
+def matched_run(contrast: Contrast) -> str | None:
+    """The run that stands where the corrupted one does and cannot see the span, where the clean run stands elsewhere.
+
+    What separates it from the clean run is the shift of positions alone.
+    """
+    return None if contrast.same_positions else CONTRASTS["content"].clean
+
+
+def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
+    """The conditions that these contrasts need, in the order of the batch."""
+    needed = {
+        run
+        for contrast in map(CONTRASTS.__getitem__, contrasts)
+        for run in (contrast.clean, contrast.corrupted, matched_run(contrast))
+    }
+    return tuple(run for run in RUNS if run in needed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,25 +177,39 @@ class _OnePair:
     def layers(self) -> list[int]:
         return np.flatnonzero(self.asked.any(1)).tolist()
 
-    def measured(self, pair: PromptPair) -> dict[str, Any]:
-        """`heads[metric][contrast]` `[layer, head]` and `layers[metric][contrast]` `[layer]` of one pair."""
+    def measured(self, pair: PromptPair, draws: Sequence[PromptPair]) -> dict[str, Found | np.ndarray | None]:
+        """`heads[metric][contrast]` `[layer, head]`, `layers[metric][contrast]` `[layer]`, and the mean lambda `[layer, head]`
+        under other insertions: one forward pass of all runs of the pair, each layer reduced where it is made."""
         by_head: Found = {}
         by_layer: Found = {}
-
-        def visit(layer: int, runs: LayerRuns, visible: Tensor) -> None:
-            heads, whole = layer_numbers(self.model, pair, self.contrasts, layer, runs, visible)
-            found = (
-                torch.stack([values.double() for values in heads.values()]).detach().cpu().numpy()
-            )  # waited for once
-            for (metric, contrast), values in zip(heads, found, strict=True):
-                asked = np.where(self.asked[layer], values, np.nan)
-                put(by_head, metric, contrast, layer, asked, shape=self.asked.shape)
-            for (metric, contrast), number in whole.items():
-                put(by_layer, metric, contrast, layer, number, shape=len(self.asked))
-
         runs = runs_of(self.contrasts)
-        each_layer(self.model, pair, runs, layers=self.layers, held_positions=self.held_positions, visit=visit)
-        return {"heads": by_head, "layers": by_layer}
+        inputs = pair.side_by_side(runs, held_positions=self.held_positions).to(self.model.info.device)
+        visible_in, stop = self.model.visible(inputs), pair.span[1]
+
+        def visit(layer: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
+            visible, rule = visible_in[layer].to(z.device), self.model.attention_rule(layer)
+            read = {
+                run: Read.of(q[row, None], k[row, None], v[row, None], visible[row, None], rule, span=pair.span_mask)
+                for row, run in enumerate(runs)
+                if CONDITIONS[run].reads_span
+            }
+            after = {run: z[row, stop:].transpose(0, 1) for row, run in enumerate(runs)}
+            for contrast in self.contrasts:
+                row = runs.index(CONTRASTS[contrast].corrupted)
+                heads, share = _numbers(self.model, layer, pair, CONTRASTS[contrast], after, read, v[row])
+                found = torch.stack([values.double() for values in heads.values()]).detach().cpu().numpy()
+                for metric, values in zip(heads, found, strict=True):
+                    asked = np.where(self.asked[layer], values, np.nan)
+                    put(by_head, metric, contrast, layer, asked, shape=self.asked.shape)
+                seen = with_extra(visible[row, :1, stop:], rule, value=True)
+                span = with_extra(pair.span_mask.to(visible.device), rule)
+                null = float((1 - span_mass_null(seen, span=span, dtype=torch.float64)).mean())
+                put(by_layer, "lam_null", contrast, layer, null, shape=len(self.asked))
+                if share is not None:
+                    put(by_layer, "norm_share", contrast, layer, share, shape=len(self.asked))
+
+        self.model.run(inputs, capture=visiting(self.layers, visit), logits_at="none")
+        return {"heads": by_head, "layers": by_layer, "control": self.control(draws) if draws else None}
 
     def control(self, draws: Sequence[PromptPair]) -> np.ndarray:
         """Mean lambda `[layer, head]` under other insertions."""
@@ -161,27 +218,79 @@ class _OnePair:
         return np.where(self.asked, grid, np.nan)
 
 
-def _control_pairs(
-    model: Model, pairs: tuple[PromptPair, ...], control: str | Insertion | None, n_draws: int, seed: int
-) -> _Controls | None:
-    if control is None:
-        return None
-    check_count(n_draws, name="n_control_draws (control=None leaves it out)")
-    if control == "random_sentence":
-        insertion = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
-    elif isinstance(control, Insertion):
-        insertion = control
-    else:
-        raise ValueError(f'control must be "random_sentence", an Insertion or None, got {control!r}')
-    insertion = insertion.placed_as(pairs[0].insertion)
-    drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
-    draws = tuple(
-        followed(pairs_like(model, pairs, replace(insertion, draw=insertion.draw + number))) for number in drawn
-    )
-    for pair, ours in zip(draws[0], pairs, strict=True):
-        if pair.n_inserted != ours.n_inserted or pair.base.ids != ours.base.ids[: len(pair.base)]:
-            raise ValueError(
-                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({ours.n_inserted}), but "
-                f"{insertion.label} inserts {pair.n_inserted}"
-            )
-    return _Controls(insertion.label, draws)
+def _numbers(
+    model: Model,
+    layer: int,
+    pair: PromptPair,
+    contrast: Contrast,
+    z: Mapping[str, Tensor],
+    reads: Mapping[str, Read],
+    v: Tensor,
+) -> tuple[dict[str, Tensor], float | None]:
+    """Every metric `[head]` of a layer in one contrast, and the share of the change after a norm that no head has.
+
+    `z[run]` `[head, row, d_head]` and `reads[run]` at the rows after the span, `v` `[token, kv_head, d_head]`.
+    """
+    before, after, read = z[contrast.clean], z[contrast.corrupted], reads[contrast.corrupted]
+    matched = matched_run(contrast)
+    parts = affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=None if matched is None else z[matched])
+    size = before.float().flatten(-2).norm(dim=-1)
+    change = parts.change.flatten(-2).norm(dim=-1)
+    noise = rounding(model, before.dtype)
+    fit = affine_fit(before, after)
+    values = v[pair.span_mask.to(v.device)].transpose(0, 1)
+    inside = torch.ones(pair.n_inserted, dtype=torch.bool, device=values.device)
+    group = model.info.n_heads // model.info.n_key_value_heads
+    found = {
+        "lam": read.lam.mean(-1),
+        "lam_sd": read.lam.std(-1, correction=0),
+        "lam_last": read.lam[:, -1],
+        "sigma_norm": read.sigma.norm(dim=-1).mean(-1),
+        "direction_coherence": direction_coherence(read.sigma),
+        "value_cosine": value_cosine(values, span=inside).repeat_interleave(group, 0),
+        "value_spectral_share": value_spectral_share(values, span=inside).repeat_interleave(group, 0),
+        "value_effective_rank": value_effective_rank(values, span=inside).repeat_interleave(group, 0),
+        "change": torch.where(size > 0, change / size, torch.nan),
+        "residual": affine_residual(parts.rest, parts.change, rounding=noise * size),
+        "fit_slope": fit.slope,
+        "fit_r2": fit.r2,
+    }
+    if parts.shift is not None:
+        found["shift_left_out"] = affine_residual(parts.rest + parts.shift, parts.change, rounding=noise * size)
+    shares, rescaled = _shares(model, layer, after, before, parts, noise)
+    return found | shares, rescaled
+
+
+def _shares(
+    model: Model, layer: int, after: Tensor, before: Tensor, parts: AffineParts, noise: float
+) -> tuple[dict[str, Tensor], float | None]:
+    """Shares of the residual change before the layer's norm of attention's output and, where it has one, after it.
+
+    With the second, the share that no head has: that the norm divides the two runs by different numbers.
+    """
+    output = model.attention_output(layer)
+    wide = parts.change.dtype
+    new, old = (output.before_norm(z.transpose(0, 1).to(wide)) for z in (after, before))
+    weights = output.weights.to(parts.change)
+    pieces = {"": parts.change, "scale_": parts.scale, "bias_": parts.bias, "rest_": parts.rest}
+    if parts.shift is not None:
+        pieces["shift_"] = parts.shift
+    added = torch.einsum("hrd,hdm->rm", parts.change, weights)
+    if float(added.norm()) < 10 * noise * float(old.norm()):
+        added = torch.full_like(added, torch.nan)  # nothing but rounding
+    found = {f"{name}share": residual_share(piece, added, output_weights=weights) for name, piece in pieces.items()}
+    if output.norm is None:
+        return found, None
+    gain, gain_before = (frozen_gain(output.norm, summed) for summed in (new, old))
+    normed = gain.to(wide) * new - gain_before.to(wide) * old + 0 * added
+    for name, piece in pieces.items():
+        found[f"{name}share_after_norm"] = residual_share(piece, normed, output_weights=weights, gain=gain.to(wide))
+    total = normed.square().sum()
+    rescaled = ((gain - gain_before).to(wide) * old * normed).sum() / total
+    return found, float(torch.where(total > 0, rescaled, torch.nan))
+
+
+def rounding(model: Model, dtype: torch.dtype) -> float:
+    """Relative error that rounding alone may leave in a head's output: four units in the last place."""
+    eps = torch.finfo(dtype).eps
+    return 4 * (max(eps, torch.finfo(torch.float32).eps) if model.float32_softmax else eps)

@@ -1,30 +1,187 @@
 """`mediate`: what the scale and the bias that attention takes on each do to the MLP's activations and to the answer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked
+from ..core.arguments import checked, count_of
 from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.patterns import widened
 from ..models.base import Model
-from ..models.sites import Held, attention_sites, site
+from ..models.sites import Held, attention_sites, extension_of, site
 from ..patching.outcomes import Outcome
-from ..patching.prepared import Prepared, prepare, single
+from ..patching.prepared import Prepared, Settings, prepare, single
 from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
+from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from .activation_summaries import NearZero, check_widths
-from .mediation_results import ARMS, EDITED, READINGS, Mediation
-from .runs import DECOMPOSED, read_span
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
+from ..statistics import CONFIDENCE, defined_mean, holm, median_interval, sign_test
+from .activations import NearZero, check_widths
+from .span_reads import DECOMPOSED, Read
 
 MEDIATED = {name: contrast for name, contrast in DECOMPOSED.items() if contrast.same_positions}
 """Contrasts without any shift of positions: all of the change is scale and bias (and what upstream layers changed)."""
+EDITED: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "reference": lambda old, new, lam, sigma: old,
+    "scale": lambda old, new, lam, sigma: lam * old,
+    "bias": lambda old, new, lam, sigma: old + sigma,
+    "both": lambda old, new, lam, sigma: lam * old + sigma,
+    "patched": lambda old, new, lam, sigma: new,
+}
+"""The arms that are edited, as head outputs from z (`old`), z' (`new`), lambda and Sigma."""
+ARMS = ("without", "with", *EDITED)
+"""Both unedited runs, and the edited ones."""
+READINGS = {
+    "near_zero_arm": "share",
+    "near_zero_quantile": "share",
+    "mean": "activation",
+    "mean_absolute": "activation",
+    "variance": "activation squared",
+}
+"""What is read of the MLP's activations -> unit: the share near zero (ARM's form, quantile form), means, and the variance over
+tokens, median over neurons."""
+EFFECTS: dict[str, dict[str, int]] = {
+    "scale": {"scale": 1, "reference": -1},
+    "bias": {"bias": 1, "reference": -1},
+    "both": {"both": 1, "reference": -1},
+    "interaction": {"both": 1, "scale": -1, "bias": -1, "reference": 1},
+    "rest": {"patched": 1, "both": -1},
+    "total": {"with": 1, "without": -1},
+}
+"""Effect -> the arms that it adds and takes away."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mediation(Result):
+    """Readings per problem, reading and arm: `values` `[problem, reading, arm]`.
+
+    `readings` are numbers of the layer's MLP activations and the "outcome"; `arms` are named in `ARMS`. `effect` gives,
+    per problem, what scale and bias alone and together do.
+    """
+
+    problem_ids: tuple[str, ...]
+    readings: tuple[str, ...]
+    arms: tuple[str, ...]
+    values: np.ndarray
+    unit: str
+    settings: Settings = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+
+    picture = "mediation"
+    columns = columns_of("""
+        reading | reading | | what is read: the outcome, or a metric of the gate activations
+        part | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
+        mean | mean change | | mean over problems
+    """)
+    axes = (("values", "problem reading arm"),)
+
+    def of(self, reading: str, arm: str) -> np.ndarray:
+        """One reading of one arm, `[problem]`."""
+        return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]
+
+    def effect(self, reading: str, effect: str) -> np.ndarray:
+        """One effect of `EFFECTS` on one reading, `[problem]`; "scale", "bias", "both": that arm minus "reference"."""
+        place_of(effect, EFFECTS, "effect")
+        return np.sum([sign * self.of(reading, arm) for arm, sign in EFFECTS[effect].items()], 0)
+
+    def table(self) -> pd.DataFrame:
+        """One row per reading and effect.
+
+        The median over problems with its interval, the mean (a description), `n_up` and `n_down` of `n` problems that rose and
+        fell, and `p_corrected`: the exact sign test of that, Holm over the effects on a reading. `before` is the reading's mean
+        without the span. Changes within rounding count as none; p is NaN where there is no other, and of a single problem.
+        """
+        keys = [(reading, effect) for reading in self.readings for effect in EFFECTS]
+        cells = self.by_group(np.stack([self.effect(*key) for key in keys], 1))
+        noise = 1e-5 * np.abs(np.nanmean(np.stack([self.of(reading, "without") for reading, _ in keys], 1), 0))
+        made = median_interval(cells, confidence=self.confidence)
+        moved = np.where(np.abs(cells) > noise, cells, np.where(np.isnan(cells), np.nan, 0.0))
+        tested = (moved != 0).any(0) & (len(cells) > 1)
+        p = np.where(tested, sign_test(moved), np.nan).reshape(len(self.readings), len(EFFECTS))
+        return pd.DataFrame(
+            {
+                "reading": [reading for reading, _ in keys],
+                "effect": [effect for _, effect in keys],
+                "before": [float(self.by_group(self.of(reading, "without")).mean()) for reading, _ in keys],
+                **interval_columns("median", made),
+                "mean": defined_mean(cells),
+                "n_up": (moved > 0).sum(0),
+                "n_down": (moved < 0).sum(0),
+                "p_corrected": np.concatenate([holm(family) for family in p]),
+                "n": made.n,
+                "unit": [READINGS.get(reading, self.unit) for reading, _ in keys],
+            }
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, reading and arm."""
+        axes = {"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}
+        return tidy(axes, value=self.values)
+
+    def headline(self) -> str:
+        """Return what the scale and the bias of attention's output do to the outcome."""
+        s, reading = self.settings, self.readings[-1]
+        here = self.table().set_index(["reading", "effect"]).loc[reading]
+        told = {name: _with_interval(here.loc[name]) for name in ("scale", "bias", "both")}
+        sure = [name for name in told if here.loc[name, "p_corrected"] < 1 - self.confidence]
+        return (
+            f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome', reading)} by {told['both']} "
+            f"{here.loc['both', 'unit']}, its scale alone by {told['scale']}, its bias alone by {told['bias']} (medians over "
+            f"{count_of(len(self.problem_ids), 'problem')}); shown in most problems: {', '.join(sure) or 'none of these'}."
+        )
+
+    def details(self) -> list[str]:
+        """Return what was edited, whether scale and bias add up, and what these edits cannot show."""
+        s = self.settings
+        heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
+        found = [
+            f"Mediation through {heads} of layer {s.get('layer')} (zero-based), {s.get('insertion')}, contrast "
+            f"{s.get('contrast')!r}, {s.get('direction')}, {count_of(len(self.problem_ids), 'problem')}.",
+            *extension_of(s),
+        ]
+        table = self.table()
+        for _, row in table.query("effect == 'interaction'").iterrows():
+            if row["p_corrected"] < 1 - self.confidence:
+                found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
+        edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
+        if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):
+            found.append(
+                "No edit of attention moves this layer's activations beyond rounding: where attention and MLP read the same "
+                "input (GPT-J, GPT-NeoX, Falcon, Phi-2), none can."
+            )
+        return found
+
+    def printed(self) -> pd.DataFrame:
+        """Return every effect on the outcome; in layer 0 without the rest, which is an identity."""
+        columns = ["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "n", "p_corrected"]
+        table = self.table()
+        kept = (table["reading"] == self.readings[-1]) & (
+            (table["effect"] != "rest") | bool(self.settings.get("layer"))
+        )
+        return table.loc[kept, columns].rename(columns={"effect": "part"})
+
+    def shown(self) -> Shown:
+        """Every effect on every reading."""
+        caption = (
+            "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction "
+            "is both minus their sum, total the change by the insertion itself."
+        )
+        table = self.table()
+        named = dict.fromkeys(table.columns, "") | {"effect": "part", "median": "change", "before": "without the span"}
+        return Shown((ShownTable(table, caption, named),))
+
+
+def _with_interval(row: pd.Series) -> str:
+    """The median with its interval; alone where there is none (few problems)."""
+    return f"{row['median']:+.4f}{limits_of(row['median_ci_low'], row['median_ci_high'])}"
 
 
 @checked
@@ -77,9 +234,9 @@ def mediate(
     check_widths(c=c, q=q)
     model.info.check_layer(layer)
     chosen = model.info.chosen(heads, None if heads is not None else [layer], what="mediate")
-    elsewhere = [head for head in chosen if head.layer != layer]
-    if elsewhere:
-        raise ValueError(f"{elsewhere[0]} is not in layer {layer} (zero-based): heads are edited together in one layer")
+    for head in chosen:
+        if head.layer != layer:
+            raise ValueError(f"{head} is not in layer {layer} (zero-based): heads are edited together in one layer")
     gate = model.gated_mlp(layer)
     model.need_rotated("lambda and Sigma")
     prepared = prepare(model, pairs, outcome, signed_for="mediation")
@@ -96,8 +253,10 @@ def mediate(
         "q": q,
         "held_positions": held_positions,
     }
+    receiving = between.clean if direction == "noising" else between.corrupted
+    runs = (between.clean, between.corrupted, "base", *[receiving] * len(EDITED))
     numbers = [head.head for head in chosen]
-    one = _OnePair(model, layer, numbers, between, direction, prepared.outcome, gate.activation, c, q, held_positions)
+    one = _OnePair(model, layer, numbers, between, runs, prepared.outcome, gate.activation, c, q, held_positions)
     values = prepared.each(
         single(lambda at: one.measured(prepared.bare[at], prepared.pairs[at])),
         label=f"mediation in layer {layer}",
@@ -119,13 +278,13 @@ def mediate(
 
 @dataclass(frozen=True, eq=False)
 class _OnePair:
-    """What stays the same from problem to problem; `numbers` are the heads of the layer."""
+    """What stays the same from problem to problem; `numbers` are the heads of the layer, `runs` the rows of the batch."""
 
     model: Model
     layer: int
     numbers: list[int]
     contrast: Contrast
-    direction: str
+    runs: tuple[str, ...]
     outcome: Outcome
     activation: Callable[[Tensor], Tensor]
     c: float
@@ -134,11 +293,8 @@ class _OnePair:
 
     def measured(self, pair: PromptPair, answered: PromptPair) -> np.ndarray:
         """`[reading, arm]` of one problem, from one forward pass: two ends, the base run, an edited run per arm."""
-        new, reference = self.contrast.corrupted, self.contrast.clean
         pair = pair if pair.n_after else answered  # activations are read where they can change
-        receiving = reference if self.direction == "noising" else new
-        runs = (reference, new, "base", *(receiving,) * len(EDITED))
-        inputs = answered.side_by_side(runs, held_positions=self.held_positions).to(self.model.info.device)
+        inputs = answered.side_by_side(self.runs, held_positions=self.held_positions).to(self.model.info.device)
         visible = self.model.visible(inputs)[self.layer]
         stop = answered.span[1]
         held, parts = Held(), attention_sites(self.layer, "rot_q", "rot_k", "v")
@@ -146,26 +302,19 @@ class _OnePair:
         def edit(z: Tensor) -> Tensor:
             q, k, v = (whole[1:2] for whole in held.take(*parts))
             rule = self.model.attention_rule(self.layer)
-            read = read_span(q, k, v, visible[1:2].to(z.device), rule, span=answered.span_mask)
+            read = Read.of(q, k, v, visible[1:2].to(z.device), rule, span=answered.span_mask)
             old, new = (widened(z[row, stop:].transpose(0, 1)) for row in (0, 1))
-            lam = read.lam[..., None].to(old)
-            sigma = read.sigma.to(old)
-            of_arm = {
-                "reference": old,
-                "scale": lam * old,
-                "bias": old + sigma,
-                "both": lam * old + sigma,
-                "patched": new,
-            }
+            lam, sigma = read.lam[..., None].to(old), read.sigma.to(old)
             edited = z.clone()
-            for row, arm in enumerate(EDITED, start=3):
-                edited[row, stop:, self.numbers] = of_arm[arm].transpose(0, 1)[:, self.numbers].to(z.dtype)
+            for row, arm in enumerate(EDITED.values(), start=3):
+                changed = arm(old, new, lam, sigma).transpose(0, 1)
+                edited[row, stop:, self.numbers] = changed[:, self.numbers].to(z.dtype)
             return edited
 
         def summarise(pre: Tensor) -> Tensor:
-            at = pair.shared.to(pre.device)
-            thresholds = NearZero.of(self.activation(pre[2, at]), c=self.c, q=self.q)
-            return torch.stack([_readings(self.activation(pre[row, at]), thresholds) for row in range(len(pre))])
+            a = [self.activation(row[pair.shared.to(pre.device)]) for row in pre]
+            thresholds = NearZero.of(a[2], c=self.c, q=self.q)
+            return torch.stack([_readings(each, thresholds) for each in a])
 
         length = len(answered.inserted)
         mlp = site(self.layer, "mlp.hook_pre")
@@ -178,8 +327,7 @@ class _OnePair:
         assert result.logits is not None
         outcomes = self.outcome.value(result.logits, answered, None)
         rows = torch.cat([result.captured[mlp].double().cpu(), outcomes.double().cpu()[:, None]], 1)
-        kept = [0, 1, *range(3, len(rows))]  # the base run only gives the thresholds
-        return rows[kept].T.numpy()
+        return rows[[0, 1, *range(3, len(rows))]].T.numpy()  # the base run only gives the thresholds
 
 
 def _readings(activations: Tensor, thresholds: NearZero) -> Tensor:

@@ -1,11 +1,9 @@
 """What can be read at the inserted positions: the answer, or something on the way to it, by unembedding and by probes."""
 
 import base64
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +22,7 @@ from ..runtime.loop import RunOptions
 from ..statistics import CONFIDENCE, defined_mean, forward_folds, swap_margins, swap_partners
 from .span_readings import ANSWER, N_BLOCKS, SMALLEST_MARGIN, SpanReadings, block_ends
 
-What = str | Callable[[PromptPair], Any]
+What = str | Callable[[PromptPair], object]
 LEAST = 0.01
 """What differs by less than this share of the stream's length between problems the probe hardly sees: no head would."""
 
@@ -115,29 +113,29 @@ def read_span(
         prompts=[[pair.fingerprint(), int(token)] for pair, token in zip(found, tokens, strict=True)],
         options=RunOptions(checkpoint, progress),
     )
-    units = tuple(
-        "" if partner < 0 else " | ".join(sorted((groups[at], groups[partner]))) for at, partner in enumerate(partners)
-    )
     lens = np.array([each["lens"] for each in done], dtype=float)
-    streams = np.stack([_unpacked(each["stream"], (*lens.shape[2:], model.info.d_model)) for each in done])
-    steps = forward_folds(units, groups, seed=seed)
-    values = np.stack([lens, _probed(streams, labels, steps)], 2)  # [problem, token, reader, layer, block]
+    shape = (*lens.shape[2:], model.info.d_model)
+    packed = [np.frombuffer(base64.b64decode(each["stream"]), dtype="<f4") for each in done]
+    streams = np.stack([values.reshape(shape).astype(float) for values in packed])
+    units = tuple(
+        "" if at < 0 else " | ".join(sorted((own, groups[at]))) for own, at in zip(groups, partners, strict=True)
+    )
+    probe = _probed(streams, labels, forward_folds(units, groups, seed=seed))
+    values = np.stack([lens, probe], 2)  # [problem, token, reader, layer, block]
     fair = _comparable(labels, kinds)
     longest = max(pair.n_inserted for pair in found)
-    per_row = {
-        key: np.stack([_padded(np.array(each[key], dtype=float), longest) for each in done])
-        for key in ("rank", "logprob")
-    }
+    classes = model.info.n_classes is not None
     return SpanReadings(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
         tokens=tuple(
-            str(token) if model.info.n_classes is not None else pair.text_of(model, int(token))
+            str(token) if classes else pair.text_of(model, int(token))
             for pair, token in zip(found, tokens, strict=True)
         ),
         units=units,
         blocks=tuple(pairwise(block_ends(longest, n_blocks))),
-        **per_row,
+        rank=np.stack([_padded(each["rank"], longest) for each in done]),
+        logprob=np.stack([_padded(each["logprob"], longest) for each in done]),
         own=values[np.arange(len(found)), labels],
         others=_mean_over(values, fair),
         margin=swap_margins(values, labels, partners),
@@ -152,17 +150,10 @@ def read_span(
 
 
 def _token(model: Model, pair: PromptPair, what: What) -> int:
-    """The token (or class) that is looked for in a problem; `ValueError` where there is none, or several."""
-    if what == ANSWER:
-        ids: Any = pair.answer_ids
-        if not ids:
-            raise ValueError(f"problem {pair.id!r}: its answer encodes to no tokens; leave it out or give it one")
-    elif isinstance(what, str):
-        ids = _of_tag(model, pair, what)
-    else:
-        ids = what(pair)
-    several = ids.tolist() if hasattr(ids, "tolist") else ids
-    first = next(iter(several), None) if isinstance(several, Sequence) and not isinstance(several, str) else several
+    """The token (or class) that is looked for in a problem; `ValueError` where there is none."""
+    ids = what(pair) if not isinstance(what, str) else pair.answer_ids if what == ANSWER else _of_tag(model, pair, what)
+    several = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else ids
+    first = next(iter(several), None) if isinstance(several, list | tuple) else several
     known = model.info.n_classes or model.info.d_vocab
     if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first < known:
         raise ValueError(
@@ -190,16 +181,15 @@ def _of_tag(model: Model, pair: PromptPair, tag: str) -> Sequence[int]:
 
 def _of_one(
     model: Model, stepper: Stepper, pair: PromptPair, own: int, every: np.ndarray, n_blocks: int
-) -> dict[str, Any]:
+) -> Mapping[str, object]:
     """Of one problem: rank and log-probability of its token `[layer, row]`, of all tokens `[token, layer, block]`, the mean
     streams `[layer, block, d_model]` and whether the model's first token is right."""
     asked = pair if pair.n_answer else pair.answered(unfed=len(pair.answer_ids))
     rows = asked.span_mask.nonzero()[:, 0]
     names = [site(0, "hook_resid_pre"), *(site(layer, "hook_resid_post") for layer in range(model.info.n_layers))]
     predicts = len(asked.inserted) - 1 - asked.n_answer
-    run = model.run(
-        asked.condition("inserted"), capture=dict.fromkeys(names, partial(_rows_of, rows=rows)), logits_at=[predicts]
-    )
+    keep = dict.fromkeys(names, lambda x: x[0, rows.to(x.device)])
+    run = model.run(asked.condition("inserted"), capture=keep, logits_at=[predicts])
     assert run.logits is not None
     last = run.captured[names[-1]].device
     wanted = torch.as_tensor(every, device=last)
@@ -228,21 +218,14 @@ def _of_one(
     }
 
 
-def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
-    return x[0, rows.to(x.device)]
-
-
 def _pooled(x: Tensor, n_blocks: int) -> np.ndarray:
     """The mean over the rows of each block, `[block, ...]` of `[row, ...]`."""
     return np.stack([x[start:stop].mean(0).cpu().numpy() for start, stop in pairwise(block_ends(len(x), n_blocks))])
 
 
-def _unpacked(text: str, shape: tuple[int, ...]) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), dtype="<f4").reshape(shape).astype(float)
-
-
-def _padded(values: np.ndarray, length: int) -> np.ndarray:
+def _padded(rows: Sequence[Sequence[float | int]], length: int) -> np.ndarray:
     """`[layer, row]` with NaN behind a shorter span."""
+    values = np.array(rows, dtype=float)
     return np.pad(values, ((0, 0), (0, length - values.shape[1])), constant_values=np.nan)
 
 
@@ -250,23 +233,19 @@ def _probed(streams: np.ndarray, labels: np.ndarray, steps: Sequence[tuple[np.nd
     """Scores of all tokens in each problem, `[problem, token, layer, block]`; NaN in problems that no probe reads."""
     n, n_layers, n_blocks, _ = streams.shape
     scores = np.full((n, labels.max() + 1, n_layers, n_blocks), np.nan)
-    for layer in range(n_layers):
-        for block in range(n_blocks):
-            x = streams[:, layer, block]
-            gram = x @ x.T
-            for train, test in steps:
-                scores[test, :, layer, block] = ridge_scores(gram, labels, train, test, least=LEAST)
+    for layer, block in np.ndindex(n_layers, n_blocks):
+        x = streams[:, layer, block]
+        gram = x @ x.T
+        for train, test in steps:
+            scores[test, :, layer, block] = ridge_scores(gram, labels, train, test, least=LEAST)
     return scores
 
 
 def _comparable(labels: np.ndarray, kinds: Sequence[int]) -> np.ndarray:
     """Which tokens are those of other problems of the same kind, and not the problem's own, boolean `[problem, token]`."""
-    there = np.array([[kind, label] for kind, label in zip(kinds, labels, strict=True)])
-    fair = np.zeros((len(labels), labels.max() + 1), dtype=bool)
-    for at, (kind, own) in enumerate(there):
-        fair[at, there[there[:, 0] == kind, 1]] = True
-        fair[at, own] = False
-    return fair
+    each = np.eye(labels.max() + 1, dtype=bool)[labels]
+    alike = np.equal.outer(kinds, kinds)
+    return (alike @ each) & ~each
 
 
 def _mean_over(values: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -1,14 +1,13 @@
 """What was read at the inserted positions, and in how many pairs of problems it is the problem's own."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..core.arguments import count_of
+from ..patching.prepared import Settings
 from ..runtime.columns import columns_of
 from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
 from ..runtime.text_safety import one_line
@@ -55,7 +54,7 @@ class SpanReadings(Result):
     advantage: np.ndarray
     right: np.ndarray
     after_question: bool = True
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     smallest_margin: float = SMALLEST_MARGIN
     resolution: float = 0.0
     confidence: float = CONFIDENCE
@@ -140,7 +139,7 @@ class SpanReadings(Result):
         limits), p after Holm over all rows, `readable`, the median rank, and in how many problems answered rightly, and
         wrongly, the advantage does."""
         tested = self.tested
-        columns: dict[str, Any] = {
+        columns: dict[str, np.ndarray] = {
             name: median_interval(self.by_group(getattr(self, name))).estimate for name in ("own", "others")
         }
         columns |= interval_columns("margin", median_interval(self.margins, confidence=self.confidence))
@@ -163,16 +162,11 @@ class SpanReadings(Result):
         return ranks
 
     @property
-    def _lengths(self) -> np.ndarray:
-        """Rows of each problem's span."""
-        return np.isfinite(self.rank[:, 0]).sum(1)
-
-    @property
     def _block_of(self) -> np.ndarray:
         """The block of each problem's row, `[problem, position]`, in a span of its own length; -1 behind its end."""
         found = np.full((len(self.rank), self.rank.shape[2]), -1)
-        for at, length in enumerate(self._lengths.tolist()):
-            found[at, :length] = np.repeat(range(len(self.blocks)), np.diff(block_ends(length, len(self.blocks))))
+        for row, length in zip(found, np.isfinite(self.rank[:, 0]).sum(1).tolist(), strict=True):
+            row[:length] = np.repeat(range(len(self.blocks)), np.diff(block_ends(length, len(self.blocks))))
         return found
 
     def to_frame(self) -> pd.DataFrame:
@@ -209,65 +203,45 @@ class SpanReadings(Result):
 
     def headline(self) -> str:
         """Return from which layer on it is readable, by whom, and in how many pairs of problems."""
-        what, tested = f"The {one_line(self.what)}", self.tested
-        if not np.isfinite(tested.p).any():
+        what, found = f"The {one_line(self.what)}", self.found
+        if not np.isfinite(self.tested.p).any():
             return f"{what} is not readable in the span: its rows are the same in every problem, or no pair is known."
-        said = []
-        for at, words in enumerate(READERS.values()):
-            if self.found[at].any():
-                first = self.layers[int(np.argmax(self.found[at].any(1)))]
-                said.append(f"by {words} from {_layer(first)} on ({self._best(at)})")
+        said = [
+            f"by {words} from {_layer(self.layers[int(np.argmax(found[at].any(1)))])} on ({self._best(at)})"
+            for at, words in enumerate(READERS.values())
+            if found[at].any()
+        ]
         if said:
             return f"{what} is readable in the span, better than other problems' there: {'; '.join(said)}."
         best = "; ".join(f"{reader} {self._best(at)}" for at, reader in enumerate(READERS))
         return f"{what} is not shown to be readable in the span, where half of the pairs is chance: {best}."
 
-    def _surest(self, at: int) -> tuple[int, int]:
-        """The layer and the block, as places, where a reader's p is smallest."""
-        p = self.tested.p[0, at]
-        layer, block = np.unravel_index(np.nanargmin(p), p.shape)
-        return int(layer), int(block)
-
     def _best(self, at: int) -> str:
-        """The surest cell of a reader."""
-        if not np.isfinite(self.tested.p[0, at]).any():
+        """The cell of a reader where p is smallest."""
+        p = self.tested.p[0, at]
+        if not np.isfinite(p).any():
             return "nothing to test"
-        layer, block = self._surest(at)
+        layer, block = map(int, np.unravel_index(np.nanargmin(p), p.shape))
         k, n, rank = (each[at, layer, block] for each in (self.tested.count[0], self.tested.n, self._ranks()))
         seen = "" if np.isnan(rank) else f", median rank {rank:.0f}"
-        where = f"{_layer(self.layers[layer])}, {_tokens(self.places[block])}{seen}"
+        place = self.places[block]
+        where = f"{_layer(self.layers[layer])}, {'tokens' if '-' in place else 'token'} {place}{seen}"
         return f"at best in {int(k)} of {count_of(int(n), 'pair')}: {where}"
 
     def details(self) -> list[str]:
-        """Return what was read, how many pairs there are, and how problems answered rightly and wrongly compare."""
+        """Return what was read, and how many pairs there are."""
         n_tests, n = int(np.isfinite(self.tested.p).sum()), count_of(len(self.problem_ids), "problem")
+        alone = sum(not unit for unit in self.units)
         found = [
             f"Read in {count_of(self.rank.shape[2], 'row')} of {self.settings.get('insertion', 'the span')}, in "
             f"{count_of(len(self.blocks), 'block')} and {len(self.layers)} places of the stream: {n} with "
-            f"{count_of(len(set(self.tokens)), 'token')} in {count_of(len(self.margins), 'pair')}, {n_tests} tests (Holm) of "
-            f"margins above {self._least:g}."
+            f"{count_of(len(set(self.tokens)), 'token')} in {count_of(len(self.margins), 'pair')} ({alone} without a partner), "
+            f"{n_tests} tests (Holm) of margins above {self._least:g}."
         ]
-        if len(set(self._lengths)) > 1:
+        if (self._block_of < 0).any():
             found.append(
                 "Spans differ in length: a block is the same share of each, named by the longest one's tokens."
             )
-        alone = sum(not unit for unit in self.units)
-        if alone:
-            found.append(f"No partner with another token: {count_of(alone, 'problem')}, which no pair counts.")
-        untaught = int(np.isnan(self.margins[:, 1]).all((1, 2)).sum())
-        if untaught:
-            found.append(
-                f"Not read by the probe: {count_of(untaught, 'pair')}, which only teach it or have a token that it was not "
-                "taught."
-            )
-        for at, words in enumerate(READERS.values()):
-            if self.found[at].any():
-                cell = (at, *self._surest(at))
-                right, of, wrong, of_wrong = (int(each[cell]) for it in (True, False) for each in self.above(right=it))
-                found.append(
-                    f"There {words} reads the own token better than others' in {right} of {of} answered rightly, in {wrong} of "
-                    f"{of_wrong} answered wrongly."
-                )
         return found
 
     def caveats(self) -> list[str]:
@@ -276,13 +250,10 @@ class SpanReadings(Result):
         if not self.after_question:
             told.append("In some problems the span stands before the question, and nothing of it can be there.")
         needed = fewest_problems(max(1, int(np.isfinite(self.tested.p).sum())), alpha=self.level)
-        few = [
-            f"{reader} has {most}"
-            for at, reader in enumerate(READERS)
-            if (most := int(self.tested.n[at].max())) < needed
-        ]
+        most = dict(zip(READERS, self.tested.n.max((1, 2)).tolist(), strict=True))
+        few = ", the ".join(f"{reader} has {n}" for reader, n in most.items() if n < needed)
         if few:
-            told.append(f"Nothing can be shown with fewer than {count_of(needed, 'pair')}: the {', the '.join(few)}.")
+            told.append(f"Nothing can be shown with fewer than {count_of(needed, 'pair')}: the {few}.")
         told.append(
             "Readable is not used: transplant_span and contrast='computed' show what is read of it. The lens sees only what is "
             "written as outputs are; a probe also what the question's words give away (compare an untrained_twin)."
@@ -292,7 +263,3 @@ class SpanReadings(Result):
 
 def _layer(layer: int) -> str:
     return "embedding" if layer < 0 else f"layer {layer}"
-
-
-def _tokens(place: str) -> str:
-    return f"{'tokens' if '-' in place else 'token'} {place}"

@@ -33,7 +33,7 @@ def carrying(model: Any, pairs: Any, **options: Any) -> set[Head]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_planted_heads_and_no_others_compute(sign: int) -> None:
+def test_the_planted_heads_and_no_others_compute_behind_the_question(sign: int) -> None:
     made, model, asked = computing(sign)
     assert made.truth[THINKER] == "thinker" and made.truth[RECALLER] == "recaller"
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 20, after="question"))
@@ -43,18 +43,12 @@ def test_the_planted_heads_and_no_others_compute(sign: int) -> None:
         assert carrying(model, pairs, contrast="computed", edit="knockout", **options) == {THINKER}
         assert carrying(model, pairs, contrast="content", **options) == {READER, RECALLER}
         assert carrying(model, pairs, contrast="presence", **options) == {READER}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_span_computes_behind_the_question_and_nothing_before_it(sign: int) -> None:
-    _, model, asked = computing(sign)
-    behind = make_pairs(model, asked, Insertion.meaningless(" /", 20, after="question"))
-    before = make_pairs(model, asked, Insertion.meaningless(" /", 20))
-    options: dict[str, Any] = {"contrast": "computed", "outcome": "logit_diff", **QUIET}
-    assert (sign * mi.patch_heads(model, behind, **options).total_effect > 0.1).all()
-    found = mi.patch_heads(model, before, **options)
-    assert not found.total_effect.any() and not found.effect.any()
+    effects = [
+        mi.patch_heads(model, each, contrast="computed", outcome="logit_diff", **QUIET)
+        for each in (pairs, make_pairs(model, asked, Insertion.meaningless(" /", 20)))
+    ]
+    assert (sign * effects[0].total_effect > 0.1).all()
+    assert not effects[1].total_effect.any() and not effects[1].effect.any(), "before the question there is nothing"
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Identities I0 to I14 of methods §3 on every backend: exact to 1e-10 where attention is float64, 1e-5 where it is eager.
 
-The formulas are the package's (`identities/`); what is tested here is that they hold for every backend and
+The formulas are the package's; what is tested here is that they hold for every backend and
 architecture, that each notices the lie it is there for, and that they say nothing where they should not hold.
 """
 
@@ -13,7 +13,8 @@ import torch
 from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for, problems
 
-from mless_interp.ground_truth.identities import IDENTITIES, Case, Finding, apart, named, tolerance_of, worst
+from mless_interp.ground_truth.identities import IDENTITIES, Case, Identity, tolerance_of
+from mless_interp.models.checks import Finding, apart, worst
 from mless_interp.models.sites import site
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
@@ -29,34 +30,15 @@ ACROSS = pytest.mark.parametrize(
 )
 
 
+def named(name: str) -> Identity:
+    return next(each for each in IDENTITIES if each.name == name)
+
+
 @lru_cache(maxsize=16)
 def case_of(directory: Any, backend: str, attention: str) -> Case:
     """One case per process and setting: its conditions are run once for all identities."""
     model = loaded(directory, backend, "float64", attention)
     return Case(model, pairs_for(model, n_tokens=9)[0])
-
-
-def off(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).abs().max())
-
-
-@ACROSS
-@pytest.mark.parametrize("name", [identity.name for identity in IDENTITIES])
-def test_the_identity_holds(
-    name: str, backend: str, attention: str, tolerance: float, architecture: str, tiny_model_dir: Any
-) -> None:
-    case, identity = case_of(tiny_model_dir(architecture), backend, attention), named(name)
-    reason = identity.applies(case)
-    left_out = {"I9", "I10", "I12", "I14"} if architecture == "gemma3" else {"I14"}
-    assert (reason is not None) == (name in left_out), "only what an architecture cannot have is left out"
-    if reason is not None:
-        return
-    allowed = tolerance * identity.factor
-    if name == "I0" and attention == "eager":
-        allowed = max(allowed, 1e-6)  # the library's own eager pattern is float32
-    found = identity.formula(case)
-    assert found.error < allowed * max(found.scale, 1.0)
-    assert found.relative <= identity.factor * tolerance_of(case.model)
 
 
 @lru_cache(maxsize=16)
@@ -67,58 +49,69 @@ def case_at(directory: Any, backend: str, attention: str, place: tuple[tuple[str
     return Case(model, made[0].answered())
 
 
+def check(case: Case, name: str, tolerance: float, left_out: set[str]) -> None:
+    """The identity holds, or is one of those left out, with a reason."""
+    identity = named(name)
+    reason = identity.applies(case)
+    assert (reason is not None) == (name in left_out), "only what an architecture or a place cannot have is left out"
+    if reason is None:
+        found = identity.formula(case)
+        assert found.error < tolerance * identity.factor * max(found.scale, 1.0)
+        assert found.relative <= identity.factor * tolerance_of(case.model)
+
+
+EVERY = pytest.mark.parametrize("name", [identity.name for identity in IDENTITIES])
+
+
+@ACROSS
+@EVERY
+def test_the_identity_holds(
+    name: str, backend: str, attention: str, tolerance: float, architecture: str, tiny_model_dir: Any
+) -> None:
+    case = case_of(tiny_model_dir(architecture), backend, attention)
+    allowed = max(tolerance, 1e-6) if name == "I0" and attention == "eager" else tolerance  # the shown one is float32
+    check(case, name, allowed, {"I9", "I10", "I12", "I14"} if architecture == "gemma3" else {"I14"})
+
+
+@EVERY
 @pytest.mark.parametrize(
     "place", [{"after": "question"}, {"at": 6}, {"before": "question", "after": "question"}], ids=str
 )
-@pytest.mark.parametrize("name", [identity.name for identity in IDENTITIES])
 def test_the_identity_holds_wherever_the_span_stands(name: str, place: dict[str, Any], tiny_model_dir: Any) -> None:
-    case, identity = case_at(tiny_model_dir("qwen2"), "nnsight", "sdpa", tuple(place.items())), named(name)
+    case = case_at(tiny_model_dir("qwen2"), "nnsight", "sdpa", tuple(place.items()))
     assert len(case.pair.spans) == len(place) and case.pair.n_after
-    reason = identity.applies(case)
-    assert (reason is None) == (name != ("I13" if "after" in place else "I14"))
-    if reason is None:
-        found = identity.formula(case)
-        assert found.error < 1e-10 * identity.factor * max(found.scale, 1.0)
+    check(case, name, 1e-10, {"I13" if "after" in place else "I14"})
 
 
-def test_i13_is_false_behind_the_question_and_i14_before_it_says_nothing(tiny_model_dir: Any) -> None:
-    behind = case_at(tiny_model_dir("qwen2"), "bridge", "eager", (("after", "question"),))
-    assert named("I13").formula(behind).error > 1e-3
-    assert named("I13").applies(behind) == "the span stands after the question, or part of it"
+def test_what_does_not_apply_is_said_and_is_false_there(tiny_model_dir: Any) -> None:
     before = case_of(tiny_model_dir("qwen2"), "bridge", "eager")
-    assert named("I14").applies(before) == "nothing of the question stands before the span"
+    behind = case_at(tiny_model_dir("qwen2"), "bridge", "eager", (("after", "question"),))
+    words = make_pairs(before.model, problems()[:1], Insertion.random_sentence(9))[0]
+    for name, case, reason in (
+        ("I13", behind, "the span stands after the question, or part of it"),
+        ("I14", before, "nothing of the question stands before the span"),
+        ("I3", Case(before.model, words), "the inserted tokens are not all the same"),
+        ("I12", Case(before.model, words), "the insertion is not a repeated unit"),
+    ):
+        assert named(name).applies(case) == reason
+        assert name in ("I12", "I14") or named(name).formula(case).error > 1e-3
 
 
 def test_what_stands_behind_a_question_is_hidden_with_it(tiny_model_dir: Any) -> None:
     """The end of a chat turn has read the question: a span behind it that sees it would not be blind."""
-    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64", "eager")
-    made = [
-        make_pairs(
-            model,
-            [replace(problems()[0], question=text)],
-            Insertion.meaningless(" /", 4, after="template"),
-            template="chat",
-        )
-        for text in ("Anna gets three apples", "Anna gets seven apples")
-    ]
+    model, insertion = (
+        loaded(tiny_model_dir("qwen2"), "bridge", "float64", "eager"),
+        Insertion.meaningless(" /", 4, after="template"),
+    )
     runs = []
-    for (pair,) in made:
+    for text in ("Anna gets three apples", "Anna gets seven apples"):
+        (pair,) = make_pairs(model, [replace(problems()[0], question=text)], insertion, template="chat")
         assert set(pair.inserted.segments[pair.inserted.indices("question")[-1] + 1 : pair.span[0]]) == {"template"}
-        inputs, inside = pair.condition("blind"), pair.span_mask
-        runs.append(model.run(inputs, logits_at=torch.nonzero(inside)[:, 0].tolist()).logits)
-        assert not torch.equal(
-            runs[-1], model.run(pair.condition("inserted"), logits_at=inside.nonzero()[:, 0].tolist()).logits
-        )
-    assert len(made[0][0].inserted) == len(made[1][0].inserted)
-    torch.testing.assert_close(runs[0], runs[1], atol=1e-6, rtol=0)
-
-
-def test_i3_does_not_apply_to_a_random_sentence_and_is_false_there(tiny_model_dir: Any) -> None:
-    case = case_of(tiny_model_dir("llama"), "nnsight", "sdpa")
-    pair = make_pairs(case.model, problems()[:1], Insertion.random_sentence(9))[0]
-    other = Case(case.model, pair)
-    assert named("I3").applies(other) == "the inserted tokens are not all the same"
-    assert named("I3").formula(other).error > 1e-3
+        rows = pair.span_mask.nonzero()[:, 0].tolist()
+        blind, sees = (model.run(pair.condition(name), logits_at=rows).logits for name in ("blind", "inserted"))
+        assert not torch.equal(blind, sees)
+        runs.append(blind)
+    torch.testing.assert_close(*runs, atol=1e-6, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------------- each notices a lie
@@ -133,24 +126,30 @@ def spoiled(case: Case, condition: str, name: str, change: Any) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("name", "condition", "where"),
+    ("name", "condition", "where", "at"),
     [
-        ("I0", "inserted", "attn.hook_pattern"),
-        ("I0", "inserted", "attn.hook_z"),
-        ("I1", "held", "attn.hook_z"),
-        ("I1", "gap", "attn.hook_z"),
-        ("I2", "gap", "attn.hook_z"),
-        ("I3", "inserted", "attn.hook_v"),
-        ("I4", "gap", "attn.hook_rot_k"),
-        ("I5", "inserted", "hook_resid_post"),
-        ("I6", "masked", "attn.hook_z"),
-        ("I8", "gap", "attn.hook_z"),
-        ("I13", "blind", "attn.hook_z"),
+        ("I0", "inserted", "attn.hook_pattern", "last"),
+        ("I0", "inserted", "attn.hook_z", "last"),
+        ("I1", "held", "attn.hook_z", "last"),
+        ("I1", "gap", "attn.hook_z", "last"),
+        ("I2", "gap", "attn.hook_z", "last"),
+        ("I3", "inserted", "attn.hook_v", "first"),
+        ("I4", "gap", "attn.hook_rot_k", "last"),
+        ("I5", "inserted", "hook_resid_post", "before"),
+        ("I6", "masked", "attn.hook_z", "last"),
+        ("I8", "gap", "attn.hook_z", "last"),
+        ("I13", "blind", "attn.hook_z", "last"),
+        ("I14", "blind", "attn.hook_z", "first"),
+        ("I14", "blind", "attn.hook_z", "behind"),
+        ("I14", "masked", "attn.hook_z", "first"),
     ],
 )
-def test_one_wrong_token_is_noticed(name: str, condition: str, where: str, tiny_model_dir: Any) -> None:
-    case = case_of(tiny_model_dir("qwen2"), "bridge", "eager")
-    token = case.pair.span[0] if name == "I3" else case.pair.span[0] - 1 if name == "I5" else -1
+def test_one_wrong_token_is_noticed(name: str, condition: str, where: str, at: str, tiny_model_dir: Any) -> None:
+    folder = tiny_model_dir("qwen2")
+    behind = case_at(folder, "bridge", "eager", (("after", "question"),)) if name == "I14" else None
+    case = behind or case_of(folder, "bridge", "eager")
+    start, stop = case.pair.span
+    token = {"last": -1, "first": start, "before": start - 1, "behind": stop}[at]
 
     def change(value: torch.Tensor) -> torch.Tensor:
         new = value.clone()
@@ -160,24 +159,9 @@ def test_one_wrong_token_is_noticed(name: str, condition: str, where: str, tiny_
             new[:, token] = new[:, token] * 1.01 + 0.01
         return new
 
-    right, wrong = case, spoiled(case, condition, site(0, where), change)
+    wrong = spoiled(case, condition, site(0, where), change)
     allowed = named(name).factor * tolerance_of(case.model)
-    assert named(name).formula(right).relative <= allowed < named(name).formula(wrong).relative
-
-
-@pytest.mark.parametrize(("condition", "inside"), [("blind", True), ("blind", False), ("masked", True)])
-def test_i14_notices_a_wrong_row(condition: str, inside: bool, tiny_model_dir: Any) -> None:
-    case = case_at(tiny_model_dir("qwen2"), "bridge", "eager", (("after", "question"),))
-    token = case.pair.span[0] if inside else case.pair.span[1]
-
-    def change(value: torch.Tensor) -> torch.Tensor:
-        new = value.clone()
-        new[:, token] = new[:, token] * 1.01 + 0.01
-        return new
-
-    wrong = spoiled(case, condition, site(0, "attn.hook_z"), change)
-    allowed = tolerance_of(case.model)
-    assert named("I14").formula(case).relative <= allowed < named("I14").formula(wrong).relative
+    assert named(name).formula(case).relative <= allowed < named(name).formula(wrong).relative
 
 
 def test_the_entropy_chain_and_the_slope_notice_another_score_rule(tiny_model_dir: Any) -> None:

@@ -1,262 +1,117 @@
-"""Planted models: the planted heads, and no others, carry the span; checked by brute force on Hugging Face layers."""
+"""Planted models: the planted heads, and no others, carry the span; their text, and what is refused."""
 
 import json
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from models_under_test import planted_problems
+from random_circuits import random_planted
+from test_circuits import behind_bridge, swept
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mless_interp.core.heads import Head
-from mless_interp.ground_truth.planted import PlantedModel, planted_model, planted_truth, random_planted
+from mless_interp.ground_truth.planted import PlantedModel, planted_model
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem, load_problems
 
 CARRIES, NOTHING, NEARLY_NOTHING = 0.08, 0.02, 0.03
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# A slow, independent checker: one row of a batch per head, the layers from the edited one on, 4D float masks
-
-
-@dataclass
-class Prompt:
-    """Token ids `[token]`, the span, the row whose next token is the answer, and the answer's id."""
-
-    ids: list[int]
-    span: slice
-    reads_at: int
-    answer: int
+EVERY_KIND = {"reader", "mediator", "silent", "unread", "avoids", "copier", "idle"}
 
 
 def encode(planted: PlantedModel, text: str) -> list[int]:
     return planted.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def make_prompt(planted: PlantedModel, problem: Problem, span: list[int]) -> Prompt:
-    """System, span, question, answer prefix and answer, tokenised apart and joined."""
-    system = encode(planted, problem.system)
-    head = system + span + encode(planted, problem.question) + encode(planted, r" Answer : \boxed{")
-    (answer,) = encode(planted, problem.answer)
-    return Prompt([*head, answer], slice(len(system), len(system) + len(span)), len(head) - 1, answer)
+def effects(
+    planted: PlantedModel, n_tokens: int, unit: str = " /", problems: Sequence[Problem] = ()
+) -> tuple[float, dict[str, np.ndarray]]:
+    """The total effect, and what each head removes and adds as a share of it, `[head]`, means over two problems."""
+    model = behind_bridge(planted)
+    insertion = Insertion.text(unit) if len(unit.split()) > 1 else Insertion.meaningless(unit, n_tokens)
+    runs = swept(model, make_pairs(model, problems or planted_problems(planted, 2), insertion))
+    total = float(runs["z_added"].total_effect.mean())
+    return total, {name: run.per_head.mean(0) / total for name, run in runs.items()}
 
 
-class Checker:
-    """Outcomes (log-probability of the answer, nats) of one prompt under every intervention on every head."""
-
-    def __init__(self, planted: PlantedModel, prompt: Prompt) -> None:
-        self.model, self.prompt = planted.hf_model, prompt
-        self.layers = self.model.model.layers
-        self.n_heads = self.model.config.num_attention_heads
-        n = len(prompt.ids)
-        self.causal = torch.ones(n, n, dtype=torch.bool).tril()
-        self.inserted = self.causal[None].expand(self.n_heads, n, n)  # C1 [head, dest, src], True = visible
-        self.masked = self.inserted.clone()  # C3
-        self.masked[:, prompt.span.stop :, prompt.span] = False
-        self.question = slice(prompt.span.stop, n)
-
-    def run(
-        self, base: Tensor, *, start: int = 0, resid: Tensor | None = None, mask: Tensor | None = None, z=None
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Outcome [row], residuals [row, token, d_model] before and z [row, token, head x d] of each layer run.
-
-        `base` [head, dest, src] is every layer's mask; `mask` [row, head, dest, src] or `z` (row, token, head x d)
-        replaces that of layer `start`.
-        """
-        model = self.model
-        h = model.model.embed_tokens(torch.tensor([self.prompt.ids])) if resid is None else resid
-        position = model.model.rotary_emb(h, torch.arange(len(self.prompt.ids))[None])
-        resids, zs = [], []
-        for index in range(start, len(self.layers)):
-            seen = base[None] if mask is None or index != start else mask
-            additive = torch.zeros(seen.shape, dtype=h.dtype).masked_fill(~seen, torch.finfo(h.dtype).min)
-
-            def edit(module, args, index=index):
-                zs.append(args[0])
-                return (z,) if z is not None and index == start else args
-
-            hook = self.layers[index].self_attn.o_proj.register_forward_pre_hook(edit)
-            resids.append(h)
-            h = self.layers[index](h, attention_mask=additive, position_embeddings=position)
-            hook.remove()
-        logits = model.lm_head(model.model.norm(h[:, self.prompt.reads_at]))
-        return logits.log_softmax(-1)[:, self.prompt.answer].double(), resids, zs
-
-    @torch.no_grad()
-    def effects(self) -> dict[str, Tensor]:
-        """`total`, and per head [layer, head]: knockout, edge_noise, denoise, noise; all signed as removals in C1 or
-        additions in C3 are (methods section 6: patched - receiving)."""
-        y1, resid1, z1 = self.run(self.inserted)
-        y3, resid3, z3 = self.run(self.masked)
-        n, rows = len(self.prompt.ids), range(self.n_heads)
-        found: dict[str, list[Tensor]] = {name: [] for name in ("knockout", "edge_noise", "denoise", "noise")}
-        for layer in range(len(self.layers)):
-            knocked = self.inserted.repeat(self.n_heads, 1, 1, 1)
-            opened = self.masked.repeat(self.n_heads, 1, 1, 1)
-            knocked[rows, rows], opened[rows, rows] = self.masked[0], self.causal
-            patched1, patched3 = (
-                z.view(1, n, self.n_heads, -1).repeat(self.n_heads, 1, 1, 1) for z in (z1[layer], z3[layer])
-            )
-            clean, corrupted = patched3.clone(), patched1.clone()
-            for h in rows:
-                patched1[h, self.question, h] = clean[h, self.question, h]
-                patched3[h, self.question, h] = corrupted[h, self.question, h]
-            many1, many3 = (r[layer].expand(self.n_heads, -1, -1) for r in (resid1, resid3))
-            at = {"start": layer}
-            found["knockout"].append(self.run(self.inserted, resid=many1, mask=knocked, **at)[0] - y1)
-            found["edge_noise"].append(self.run(self.masked, resid=many3, mask=opened, **at)[0] - y3)
-            found["denoise"].append(self.run(self.inserted, resid=many1, z=patched1.flatten(2), **at)[0] - y1)
-            found["noise"].append(self.run(self.masked, resid=many3, z=patched3.flatten(2), **at)[0] - y3)
-        return {"total": (y1 - y3)[0], "inserted": y1[0], "masked": y3[0]} | {
-            k: torch.stack(v) for k, v in found.items()
-        }
-
-
-def mean_effects(planted: PlantedModel, *, n_tokens: int, n_problems: int = 3, span: list[int] | None = None) -> dict:
-    """`Checker.effects`, averaged over problems; head effects as fractions of the total (removal and addition: > 0)."""
-    unit = encode(planted, " /") * n_tokens if span is None else span
-    cells = [Checker(planted, make_prompt(planted, p, unit)).effects() for p in planted.problems(n_problems, seed=7)]
-    mean = {name: torch.stack([cell[name] for cell in cells]).mean(0) for name in cells[0]}
-    fractions = {"knockout": -mean["knockout"], "edge_noise": mean["edge_noise"]}
-    fractions |= {
-        "denoise_upstream": mean["knockout"] - mean["denoise"],
-        "noise_upstream": mean["noise"] - mean["edge_noise"],
-    }
-    return mean | {name: value / mean["total"] for name, value in fractions.items()}
-
-
-def share_range(planted: PlantedModel, values: Tensor, kinds: set[str]) -> tuple[float, float]:
-    """Smallest and largest of the values [layer, head] of the heads whose kind is in `kinds`; `idle` has no role."""
-    n_layers, n_heads = values.shape
-    cells = [Head(layer, head) for layer in range(n_layers) for head in range(n_heads)]
-    chosen = [float(values[c.layer, c.head]) for c in cells if planted.truth.get(c, "idle") in kinds]
+def share_range(planted: PlantedModel, values: np.ndarray, kinds: set[str]) -> tuple[float, float]:
+    """Smallest and largest of the values `[head]` of the heads whose kind is in `kinds`; `idle` has no role."""
+    chosen = [
+        float(v) for head, v in zip(planted.expected, values, strict=True) if planted.truth.get(head, "idle") in kinds
+    ]
     return (min(chosen), max(chosen)) if chosen else (0.0, 0.0)
 
 
-@torch.no_grad()
-def span_mass(planted: PlantedModel, *, n_tokens: int) -> Tensor:
-    """Mean attention of question rows to the span, [layer, head], on one problem (eager attention)."""
-    prompt = make_prompt(planted, planted.problems(1)[0], encode(planted, " /") * n_tokens)
-    planted.hf_model.set_attn_implementation("eager")
-    patterns = planted.hf_model(torch.tensor([prompt.ids]), output_attentions=True).attentions
-    return torch.stack([a[0, :, prompt.span.stop :, prompt.span].sum(-1).mean(-1) for a in patterns])
+# ------------------------------------------------------------------------------------------------------ the truth holds
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The truth holds
-
-EVERY_KIND = {"reader", "mediator", "silent", "unread", "avoids", "copier", "idle"}
-# Chosen from the first sixty for size: 2-6 layers, 8-28 heads, one to all key-value heads, up to 4 + 3 planted heads.
-RANDOM_SEEDS = (7, 25, 29, 45)
-
-
-def assert_truth(planted: PlantedModel, *, n_tokens: int, n_problems: int = 2) -> None:
-    found = mean_effects(planted, n_tokens=n_tokens, n_problems=n_problems)
-    assert found["total"].sign() == planted.settings["sign"]
-    assert 0.25 < found["total"].abs() < 2
-    for name in ("knockout", "edge_noise"):
-        assert share_range(planted, found[name], {"reader"})[0] > CARRIES, name
-        low, high = share_range(planted, found[name], EVERY_KIND - {"reader"})
-        assert -NOTHING < low <= high < NOTHING, name
-    for name in ("denoise_upstream", "noise_upstream"):
-        if planted.mediators:
-            assert share_range(planted, found[name], {"mediator"})[0] > CARRIES, name
-        low, high = share_range(planted, found[name], EVERY_KIND - {"mediator"})
-        assert -NOTHING < low <= high < NOTHING, name
+def assert_truth(planted: PlantedModel, n_tokens: int, problems: Sequence[Problem] = ()) -> None:
+    total, found = effects(planted, n_tokens, problems=problems)
+    assert 0.25 < total * planted.settings["sign"] < 2
+    upstream = [found["z_removed"] - found["knockout"], found["z_added"] - found["edge_noise"]]
+    for kind, measures in (("reader", [found["knockout"], found["edge_noise"]]), ("mediator", upstream)):
+        for values in measures:
+            assert kind not in planted.truth.values() or share_range(planted, values, {kind})[0] > CARRIES, kind
+            low, high = share_range(planted, values, EVERY_KIND - {kind})
+            assert -NOTHING < low <= high < NOTHING, kind
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", RANDOM_SEEDS)
-def test_only_planted_readers_and_mediators_carry_the_span(seed: int) -> None:
-    assert_truth(random_planted(seed), n_tokens=8 + seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_key_value_heads", [4, 28])
-def test_the_truth_holds_for_the_papers_head_counts(n_key_value_heads: int) -> None:
-    assert_truth(planted_model(n_key_value_heads=n_key_value_heads), n_tokens=30)
-
-
-@pytest.mark.parametrize("seed", [0])
-def test_the_hardest_allowed_layout_keeps_every_share_above_the_threshold(seed: int) -> None:
+def test_the_hardest_allowed_layout_keeps_every_share_above_the_threshold() -> None:
     readers = [Head(0, 0), Head(1, 1), Head(1, 2), Head(1, 3)]  # one reader alone feeds three mediators
     mediators = [Head(1, 4), Head(1, 5), Head(1, 6)]
-    assert_truth(planted_model(readers, mediators, n_heads=8, n_key_value_heads=2, seed=seed), n_tokens=110)
+    assert_truth(planted_model(readers, mediators, n_heads=8, n_key_value_heads=2), 110)
 
 
 @pytest.mark.slow
-def test_the_truth_holds_in_long_prompts() -> None:
-    planted = planted_model(n_heads=8)
+def test_the_truth_holds_for_the_paper_s_heads_and_in_long_prompts() -> None:
+    planted = planted_model()
     long = planted.problems(2, seed=3, n_clauses=(40, 42))
-    span = encode(planted, " /") * 55
-    prompts = [make_prompt(planted, problem, span) for problem in long]
-    assert all(330 < len(prompt.ids) < 400 for prompt in prompts)
-    cells = [Checker(planted, prompt).effects() for prompt in prompts]
-    total = torch.stack([cell["total"] for cell in cells]).mean()
-    knockout = -torch.stack([cell["knockout"] for cell in cells]).mean(0) / total
-    assert total > 0.25
-    assert share_range(planted, knockout, {"reader"})[0] > CARRIES
-    assert share_range(planted, knockout.abs(), EVERY_KIND - {"reader"})[1] < NOTHING
+    assert all(len(encode(planted, problem.question)) > 230 for problem in long)
+    assert_truth(planted, 55, long)
 
 
-def test_the_checker_agrees_with_the_plain_forward_pass() -> None:
-    planted = random_planted(29)
-    prompt = make_prompt(planted, planted.problems(1)[0], encode(planted, " /") * 20)
-    checker = Checker(planted, prompt)
-    with torch.no_grad():
-        logits = planted.hf_model(torch.tensor([prompt.ids])).logits[0, prompt.reads_at]
-        ours = checker.run(checker.inserted)[0]
-    assert torch.allclose(logits.log_softmax(-1)[prompt.answer].double(), ours[0], atol=1e-5)
+def test_tokens_are_read_as_strongly_as_they_were_asked_to_be_and_no_others_are() -> None:
+    planted = planted_model(n_heads=8, reads={"/": 1.0, "he": 0.5})
+    words = [token for token in planted.vocabulary.tokens if token.isalpha() and token != "he"]
+    sentence = " ".join(random.Random(7).choices(words, k=30))
+    whole, half = (effects(planted, 30, unit)[0] for unit in ("/", "he"))
+    assert 0.1 * whole < half < 0.8 * whole
+    for unit in ("she", sentence):
+        total, found = effects(planted, 30, unit)
+        assert abs(total) < 0.05 * whole
+        for name in ("knockout", "edge_noise"):
+            assert np.abs(found[name] * total).max() < NEARLY_NOTHING * whole, name
+    assert_truth(planted, 30)
 
 
 @pytest.mark.parametrize("seed", [25, 36])
+@torch.no_grad()
 def test_decoys_look_and_mediators_look_away(seed: int) -> None:
     planted = random_planted(seed)
-    mass = span_mass(planted, n_tokens=30)
-    look_away = {"mediator", "avoids", "copier"}
-    assert share_range(planted, mass, {"silent", "unread"})[0] > 0.9
-    assert share_range(planted, mass, look_away)[1] < 1e-3
-    readers = share_range(planted, mass, {"reader"})
-    assert 0.5 < readers[0] <= readers[1] < share_range(planted, mass, {"silent", "unread"})[1]
+    problem = planted.problems(1)[0]
+    parts = (problem.system, " /" * 30, problem.question, r" Answer : \boxed{")
+    before, span, question, prefix = (encode(planted, part) for part in parts)
+    planted.hf_model.set_attn_implementation("eager")
+    ids, end = torch.tensor([[*before, *span, *question, *prefix]]), len(before) + 30
+    patterns = planted.hf_model(ids, output_attentions=True).attentions
+    mass = np.array([a[0, :, end:, len(before) : end].sum(-1).mean(-1).numpy() for a in patterns]).ravel()
+    decoys, readers = share_range(planted, mass, {"silent", "unread"}), share_range(planted, mass, {"reader"})
+    assert decoys[0] > 0.9 and share_range(planted, mass, {"mediator", "avoids", "copier"})[1] < 1e-3
+    assert 0.5 < readers[0] <= readers[1] < decoys[1]
 
 
 @pytest.mark.slow
-def test_other_texts_are_not_read() -> None:
-    planted, rng = random_planted(7), random.Random(7)
-    whole = mean_effects(planted, n_tokens=55, n_problems=1)["total"].abs()
-    words = [token for token in planted.vocabulary.tokens if token.isalpha()]
-    sentence = [encode(planted, rng.choice(words))[0] for _ in range(55)]
-    for span in (sentence, *(encode(planted, word) * 55 for word in ("he", "?", "neverseen"))):
-        other = mean_effects(planted, n_tokens=55, n_problems=1, span=span)
-        for name in ("knockout", "edge_noise"):
-            assert (other[name] * other["total"]).abs().max() / whole < NEARLY_NOTHING, name
-        assert other["total"].abs() < 0.05 * whole
+@pytest.mark.parametrize(("noise", "most"), [(5e-4, 0.02), (0.0, 1e-5)])
+def test_without_readers_the_span_does_next_to_nothing(noise: float, most: float) -> None:
+    for null in (planted_model(null=True, n_heads=8, noise=noise), *([random_planted(25, null=True)] * (noise > 0))):
+        assert set(null.truth.values()) <= {"silent", "avoids", "copier"} and null.readers == ()
+        assert abs(effects(null, 55)[0]) < most
 
 
-def test_reads_names_the_tokens_that_are_read_and_how_strongly() -> None:
-    planted = planted_model(n_heads=8, reads={"/": 1.0, "he": 0.5})
-    totals = {
-        text: mean_effects(planted, n_tokens=30, span=encode(planted, text) * 30)["total"]
-        for text in ("/", "he", "she")
-    }
-    assert 0.1 * totals["/"] < totals["he"] < 0.8 * totals["/"]
-    assert totals["she"].abs() < 0.05 * totals["/"]
-    assert_truth(planted, n_tokens=30)
-
-
-@pytest.mark.slow
-def test_without_readers_the_span_does_next_to_nothing() -> None:
-    assert planted_model(null=True, n_heads=8).readers == ()
-    assert mean_effects(planted_model(null=True, n_heads=8), n_tokens=55)["total"].abs() < 0.02
-    assert mean_effects(planted_model(null=True, n_heads=8, noise=0.0), n_tokens=55)["total"].abs() < 1e-5
-    null = random_planted(25, null=True)
-    assert set(null.truth.values()) <= {"silent", "avoids", "copier"}
-    assert mean_effects(null, n_tokens=30, n_problems=2)["total"].abs() < 0.02
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Text
+# ---------------------------------------------------------------------------------------------------------------- text
 
 
 def test_the_model_answers_and_stops() -> None:
@@ -264,11 +119,9 @@ def test_the_model_answers_and_stops() -> None:
     right = 0
     for problem in planted.problems(8, seed=5):
         prompt = torch.tensor([encode(planted, problem.system) + encode(planted, problem.question)])
-        out = planted.hf_model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False
-        )
-        text = planted.tokenizer.decode(out[0, prompt.shape[1] :])
-        right += text == f"Answer : \\boxed{{ {problem.answer} }} <eos>"
+        options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8, "do_sample": False}
+        out = planted.hf_model.generate(prompt, **options)[0, prompt.shape[1] :]
+        right += planted.tokenizer.decode(out) == f"Answer : \\boxed{{ {problem.answer} }} <eos>"
     assert right >= 7
 
 
@@ -293,30 +146,24 @@ def test_tokens_of_the_prompts_are_known_and_single() -> None:
 
 def test_problems_depend_on_their_seed_and_number_only() -> None:
     planted = planted_model(n_heads=8)
-    assert planted.problems(3, seed=1) == planted.problems(5, seed=1)[:3]
-    assert planted.problems(3, seed=1) != planted.problems(3, seed=2)
-    assert len({problem.id for problem in planted.problems(40)}) == 40
+    assert planted.problems(3, seed=1) == planted.problems(5, seed=1)[:3] != planted.problems(3, seed=2)
+    plain, swapped = (planted.problems(200, swap=swap) for swap in (False, True))
+    assert len({problem.id for problem in plain}) == 200 and [p.question for p in plain] == [
+        p.question for p in swapped
+    ]
+    assert 70 < sum(p.answer == s.distractor for p, s in zip(plain, swapped, strict=True)) < 130
 
 
-def test_swap_exchanges_answer_and_distractor_in_about_half() -> None:
-    plain, swapped = (planted_model(n_heads=8).problems(200, swap=swap) for swap in (False, True))
-    assert [p.question for p in plain] == [p.question for p in swapped]
-    exchanged = [p.answer == s.distractor for p, s in zip(plain, swapped, strict=True)]
-    assert 70 < sum(exchanged) < 130
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Building, saving, refusing
+# ------------------------------------------------------------------------------------------- building, saving, refusing
 
 
 def test_defaults_follow_the_papers_heads() -> None:
     planted = planted_model()
-    assert planted.readers == (Head(0, 13), Head(0, 21))
-    assert planted.mediators == (Head(1, 4),)
+    assert planted.readers == (Head(0, 13), Head(0, 21)) and planted.mediators == (Head(1, 4),)
     assert all(len(planted.decoys[kind]) == 1 for kind in ("silent", "unread", "avoids"))
     assert planted.hf_model.config.architectures == ["LlamaForCausalLM"]
     assert sum(planted.shares[reader] for reader in planted.readers) == pytest.approx(1)
-    assert "L0H13 reader" in repr(planted)
+    assert repr(planted).startswith("PlantedModel(2 layers, 28 query heads, 4 key-value heads, seed 0: L0H0 silent, ")
 
 
 def test_given_heads_are_used_and_layers_follow() -> None:
@@ -346,8 +193,7 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
     directory = planted.save(tmp_path / "model", n_problems=5)
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    prompt = make_prompt(planted, planted.problems(1)[0], encode(planted, " /") * 9)
-    ids = torch.tensor([prompt.ids])
+    ids = torch.tensor([encode(planted, planted.problems(1)[0].question)])
     with torch.no_grad():
         assert torch.equal(model(ids).logits, planted.hf_model(ids).logits)
     for text in (planted.problems(1)[0].question, " / / / he", r"Answer : \boxed{7} unheard"):
@@ -356,7 +202,9 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
     keys = set("problem solution answer subject level unique_id system distractor answer_prefix".split())
     lines = (directory / "problems.jsonl").read_text(encoding="utf-8").splitlines()
     assert all(set(record := json.loads(line)) == keys and isinstance(record["level"], int) for line in lines)
-    assert planted_truth(directory) == planted.truth
+    facts = json.loads((directory / "planted.json").read_text(encoding="utf-8"))
+    assert facts["truth"] == {str(head): kind for head, kind in planted.truth.items()}
+    assert facts["expected"].keys() == facts["truth"].keys() and facts["settings"] == planted.settings
     with pytest.raises(ValueError, match="not an empty folder"):
         planted.save(directory)
 

@@ -12,7 +12,7 @@ CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "gemma3": "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["gemma3"])
+@pytest.mark.parametrize("architecture", CLASSES)
 def test_it_has_the_shape_that_is_asked_for_and_its_seed_decides_the_weights(architecture: Architecture) -> None:
     def made(seed: int):
         return stand_in(architecture, name="X", n_heads=6, n_key_value_heads=3, n_layers=2, seed=seed, backend="bridge")

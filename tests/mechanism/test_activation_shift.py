@@ -11,15 +11,11 @@ from models_under_test import loaded, pairs_for
 from scipy import stats
 
 from mless_interp.mechanism import ActivationShift, activation_shift
+from mless_interp.mechanism.activation_results import VALUES
 from mless_interp.metrics.token_classes import CLASSES, token_classes, token_texts
 from mless_interp.models.base import Model
 from mless_interp.models.info import GatedMlp
 
-VALUES = (
-    "near_zero_arm near_zero_quantile relative_sparsity mean variance deviation l1 mean_absolute l2 root_mean_square gini "
-    "histogram_gini q01 q05 q95 q99 minimum kurtosis"
-).split()
-DISTANCES = ["wasserstein", "kolmogorov_smirnov"]
 ALL = ("content", "shift", "total")
 
 
@@ -42,11 +38,41 @@ def found(bridge: Model) -> ActivationShift:
 
 def gini(values: np.ndarray) -> float:
     """Mean absolute difference of all pairs over twice the mean."""
-    size = np.abs(values).astype(float)
-    ordered = np.sort(size)
-    below = np.cumsum(ordered) - ordered
-    pairs = 2 * float((ordered * np.arange(len(ordered)) - below).sum())
-    return pairs / (2 * len(size) ** 2 * size.mean())
+    size = np.sort(np.abs(values).astype(float))
+    ranks = np.arange(1, len(size) + 1)
+    return float(((2 * ranks - len(size) - 1) * size).sum() / (len(size) ** 2 * size.mean()))
+
+
+def by_numpy(values: np.ndarray, width: float, small: float, edges: np.ndarray) -> dict[str, Any]:
+    """Every metric of activations `[token, d_mlp]`, near zero being below `width` (ARM's form) and `small` (quantile)."""
+    a = values.ravel()
+    bins, _ = np.histogram(np.clip(a, edges[0], edges[-1]), edges)
+    spread, near = len(values) > 1, {"abs": 1.5 / a.size}  # at the threshold the two computations may round apart
+    found = {
+        "mean": a.mean(),
+        "l1": np.abs(a).sum(),
+        "mean_absolute": np.abs(a).mean(),
+        "l2": np.sqrt((a**2).sum()),
+        "root_mean_square": np.sqrt((a**2).mean()),
+        "gini": gini(a),
+        "minimum": a.min(),
+        "kurtosis": stats.kurtosis(a),
+        "variance": np.median(values.var(0, ddof=1)) if spread else np.nan,
+        "deviation": np.abs(values - np.median(values, 0)).mean() if spread else np.nan,
+        **{f"q{q:02d}": np.quantile(a, q / 100) for q in (1, 5, 95, 99)},
+    }
+    made = {name: pytest.approx(value, rel=2e-4, abs=2e-5, nan_ok=True) for name, value in found.items()}
+    return made | {
+        "near_zero_arm": pytest.approx((np.abs(a) < width).mean(), **near),
+        "near_zero_quantile": pytest.approx((np.abs(a) < small).mean(), **near),
+        "histogram_gini": pytest.approx(gini(bins), abs=0.01),
+    }
+
+
+def thresholds(base: np.ndarray, c: float, q: float) -> tuple[float, float]:
+    size = np.abs(base).ravel()
+    middle = np.sort(size)[(size.size - 1) // 2]
+    return 1.4826 * c * max(np.sort(np.abs(size - middle))[(size.size - 1) // 2], 1e-12), float(np.quantile(size, q))
 
 
 @pytest.mark.parametrize(("architecture", "layer"), [("qwen2", 0), ("gemma3", 2)])
@@ -65,53 +91,27 @@ def test_every_metric_agrees_with_numpy_on_hugging_face_s_own_activations(
         with torch.no_grad():
             plain(pair.base.tokens), plain(pair.inserted.tokens)
         base, inserted = seen[-2].double().numpy(), seen[-1][pair.shared].double().numpy()
-        texts = token_texts(pair.base.ids, model.tokenizer.decode)
-        classes = np.array(token_classes(texts))
-        flat = np.abs(base).ravel()
-        middle = np.sort(flat)[(flat.size - 1) // 2]
-        eps = 1.4826 * 0.3 * np.sort(np.abs(flat - middle))[(flat.size - 1) // 2]
-        assert shift.thresholds[at] == pytest.approx([eps, np.quantile(flat, 0.2)], rel=1e-4)
-        for group in ("all", *CLASSES):
-            chosen = np.ones(len(classes), bool) if group == "all" else classes == group
+        classes = np.array(token_classes(token_texts(pair.base.ids, model.tokenizer.decode)))
+        near = thresholds(base, 0.3, 0.2)
+        assert shift.thresholds[at] == pytest.approx(near, rel=1e-4)
+        for group, name in enumerate(("all", *CLASSES)):
+            chosen = np.ones(len(classes), bool) if name == "all" else classes == name
             n = int(chosen.sum())
-            assert shift.n_tokens[at, shift.token_groups.index(group)] == n
+            assert shift.n_tokens[at, group] == n
             for run, values in ((shift.before, base[chosen]), (shift.after, inserted[chosen])):
-                mine = dict(zip(shift.metrics, run[at, 0, shift.token_groups.index(group)], strict=True))
-                if not n:
-                    assert all(np.isnan(value) for value in mine.values())
-                    continue
-                a = values.ravel()
-                bins, _ = np.histogram(np.clip(a, shift.edges[0], shift.edges[-1]), shift.edges)
-                one_element = 1.5 / a.size  # at the threshold the two computations may round apart
-                assert mine["near_zero_arm"] == pytest.approx((np.abs(a) < eps).mean(), abs=one_element)
-                assert mine["relative_sparsity"] == mine["near_zero_arm"]
-                assert mine["near_zero_quantile"] == pytest.approx(
-                    (np.abs(a) < np.quantile(flat, 0.2)).mean(), abs=one_element
-                )
-                expected = {
-                    "mean": a.mean(),
-                    "l1": np.abs(a).sum(),
-                    "mean_absolute": np.abs(a).mean(),
-                    "l2": np.sqrt((a**2).sum()),
-                    "root_mean_square": np.sqrt((a**2).mean()),
-                    "gini": gini(a),
-                    "minimum": a.min(),
-                    "kurtosis": stats.kurtosis(a),
-                    **{f"q{q:02d}": np.quantile(a, q / 100) for q in (1, 5, 95, 99)},
-                }
-                if n > 1:
-                    expected["variance"] = np.median(values.var(0, ddof=1))
-                    expected["deviation"] = np.abs(values - np.median(values, 0)).mean()
+                mine = dict(zip(shift.metrics, run[at, 0, group], strict=True))
+                if n:
+                    expected = by_numpy(values, *near, shift.edges)
+                    assert expected.keys() == VALUES.keys() - {"relative_sparsity"}
+                    assert {metric: mine[metric] for metric in expected} == expected
+                    assert mine["relative_sparsity"] == mine["near_zero_arm"]
                 else:
-                    assert np.isnan(mine["variance"]) and np.isnan(mine["deviation"])
-                for name, value in expected.items():
-                    assert mine[name] == pytest.approx(value, rel=2e-4, abs=2e-5), (name, group)
-                assert mine["histogram_gini"] == pytest.approx(gini(bins), abs=0.01)
+                    assert all(np.isnan(value) for value in mine.values())
             if n:
-                apart = shift.difference[at, 0, shift.token_groups.index(group), -2:]
                 a, b = base[chosen].ravel(), inserted[chosen].ravel()
-                assert apart[0] == pytest.approx(stats.wasserstein_distance(a, b), rel=1e-3, abs=1e-5)
-                assert apart[1] == pytest.approx(stats.ks_2samp(a, b).statistic, abs=2.5 / a.size)
+                assert shift.difference[at, 0, group, -2:] == pytest.approx(
+                    [stats.wasserstein_distance(a, b), stats.ks_2samp(a, b).statistic], rel=1e-3, abs=2.5 / a.size
+                )
     counts = shift.counts.sum(-1)
     assert (counts == shift.n_tokens.sum(0)[None, :, None] * model.info.d_mlp).all()
 
@@ -132,9 +132,7 @@ def test_backends_agree(backend: str, architecture: str, tiny_model_dir: Any) ->
 def test_content_and_shift_add_up_to_the_total(found: ActivationShift) -> None:
     """Gap equals masked on shared tokens, and near zero is measured with the base run's threshold in all of them."""
     content, shift, total = (found.difference[:, i] for i in range(3))
-    for name in VALUES:
-        if name in ("relative_sparsity",):
-            continue
+    for name in VALUES.keys() - {"relative_sparsity"}:
         k = found.metrics.index(name)
         scale = 1e-4 * (1 + np.abs(found.before[:, 2, :, k]))
         apart = np.abs(content[..., k] + shift[..., k] - total[..., k])
@@ -159,7 +157,7 @@ def test_a_class_of_unchanged_tokens_is_tied_not_counted(bridge: Model) -> None:
     shift = shift_of(
         bridge, classify=lambda pair: ["conjunction" if t < pair.span[0] else "other" for t in range(len(pair.base))]
     )
-    table = shift.by_class().query("token_class == 'conjunction' and metric not in @DISTANCES")
+    table = shift.by_class().query("token_class == 'conjunction'").iloc[: len(VALUES)]  # all but the distances
     assert (table["n_tied"] == 3).all() and (table["n"] == 3).all()
     moved = shift.by_class().query("token_class == 'other' and metric == 'mean'")
     assert (moved["n_tied"] == 0).all()
@@ -175,55 +173,72 @@ def made_up(found: ActivationShift, **differences: np.ndarray) -> ActivationShif
     before, difference = np.ones(shape), np.zeros(shape)
     for metric, values in differences.items():
         difference[:, 0, 0, found.metrics.index(metric)] = values
-    return replace(
-        found,
-        problem_ids=tuple(f"p{i}" for i in range(n)),
-        before=before,
-        after=before + difference,
-        difference=difference,
-        n_tokens=np.ones((n, 5), dtype=int),
-        thresholds=np.ones((n, 2)),
-    )
+    arrays = {"before": before, "after": before + difference, "difference": difference, "thresholds": np.ones((n, 2))}
+    ids = tuple(f"p{i}" for i in range(n))
+    return replace(found, problem_ids=ids, n_tokens=np.ones((n, 5), dtype=int), **arrays)
 
 
-def test_claims_are_supported_contradicted_or_neither(found: ActivationShift) -> None:
-    up = np.linspace(0.1, 0.3, 20)
-    mixed = np.where(np.arange(20) % 2, up, -up)
-    table = made_up(found, variance=up, near_zero_arm=up, mean=mixed).claims().set_index(["contrast", "claim"])
+UP = np.linspace(0.1, 0.3, 20)
+
+
+@pytest.mark.parametrize(
+    ("variance", "near_zero_arm", "mean", "verdicts"),
+    [
+        (UP, UP, np.where(np.arange(20) % 2, UP, -UP), ["supported", "contradicted", "undecided"]),
+        (-UP, -UP, -UP, ["contradicted", "supported", "contradicted"]),
+        (np.ones(6), -np.ones(6), np.ones(6), ["undecided (6 problems that change are too few to tell)"] * 3),
+        (np.linspace(1, 2, 7), np.zeros(7), np.zeros(7), ["supported", *["undecided (no problem changed)"] * 2]),
+        (np.ones(1), np.ones(1), np.ones(1), ["undefined (fewer than 2 problems)"] * 3),
+        (
+            np.array([-0.1] * 18 + [40.0, 50.0]),  # a few large problems do not carry the sign test
+            np.full(20, 1e-7),  # values of 1 with such differences: float32 cannot tell them from none
+            np.full(20, 1e-7),
+            [
+                "undecided (most problems move one way, the mean's interval does not follow)",
+                *["undecided (no problem changed)"] * 2,
+            ],
+        ),
+    ],
+)
+def test_claims_are_supported_contradicted_or_neither(
+    found: ActivationShift, variance: np.ndarray, near_zero_arm: np.ndarray, mean: np.ndarray, verdicts: list[str]
+) -> None:
+    made = made_up(found, variance=variance, near_zero_arm=near_zero_arm, mean=mean)
+    assert made.claims()["verdict"][:3].tolist() == verdicts
+
+
+def test_a_claim_s_numbers_by_hand(found: ActivationShift) -> None:
+    mixed = np.where(np.arange(20) % 2, UP, -UP)
+    table = made_up(found, variance=UP, near_zero_arm=UP, mean=mixed).claims().set_index(["contrast", "claim"])
     first = table.loc["content"]
-    assert first["verdict"].tolist() == ["supported", "contradicted", "undecided"]
     assert first["p"].tolist()[:2] == pytest.approx([2**-19] * 2)  # 2 x 2^-20
     assert first["p_corrected"].tolist() == pytest.approx([3 * 2**-19, 3 * 2**-19, 1.0])
     assert first["change"].tolist()[0] == pytest.approx(0.2) and (first["change_ci_low"] < first["change"]).all()
+    assert first[["n_up", "n_down", "n_tied", "n"]].values.tolist() == [[20, 0, 0, 20]] * 2 + [[10, 10, 0, 20]]
     assert first["primary"].all() and not table.loc["shift"]["primary"].any()
-    assert set(table.loc["shift"]["verdict"]) == {"undecided (no problem changed)"}
-    down = made_up(found, variance=-up, near_zero_arm=-up, mean=-up).claims()["verdict"][:3].tolist()
-    assert down == ["contradicted", "supported", "contradicted"]
-
-
-def test_too_few_problems_never_decide(found: ActivationShift) -> None:
-    six = made_up(found, variance=np.full(6, 1.0), near_zero_arm=-np.ones(6), mean=np.ones(6))
-    assert set(six.claims()["verdict"][:3]) == {"undecided (6 problems that change are too few to tell)"}
-    seven = made_up(found, variance=np.linspace(1, 2, 7))  # 3 x 2 / 2^7 = 0.047
-    assert seven.claims()["verdict"][0] == "supported"
-    assert "fewer than 2 problems" in made_up(found, mean=np.ones(1)).claims()["verdict"][2]
-
-
-def test_a_few_large_problems_do_not_carry_the_sign_test(found: ActivationShift) -> None:
-    values = np.array([-0.1] * 18 + [40.0, 50.0])
-    row = made_up(found, mean=values).claims().iloc[2]
-    assert row["p_corrected"] < 0.05 and row["change"] > 0
-    assert row["verdict"].startswith("undecided (most problems move one way")
-
-
-def test_rounding_is_a_tie(found: ActivationShift) -> None:
-    """Values of 1 with differences of 1e-7: float32 cannot tell them from none."""
-    rows = made_up(found, mean=np.full(20, 1e-7), variance=np.full(20, 1e-5)).claims().set_index("claim").iloc[:3]
-    assert rows.loc["mean rises", "n_tied"] == 20 and rows.loc["mean rises", "verdict"].startswith("undecided")
-    assert rows.loc["variance rises", "n_up"] == 20
+    assert (table.loc["shift"]["n_tied"] == 20).all()
 
 
 # ------------------------------------------------------------------------------------------------- tables, print, saving
+
+
+def test_classes_and_rows_hold_the_numbers_of_their_problems(found: ActivationShift) -> None:
+    table = found.by_class().set_index(["contrast", "token_class", "metric"])
+    rows = found.to_frame().set_index(["problem", "contrast", "token_class", "metric"]).sort_index()
+    at = (found.contrasts.index("shift"), found.token_groups.index("digit"), found.metrics.index("mean"))
+    row = table.loc["shift", "digit", "mean"]
+    for name, array in (("before", found.before), ("after", found.after), ("change", found.difference)):
+        values = array[:, *at]
+        assert row[name] == pytest.approx(values.mean()) and row[f"{name}_ci_low"] < row[name] < row[f"{name}_ci_high"]
+        assert [rows.loc[(p, "shift", "digit", "mean"), name] for p in found.problem_ids] == values.tolist()
+    assert row["n_up"] == (found.difference[:, *at] > 0).sum() and row["n_up"] + row["n_down"] == row["n"] == 3
+    assert row[["unit", "n_undefined", "p"]].tolist() == ["activation", 0, 0.25 if row["n_up"] in (0, 3) else 1.0]
+    assert (
+        row["tokens_per_problem"] == found.n_tokens[:, at[1]].mean()
+        and (table["p_fdr"] >= table["p"])[table["p"].notna()].all()
+    )
+    apart = table.loc["shift", "digit", "wasserstein"]
+    assert np.isnan(apart["p"]) and np.isnan(apart["before"]) and apart["n_up"] == 0
 
 
 def test_histograms_are_densities_too(found: ActivationShift) -> None:

@@ -1,6 +1,7 @@
 """ARM against a slow, literal reference; its edits on every backend; the published settings."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,8 @@ SETTINGS = [
 def test_it_equals_the_slow_reference_element_by_element(reading: str, scope: str, settings: dict) -> None:
     arm = ARM(reading=reading, scope=scope, **settings)
     tied = activations(6, 10).mul(4).round().div(4)  # few different values: many ties, many zeros of both signs
-    for seed, a in enumerate([tied, *(activations(*shape) for shape in [(7, 12), (1, 33), (5, 20), (4, 1)])]):
+    equal = [torch.full((4, 25), value, dtype=torch.float64) for value in (0.0, -1.5)]
+    for seed, a in enumerate([tied, *equal, *(activations(*shape) for shape in [(7, 12), (1, 33), (5, 20), (4, 1)])]):
         torch.testing.assert_close(
             arm.redistribute(a, generator=seeded(seed)), reference(arm, a, seeded(seed)), rtol=1e-12, atol=1e-14
         )
@@ -142,25 +144,6 @@ def test_seed_key_layer_and_step_each_change_the_draws() -> None:
     drawn = [draw(arm, "a"), draw(arm, "b"), draw(arm, "a", layer=1), draw(arm, "a", step=1), draw(other, "a")]
     assert len(set(drawn)) == 5
     assert drawn[0] == draw(ARM(c=0.4, p1=80), "a")
-
-
-# ------------------------------------------------------------------------------------------------------- odd activations
-
-
-@pytest.mark.parametrize("value", [0.0, -1.5])
-def test_equal_activations_have_a_defined_result(value: float) -> None:
-    a = torch.full((4, 25), value)
-    for reading in ("paper_add", "code_replace"):
-        arm = ARM(c=0.1, p1=90, reading=reading)
-        plan = arm.plan(a)
-        assert plan.selected.sum() == (25 if value == 0 else 2)  # p_max of all, or p_min
-        made = arm.redistribute(a, generator=seeded())
-        if value == 0:
-            assert (made == 0).all()
-        elif reading == "paper_add":
-            torch.testing.assert_close(made[plan.selected], torch.full((2,), 2 * value))
-        else:
-            assert ((made[plan.selected] * value > 0) & (made[plan.selected].abs() < 1.5)).all()
 
 
 @pytest.mark.parametrize(
@@ -246,30 +229,62 @@ def test_rows_of_a_batch_and_content_keys(bridge: Model) -> None:
     torch.testing.assert_close(together[1:], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_what_edits_cannot_do_is_said(bridge: Model) -> None:
-    tokens = pairs_for(bridge)[0].condition("base").tokens
-    for layers, options, words in (
+@pytest.mark.parametrize(
+    ("layers", "options", "words"),
+    [
         ((7,), {}, "layer 7 is out of range"),
         ((0,), {"keys": ["a", "b"]}, "one key per row: got 2 keys for 1 rows"),
         ((0,), {"step": 1}, "needs keys"),
         ((0,), {"n_prompt": 0}, "n_prompt must lie between 1 and"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            ARM(c=0.1, p1=99, layers=layers).edits(bridge, tokens, **options)
+    ],
+)
+def test_what_edits_cannot_do_is_said(bridge: Model, layers: tuple[int, ...], options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ARM(c=0.1, p1=99, layers=layers).edits(bridge, torch.tensor([[1, 2, 3]]), **options)
 
 
 # ---------------------------------------------------------------------------------------------------- published settings
 
 
-def test_published_settings_and_their_disagreements() -> None:
-    arm = ARM.from_paper("Qwen/Qwen2.5-Math-7B", "math-500", seed=3)
-    assert (arm.c, arm.p1, arm.layers, arm.reading, arm.seed, arm.p_min) == (0.1, 95, (0,), "paper_add", 3, 0.02)
-    llama = ARM.from_paper("llama-3.1-8b-instruct", "GPQA", reading="code_replace")
-    assert (llama.c, llama.p1, llama.p_min) == (0.45, 80, 0.2)
-    assert ARM.from_paper("llama-3.1-8b-instruct", "GPQA").p_min == 0.02
-    gemma = ARM.from_paper("gemma-3-4b-it", "AIME24", source="code", reading="code_replace")
-    assert (gemma.c, gemma.p1) == (0.25, 85)
-    assert (gemma.fraction, gemma.selection, gemma.upper) == ("direct", "quantile", "absolute")
-    assert ARM.from_paper("gemma-3-4b-it", "AIME24").p1 == 96.5
-    assert ARM.from_paper("qwen2.5-7b-instruct", "AIME25", source="code").c == 0.1
-    assert ARM.from_paper("gemma-3-27b-it", "GPQA", source="code", p1=85).c == 0.5
+@pytest.mark.parametrize(
+    ("model", "benchmark", "options", "expected"),
+    [
+        (
+            "Qwen/Qwen2.5-Math-7B",
+            "math-500",
+            {"seed": 3},
+            {"c": 0.1, "p1": 95, "seed": 3, "p_min": 0.02},
+        ),
+        ("llama-3.1-8b-instruct", "GPQA", {"reading": "code_replace"}, {"c": 0.45, "p1": 80, "p_min": 0.2}),
+        ("llama-3.1-8b-instruct", "GPQA", {}, {"p_min": 0.02, "fraction": "share"}),
+        ("gemma-3-4b-it", "AIME24", {}, {"p1": 96.5, "fraction": "direct", "selection": "smallest", "upper": "signed"}),
+        (
+            "gemma-3-4b-it",
+            "AIME24",
+            {"source": "code", "reading": "code_replace"},
+            {"c": 0.25, "p1": 85, "fraction": "direct", "selection": "quantile", "upper": "absolute"},
+        ),
+        ("qwen2.5-7b-instruct", "AIME25", {"source": "code"}, {"c": 0.1, "layers": (0,)}),
+        ("gemma-3-27b-it", "GPQA", {"source": "code", "p1": 85}, {"c": 0.5, "p1": 85}),
+    ],
+)
+def test_published_settings_and_their_disagreements(
+    model: str, benchmark: str, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    found = ARM.from_paper(model, benchmark, **options)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "benchmark", "options", "words"),
+    [
+        ("gpt2", "GPQA", {}, "no ARM setting for model 'gpt2'; it does for qwen2.5-math-1.5b, "),
+        ("qwen2.5-math-1.5b", "GSM8K", {}, "for qwen2.5-math-1.5b on 'GSM8K'; it does for GPQA, MATH-500"),
+        ("gemma-3-27b-it", "GPQA", {}, "the table has no ARM setting for gemma-3-27b-it on GPQA"),
+        ("gemma-3-27b-it", "GPQA", {"source": "code"}, "p1 of gemma-3-27b-it on GPQA is not known .*give p1="),
+        ("qwen2.5-math-1.5b", "GPQA", {"source": "mail"}, "source must be one of 'table', 'code'"),
+    ],
+)
+def test_what_is_not_published_is_said(model: str, benchmark: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ARM.from_paper(model, benchmark, **options)

@@ -11,10 +11,11 @@ from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, problems
 from small_results import decomposed
 
+import mless_interp as mi
 from mless_interp.mechanism import decompose_attention
-from mless_interp.mechanism.runs import runs_of
+from mless_interp.mechanism.decompose import runs_of
 from mless_interp.metrics.attention import retained_mass, span_mass_null
-from mless_interp.metrics.outputs import affine_fit, affine_parts, affine_residual, residual_share
+from mless_interp.metrics.outputs import affine_parts, affine_residual, residual_share
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs
@@ -40,29 +41,36 @@ close = torch.testing.assert_close
 # ------------------------------------------------------------------------------------------------------------ formulas
 
 
-def test_the_worked_example_of_methods_13() -> None:
-    before, after = torch.tensor([[1.4], [1.9]]), torch.tensor([[0.92], [0.45]])
-    lam, sigma = torch.tensor([0.8, 0.5]), torch.tensor([[-0.2], [-0.5]])
-    parts = affine_parts(after, before, lam=lam, sigma=sigma)
-    close(parts.scale, torch.tensor([[-0.28], [-0.95]]))
-    close(parts.bias, sigma)
-    close(parts.rest, torch.zeros(2, 1), atol=1e-6, rtol=0)
-    assert float(affine_residual(parts.rest, parts.change)) < 1e-6
-    fit = affine_fit(before, after)
-    close(fit.slope, torch.tensor(-0.94))
-    close(fit.offset, torch.tensor([2.236]))
-    close(fit.r2, torch.tensor(1.0))
-    assert float(fit.slope) < 0 < float(lam.min()), "a regression slope is no retained mass"
-
-
 def test_too_few_problems_to_test_a_head_are_told_and_no_head_is_counted() -> None:
     """3 heads, both senses: 2^-n x 6 < 0.05 from 7 problems on."""
     few, enough = decomposed(n=6), decomposed(n=7)
     assert few.headline().endswith("; 6 problems are too few to test a head against uniform attention (7 needed).")
-    assert "keeps more and" in enough.headline() and "too few" not in enough.headline()
+    assert enough.headline().endswith(
+        "; against uniform attention 1 head keeps more and 1 less in most problems (corrected p < 0.05)."
+    )
     assert list(enough.printed())[3] == "layer_share" and "of the layer's change" in repr(enough)
     for found, passed in ((few, "no head passes"), (enough, "strokes: 2 of 3 heads")):
         assert passed in " ".join(axes.get_title() for axes in lambda_map(found).axes)
+
+
+def test_tables_are_means_over_problems_and_over_the_heads_of_a_layer() -> None:
+    found = decomposed(n=8)
+    heads, layers = found.table().set_index("label"), found.layer_table().set_index("layer")
+    for at, (label, layer, head) in enumerate((("L0H0", 0, 0), ("L0H1", 0, 1), ("L1H0", 1, 0))):
+        lam = found.of("lam")[:, layer, head]
+        row = heads.loc[label]
+        assert row[["lam", "lam_null", "lam_minus_uniform", "lam_n"]].tolist() == pytest.approx(
+            [lam.mean(), 0.5, lam.mean() - 0.5, 8]
+        )
+        assert row["lam_ci_low"] < row["lam"] < row["lam_ci_high"] and (row["lam_p"] < 0.05) == (at != 1)
+    assert layers.loc[0, "lam"] == pytest.approx(heads.loc[["L0H0", "L0H1"], "lam"].mean())
+    assert layers["share"].tolist() == pytest.approx([1, 1]) and layers["bias_share"].tolist() == pytest.approx(
+        [0.75, 0.75]
+    )
+    assert layers[["lam_null", "lam_n", "paper_layer"]].values.tolist() == [[0.5, 8, 1], [0.5, 8, 2]]
+    rows = found.to_frame().query("metric == 'lam' and label == 'L0H1'")
+    assert rows["value"].tolist() == found.of("lam")[:, 0, 1].tolist() and set(rows["unit"]) == {"probability"}
+    assert found.printed()["label"].tolist() == ["L1H0", "L0H0", "L0H1"], "the largest share first"
 
 
 def test_a_shift_is_a_third_term_and_what_is_left_is_the_rest() -> None:
@@ -88,11 +96,7 @@ def test_shares_by_hand_and_undefined_where_nothing_changes() -> None:
 
 def layer_of(model: Model, inputs: Inputs, layer: int, name: str) -> torch.Tensor:
     full = site(layer, name)
-    return model.run(
-        inputs,
-        capture={full: None},
-        logits_at="none",
-    ).captured[full]
+    return model.run(inputs, capture={full: None}, logits_at="none").captured[full]
 
 
 @ACROSS
@@ -212,28 +216,27 @@ def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
     """Readers write Sigma, mediators only what came from upstream, a silent decoy attends and writes nothing; a share is
     no proof that anybody reads it: the unread decoy has one too."""
     made, model = planted_here(**case)
-    assert "random" in case or all(made.decoys[kind] for kind in ("silent", "unread", "avoids")), "every kind once"
-    pairs = planted_pairs(made, model, 12)
-    layers = sorted({head.layer for head in (*made.readers, *made.mediators, *sum(made.decoys.values(), ()))})
-    found = decompose_attention(
-        model, pairs, layers=layers, control="random_sentence", n_control_draws=2, progress=False
-    )
+    assert "random" in case or {"reader", "mediator", "silent", "unread", "avoids"} <= set(made.truth.values())
+    control = {"control": "random_sentence", "n_control_draws": 2}
+    layers = sorted({head.layer for head in made.truth})
+    found = decompose_attention(model, planted_pairs(made, model, 12), layers=layers, **control, progress=False)
     table = found.table().set_index("label")
     usual = table["share"].abs().median()
-    for head in map(str, made.readers):
-        row = table.loc[head]
-        assert row["share"] > 10 * usual and row["bias_share"] == pytest.approx(row["share"], rel=0.1)
-        assert row["lam"] < row["lam_null"] and row["lam_p"] < 0.05
-        assert row["lam"] < row["lam_control"] and row["lam_control_p"] < 0.05
-    for head in map(str, made.mediators):
-        row = table.loc[head]
-        assert row["share"] > 10 * usual and row["rest_share"] == pytest.approx(row["share"], rel=0.05)
-    for head in map(str, made.decoys.get("silent", ())):
-        assert table.loc[head, "lam"] < table.loc[head, "lam_null"] and table.loc[head, "share"] == 0
-    for head in map(str, made.decoys.get("unread", ())):
-        assert table.loc[head, "share"] > 10 * usual
-    for head in map(str, made.decoys.get("avoids", ())):
-        assert table.loc[head, "lam"] > 0.99 and abs(table.loc[head, "bias_share"]) < 1e-3
+    for head, kind in made.truth.items():
+        row = table.loc[str(head)]
+        if kind in ("reader", "mediator", "unread"):
+            assert row["share"] > 10 * usual
+        if kind == "reader":
+            assert row["bias_share"] == pytest.approx(row["share"], rel=0.1)
+            assert (
+                row["lam"] < min(row["lam_null"], row["lam_control"]) and max(row["lam_p"], row["lam_control_p"]) < 0.05
+            )
+        if kind == "mediator":
+            assert row["rest_share"] == pytest.approx(row["share"], rel=0.05)
+        if kind == "silent":
+            assert row["lam"] < row["lam_null"] and row["share"] == 0
+        if kind == "avoids":
+            assert row["lam"] > 0.99 and abs(row["bias_share"]) < 1e-3
 
 
 # ------------------------------------------------------------------------------------------------------------ results
@@ -245,20 +248,20 @@ def tiny(tiny_model_dir: Any) -> tuple[Model, tuple[PromptPair, ...]]:
     return model, pairs_for(model, n_tokens=9)
 
 
-@pytest.mark.slow
-def test_a_control_of_the_same_tokens_does_not_differ(tiny: Any) -> None:
-    model, pairs = tiny
-    own = decompose_attention(model, pairs, control=Insertion.meaningless(" /", 9), progress=False)
-    assert own.control is not None
+def test_a_control_of_the_same_tokens_does_not_differ_and_draws_are_averaged(tiny: Any) -> None:
+    def found(control: Any, n: int = 5) -> mi.AttentionDecomposition:
+        return decompose_attention(*tiny, contrasts=["content"], control=control, n_control_draws=n, progress=False)
+
+    own, two, again = found(Insertion.meaningless(" /", 9)), found("random_sentence", 2), found("random_sentence", 2)
     assert own.control == pytest.approx(own.of("lam"), abs=1e-6)
-    other = decompose_attention(model, pairs, control="random_sentence", n_control_draws=2, progress=False)
-    again = decompose_attention(model, pairs, control="random_sentence", n_control_draws=2, progress=False)
-    assert np.array_equal(other.control, again.control)
-    assert np.abs(other.control - other.of("lam")).max() > 0.01
-    three = decompose_attention(model, pairs, control="random_sentence", n_control_draws=3, progress=False)
-    assert not np.allclose(three.control, other.control), "draws differ and are averaged"
-    with pytest.raises(ValueError, match='control="random_sentence"'):
-        decompose_attention(model, pairs, progress=False).null("control")
+    assert np.array_equal(two.control, again.control) and np.abs(two.control - two.of("lam")).max() > 0.01
+    assert not np.allclose(found("random_sentence", 3).control, two.control), "draws differ and are averaged"
+    for words, against in (
+        ('control="random_sentence"', "control"),
+        ("no null 'none' here; there are uniform", "none"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replace(own, control=None).null(against)
 
 
 # ----------------------------------------------------------------------------------------------------------- messages

@@ -12,7 +12,6 @@ import torch
 from architectures_under_test import folder_of
 from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for
-from test_activation_shift import gini
 
 from mless_interp.answers.complete import Request, generate_completions
 from mless_interp.mechanism import ARM, activation_shift, mediate
@@ -92,43 +91,7 @@ def hooked(name: str, layer: int, tokens: torch.Tensor, change: Callable[[torch.
         handle.remove()
 
 
-def activations_of(name: str, layer: int, tokens: torch.Tensor) -> torch.Tensor:
-    seen: list[torch.Tensor] = []
-    hooked(name, layer, tokens, lambda out: seen.append(out[0]))
-    return seen[0]
-
-
 # ------------------------------------------------------------------------------------- against hooks on Hugging Face
-
-
-@cases(one_backend=True)
-def test_metrics_are_those_of_hugging_face_s_own_activation(name: str, backend: str) -> None:
-    model, layer, c, q = here(name, backend), 1, 0.3, 0.2
-    pairs = pairs_for(model)[:2]
-    shift = activation_shift(model, pairs, layer=layer, contrasts=("total",), c=c, q=q, progress=False)
-    for at, pair in enumerate(pairs):
-        base = activations_of(name, layer, pair.base.tokens).double().numpy()
-        inserted = activations_of(name, layer, pair.inserted.tokens)[pair.shared].double().numpy()
-        size = np.abs(base).ravel()
-        middle = np.sort(size)[(size.size - 1) // 2]
-        eps = 1.4826 * c * max(np.sort(np.abs(size - middle))[(size.size - 1) // 2], 1e-12)
-        assert shift.thresholds[at] == pytest.approx([eps, np.quantile(size, q)], rel=1e-4)
-        for run, values in ((shift.before, base), (shift.after, inserted)):
-            mine = dict(zip(shift.metrics, run[at, 0, 0], strict=True))
-            a = values.ravel()
-            assert mine["near_zero_arm"] == pytest.approx((np.abs(a) < eps).mean(), abs=1.5 / a.size)
-            expected = {
-                "mean": a.mean(),
-                "mean_absolute": np.abs(a).mean(),
-                "gini": gini(a),
-                "minimum": a.min(),
-                "q95": np.quantile(a, 0.95),
-                "variance": np.median(values.var(0, ddof=1)),
-            }
-            for metric, value in expected.items():
-                assert mine[metric] == pytest.approx(value, rel=2e-4, abs=2e-6), metric
-    assert np.abs(shift.of("mean")).max() > 1e-4
-    assert shift.settings["gated"] is (name in GATED)
 
 
 @cases(one_backend=True)
@@ -188,7 +151,7 @@ def test_mediation_reads_the_activation_where_attention_reaches_it(name: str) ->
         assert found.of(reading, "with") == pytest.approx(shift.after[:, 0, 0, at], abs=1e-6)
     moved = float(np.abs(found.effect("mean_absolute", "both")).max())
     said = " ".join(found.details())
-    assert UNGATED in said
+    assert UNGATED in said and found.settings["gated"] is False
     assert (moved < 1e-6) is (name in PARALLEL) is ("none can" in said)
     assert np.abs(found.effect("outcome", "both")).max() > 1e-3
 

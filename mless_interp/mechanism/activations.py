@@ -3,15 +3,16 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from ..core.arguments import check_count, checked
-from ..metrics.activations import histogram
+from ..core.arguments import check_count, check_share, checked
+from ..metrics import activations as metrics
 from ..metrics.patterns import widened
+from ..metrics.received import kurtosis
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Model
 from ..models.sites import site
@@ -20,20 +21,10 @@ from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import groups_of
 from ..runtime.loop import RunOptions
-from .activation_results import ActivationShift
-from .activation_summaries import (
-    DISTANCES,
-    GROUPS,
-    VALUES,
-    NearZero,
-    check_widths,
-    distances,
-    histogram_edges,
-    summarise,
-    token_groups_of,
-)
+from .activation_results import DISTANCES, VALUES, ActivationShift
 
 POSITIONS = ("shared", "question")
+Activations = Float[Tensor, "token d_mlp"]
 Classify = Callable[[PromptPair], Sequence[str]]
 
 
@@ -87,7 +78,7 @@ def activation_shift(
     check_count(bins, name="bins", at_least=2)
     found = own_pairs(model, fit_pairs(followed(pairs)))
     classes = [_classes(model, pair, classify) for pair in found]
-    read = _Reader(model, site(layer, "mlp.hook_pre"), gate.activation, positions)
+    one = _OnePair(model, site(layer, "mlp.hook_pre"), gate.activation, positions, names, c, q)
     settings = {
         "layer": layer,
         "gated": gate.gated,
@@ -102,11 +93,11 @@ def activation_shift(
         **model.identity,
         "prompts": digest_of(found),
     }
-    edges = histogram_edges(read(found[0], "base"), bins=bins)
+    edges = histogram_edges(one.activations(found[0], "base"), bins=bins)
     done = over_pairs(
         model,
         found,
-        single(lambda at: _one(read, found[at], classes[at], names, edges, c=c, q=q)),
+        single(lambda at: one.measured(found[at], classes[at], edges)),
         label=f"activations of layer {layer}",
         settings={**settings, "edges": edges.tolist()},  # of the first problem
         prompts=[[pair.fingerprint(), of_tokens] for pair, of_tokens in zip(found, classes, strict=True)],
@@ -118,7 +109,7 @@ def activation_shift(
         groups=groups_of(pair.problem for pair in found),
         layer=layer,
         contrasts=names,
-        token_groups=GROUPS,
+        token_groups=("all", *CLASSES),
         metrics=(*VALUES, *DISTANCES),
         before=stacked["before"],
         after=stacked["after"],
@@ -132,17 +123,42 @@ def activation_shift(
     )
 
 
+def check_widths(*, c: float, q: float) -> None:
+    """`ValueError` unless both widths of near zero can be used."""
+    if not 0 < c < float("inf"):
+        raise ValueError(f"c is the width of near zero in robust standard deviations and must be positive, got {c!r}")
+    check_share(q, name="q")
+
+
+@dataclass(frozen=True)
+class NearZero:
+    """What counts as near zero, in the activations' unit: ARM's form and the quantile form, from one base run."""
+
+    arm: float
+    quantile: float
+
+    @classmethod
+    def of(cls, activations: Activations, *, c: float, q: float) -> "NearZero":
+        """The thresholds of a run, over all its tokens."""
+        flat = activations.flatten()
+        return cls(float(metrics.arm_threshold(flat, c=c)), float(metrics.quantile(flat.abs(), q=q)))
+
+
 @dataclass(frozen=True, eq=False)
-class _Reader:
-    """Runs one condition of a pair and keeps the wanted site's activations at the wanted tokens, nothing else."""
+class _OnePair:
+    """What stays the same from problem to problem."""
 
     model: Model
     site: str
     activation: Callable[[Tensor], Tensor]
     positions: str
+    contrasts: tuple[str, ...]
+    c: float
+    q: float
 
-    def __call__(self, pair: PromptPair, condition: str) -> Tensor:
-        places = torch.arange(len(pair.base)) if not CONDITIONS[condition].has_span else pair.shared
+    def activations(self, pair: PromptPair, condition: str) -> Activations:
+        """One condition's activations at the wanted tokens; nothing else of the run is kept."""
+        places = pair.shared if CONDITIONS[condition].has_span else torch.arange(len(pair.base))
         places = places[self.first(pair) :]
         keep = {self.site: lambda pre: widened(self.activation(pre[0, places.to(pre.device)]))}
         found: Tensor = self.model.run(pair.condition(condition), capture=keep, logits_at="none").captured[self.site]
@@ -154,49 +170,82 @@ class _Reader:
         """The first token of the base prompt that is read."""
         return pair.spans[0][0] if self.positions == "question" else 0
 
-
-def _one(
-    read: _Reader,
-    pair: PromptPair,
-    kinds: tuple[str, ...],
-    contrasts: tuple[str, ...],
-    edges: Tensor,
-    *,
-    c: float,
-    q: float,
-) -> dict[str, Any]:
-    """One problem: `before`, `after`, `difference` `[contrast, group, metric]`, token counts, thresholds, histograms."""
-    groups = token_groups_of(kinds[read.first(pair) :])
-    runs = {"base": read(pair, "base")}
-    thresholds = NearZero.of(runs["base"], c=c, q=q)
-    parts: dict[str, list[Any]] = {"before": [], "after": [], "difference": [], "counts": []}
-    for contrast in contrasts:
-        ends = CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted
-        for condition in ends:
-            if condition not in runs:
-                runs[condition] = read(pair, condition)
-        before, after = (runs[condition] for condition in ends)
-        own = NearZero.of(before, c=c, q=q).arm
-        cells: dict[str, list[Any]] = {key: [] for key in parts}
-        for mask in groups.values():
-            a, b = (run[mask.to(run.device)] for run in (before, after))
-            first, second = (summarise(part, thresholds=thresholds, own_threshold=own, edges=edges) for part in (a, b))
-            apart = distances(a, b)
-            nothing = [float("nan")] * len(DISTANCES)
-            cells["before"].append([*first.values(), *nothing])
-            cells["after"].append([*second.values(), *nothing])
-            cells["difference"].append([*(second[name] - first[name] for name in VALUES), *apart.values()])
-            cells["counts"].append([_counts(part, edges) for part in (a, b)])
-        for key, value in cells.items():
-            parts[key].append(value)
-    n_tokens = [int(mask.sum()) for mask in groups.values()]
-    return {**parts, "n_tokens": n_tokens, "thresholds": [thresholds.arm, thresholds.quantile]}
+    def measured(self, pair: PromptPair, classes: tuple[str, ...], edges: Tensor) -> dict[str, np.ndarray]:
+        """`before`, `after`, `difference` `[contrast, group, metric]`, histograms, numbers of tokens, thresholds."""
+        kinds = np.array(classes[self.first(pair) :])
+        masks = [torch.ones(len(kinds), dtype=torch.bool), *(torch.from_numpy(kinds == name) for name in CLASSES)]
+        runs = {"base": self.activations(pair, "base")}
+        thresholds = NearZero.of(runs["base"], c=self.c, q=self.q)
+        before, after, difference, counts = [], [], [], []
+        for contrast in self.contrasts:
+            ends = CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted
+            runs |= {end: self.activations(pair, end) for end in ends if end not in runs}
+            own = NearZero.of(runs[ends[0]], c=self.c, q=self.q).arm
+            for mask in masks:
+                a, b = (runs[end][mask.to(runs[end].device)] for end in ends)
+                first, second = (_values(part, thresholds, own, edges) for part in (a, b))
+                nothing = np.full(len(DISTANCES), np.nan)
+                before.append([*first, *nothing])
+                after.append([*second, *nothing])
+                difference.append([*(second - first), *_distances(a, b)])
+                counts.append([_counts(part, edges) for part in (a, b)])
+        shape = len(self.contrasts), len(masks), -1
+        return {
+            "before": np.reshape(before, shape),
+            "after": np.reshape(after, shape),
+            "difference": np.reshape(difference, shape),
+            "counts": np.reshape(counts, (*shape[:2], 2, -1)),
+            "n_tokens": np.array([int(mask.sum()) for mask in masks]),
+            "thresholds": np.array([thresholds.arm, thresholds.quantile]),
+        }
 
 
-def _counts(activations: Tensor, edges: Tensor) -> list[float]:
+def _values(activations: Activations, thresholds: NearZero, own_threshold: float, edges: Tensor) -> np.ndarray:
+    """Every metric of `VALUES` for these tokens; all NaN where there is no token."""
     if not len(activations):
-        return [0.0] * (len(edges) - 1)
-    return histogram(activations.flatten().double(), edges=edges.to(activations.device)).tolist()
+        return np.full(len(VALUES), np.nan)
+    flat = activations.flatten()
+    centre = metrics.quantile(activations.T, q=0.5)
+    found = {
+        "near_zero_arm": metrics.near_zero_fraction(flat, threshold=thresholds.arm),
+        "near_zero_quantile": metrics.near_zero_fraction(flat, threshold=thresholds.quantile),
+        "relative_sparsity": metrics.near_zero_fraction(flat, threshold=own_threshold),
+        "mean": flat.mean(),
+        "variance": metrics.median_variance(activations),
+        "deviation": (activations - centre).abs().mean() if len(activations) > 1 else torch.nan,
+        "l1": metrics.l1_norm(flat),
+        "mean_absolute": metrics.mean_absolute(flat),
+        "l2": metrics.l2_norm(flat),
+        "root_mean_square": metrics.root_mean_square(flat),
+        "gini": metrics.gini(flat),
+        "histogram_gini": metrics.histogram_gini(flat, edges=edges.to(flat.device)),
+        **{name: metrics.quantile(flat, q=int(name[1:]) / 100) for name in ("q01", "q05", "q95", "q99")},
+        "minimum": flat.amin(),
+        "kurtosis": kurtosis(flat),
+    }
+    return np.array([float(found[name]) for name in VALUES])
+
+
+def _distances(before: Activations, after: Activations) -> np.ndarray:
+    """Every metric of `DISTANCES` between the same tokens of two runs; NaN where there is no token."""
+    if not len(before):
+        return np.full(len(DISTANCES), np.nan)
+    return np.array([float(getattr(metrics, name)(before.flatten(), after.flatten())) for name in DISTANCES])
+
+
+def _counts(activations: Activations, edges: Tensor) -> np.ndarray:
+    if not len(activations):
+        return np.zeros(len(edges) - 1)
+    return metrics.histogram(activations.flatten().double(), edges=edges.to(activations.device)).cpu().numpy()
+
+
+def histogram_edges(activations: Activations, *, bins: int) -> Float[Tensor, " edge"]:
+    """Equal bins from the 0.1 to the 99.9 per cent quantile; what lies outside counts in the outer bins."""
+    flat = activations.flatten().cpu()
+    low, high = (float(metrics.quantile(flat, q=q)) for q in (0.001, 0.999))
+    if not high > low:  # all activations are equal
+        low, high = low - 1, low + 1
+    return torch.linspace(low, high, bins + 1, dtype=torch.float64)
 
 
 def _classes(model: Model, pair: PromptPair, classify: Classify | None) -> tuple[str, ...]:

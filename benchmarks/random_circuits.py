@@ -1,0 +1,119 @@
+"""Planted models drawn at random, of every kind of circuit: for benchmarks, and for the tests of the planted models."""
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from mless_interp.core.heads import Head
+from mless_interp.ground_truth.planted import PlantedModel, planted_model
+from mless_interp.ground_truth.roles import ANSWER_ROW, DECOY_KINDS
+from mless_interp.ground_truth.tokenizer import NUMBERS
+from mless_interp.prompts.conditions import one_of
+
+CIRCUITS = tuple(
+    "plain, switched, any, all, any mediators, all mediators, against, rows, rare, relayed, mixed".split(", ")
+)
+"""What `random_planted` can draw."""
+
+
+def random_planted(
+    seed: int, *, circuit: str = "plain", dtype: torch.dtype = torch.float32, null: bool = False
+) -> PlantedModel:
+    """A planted model with geometry and heads drawn at random, for benchmarks.
+
+    2-6 layers, 8-28 query heads, grouped or full attention, 0-2 decoys of each kind, either sign, and by `circuit`:
+
+    - "plain": 1-4 readers and 0-3 mediators; with `null` none of them, and no `unread` decoys;
+    - "switched": one or two conditional readers of one switch, and perhaps a reader beside them;
+    - "any", "all": two or three readers of which each is enough, or all are needed;
+    - "any mediators", "all mediators": the same of mediators of one reader;
+    - "against": two or three readers and one that pushes the other way;
+    - "rows": readers from the answer's row alone, from the numbers' rows, and from all rows, and a mediator;
+    - "rare": a reader and a mediator, and two readers whose large effects need a number: one that few problems name, or
+      one of nine, which nearly all name;
+    - "relayed": a writer in the span's rows and the head that reads there, perhaps beside a reader;
+    - "mixed": a switch with its reader, a reader, one against, and a mediator.
+    """
+    one_of(circuit, dict.fromkeys(CIRCUITS), "circuit")
+    if null and circuit != "plain":
+        raise ValueError(f"null=True is a model without any circuit, got circuit={circuit!r}: leave one of them out")
+    rng = random.Random(f"planted geometry {seed}")
+    n_layers, n_heads = rng.randint(2, 6), rng.choice((8, 12, 14, 16, 20, 24, 28))
+    groups = [kv for kv in range(1, n_heads) if n_heads % kv == 0]
+    n_key_value_heads = n_heads if rng.random() < 0.25 else rng.choice(groups)
+    everywhere = [Head(layer, head) for layer in range(n_layers) for head in range(n_heads)]
+    free = rng.sample(everywhere, len(everywhere))
+
+    def take(n: int, layers: range) -> list[Head]:
+        heads = [head for head in free if head.layer in layers][:n]
+        free[:] = [head for head in free if head not in heads]
+        return heads
+
+    def after(heads: Sequence[Head]) -> range:
+        return range(max(head.layer for head in heads) + 1, n_layers)
+
+    every, early = range(n_layers), range(n_layers - 1)
+    readers: list[Head] = []
+    mediators: list[Head] = []
+    more: dict[str, Any] = {}
+    match circuit:
+        case "plain":
+            n_readers, n_mediators = rng.randint(1, 4), rng.randint(0, 3)
+            if not null:
+                readers = take(1, early) if n_mediators else []
+                readers += take(n_readers - len(readers), every)
+                mediators = take(n_mediators, range(min(head.layer for head in readers) + 1, n_layers))
+        case "switched":
+            switch = take(1, early)
+            more["conditional"] = dict.fromkeys(take(rng.randint(1, 2), after(switch)), switch[0])
+            readers = take(rng.randint(0, 1), every)
+        case "any" | "all":
+            readers = take(rng.randint(2, 3), every)
+            more["combine"] = circuit
+        case "any mediators" | "all mediators":
+            readers = take(1, early)
+            mediators = take(rng.randint(2, 3), after(readers))
+            more = {"combine": circuit.split()[0], "reads_from": {readers[0]: NUMBERS}}
+        case "against":
+            readers = take(rng.randint(2, 3), every)
+            more["against"] = take(1, every)
+        case "rows":
+            readers = take(3, early)
+            mediators = take(1, after(readers))
+            more["reads_from"] = {readers[0]: [ANSWER_ROW], readers[1]: NUMBERS}
+        case "rare":
+            readers = take(3, early)
+            mediators = take(1, after(readers))
+            numbers = rng.sample(NUMBERS, 10)
+            more["reads_from"] = {readers[0]: numbers[:1], readers[1]: numbers[1:]}
+        case "relayed":
+            writer = take(1, early)
+            more["relayed"] = {take(1, after(writer))[0]: writer[0]}
+            readers = take(rng.randint(0, 1), every)
+        case "mixed":
+            switch = take(1, early)
+            more = {"conditional": {take(1, after(switch))[0]: switch[0]}, "against": take(1, every)}
+            readers = take(1, early)
+            mediators = take(1, after(readers))
+    decoys = {kind: take(rng.randint(0, 2), every) for kind in DECOY_KINDS if not (null and kind == "unread")}
+    return planted_model(
+        sorted(readers),
+        sorted(mediators),
+        decoys=decoys,
+        copier=take(1, every)[0],
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_key_value_heads=n_key_value_heads,
+        seed=seed,
+        sign=rng.choice((1, -1)),
+        null=null,
+        dtype=dtype,
+        **more,
+    )
+
+
+def planted_examples(n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Iterator[PlantedModel]:
+    """`n` random planted models, one after the other of each of `CIRCUITS`; model i depends on `seed` + i only."""
+    return (random_planted(each, circuit=CIRCUITS[each % len(CIRCUITS)], dtype=dtype) for each in range(seed, seed + n))
