@@ -21,7 +21,7 @@ from mless_interp.patching.attribution import HeadAttribution
 from mless_interp.patching.dose import DoseResponse
 from mless_interp.patching.joint import JointKnockout
 from mless_interp.patching.reads import ReadEffects
-from mless_interp.patching.scores import PatchScores
+from mless_interp.patching.sweep import PatchScores
 from mless_interp.patching.transplant import Transplant
 from mless_interp.scores import AttentionProfile, HeadScores, SegmentAttention
 

@@ -9,7 +9,7 @@ from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..mechanism.arm import ARM
-from ..patching.head_transfer import HeadTransfer
+from ..patching.interventions import HeadTransfer
 from ..prompts.insertions import Insertion
 
 

@@ -12,7 +12,7 @@ from ..circuits.judge import KINDS, NAMED
 from ..circuits.located import LocatedHeads
 from ..core.arguments import checked
 from ..core.heads import Head
-from ..patching.scores import PatchScores
+from ..patching.sweep import PatchScores
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of
 

@@ -14,7 +14,7 @@ from ..circuits.located import LocatedHeads
 from ..core.arguments import count_of, listed
 from ..core.heads import Head
 from ..patching.outcomes import OUTCOMES
-from ..patching.scores import PatchScores
+from ..patching.sweep import PatchScores
 from ..prompts.conditions import CONTRASTS
 from ..runtime.columns import Column, columns_of, declare
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads, place_of, tidy

@@ -19,8 +19,7 @@ from ..models.base import Model
 from ..models.load import load_model
 from ..patching.outcomes import OUTCOMES, outcome_named
 from ..patching.prepared import prepare
-from ..patching.scores import PatchScores
-from ..patching.sweep import patch_heads
+from ..patching.sweep import PatchScores, patch_heads
 from ..prompts.conditions import CONTRASTS, one_of, several_of
 from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import PromptPair, make_pairs

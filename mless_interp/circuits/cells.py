@@ -16,10 +16,9 @@ from ..models.base import Model
 from ..models.info import AttentionOutput, ModelError
 from ..models.inputs import Recording
 from ..models.replay import Layers
-from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
+from ..patching.effect import SMALLEST_EFFECT, Parts, check_smallest_effect
 from ..patching.interventions import Intervention, edit_named
 from ..patching.outcomes import Outcome
-from ..patching.parts import Parts
 from ..patching.prepared import Prepared, Runs, Settings, prepare
 from ..patching.sweep import Engine, Sweep
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, one_of

@@ -10,12 +10,11 @@ import pandas as pd
 
 from ..core.arguments import count_of, listed
 from ..core.heads import Head, as_head
-from ..patching.effect import SMALLEST_EFFECT, Effect
+from ..patching.effect import SMALLEST_EFFECT, WHOLE, Effect, concentration_words
 from ..patching.joint import JointKnockout
-from ..patching.parts import WHOLE, concentration_words
 from ..patching.prepared import Settings
 from ..patching.reads import ReadEffects
-from ..patching.scores import PatchScores
+from ..patching.sweep import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..runtime.columns import Column, Table, columns_of
 from ..runtime.results import (

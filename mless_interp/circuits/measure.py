@@ -13,8 +13,7 @@ from ..models.base import no_gradients_because, refuse_without_gradients
 from ..models.info import ModelError
 from ..patching.attribution import attribute_heads
 from ..patching.prepared import Prepared
-from ..patching.scores import PatchScores
-from ..patching.sweep import Sweep, sweep_heads
+from ..patching.sweep import PatchScores, Sweep, sweep_heads
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..runtime.checkpoint import Checkpoint
 from ..runtime.engines import shard_of

@@ -13,10 +13,9 @@ from ..core.arguments import check_count, checked, count_of, listed
 from ..core.heads import Head
 from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import HeadAttribution, attribute_heads
-from ..patching.effect import SMALLEST_EFFECT, Effect
+from ..patching.effect import SMALLEST_EFFECT, WHOLE, Effect, share_words
 from ..patching.joint import cutting, gate_row, gated_outcomes, random_sets
 from ..patching.outcomes import Outcome
-from ..patching.parts import WHOLE, share_words
 from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of

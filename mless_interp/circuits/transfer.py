@@ -19,11 +19,10 @@ from ..models.base import Model
 from ..models.inputs import Inputs
 from ..models.memory import rows_per_pass
 from ..models.sites import site
-from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for
-from ..patching.head_transfer import AT, HeadTransfer
+from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for, share_words
+from ..patching.interventions import AT, HeadTransfer
 from ..patching.joint import random_sets
 from ..patching.outcomes import Outcome
-from ..patching.parts import share_words
 from ..patching.prepared import Prepared, Settings, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of
 from ..prompts.insertions import Insertion

@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
-from ..patching.scores import PatchScores
+from ..patching.sweep import PatchScores
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, head_columns
 from ..statistics import CONFIDENCE, derive_generator

@@ -4,11 +4,10 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["attribution", "dose", "interventions", "joint", "outcomes", "reads", "scores", "sweep", "transplant"],
+    ["attribution", "dose", "interventions", "joint", "outcomes", "reads", "sweep", "transplant"],
     {
         "interventions": ["INTERVENTIONS", "Intervention"],
         "outcomes": ["OUTCOMES", "Outcome"],
-        "scores": ["PatchScores"],
-        "sweep": ["POSITIONS", "patch_heads"],
+        "sweep": ["POSITIONS", "PatchScores", "patch_heads"],
     },
 )

@@ -21,7 +21,7 @@ from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Result, head_columns, of_heads, rows_per_head
+from ..runtime.results import Result, head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
 from .prepared import Prepared, Runs, Settings, prepare
@@ -45,7 +45,7 @@ def attribute_heads(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> "HeadAttribution":
-    r"""Estimate what each head's response to the insertion's content (or another `contrast`) adds to the outcome.
+    r"""Estimate what each head's response to the insertion's content (or another `contrast`) adds to the outcome (methods §7).
 
     "gate_ig" (the default where something can be cut off): gates on the attention from the question to the span, integrated
     from closed to open by Gauss-Legendre with `steps` nodes,
@@ -53,28 +53,22 @@ def attribute_heads(
     $$ \mathrm{IG}_{l,h} = \int_0^1 \frac{\partial Y}{\partial g_{l,h}}\Big|_{g = s} ds, \qquad
        \sum_{l,h} \mathrm{IG}_{l,h} = Y(C_1) - Y(C_3), $$
 
-    which sees direct reads; `completeness` is the error of the sum (where it is not small, raise `steps`). All gates move
-    together, so where heads interact it ranks them differently from single knockouts. These are estimated from the gradients at
-    both ends, exactly where the rest of the model responds linearly, and `knockout` ranks the heads:
+    which sees direct reads; `completeness` is the error of the sum (where it is not small, raise `steps`). As all gates move
+    together, single knockouts are estimated as well, from the gradients at both ends; `knockout` ranks the heads.
 
-    $$ \hat\Delta_{l,h} = (z_{l,h} - z_{l,h}^{\text{cannot see the span}}) \cdot \frac{\partial Y}{\partial z_{l,h}}\Big|_{C_1},
-       \qquad \text{and at } C_3 \text{ with } z^{\text{sees it}} - z. $$
+    "atp": (z_inserted - z_masked) . dY/dz at the inserted run; it sees mediators too.
 
-    "atp": (z_inserted - z_masked) . dY/dz at the inserted run, one backward pass for all problems of a length; it sees
-    mediators too.
-
-    contrast: "content", "computed", "inside" or, for "atp", any whose runs have equal length; C3 and C1 are then its clean and
-        its corrupted run.
+    contrast: "content", "computed", "inside" or, for "atp", any whose runs have equal length.
     verify: so many of the best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly, by the edit that the
         method estimates; they come first, by `exact`.
-    checkpoint: a file that keeps each finished problem's estimates; started again with the same settings the run goes on there.
+    checkpoint, progress: as in `patch_heads`.
 
     Positive: the head's response raises the outcome. Raises `ModelError` where no gradients can be had (quantised weights,
     inference mode, a remote model) and `ValueError` for an outcome whose gradient vanishes at the run ("kl" with "atp").
     Source: gates of Michel et al. (1905.10650), integrated gradients of Sundararajan et al. (1703.01365), attribution patching
-    as in AtP* (2403.00745); methods §7.
+    as in AtP* (2403.00745).
     """
-    between = one_of(contrast, CONTRASTS, "contrast")
+    options, between = RunOptions(checkpoint, progress), one_of(contrast, CONTRASTS, "contrast")
     method = method or ("gate_ig" if between.cuts else "atp")
     edit, usual = one_of(method, METHODS, "method")
     if outcome_named(outcome).needs_clean and method == "atp":
@@ -101,24 +95,13 @@ def attribute_heads(
         return found
 
     settings: Settings = {"method": method, "contrast": contrast, "steps": steps, "verify": n_verified}
-    label = f"attributing ({method})"
-    found = prepared.each(of_unit, label=label, settings=settings, options=RunOptions(checkpoint, progress))
-    made = HeadAttribution(
-        problem_ids=prepared.ids,
-        groups=prepared.groups,
-        **{name: np.array([each[name] for each in found], dtype=float) for name in found[0]},
-        unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings},
-        resolution=model.resolution,
-    )
+    found = prepared.each(of_unit, label=f"attributing ({method})", settings=settings, options=options)
+    arrays = {name: np.array([each[name] for each in found], dtype=float) for name in found[0]}
+    made = HeadAttribution(**{**arrays, **prepared.fields(settings)})
     if not n_verified:
         return made
-    swept = sweep_heads(
-        prepared,
-        {"exact": Sweep.named(contrast, edit=edit)},
-        made.ranking()[:n_verified],
-        options=RunOptions(progress=progress),
-    )
+    sweeps, best = {"exact": Sweep.named(contrast, edit=edit)}, made.ranking()[:n_verified]
+    swept = sweep_heads(prepared, sweeps, best, options=RunOptions(progress=progress))
     return replace(made, exact=swept["exact"].effect)
 
 
@@ -131,26 +114,15 @@ class _Gradients:
         self.recording = self.model.record(runs.inputs(contrast.corrupted), start=start)
         self.masked = runs.recording(contrast.clean, runs.start(contrast, contrast.clean))
         z, read = self.recording.z[0], runs.read(contrast.corrupted)
-        self.device = z.device
         self.rows, self.span = (each.to(z.device) for each in runs.cut(contrast))
-        self.most = rows_per_graph(
-            self.model.info,
-            changed=length - start,
-            length=length,
-            read=len(read),
-            bytes_each=z.element_size(),
-            devices=self.model.devices,
-        )
+        sizes = {"changed": length - start, "length": length, "read": len(read), "bytes_each": z.element_size()}
+        self.most = rows_per_graph(self.model.info, **sizes, devices=self.model.devices)
         assert self.model.stepper is not None  # refused before anything ran
         self.tail = partial(self.model.stepper.tail, self.recording, torch.tensor(read, device=z.device) - start)
 
     def values(self, logits: Tensor) -> Tensor:
         """Outcomes `[problem x row]`, with their graph."""
-        runs, clean = self.runs, self.masked.logits
-        assert clean is not None
-        rows = logits.unflatten(0, (len(runs.pairs), -1))
-        clean = clean.to(logits.device)
-        return torch.cat([runs.outcome.value(rows[i], p, clean[i : i + 1]) for i, p in enumerate(runs.pairs)])
+        return self.runs.values(logits, self.masked.logits).flatten()
 
     def in_parts(self, compute: Callable[[slice], Part], n_rows: int, most: int) -> list[Part]:
         """`compute` over all rows, at most `most` at a time; memory that runs out halves the parts."""
@@ -162,10 +134,8 @@ class _Gradients:
                 at += most
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
-                    name = self.model.info.name
-                    raise ModelError(
-                        f"{name}: the outcome has no gradient with respect to its heads ({error}); {INSTEAD}"
-                    ) from error
+                    why = f"the outcome has no gradient with respect to its heads ({error})"
+                    raise ModelError(f"{self.model.info.name}: {why}; {INSTEAD}") from error
                 most = halved(most, error)
         return found
 
@@ -202,7 +172,7 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
             with torch.no_grad():
                 state = LayerState.of(passes.model, run, layer, span=passes.span, rows=passes.rows)
                 changed = intervention.edited(state) - run.z[layer]
-            per_layer.append(sign * (changed[0] * slope[end].to(changed)).sum((0, -1)).to(passes.device))
+            per_layer.append(sign * (changed[0] * slope[end].to(changed)).sum((0, -1)).cpu())
         found[name] = torch.stack(per_layer)
     return {name: values.double().cpu().numpy() for name, values in found.items()}
 
@@ -267,10 +237,6 @@ class HeadAttribution(Result):
         """Sum over heads minus the total effect, `[problem]`: about 0 for "gate_ig", without meaning for "atp"."""
         return self.scores.sum((1, 2)) - (self.inserted - self.masked)
 
-    def mean(self) -> np.ndarray:
-        """Mean score over problems, `[layer, head]`."""
-        return self.by_group(self.scores).mean(0)
-
     @property
     def best(self) -> np.ndarray:
         """Return the best value of each head, `[problem, layer, head]`: exact where `verified`, else that sweep's estimate."""
@@ -283,21 +249,12 @@ class HeadAttribution(Result):
         none = np.zeros(self.scores.shape[1:], dtype=bool)
         return none if self.exact is None else np.isfinite(self.exact).all(0)
 
-    def ranking(self, by: str = "best") -> tuple[Head, ...]:
-        """Heads by |mean|, largest first, of "scores", "knockout" or "edge_noise"; "best": first the verified heads by their
-        exact value, then the others by the estimate. The two are never mixed: an estimate can be far off."""
-        known = {name: getattr(self, name) for name in ("best", "scores", "knockout", "edge_noise")}
-        values = one_of(by, {name: each for name, each in known.items() if each is not None}, "ranking")
-        mean = np.abs(self.by_group(values).mean(0))
-        later = ~self.verified if by == "best" else np.zeros_like(self.verified)
-        order = np.lexsort((-mean.ravel(), later.ravel()))  # stable: the last key decides first
+    def ranking(self) -> tuple[Head, ...]:
+        """Heads by |mean|, largest first: the verified ones by their exact value, then the others by the estimate. The two are
+        never mixed: an estimate can be far off."""
+        mean = np.abs(self.by_group(self.best).mean(0))
+        order = np.lexsort((-mean.ravel(), ~self.verified.ravel()))  # stable: the last key decides first
         return tuple(Head(*divmod(int(place), mean.shape[1])) for place in order)
-
-    def to_frame(self) -> pd.DataFrame:
-        """One tidy row per measure (those of `table`), problem and head."""
-        heads = [Head(*place) for place in np.ndindex(self.scores.shape[1:])]
-        measures = {name: of_heads(values, heads) for name, values in self._given.items()}
-        return rows_per_head(self.problem_ids, heads, measures)
 
     @property
     def _given(self) -> dict[str, np.ndarray]:
@@ -305,24 +262,26 @@ class HeadAttribution(Result):
         every = {"score": self.scores} | {name: getattr(self, name) for name in ("knockout", "edge_noise", "exact")}
         return {name: values for name, values in every.items() if values is not None}
 
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per measure (those of `table`), problem and head."""
+        heads = [Head(*place) for place in np.ndindex(self.scores.shape[1:])]
+        measures = {name: of_heads(values, heads) for name, values in self._given.items()}
+        return rows_per_head(self.problem_ids, heads, measures)
+
     def table(self) -> pd.DataFrame:
         """One row per head, best first: whether it was verified (`ranked_by` exact or estimate), and the means over problems of
         the `score`, the estimates of `knockout` and `edge_noise`, and the `exact` sweep."""
         ranked = self.ranking()
         means = {name: of_heads(self.by_group(values).mean(0), ranked) for name, values in self._given.items()}
-        ranked_by = ["exact" if self.verified[head.layer, head.head] else "estimate" for head in ranked]
+        ranked_by = np.where(of_heads(self.verified, ranked), "exact", "estimate")
         return pd.DataFrame({**head_columns(ranked), "ranked_by": ranked_by, **means})
-
-    def quantity(self, column: str) -> Quantity:
-        """A contribution in the outcome's unit; estimates have no intervals."""
-        return Quantity(self.unit, signed=True)
 
     def headline(self) -> str:
         """Return which heads the method ranks first, and of which total effect."""
         mean = float(self.by_group(self.inserted - self.masked).mean())
         contrast = CONTRASTS[self.settings.get("contrast", "content")]
         return (
-            f"{self.settings.get('method')} ranks {', '.join(self.table()['label'].head(3))} first of "
+            f"{self.settings.get('method')} ranks {', '.join(map(str, self.ranking()[:3]))} first of "
             f"{count_of(self.scores[0].size, 'head')}; the insertion {'raises' if mean > 0 else 'lowers'} the outcome by "
             f"{abs(mean):.4f} {self.unit} (mean of {contrast.corrupted} - {contrast.clean} over "
             f"{count_of(len(self.problem_ids), 'problem')})."
@@ -335,10 +294,8 @@ class HeadAttribution(Result):
             found.append("The outcome does not change at all in any problem: there is nothing to attribute.")
         if self.settings.get("method") == "gate_ig":
             worst = np.abs(self.completeness).max()
-            advice = f", {worst / size:.0%} of the largest effect: raise steps ({self.settings.get('steps')})"
-            found.append(
-                f"Largest completeness error {worst:.2e} {self.unit}{advice if worst > 0.05 * size > 0 else ''}."
-            )
+            large = f", {worst / size:.0%} of the largest effect: raise steps" if worst > 0.05 * size > 0 else ""
+            found.append(f"Largest completeness error {worst:.2e} {self.unit}{large}.")
         if n_exact := int(self.verified.sum()):
             found.append(
                 f"The first {count_of(n_exact, 'head')} of {self.verified.size} stand by an exact sweep, others by estimates."

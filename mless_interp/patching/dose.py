@@ -91,10 +91,10 @@ def dose_response(
 
     insertion : what to insert; its `n_tokens` is replaced by each of `doses`.
     layer : whose heads are read (zero-based).
-    checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
+    checkpoint, progress : as in `patch_heads`.
     Source: methods I12, E8.
     """
-    read_outcome = outcome_named(outcome, signed_for="dose-response")
+    options, read_outcome = RunOptions(checkpoint, progress, seed), outcome_named(outcome, signed_for="dose-response")
     doses = checked_doses(doses)
     check_has_doses(insertion.kind)
     model.info.check_layer(layer)
@@ -112,15 +112,12 @@ def dose_response(
             for condition in ANSWERED:
                 found[condition].append(_one(runs, condition, layer))
             tick(1)
-        odds = {condition: np.stack([read for read, _ in found[condition]]) for condition in READ}
-        seen = {condition: np.isfinite(read).all(0) for condition, read in odds.items()}
-        return [
-            {
-                "base": _one(by_dose[0].runs(unit), "base", layer)[1],
-                "outcomes": {condition: [value for _, value in found[condition]] for condition in ANSWERED},
-                "log_odds": {name: defined_mean(np.where(seen[name], odds[name], np.nan), -1) for name in READ},
-            }
-        ]
+        log_odds = {}
+        for condition in READ:  # of rows that see the span at every dose
+            odds = np.stack([read for read, _ in found[condition]])
+            log_odds[condition] = defined_mean(np.where(np.isfinite(odds).all(0), odds, np.nan), -1)
+        outcomes = {condition: [value for _, value in found[condition]] for condition in ANSWERED}
+        return [{"base": _one(by_dose[0].runs(unit), "base", layer)[1], "outcomes": outcomes, "log_odds": log_odds}]
 
     last = by_dose[-1]
     settings = {"doses": list(doses), "layer": layer, "template": last.pairs[0].template.name, **last.settings}
@@ -132,19 +129,16 @@ def dose_response(
         settings=settings,
         prompts=[[pair.fingerprint() for pair in each] for each in zip(*(each.pairs for each in by_dose), strict=True)],
         steps=len(doses),
-        options=RunOptions(checkpoint, progress),
+        options=options,
     )
     return DoseResponse(
-        problem_ids=last.ids,
-        groups=last.groups,
         doses=np.array(doses),
         layer=layer,
         log_odds={c: np.array([each["log_odds"][c] for each in done], dtype=float) for c in READ},
         outcomes={c: np.array([each["outcomes"][c] for each in done], dtype=float) for c in ANSWERED},
         base=np.array([each["base"] for each in done], dtype=float),
-        unit=read_outcome.unit,
-        settings=settings,
         seed=seed,
+        **last.fields(settings),
     )
 
 
@@ -184,6 +178,7 @@ class DoseResponse(Result):
     unit: str
     settings: Settings = field(default_factory=dict)
     seed: int = 0
+    resolution: float = 0.0
 
     picture = "dose_response"
     signed = True
@@ -233,8 +228,7 @@ class DoseResponse(Result):
             slopes = self.by_group(self.slopes(condition))
             table |= interval_columns(f"slope_{condition}", mean_interval(slopes, seed=self.seed))
         table[f"log_odds_at_{self.doses[-1]}"] = self.by_group(self.log_odds["inserted"][:, -1]).mean(0)
-        table["n"] = np.isfinite(self.by_group(self.slopes("inserted"))).sum(0)
-        return pd.DataFrame(table)
+        return pd.DataFrame(table | {"n": np.isfinite(self.by_group(self.slopes("inserted"))).sum(0)})
 
     def outcome_table(self) -> pd.DataFrame:
         """One row per dose: the mean outcome, and each contrast's median effect with its interval over problems (each dose by
@@ -262,18 +256,16 @@ class DoseResponse(Result):
         """One tidy row per problem, dose and head."""
         axes = {"problem": self.problem_ids, "n_tokens": self.doses, "label": [str(head) for head in self.heads]}
         read = {f"log_odds_{condition}": values for condition, values in self.log_odds.items()}
-        outcome = np.repeat(self.outcomes["inserted"][..., None], len(self.heads), -1)
-        return tidy(axes, **read, outcome=outcome)
+        return tidy(axes, **read, outcome=np.repeat(self.outcomes["inserted"][..., None], len(self.heads), -1))
 
     def headline(self) -> str:
         """Return the number of tokens that moves the outcome most, and the slope of attention to the span."""
-        total, outcome = self.effects(together=True), self.settings.get("outcome")
+        total, slope, outcome = self.effects(together=True), self.mean_slope("inserted"), self.settings.get("outcome")
         most = int(np.nanargmax(np.abs(total.estimate)))
         low, high, moved = float(total.low[most]), float(total.high[most]), float(total.estimate[most])
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
         if not low * high > 0:
             said = f"No number of inserted tokens is shown to move {outcome}; the most is that of {self.doses[most]}"
-        slope = self.mean_slope("inserted")
         return (
             f"{said}: {moved:+.4f} {self.unit}{limits_of(low, high)} (all {len(self.doses)} doses together, "
             f"{count_of(len(self.problem_ids), 'problem')}); attention to the span grows with slope "
@@ -282,7 +274,8 @@ class DoseResponse(Result):
 
     def details(self) -> list[str]:
         """Return the range of slopes over heads."""
-        ranges = [f"{condition} {_range(self.slopes(condition))}" for condition in READ[::-1]]
+        slopes = {name: self.slopes(name)[np.isfinite(self.slopes(name))] for name in READ[::-1]}
+        ranges = [f"{name} {each.min():.4f} to {each.max():.4f}" for name, each in slopes.items() if each.size]
         exact = " (held: 1 for identical tokens: arithmetic, no finding)" * (self.layer == 0)
         return [f"Slope of logit(1 - lambda) in log N over heads of layer {self.layer}: {'; '.join(ranges)}{exact}."]
 
@@ -292,13 +285,7 @@ class DoseResponse(Result):
 
     def shown(self) -> Shown:
         """The outcome by dose, and the slopes by head."""
-        doses, table = self.outcome_table(), self.table()
+        doses, slopes = self.outcome_table(), self.table().drop(columns=["layer", "head"])
         named = dict.fromkeys(doses.columns, "") | {"n_tokens": "inserted tokens"}
-        columns = [name for name in table.columns if name not in ("layer", "head")]
-        slopes = ShownTable(table, "Slope of the log odds of reading the span in log N, per head.", columns)
-        return Shown((ShownTable(doses, f"Outcome by number of inserted tokens, in {self.unit}.", named), slopes))
-
-
-def _range(slopes: np.ndarray) -> str:
-    finite = slopes[np.isfinite(slopes)]
-    return f"{finite.min():.4f} to {finite.max():.4f}" if finite.size else "undefined"
+        outcome = ShownTable(doses, f"Outcome by number of inserted tokens, in {self.unit}.", named)
+        return Shown((outcome, ShownTable(slopes, "Slope of the log odds of reading the span in log N, per head.")))

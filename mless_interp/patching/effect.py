@@ -1,18 +1,24 @@
-"""A total effect over problems, and what may be claimed of its parts: one place for every rule of methods §9."""
+"""A total effect over problems, what may be claimed of its parts, and how it is said: one place for the rules of methods §9."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
-from ..core.arguments import count_of
-from ..runtime.results import limits_of, with_limits
+from ..core.arguments import count_of, listed
+from ..prompts.conditions import CONTRASTS
+from ..runtime.columns import Column, columns_of
+from ..runtime.results import Quantity, interval_columns, largest_first, limits_of, with_limits
 from ..statistics import (
     CONFIDENCE,
     SENSES,
     Interval,
     Prevalence,
     by_group,
+    concentration,
     defined_mean,
     detectable_prevalence,
     fewest_problems,
@@ -28,6 +34,10 @@ SMALLEST_EFFECT = 0.05
 """The smallest effect of interest, as a share of the median total effect."""
 OF_THE_LIMIT = 0.2
 """Part of alpha that may go wrong in estimating the smallest effect; the rest is for the tests of cells."""
+WHOLE = "1: the whole effect"
+"""The axis label of a share."""
+FEWEST = 6
+"""Problems from which on it is said that a few of them carry the mean; of fewer, one always may."""
 
 
 def check_smallest_effect(share: float) -> None:
@@ -43,9 +53,8 @@ def fewest_for(n_tests: int, confidence: float = CONFIDENCE) -> int:
     (14, 7)
     """
     alpha = 1 - confidence
-    return max(
-        fewest_problems(n_tests, alpha=(1 - OF_THE_LIMIT) * alpha), fewest_problems(1, alpha=OF_THE_LIMIT * alpha)
-    )
+    of_cells = fewest_problems(n_tests, alpha=(1 - OF_THE_LIMIT) * alpha)
+    return max(of_cells, fewest_problems(1, alpha=OF_THE_LIMIT * alpha))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,13 +188,13 @@ class Effect:
 
     def headline(self, what: object, outcome: object, unit: str) -> str:
         """Return what the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
-        low, high = sorted(self.direction * float(end) for end in (self.median.low, self.median.high))
-        size = f"{abs(float(self.median.estimate)):#.3g} {unit}{limits_of(low, high, '#.3g')}"
         what, outcome = str(what or "the insertion"), outcome or "the outcome"
         what, several = what[0].upper() + what[1:], what.endswith(" tokens")
         if not self.established:
             has = "have" if several else "has"
             return f"{what} {has} no established effect on {outcome} (median {with_limits(self.median, unit)})"
+        low, high = sorted(self.direction * float(end) for end in (self.median.low, self.median.high))
+        size = f"{abs(float(self.median.estimate)):#.3g} {unit}{limits_of(low, high, '#.3g')}"
         same = int((self.units(self.turned(self.total)) > self.rounding).sum())
         does = ("raise" if self.direction > 0 else "lower") + "s" * (not several)
         return f"{what} {does} {outcome} by {size} in {same} of {self.counted(self.n)}"
@@ -198,7 +207,214 @@ class Effect:
         )
 
     def delta_words(self, unit: str) -> str:
-        """Return the smallest effect that was used: `0.031 nats (5 % of the most that the median total may be)`."""
+        """Return the smallest effect that was used: `0.031 nats, 5 % of the upper limit of the median total`."""
         if self.delta > self.smallest_effect * self._limits[1]:
             return f"{self.delta:.3g} {unit}, which rounding may reach"
         return f"{self.delta:.3g} {unit}, {100 * self.smallest_effect:.3g} % of the upper limit of the median total"
+
+
+class Parts:
+    """Share what results have in common that take an effect apart into heads, edges or sites ("cells").
+
+    `per_cell` `[problem, *cells]` and `total_effect` `[problem]` are a result's `values` and `total` unless it says otherwise.
+    What is claimed of a cell is how many problems show it: more than the smallest effect of interest, with the total effect or
+    against it, in more than half of all problems (`whole`, an `Effect`, has the rules). Means describe.
+    """
+
+    problem_ids: tuple[str, ...]
+    groups: tuple[str, ...]
+    values: np.ndarray
+    total: np.ndarray
+    unit: str
+    settings: Mapping[str, Any]
+    confidence: float
+    smallest_effect: float
+    resolution: float
+    signed: ClassVar[bool] = True
+    drawn: ClassVar[tuple[str, ...]] = ("share", "median")
+    what: ClassVar[tuple[str, str]] = ("head", "heads")
+    """What a cell is called, one and several."""
+    columns: ClassVar[tuple[Column, ...]] = columns_of("""
+        effect | mean effect | | the part of the insertion's effect that the head carries, in the outcome's unit
+        effect_fraction | share of the mean effect | share | mean effect / the insertion's mean effect
+        prevalence | share of problems | later | k / n
+        sense | sense | later | with the insertion's effect, or against it
+        share | share | share | part of the whole that this one has: 0 nothing, 1 everything, below 0 against it
+    """)
+
+    @property
+    def per_cell(self) -> np.ndarray:
+        """What each cell does, `[problem, *cells]`, in `unit`."""
+        return self.values
+
+    @property
+    def total_effect(self) -> np.ndarray:
+        """The insertion's effect on the outcome, `[problem]`, in `unit`."""
+        return self.total
+
+    @cached_property
+    def whole(self) -> Effect:
+        """The whole effect, by which its parts are judged."""
+        return Effect(self.total_effect, self.confidence, self.smallest_effect, self.rounding, groups=self.groups)
+
+    @property
+    def established(self) -> bool:
+        """Most problems show a total effect; without one no cell is tested."""
+        return self.whole.established
+
+    @property
+    def level(self) -> float:
+        """The level that corrected p-values of cells are compared with."""
+        return self.whole.level
+
+    @property
+    def rounding(self) -> float:
+        """Effects up to this are taken for rounding, in `unit`."""
+        return self.resolution
+
+    @cached_property
+    def prevalence(self) -> Prevalence:
+        """In how many problems each cell does more than the smallest effect, with the total and against it, `[sense, cell]`."""
+        return self.whole.prevalence(self.per_cell)
+
+    @cached_property
+    def sense(self) -> np.ndarray:
+        """The sense in which more problems show each cell's effect: +1 with the total effect, -1 against it, `[cell]`."""
+        with_it, against = (self.prevalence.in_sense(sense, self.prevalence.count) for sense in SENSES)
+        return np.where(against > with_it, -1, 1)
+
+    def _in_its_sense(self, values: np.ndarray) -> np.ndarray:
+        """The row `[cell]` of values `[sense, cell]` that belongs to each cell's own sense."""
+        return np.where(self.sense > 0, *(self.prevalence.in_sense(sense, values) for sense in SENSES))
+
+    @cached_property
+    def p_corrected(self) -> np.ndarray:
+        """Corrected p of each cell in its sense."""
+        return self._in_its_sense(self.prevalence.p_corrected)
+
+    @cached_property
+    def median(self) -> Interval:
+        """Median effect per cell with the interval of its order statistics."""
+        return self.whole.cell_medians(self.per_cell)
+
+    @cached_property
+    def share(self) -> Interval:
+        """The share of the total effect that each cell is, with exact limits; NaN where the total is not established."""
+        return self.whole.share(self.per_cell)
+
+    @cached_property
+    def mean_effect(self) -> np.ndarray:
+        """Mean effect per cell: a description, without limits."""
+        return defined_mean(self.per_cell)
+
+    @property
+    def effect_fraction(self) -> np.ndarray:
+        """Ratio of means per cell: a description; NaN where the mean total is not one to have a share of (`Effect.mean`)."""
+        return self.mean_effect / self.whole.mean + 0.0
+
+    def claim_columns(self) -> dict[str, np.ndarray]:
+        """The columns of a summary that say what is claimed, and the means that describe."""
+        told = self.prevalence
+        counted = {"prevalence": told.share, "prevalence_ci_low": told.low, "prevalence_ci_high": told.high}
+        return {
+            "sense": self.sense,
+            "k": self._in_its_sense(told.count),
+            "n": told.n,
+            **{name: self._in_its_sense(values) for name, values in counted.items()},
+            "p_corrected": self.p_corrected,
+            **interval_columns("median", self.median),
+            **interval_columns("share", self.share),
+            "effect": self.mean_effect,
+            "effect_fraction": self.effect_fraction,
+        }
+
+    def quantity(self, column: str) -> Quantity:
+        """Parts of the effect, or shares of it or of the problems; all rest on the same test."""
+        limits, tested = (f"{column}_ci_low", f"{column}_ci_high"), ("p_corrected", self._claim())
+        if column == "prevalence":
+            return Quantity("share of problems", False, limits, *tested, level=self.level)
+        unit = WHOLE if column in ("effect_fraction", "share") else self.unit
+        return Quantity(unit, True, limits, *tested, "against the effect", self.level)
+
+    @property
+    def _least(self) -> str:
+        return f"{100 * self.smallest_effect:.3g} %"
+
+    def _claim(self) -> str:
+        return f"more than {self._least} of the effect in most problems"
+
+    def headline(self) -> str:
+        """Return the total effect with its direction, and which cells carry more than the smallest effect of it."""
+        s = self.settings
+        whole = self.whole.headline(s.get("insertion"), s.get("outcome"), self.unit)
+        contrast = CONTRASTS.get(str(s.get("contrast")))
+        name = f" ({contrast.name})" if contrast is not None and contrast.name not in ("total", "content") else ""
+        return f"{whole}{name}{'; ' if self.established else ', so '}{self.claim()}."
+
+    def claim(self) -> str:
+        """Return which cells carry more than the smallest effect in most problems, as a clause."""
+        one, several = self.what
+        if not self.established:
+            return f"no {one} is tested"
+        table = self.table()  # type: ignore[attr-defined]
+        table = largest_first(table[table["p_corrected"] < self.level], "share")
+        if not len(table):
+            return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
+        named = listed((f"{row['label']} {share_words(row)}" for row in table.to_dict("records")), 3)
+        carry = f"{several} carry" if len(table) > 1 else f"{several} carries"
+        limits = "" if self.confidence == CONFIDENCE else f" ({100 * self.confidence:.4g} % intervals)"
+        return (
+            f"{len(table)} of {self._n_tested} {carry} more than {self._least} of it in most problems: {named}{limits}"
+        )
+
+    def caveats(self) -> list[str]:
+        """Return that a few problems carry most of the effect, where they do, and what limits every result."""
+        return [*concentration_words(self.total_effect, self.problem_ids, self.unit), *super().caveats()]  # type: ignore[misc]
+
+    def _claim_words(self) -> list[str]:
+        """Return the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
+        return [self.whole.details(self.unit), self.why_none() or f"Shown in most problems: {self._test_words()}."]
+
+    @property
+    def _n_tested(self) -> int:
+        """Cells that are defined on any problem."""
+        return int((~np.isnan(self.per_cell)).any(0).sum())
+
+    def _test_words(self) -> str:
+        return (
+            f"prevalence test, p < {self.level:.3g} after Holm over {count_of(self._n_tested, *self.what)} and both senses; "
+            f"smallest effect {self.whole.delta_words(self.unit)}"
+        )
+
+    def why_none(self) -> str:
+        """Why no cell is shown to do more than the smallest effect, in a sentence; "" where one is."""
+        one, m, tests = self.what[0], self._n_tested, len(SENSES) * self._n_tested
+        if not self.established:
+            return f"That most problems show an effect of one sign is not established, so no {one} is tested."
+        if bool((self.p_corrected < self.level).any()):
+            return ""
+        said = f"No {one} is shown to do {self._claim()}"
+        if not m:
+            return f"{said}: none is defined on any problem."
+        if self.whole.n < (least := self.whole.fewest(tests)):
+            return f"No {one} can pass with {self.whole.counted(self.whole.n)}: that takes at least {least}."
+        found = f"one that does in {100 * self.whole.detectable(tests):.0f} % of all problems"
+        return f"{said} ({self._test_words()}); {found} would be found with 80 % power."
+
+
+def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> list[str]:
+    """Return which problems carry most of an effect, where a few do, and the mean without them."""
+    few = concentration(total)
+    if not few.concentrated or len(total) < FEWEST:
+        return []
+    return [
+        f"{len(few.problems)} of {len(total)} problems carry {100 * few.share:.0f} % of the effect "
+        f"({listed(ids[at] for at in few.problems)}); without them the mean ranges from {few.low:+.4f} to {few.high:+.4f} "
+        f"{unit}."
+    ]
+
+
+def share_words(row: Mapping[str, Any] | pd.Series, column: str = "share") -> str:
+    """A share with its limits in percent, from a row of a summary: `31 % [28, 34]`."""
+    limits = limits_of(row[f"{column}_ci_low"], row[f"{column}_ci_high"], "z.0f", scale=100)
+    return f"{100 * row[column]:z.0f} %{limits}"

@@ -1,25 +1,27 @@
-"""Interventions on attention heads: of one layer of the receiving run, the outputs of each head as if it alone were edited.
+"""Interventions on attention heads, one object and one formula each (methods §6), and outputs moved as a span moves them."""
 
-One object, one formula each (methods §6).
-"""
-
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.arguments import listed
 from ..core.heads import Head
 from ..core.shapes import Z
+from ..metrics.patterns import widened
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionRule
 from ..models.inputs import Edit, Inputs, Recording
 from ..models.sites import Held, attention_sites, site
 from ..prompts.conditions import one_of
+from ..prompts.insertions import Insertion
+from ..prompts.prompt import Prompt
 from ..statistics import derive_generator
 
 
@@ -63,11 +65,7 @@ class LayerState:
             model.need_rotated("edits of attention (other than edit='z')")
         place, start = recording.k[layer].device, recording.start
         return cls(
-            q=recording.q[layer],
-            k=recording.k[layer],
-            v=recording.v[layer],
-            z=recording.z[layer],
-            visible=recording.masks[layer],
+            *(recording.q[layer], recording.k[layer], recording.v[layer], recording.z[layer], recording.masks[layer]),
             unmasked=model.visible(recording.inputs.unmasked)[layer].to(place)[:, :, start:],
             rule=model.attention_rule(layer),
             span=span.to(place),
@@ -79,8 +77,9 @@ class LayerState:
 
     @property
     def sink(self) -> Tensor:
-        """The first token that is not cut off (outside the span), boolean `[b, src]`."""
-        return torch.nn.functional.one_hot((~self.span).int().argmax(-1), self.span.shape[1]).bool()
+        """The first token that is not cut off (outside the span), boolean `[b, 1, 1, src]`."""
+        first = torch.nn.functional.one_hot((~self.span).int().argmax(-1), self.span.shape[1])
+        return first.bool()[:, None, None, :]
 
     @property
     def span_keys(self) -> Tensor:
@@ -108,6 +107,7 @@ class LayerState:
         return (self.pattern() * self.span_keys).sum(-1)
 
 
+@dataclass(frozen=True)
 class Intervention(ABC):
     """A named edit of head outputs.
 
@@ -138,63 +138,58 @@ class Intervention(ABC):
         """The edit of every row, `[b, dest, H, d]`."""
 
 
-@dataclass(frozen=True)
 class PatchZ(Intervention):
     """z <- the donor's z: all of the head's response to the contrast (activation patching)."""
 
-    name: ClassVar[str] = "z"
-    needs_donor: ClassVar[bool] = True
-    needs_span: ClassVar[bool] = False
-    needs_attention: ClassVar[bool] = False
+    name = "z"
+    needs_donor = True
+    needs_span = False
+    needs_attention = False
 
     def __call__(self, state: LayerState) -> Z:
         assert state.donor is not None
         return state.donor.z
 
 
-@dataclass(frozen=True)
 class Knockout(Intervention):
     """Span keys cannot be seen, the rest (a learned sink with it) is renormalised: removes the direct read, scale and bias.
 
     A row that would lose its last key keeps what it had. Source: Geva et al. (2304.14767), there over windows of layers.
     """
 
-    name: ClassVar[str] = "knockout"
+    name = "knockout"
 
     def __call__(self, state: LayerState) -> Z:
         left = state.visible & ~state.span_keys
         return state.mixed(state.pattern(torch.where(left.any(-1, keepdim=True), left, state.visible)))
 
 
-@dataclass(frozen=True)
 class KnockoutZero(Intervention):
     """Attention on the span is set to 0 without renormalising: removes the bias, keeps lambda (I8).
 
     With folded value biases it would be another number, as rows no longer sum to 1; nothing is folded here.
     """
 
-    name: ClassVar[str] = "knockout_zero"
+    name = "knockout_zero"
 
     def __call__(self, state: LayerState) -> Z:
         return state.mixed(state.pattern() * ~state.span_keys)
 
 
-@dataclass(frozen=True)
 class EdgeNoise(Intervention):
     """In a run that cannot see the span, this head alone sees it: its direct read is added alone."""
 
-    name: ClassVar[str] = "edge_noise"
+    name = "edge_noise"
 
     def __call__(self, state: LayerState) -> Z:
         return state.mixed(state.pattern(state.visible | (state.unmasked & state.span_keys)))
 
 
-@dataclass(frozen=True)
 class RestoreScale(Intervention):
     """z <- z_ref + Sig: the scale part of the response is undone, the bias part stays (z_ref is the donor's)."""
 
-    name: ClassVar[str] = "restore_scale"
-    needs_donor: ClassVar[bool] = True
+    name = "restore_scale"
+    needs_donor = True
 
     def __call__(self, state: LayerState) -> Z:
         assert state.donor is not None
@@ -206,7 +201,7 @@ class Gate(Intervention):
     """A <- A G / sum(A G) with G = g on span keys, 1 elsewhere: g = 1 changes nothing, g = 0 is `Knockout`."""
 
     g: float
-    name: ClassVar[str] = "gate"
+    name = "gate"
 
     def __post_init__(self) -> None:
         if not 0 <= self.g <= 1:
@@ -220,29 +215,27 @@ class Gate(Intervention):
         return state.mixed(state.renormalised(gated, pattern))
 
 
-@dataclass(frozen=True)
 class RerouteToSink(Intervention):
     """The span's attention goes to the first token outside the span: tests "just another sink".
 
     NaN where a row cannot see that token (it lies outside the layer's window): nothing was tested there.
     """
 
-    name: ClassVar[str] = "reroute_to_sink"
+    name = "reroute_to_sink"
 
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
         kept = pattern * ~state.span_keys
         mass = (pattern * state.span_keys).sum(-1, keepdim=True)
-        sees_sink = (state.visible & state.sink[:, None, None, :]).any(-1, keepdim=True)
-        moved = kept + mass * state.sink[:, None, None, :]
+        sees_sink = (state.visible & state.sink).any(-1, keepdim=True)
+        moved = kept + mass * state.sink
         return state.mixed(torch.where(sees_sink, moved, torch.nan))
 
 
-@dataclass(frozen=True)
 class RerouteUniform(Intervention):
     """The span's attention is spread evenly over the other visible keys: tests "dilution only"."""
 
-    name: ClassVar[str] = "reroute_uniform"
+    name = "reroute_uniform"
 
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
@@ -262,14 +255,14 @@ class MatchedMassKnockout(Intervention):
 
     seed: int = 0
     draw: int = 0
-    name: ClassVar[str] = "matched_mass"
+    name = "matched_mass"
 
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
         n_dest, n_src = pattern.shape[-2:]
         at = torch.arange(n_src, device=pattern.device)
         own = at == at[n_src - n_dest :, None]
-        candidates = state.visible & ~state.span_keys & ~state.sink[:, None, None, :] & ~own
+        candidates = state.visible & ~state.span_keys & ~state.sink & ~own
         drawn = np.empty(pattern.shape)
         for problem, name in enumerate(state.names or map(str, range(len(pattern)))):
             for head in range(pattern.shape[1]):
@@ -293,9 +286,9 @@ class PatchInput(Intervention):
     """
 
     part: Literal["q", "k", "v"]
-    name: ClassVar[str] = "input"
-    needs_donor: ClassVar[bool] = True
-    needs_span: ClassVar[bool] = False
+    name = "input"
+    needs_donor = True
+    needs_span = False
 
     def __call__(self, state: LayerState) -> Z:
         assert state.donor is not None
@@ -326,11 +319,10 @@ def run_edits(
         raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
     masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
     span = span.expand(inputs.tokens.shape)
-    if rows is not None:
-        rows = rows.expand(inputs.tokens.shape)[:, start:]
-    edits: dict[str, Edit] = {}
+    cut = None if rows is None else rows.expand(inputs.tokens.shape)[:, start:]
 
-    def of_layer(layer: int, numbers: list[int]) -> None:
+    def of_layer(layer: int) -> dict[str, Edit]:
+        numbers = [head.head for head in chosen if head.layer == layer]
         held, parts = Held(), attention_sites(layer, "rot_q", "rot_k", "v")
 
         def edit_z(z: Tensor) -> Tensor:
@@ -340,48 +332,108 @@ def run_edits(
                 source = LayerState.of(model, donor, layer, span=unread)
             q, k, v = held.take(*parts)
             state = LayerState(
-                q=q[:, start:],
-                k=k,
-                v=v,
-                z=z[:, start:],
+                *(q[:, start:], k, v, z[:, start:]),
                 visible=masks[layer][:, :, start:].to(z.device),
                 unmasked=plain[layer][:, :, start:].to(z.device),
                 rule=model.attention_rule(layer),
                 span=span.to(z.device),
                 donor=source,
                 layer=layer,
-                rows=rows,
+                rows=cut,
             )
             new, edited = intervention.edited(state), z.clone()
             edited[:, start:, numbers] = new[:, :, numbers].to(z.dtype)
             return edited
 
-        edits.update(held.edits(*parts))
-        edits[site(layer, "attn.hook_z")] = edit_z
+        return {**held.edits(*parts), site(layer, "attn.hook_z"): edit_z}
 
-    for layer in sorted({head.layer for head in chosen}):
-        of_layer(layer, [head.head for head in chosen if head.layer == layer])
-    return edits
+    return {name: edit for layer in {head.layer for head in chosen} for name, edit in of_layer(layer).items()}
 
 
-INTERVENTIONS: dict[str, Intervention] = {
-    made.name: made
-    for made in (
-        *(PatchZ(), Knockout(), KnockoutZero(), EdgeNoise(), RestoreScale()),
-        *(RerouteToSink(), RerouteUniform(), MatchedMassKnockout()),
-    )
-} | {"q": PatchInput("q"), "k": PatchInput("k"), "v": PatchInput("v")}
+_PLAIN = PatchZ(), Knockout(), KnockoutZero(), EdgeNoise(), RestoreScale(), RerouteToSink(), RerouteUniform()
+INTERVENTIONS: dict[str, Intervention] = {made.name: made for made in (*_PLAIN, MatchedMassKnockout())}
+INTERVENTIONS |= {"q": PatchInput("q"), "k": PatchInput("k"), "v": PatchInput("v")}
 """The interventions that need no number, by name."""
-
-
 KNOCKOUTS: dict[str, Intervention] = {"denoising": Knockout(), "noising": EdgeNoise()}
 """edit="knockout" in each direction: the head's sight of the span taken from it, or given to it alone."""
 
 
-def edit_named(edit: "str | Intervention", direction: str) -> Intervention:
+def edit_named(edit: str | Intervention, direction: str) -> Intervention:
     """The intervention of a name in this direction, or the given one."""
     if isinstance(edit, Intervention):
         return edit
-    if not isinstance(edit, str):
-        raise TypeError(f"edit must be a name ({', '.join(INTERVENTIONS)}) or an Intervention, got {edit!r}")
     return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")
+
+
+AT = "before", "after", "at"
+"""The arguments of an insertion that give its place."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTransfer:
+    r"""Outputs of heads moved as a span would move them, in prompts without it.
+
+    $$ z_i \leftarrow \lambda z_i + \Sigma $$
+
+    for every token from the place of the insertion (`place`: its `before`, `after`, `at`) on. `lam` `[head, row]` and `sigma`
+    `[head, row, d_head]`: one row for every token (means), or one for each of the tokens that are moved.
+    """
+
+    heads: tuple[Head, ...]
+    lam: np.ndarray
+    sigma: np.ndarray
+    insertion: str = ""
+    place: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n = len(set(self.heads))
+        if self.lam.shape[:1] != (n,) or self.sigma.shape[:2] != self.lam.shape or self.sigma.ndim != 3:
+            raise ValueError(
+                f"lam must be [head, row] and sigma [head, row, d_head] of {n} heads, got {list(self.lam.shape)} and "
+                f"{list(self.sigma.shape)}"
+            )
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers in which heads are moved."""
+        return tuple(sorted({head.layer for head in self.heads}))
+
+    @property
+    def label(self) -> str:
+        """A short name: `L0H2, L0H5 moved as by Mless ' /' x20`."""
+        return f"{listed(self.heads, 4) or 'no head'} moved as by {self.insertion or 'an insertion'}"
+
+    def moved(self, z: Tensor, layer: int) -> Tensor:
+        """Head outputs `[..., token, head, d_head]` of a layer, those of these heads moved; not computed in half precision."""
+        at = [number for number, head in enumerate(self.heads) if head.layer == layer]
+        if not at:
+            return z
+        numbers, wide = [self.heads[number].head for number in at], widened(z)
+        lam, sigma = (torch.from_numpy(each[at]).to(wide).movedim(0, 1) for each in (self.lam, self.sigma))
+        new = z.clone()
+        new[..., numbers, :] = (lam[..., None] * wide[..., numbers, :] + sigma).to(z.dtype)
+        return new
+
+    def start(self, prompt: Prompt) -> int:
+        """From which token of a prompt without the insertion on heads are moved; its length: only what is answered is."""
+        return Insertion.meaningless(**self.place).places(prompt)[0]
+
+    def check(self, model: Model) -> None:
+        """`ValueError` unless this model has these heads and any token can be moved alike."""
+        model.info.chosen(self.heads, what="move")
+        if self.lam.shape[1] != 1:
+            raise ValueError(
+                f"lam and sigma have {self.lam.shape[1]} rows, one for each token of one prompt; what is answered has "
+                "more: give one row, their mean"
+            )
+        if self.sigma.shape[-1] != model.info.d_head:
+            raise ValueError(
+                f"the transfer is of heads of width {self.sigma.shape[-1]}, those of {model.info.name} have "
+                f"{model.info.d_head}: measure it on this model"
+            )
+
+    def record(self) -> dict[str, Any]:
+        """Everything that identifies it, ready for JSON."""
+        digest = hashlib.sha256(self.lam.tobytes() + self.sigma.tobytes()).hexdigest()[:16]
+        place = {name: self.place.get(name) for name in AT}
+        return {"heads": [str(head) for head in self.heads], "insertion": self.insertion, "digest": digest, **place}

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,18 +54,16 @@ def joint_knockout(
     with the median over problems.
 
     Each random set holds as many heads of each layer as the given one, some perhaps of the given ones: only if any set could
-    have been any other is its rank a p-value. Where only `n_random_sets` or fewer such sets exist, all of them are taken and p
-    is exact; where there is no other, p is NaN.
+    have been any other is its rank a p-value. Where no more than `n_random_sets` exist, all are taken and p is exact.
 
     contrast : "content", or "computed": what is taken is then the span's sight of the question, `Contrast.cut`.
     singles : effects of the single knockouts `[problem, head]` in the order of `heads`; swept here otherwise.
-    chosen_elsewhere : True says that the heads were chosen without these problems (on others, from the literature, by
-        their planting); only then is there a p.
-    checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
+    chosen_elsewhere : True says that the heads were chosen without these problems; only then is there a p.
+    checkpoint, progress : as in `patch_heads`.
     Source: the necessity test of Shi et al. (2410.13032), methods §8 | differs in: attention to the span is knocked out,
     not the head; whole sets keep their layers; the effect itself comes with an interval over problems.
     """
-    between = cutting(contrast)
+    options, between = RunOptions(checkpoint, progress, seed), cutting(contrast)
     prepared = prepare(model, pairs, outcome, signed_for="a joint knockout").under(between)
     check_count(n_random_sets, name="n_random_sets", at_least=0)
     info = model.info
@@ -77,31 +76,22 @@ def joint_knockout(
     gates = torch.stack([gate_row(members, info) for members in ((), chosen, *sets)])
     names = [str(head) for head in chosen]
     settings: Settings = {"heads": names, "contrast": contrast, "n_random_sets": n_random_sets, "seed": seed}
-    options = RunOptions(checkpoint, progress, seed)
     values = gated_outcomes(
-        prepared,
-        gates,
-        label="knocking out sets of heads",
-        settings=settings,
-        contrast=between,
-        options=options,
+        prepared, gates, label="knocking out sets of heads", settings=settings, contrast=between, options=options
     )
     if singles is None:
         singles = single_knockouts(prepared, chosen, contrast=contrast, options=RunOptions(progress=progress))
     removed = values[:, :1] - values[:, 1:]
     return JointKnockout(
-        problem_ids=prepared.ids,
-        groups=prepared.groups,
         heads=chosen,
         effect=removed[:, 0],
         singles=singles,
         random=removed[:, 1:],
         sets=sets,
         n_possible=count_sets(chosen, info),
-        unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings},
         seed=seed,
         chosen_elsewhere=chosen_elsewhere,
+        **prepared.fields(settings),
     )
 
 
@@ -173,13 +163,8 @@ def gated_outcomes(
     gives the head its output in the clean run. Models that cannot be continued layer by layer run one forward pass per row.
     """
     way = _by_replay if contrast.cuts and prepared.model.stepper is not None else _by_forward
-    found = prepared.each(
-        single(lambda at: way(prepared.runs((at,)), gates, contrast)),
-        label=label,
-        settings=settings,
-        options=options,
-        alone=True,
-    )
+    compute = single(lambda at: way(prepared.runs((at,)), gates, contrast))
+    found = prepared.each(compute, label=label, settings=settings, alone=True, options=options)
     return np.array(found, dtype=float)
 
 
@@ -202,12 +187,11 @@ def _by_forward(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarr
     run, (rows, span) = contrast.corrupted, runs.cut(contrast)
     inputs, start = runs.inputs(run), runs.start(contrast, run)
     edit, donor = (Knockout(), None) if contrast.cuts else (PatchZ(), runs.recording(contrast.clean, start))
+    edited = partial(run_edits, runs.model, inputs, edit, span=span, rows=rows, start=start, donor=donor)
     found = []
     for row in gates:
-        shut = [Head(int(layer), int(head)) for layer, head in (row == 0).nonzero().tolist()]
-        edits = {}
-        if shut:
-            edits = run_edits(runs.model, inputs, edit, shut, span=span, rows=rows, start=start, donor=donor)
+        shut = [Head(*place) for place in (row == 0).nonzero().tolist()]
+        edits = edited(shut) if shut else {}
         found.append(runs.outcomes(runs.model.run(inputs, edits=edits, logits_at=runs.read(run)).logits)[0])
     return np.concatenate(found)
 
@@ -233,6 +217,7 @@ class JointKnockout(Result):
     seed: int = 0
     chosen_elsewhere: bool = False
     confidence: float = CONFIDENCE
+    resolution: float = 0.0
 
     axes = (("effect", "problem"), ("singles", "problem head"), ("random", "problem set"))
 
@@ -290,39 +275,30 @@ class JointKnockout(Result):
 
     def details(self) -> list[str]:
         """Return whether other sets of these layers do as much, and whether the heads add up."""
-        found = [self._random_words()]
+        found = []
+        if self.sets:
+            middle = float(np.median(np.median(self.by_group(self.random), axis=0)))
+            found.append(
+                f"{'All ' if self.exact else ''}{len(self.sets)} {'other' if self.exact else 'random'} sets of the same "
+                f"layers and size remove {middle:+.4f} (median), {self.n_as_large or 'none'} of them as much; "
+                f"{f'p = {self.p:.3g}' if self.chosen_elsewhere else CHOSEN_HERE}."
+            )
+        elif self.settings.get("n_random_sets"):
+            found.append(
+                "There is no other set of the same size in the same layers: whether any would do is not known."
+            )
         if len(self.heads) > 1:
-            apart, single = self.by_group(self.interaction), float(np.median(self.by_group(self.singles.sum(1))))
+            apart = self.by_group(self.interaction)
             words = ": they add up, as far as can be told"
             if float(sign_test(apart)) < 1 - self.confidence:
                 helps = np.sign(np.median(apart)) == np.sign(np.median(self.by_group(self.effect)))
                 words = ": they back each other up" if helps else ": they overlap"
             made = median_interval(apart, confidence=self.confidence)
             found.append(
-                f"The single-head effects add up to {single:+.4f}; interaction (joint minus sum) "
-                f"{with_limits(made)}{words if np.isfinite(made.low) else ''}."
+                f"Interaction (joint minus the sum of single knockouts) {with_limits(made)}"
+                f"{words if np.isfinite(made.low) else ''}."
             )
-        return [words for words in found if words]
-
-    def _random_words(self) -> str:
-        if not self.sets:
-            none = (
-                "There is no other set of the same size in the same layers, so whether any heads would do is not known."
-            )
-            return none if self.settings.get("n_random_sets") else ""
-        medians = np.median(self.by_group(self.random), axis=0)
-        low, middle, high = np.quantile(medians, (0.025, 0.5, 0.975))
-        which = f"All {len(self.sets)} other" if self.exact else f"{len(self.sets)} random"
-        words = (
-            f"{which} sets of the same layers and size remove {middle:+.4f} (median of their medians; 95 % of them "
-            f"{low:+.4f} to {high:+.4f}). Of these sets {self.n_as_large or 'none'} "
-            f"{'remove' if self.n_as_large > 1 else 'removes'} as much; "
-        )
-        words += f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
-        smallest = 1 / (1 + len(self.sets))
-        if self.chosen_elsewhere and self.exact and smallest >= 1 - self.confidence:
-            words += f" (too few other sets: no p below {smallest:.3g} can come out)"
-        return f"{words}."
+        return found
 
     def printed(self) -> pd.DataFrame:
         """Return the given set."""

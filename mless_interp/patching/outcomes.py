@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 import torch
@@ -68,13 +69,19 @@ def _apart(pair: PromptPair) -> int:
     return next((at for at, (right, wrong) in enumerate(both) if right != wrong), -1)
 
 
-def _of_answer(formula: Callable[[Tensor, Tensor], Tensor], name: str, unit: str) -> Outcome:
+def _of_tokens(
+    name: str,
+    unit: str,
+    formula: Callable[[Tensor, Tensor], Tensor],
+    appended: Literal["answer", "solution"] = "answer",
+) -> Outcome:
+    ids: Callable[[PromptPair], tuple[int, ...]] = attrgetter(f"{appended}_ids")
     return Outcome(
         name,
-        "answer",
+        appended,
         unit,
-        reads=lambda pair: _reads(len(pair.answer_ids), pair),
-        value=lambda logits, pair, clean: formula(logits, torch.tensor(pair.answer_ids)),
+        reads=lambda pair: _reads(len(ids(pair)), pair),
+        value=lambda logits, pair, clean: formula(logits, torch.tensor(ids(pair))),
     )
 
 
@@ -86,26 +93,23 @@ def _divergence(name: str, unit: str, reads: Callable[[PromptPair], list[int]]) 
     return Outcome(name, "answer", unit, reads, value, needs_clean=True)
 
 
+def _difference(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    at = _apart(pair)
+    return logit_difference(logits, pair.answer_ids[at], pair.distractor_ids[at])
+
+
 OUTCOMES = {
     made.name: made
     for made in (
-        _of_answer(answer_logprob, "answer_logprob", "nats"),
-        _of_answer(answer_probability, "answer_prob", "probability"),
-        Outcome(
-            "solution_logprob",
-            "solution",
-            "nats per token",
-            reads=lambda pair: _reads(len(pair.solution_ids), pair),
-            value=lambda logits, pair, clean: mean_logprob(logits, torch.tensor(pair.solution_ids)),
-        ),
+        _of_tokens("answer_logprob", "nats", answer_logprob),
+        _of_tokens("answer_prob", "probability", answer_probability),
+        _of_tokens("solution_logprob", "nats per token", mean_logprob, "solution"),
         Outcome(
             "logit_diff",
             "answer",
             "logits",
             reads=lambda pair: [pair.n_answer + 1 - _apart(pair)],
-            value=lambda logits, pair, clean: logit_difference(
-                logits, pair.answer_ids[_apart(pair)], pair.distractor_ids[_apart(pair)]
-            ),
+            value=_difference,
             needs_distractor=True,
         ),
         _divergence("kl", "nats per position", lambda pair: list(range(pair.n_after, 0, -1))),

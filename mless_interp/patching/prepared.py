@@ -50,6 +50,11 @@ class Prepared:
         return groups_of(pair.problem for pair in self.bare)
 
     @property
+    def n_groups(self) -> int:
+        """Count the problems, variants of one another once."""
+        return len(set(self.groups)) or len(self.ids)
+
+    @property
     def insertion(self) -> str:
         """The insertion's name in tables."""
         return self.bare[0].insertion.label
@@ -57,8 +62,7 @@ class Prepared:
     @property
     def settings(self) -> Settings:
         """Return the settings that every result of these problems records."""
-        spelt = sum(bool(pair.special_as_text) for pair in self.bare)
-        said = {"special_tokens_as_text": spelt, "beside": self.beside}
+        said = {"special_tokens_as_text": sum(bool(pair.special_as_text) for pair in self.bare), "beside": self.beside}
         return {
             "outcome": self.outcome.name,
             "insertion": self.insertion,
@@ -67,10 +71,15 @@ class Prepared:
             "prompts": digest_of(self.pairs),
         }
 
-    @property
-    def n_groups(self) -> int:
-        """Count the problems, variants of one another once."""
-        return len(set(self.groups)) or len(self.ids)
+    def fields(self, settings: Settings) -> dict[str, Any]:
+        """Return the fields that every result of these problems has, made with these settings."""
+        return {
+            "problem_ids": self.ids,
+            "groups": self.groups,
+            "unit": self.outcome.unit,
+            "settings": {**settings, **self.settings},
+            "resolution": self.model.resolution,
+        }
 
     def under(self, contrast: Contrast) -> "Prepared":
         """The problems as a contrast compares them; `ValueError` where it would count two of them twice, as they differ in a
@@ -97,10 +106,8 @@ class Prepared:
 
     def only(self, places: Sequence[int]) -> "Prepared":
         """Some of the problems, in this order."""
-        pairs = tuple(self.pairs[at] for at in places)
-        return replace(
-            self, bare=tuple(self.bare[at] for at in places), pairs=pairs, units=units_of(pairs, self.outcome)
-        )
+        bare, pairs = (tuple(each[at] for at in places) for each in (self.bare, self.pairs))
+        return replace(self, bare=bare, pairs=pairs, units=units_of(pairs, self.outcome))
 
     def runs(self, unit: Unit) -> "Runs":
         """The runs of one unit, recorded when they are first asked for."""
@@ -117,9 +124,8 @@ class Prepared:
         options: RunOptions = RunOptions(),
     ) -> list[Any]:
         """`over_problems` for these: in their units, or every problem `alone`."""
-        units, fixed = None if alone else self.units, {**settings, **self.settings}
-        how: dict[str, Any] = {"label": label, "settings": fixed, "units": units, "steps": steps, "options": options}
-        return over_pairs(self.model, self.pairs, compute, **how)
+        how: dict[str, Any] = {"label": label, "settings": {**settings, **self.settings}, "options": options}
+        return over_pairs(self.model, self.pairs, compute, units=None if alone else self.units, steps=steps, **how)
 
 
 def prepare(
@@ -143,15 +149,14 @@ def prepare(
             )
         return pairs
     bare = own_pairs(model, fit_pairs(pairs))
-    if read.appended == "solution":
-        unknown = getattr(model.tokenizer, "unk_token_id", None)
-        for pair in bare:
-            share = pair.solution_ids.count(unknown) / max(len(pair.solution_ids), 1)
-            if share > MAX_UNKNOWN:
-                raise ValueError(
-                    f"problem {pair.id!r}: {100 * share:.3g} % of its solution's tokens are the unknown token of this "
-                    "tokenizer: leave it out, or use outcome='answer_logprob'"
-                )
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    for pair in bare if read.appended == "solution" else ():
+        share = pair.solution_ids.count(unknown) / max(len(pair.solution_ids), 1)
+        if share > MAX_UNKNOWN:
+            raise ValueError(
+                f"problem {pair.id!r}: {100 * share:.3g} % of its solution's tokens are the unknown token of this "
+                "tokenizer: leave it out, or use outcome='answer_logprob'"
+            )
     read.check(bare)
     answered = fit_pairs(read.asked(pair, model.info) for pair in bare)
     return Prepared(model, read, bare, answered, units_of(answered, read))
@@ -162,14 +167,12 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
     found = tuple(pairs)
     if not found:
         raise ValueError(f"there are no prompt pairs to {what}")
-    merged = sum(pair.boundary_merge for pair in found)
-    if merged:
+    if merged := sum(pair.boundary_merge for pair in found):
         raise ValueError(
             f"{merged} of {len(found)} pairs merged tokens at the border of a text-level insertion, so their positions "
             'cannot be aligned: make them with template="raw" for patching'
         )
-    empty = [pair.id for pair in found if followed_by(pair) == 0]
-    if empty:
+    if empty := [pair.id for pair in found if followed_by(pair) == 0]:
         raise ValueError(
             f"{len(empty)} of {len(found)} pairs have no tokens after the insertion, nor an answer (first: {empty[0]!r}), so "
             'nothing can change there: insert before="question"'
@@ -187,12 +190,11 @@ def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
     """Problems of the same geometry that are read at the same places, at most `PER_UNIT` together, in order of appearance."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for at, pair in enumerate(pairs):
-        read = tuple(outcome.reads(pair))
         change = None if pair.clean is None else pair.first_change
-        alike.setdefault((len(pair.base), pair.spans, pair.n_answer, read, change), []).append(at)
-    return tuple(
-        tuple(members[at : at + PER_UNIT]) for members in alike.values() for at in range(0, len(members), PER_UNIT)
-    )
+        key = (len(pair.base), pair.spans, pair.n_answer, tuple(outcome.reads(pair)), change)
+        alike.setdefault(key, []).append(at)
+    every = ((members, first) for members in alike.values() for first in range(0, len(members), PER_UNIT))
+    return tuple(tuple(members[first : first + PER_UNIT]) for members, first in every)
 
 
 class Runs:
@@ -234,19 +236,22 @@ class Runs:
         """The condition's run, with what a replay of its rows from `start` on needs and the outcome's logits."""
         key = (condition, start)
         if key not in self._recorded:
-            read = self.read(condition)
-            self._recorded[key] = self.model.record(self.inputs(condition), start=start, logits_at=read)
+            made = self.model.record(self.inputs(condition), start=start, logits_at=self.read(condition))
+            self._recorded[key] = made
         return self._recorded[key]
 
     def outcomes(self, logits: Tensor | None, *, clean: Tensor | None = None) -> np.ndarray:
         """Outcomes `[problem, row]` of logits `[problem x row, read, vocab]`; `clean`: those of the clean runs."""
         assert logits is not None
-        by_problem = logits.unflatten(0, (len(self.pairs), -1))
-        found = []
+        return self.values(logits, clean).double().cpu().numpy()
+
+    def values(self, logits: Tensor, clean: Tensor | None) -> Tensor:
+        """The same with their graph."""
+        rows, found = logits.unflatten(0, (len(self.pairs), -1)), []
         for at, pair in enumerate(self.pairs):
             reference = clean[at : at + 1].to(logits.device) if self.outcome.needs_clean and clean is not None else None
-            found.append(self.outcome.value(by_problem[at], pair, reference))
-        return torch.stack(found).double().cpu().numpy()
+            found.append(self.outcome.value(rows[at], pair, reference))
+        return torch.stack(found)
 
 
 def single(compute: Callable[[int], Any]) -> Compute:

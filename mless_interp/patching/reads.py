@@ -26,10 +26,9 @@ from ..runtime.results import (
     tidy,
 )
 from ..statistics import CONFIDENCE, holm, prevalence_test
-from .effect import SMALLEST_EFFECT
+from .effect import SMALLEST_EFFECT, WHOLE, Parts
 from .joint import CHOSEN_HERE
 from .outcomes import Outcome
-from .parts import WHOLE, Parts
 from .prepared import Prepared, Settings, prepare
 from .sweep import Sweep, sweep_heads
 
@@ -41,45 +40,27 @@ READ_EDITS = {
     "reroute_uniform": "spreading it evenly over the other tokens",
 }
 """The edits of a read and their words; the last axis of `ReadEffects.values`."""
-_SCALE, _SINK = "the attention that it keeps for the rest", "sending that attention to the first token"
-_TAKES, _ALL = "what it takes from the span", "spreading it over all other tokens"
 FOLLOWS = {
-    ("knockout_zero", "same"): f"{_TAKES} matters (bias)",
-    ("knockout_zero", "less"): f"{_TAKES} hardly matters by itself",
-    ("knockout_zero", "other"): f"{_TAKES} acts the other way",
-    ("restore_scale", "same"): f"{_SCALE} matters (scale)",
-    ("restore_scale", "less"): f"{_SCALE} (scale) hardly matters by itself",
-    ("restore_scale", "other"): f"{_SCALE} (scale) acts the other way",
-    ("reroute_to_sink", "same"): f"{_SINK} does not replace the span",
-    ("reroute_to_sink", "less"): f"{_SINK} replaces the span",
-    ("reroute_to_sink", "other"): f"{_SINK} does even more",
-    ("reroute_uniform", "same"): f"{_ALL} does not replace the span",
-    ("reroute_uniform", "less"): f"{_ALL} replaces the span",
-    ("reroute_uniform", "other"): f"{_ALL} does even more",
+    "knockout_zero": "what it takes from the span: matters (bias), hardly matters by itself, acts the other way",
+    "restore_scale": "the attention that it keeps for the rest: matters (scale), (scale) hardly matters by itself, "
+    "(scale) acts the other way",
+    "reroute_to_sink": "sending that attention to the first token: does not replace the span, replaces the span, "
+    "does even more",
+    "reroute_uniform": "spreading it over all other tokens: does not replace the span, replaces the span, does even more",
 }
-"""What an edit says that is shown to act as the knockout does ("same"), next to nothing and less than half of it ("less"), or
-against it ("other")."""
-_UNLIKE_SCALE = {
-    ("knockout_zero", "same"),
-    ("knockout_zero", "other"),
-    ("restore_scale", "less"),
-    ("restore_scale", "other"),
-}
+"""What follows of an edit that is shown to act as the knockout does ("same"), next to nothing and less than half of it
+("less"), or against it ("other"), in this order."""
+ACTS = ("same", "less", "other")
+_UNLIKE_SCALE = {"knockout_zero same", "knockout_zero other", "restore_scale less", "restore_scale other"}
 SO = {
-    ("knockout_zero", "less"): (
-        "so the knockout acts by renormalising",
-        {("restore_scale", "less"), ("restore_scale", "other")},
-    ),
-    ("reroute_to_sink", "same"): (
+    "knockout_zero less": ("so the knockout acts by renormalising", {"restore_scale less", "restore_scale other"}),
+    "reroute_to_sink same": (
         "so the span is more than a place to park attention",
-        {("knockout_zero", "less"), ("reroute_uniform", "less")},
+        {"knockout_zero less", "reroute_uniform less"},
     ),
-    ("reroute_to_sink", "less"): ("so the span is just a place to park attention", _UNLIKE_SCALE),
-    ("reroute_uniform", "same"): (
-        "so this is more than dilution",
-        {("knockout_zero", "less"), ("reroute_to_sink", "less")},
-    ),
-    ("reroute_uniform", "less"): ("so this is only dilution", _UNLIKE_SCALE),
+    "reroute_to_sink less": ("so the span is just a place to park attention", _UNLIKE_SCALE),
+    "reroute_uniform same": ("so this is more than dilution", {"knockout_zero less", "reroute_to_sink less"}),
+    "reroute_uniform less": ("so this is only dilution", _UNLIKE_SCALE),
 }
 """The conclusions from these, and what contradicts them."""
 ASKED = ("more", "against", "less")
@@ -104,48 +85,41 @@ def read_effects(
 ) -> "ReadEffects":
     r"""Take the read of heads apart: five edits of each head's attention to the span, one head at a time, exactly.
 
-    In the run that sees the span (content contrast, denoising) a head writes $z' = \lambda z_- + \Sigma$, with $\lambda$ the
-    attention that it keeps for the rest, $z_-$ what the rest alone would give it and $\Sigma$ what it takes from the span. Each
-    edit puts something else in its place at every token after the insertion, and removes $Y_\text{receiving} -
-    Y_\text{patched}$ of the insertion's effect:
+    A head writes $z' = \lambda z_- + \Sigma$, with $\lambda$ the attention that it keeps for the rest, $z_-$ what the rest
+    alone would give it and $\Sigma$ what it takes from the span. Each edit puts something else in its place at every token
+    after the insertion (content contrast, denoising) and removes $Y_\text{receiving} - Y_\text{patched}$ of the effect:
 
-    - `knockout`, $z_-$: the whole direct read. The other four say something of the head only where this does, and "next to
-      nothing" of them is also less than half of what this removes.
-    - `knockout_zero`, $\lambda z_-$: the **bias** alone. As much goes: what is taken from the span matters. Next to nothing:
-      the knockout acts by renormalising.
+    - `knockout`, $z_-$: the whole direct read; without it nothing is concluded of the others.
+    - `knockout_zero`, $\lambda z_-$: the **bias** alone.
     - `restore_scale`, $z^\text{ref} + \Sigma$ with the output of the run without the span: the **scale** alone, in layer 0;
       deeper it also undoes what earlier layers changed, so nothing is concluded from it there.
-    - `reroute_to_sink`, $\lambda z_- + (1 - \lambda) u$ with the value $u$ of the first token outside the span. Next to nothing
-      goes although the knockout acts: the span is just a place to park attention. NaN where a row cannot see that token.
-    - `reroute_uniform`, the same with the mean value of the other tokens. Next to nothing: only dilution.
+    - `reroute_to_sink`, $\lambda z_- + (1 - \lambda) u$ with the value $u$ of the first token outside the span. Where next to
+      nothing goes, the span is just a place to park attention. NaN where a row cannot see that token.
+    - `reroute_uniform`, the same with the mean value of the other tokens: where next to nothing goes, it is only dilution.
 
     heads : usually the readers that `locate_heads` names.
     outcome : one with a sign: "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
     smallest_effect : of interest, as a share of the |median total effect|, above 0.
     confidence : of intervals; 1 - confidence is the level of all tests together.
-    chosen_elsewhere : True says that the heads were chosen without these problems (on others, from the literature, by
-        their planting); only then are there p-values, else what is found describes these problems.
-    checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
-    max_rows : rows of one batch at most (default: sized to memory).
+    chosen_elsewhere : True says that the heads were chosen without these problems; only then are there p-values.
+    checkpoint, max_rows, progress : as in `patch_heads`.
     Source: methods §3 (I1, I7, I8), §6, §8.
     """
-    _check_levels(confidence, smallest_effect)
+    options = RunOptions(checkpoint, progress, max_rows=max_rows)
+    check_share(confidence, name="confidence")
+    check_share(smallest_effect, name="smallest_effect")
     prepared = prepare(model, pairs, outcome, signed_for="taking a read apart")
     chosen = model.info.chosen(heads, what="take apart")
     sweeps = {name: Sweep.named(edit=name) for name in READ_EDITS}
-    swept = sweep_heads(prepared, sweeps, chosen, options=RunOptions(checkpoint, progress, max_rows=max_rows))
+    swept = sweep_heads(prepared, sweeps, chosen, options=options)
     return ReadEffects(
-        problem_ids=prepared.ids,
-        groups=prepared.groups,
         heads=chosen,
         values=np.stack([swept[name].per_head for name in READ_EDITS], -1),
         total=swept["knockout"].total_effect,
-        unit=prepared.outcome.unit,
         confidence=confidence,
         smallest_effect=smallest_effect,
-        resolution=model.resolution,
         chosen_elsewhere=chosen_elsewhere,
-        settings={"heads": list(map(str, chosen)), "contrast": "content", **prepared.settings},
+        **prepared.fields({"heads": list(map(str, chosen)), "contrast": "content"}),
     )
 
 
@@ -158,9 +132,8 @@ class ReadEffects(Parts, Result):
 
     A cell is *shown* to remove "more" than the smallest effect (with the effect, or "against" it), or "less" than that, where
     most problems do. That an edit does next to nothing is concluded where it is also smaller than half of what the knockout
-    removes, in most problems and in the knockout's sense. Exact binomial tests, Holm over all of them (heads x (interventions x
-    3 questions + the 4 edits beside the knockout x 2 senses)), at the level of `whole`. Nothing is shown where the total effect
-    is not established. Unless the heads were `chosen_elsewhere` p is NaN, and what is shown describes these problems.
+    removes, in most problems and in the knockout's sense. Exact tests, Holm over all of them. Nothing is shown where the total
+    effect is not established. Unless the heads were `chosen_elsewhere` p is NaN, and what is shown describes these problems.
     """
 
     problem_ids: tuple[str, ...]
@@ -184,25 +157,11 @@ class ReadEffects(Parts, Result):
         p_half | p, half | p | that it does more than half of the knockout in most problems
         p_half_against | p, half, against | p | that it does more than half of the knockout against the insertion's effect
     """)
-    drawn = ("share", "median")
     reported = (
         *("label", "layer", "head", "intervention", "shown", "k", "n", "n_undefined", "median", "share"),
         *(f"p_{name}" for name in ASKED + BESIDE),
     )
     axes = (("values", "problem head intervention"), ("total", "problem"))
-
-    def __post_init__(self) -> None:
-        _check_levels(self.confidence, self.smallest_effect)
-
-    @property
-    def per_cell(self) -> np.ndarray:
-        """`values`."""
-        return self.values
-
-    @property
-    def total_effect(self) -> np.ndarray:
-        """`total`."""
-        return self.total
 
     @property
     def turned(self) -> np.ndarray:
@@ -222,8 +181,7 @@ class ReadEffects(Parts, Result):
 
     @property
     def _sure(self) -> np.ndarray:
-        """Which of these are below the level."""
-        return np.nan_to_num(self._corrected, nan=1.0) < self.whole.level
+        return np.nan_to_num(self._corrected, nan=1.0) < self.level
 
     @property
     def p(self) -> np.ndarray:
@@ -269,29 +227,23 @@ class ReadEffects(Parts, Result):
     def printed(self) -> pd.DataFrame:
         """One row per head: every edit's median with its interval, and what is shown of it."""
         said = {"": "", "more": f" (> {self._least})", "less": f" (< {self._least})", "against": " (against)"}
-        rows = [
-            {"label": str(head)}
-            | {name: f"{self._amount(at, k)}{said[self.verdicts[at, k]]}" for k, name in enumerate(READ_EDITS)}
-            for at, head in enumerate(self.heads)
+        amounts = [
+            {name: f"{self._amount(at, k)}{said[self.verdicts[at, k]]}" for k, name in enumerate(READ_EDITS)}
+            for at in range(len(self.heads))
         ]
-        return pd.DataFrame(rows)
+        return pd.DataFrame([{"label": str(head), **row} for head, row in zip(self.heads, amounts, strict=True)])
 
     def shown(self) -> Shown:
         """Every edit of every head."""
         caption = (
-            f"What each edit of a head's attention to the span removes of the insertion's effect (median, {self.unit}), and in "
-            f"which share of the problems it is more than {self._least} of the total. Shown: more than that, as much against "
-            f"the effect, or less ({'p after Holm over all tests' if self.chosen_elsewhere else CHOSEN_HERE})."
+            f"What each edit of a head's attention to the span removes of the insertion's effect (median, {self.unit}); shown: "
+            f"more than {self._least} of the total, as much against it, or less "
+            f"({'p after Holm over all tests' if self.chosen_elsewhere else CHOSEN_HERE})."
         )
         value = "share" if self.established else "median"
-        named = dict.fromkeys(("label", "paper_label", "intervention"), "") | {
-            value: "removed (share)" if self.established else "removed",
-            **dict.fromkeys((f"{value}_ci_low", f"{value}_ci_high", "shown"), ""),
-            "prevalence": "more in (share of problems)",
-            **{f"p_{name}": f"p ({name.replace('_', ' ')})" for name in ASKED + BESIDE if self.chosen_elsewhere},
-            "n": "",
-        }
-        return Shown((ShownTable(self.table(), caption, named),))
+        asked = [f"p_{name}" for name in ASKED + BESIDE if self.chosen_elsewhere]
+        named = ["label", "paper_label", "intervention", value, f"{value}_ci_low", f"{value}_ci_high", "shown"]
+        return Shown((ShownTable(self.table(), caption, [*named, "prevalence", *asked, "n"]),))
 
     def headline(self) -> str:
         """Return what cutting each head's attention to the span removes of the total effect."""
@@ -308,22 +260,13 @@ class ReadEffects(Parts, Result):
             return []
         n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * (len(READ_EDITS) - 1))
         needed, least = self.whole.fewest(n_tests), f"smallest effect {self.whole.delta_words(self.unit)}"
+        first = f"{CHOSEN_HERE.capitalize()}: what follows describes these problems, most of them: {least}."
         if len(self.total) < needed:
-            first = (
-                f"Nothing can be shown with fewer than {count_of(needed, 'problem')}: the edits are described, no more."
-            )
+            first = f"Nothing can be shown with fewer than {needed} problems: the edits are described, no more."
         elif self.chosen_elsewhere:
-            first = (
-                f"Conclusions below hold in most problems: {least}, p < {self.whole.level:.3g} after Holm over "
-                f"{np.isfinite(self.p).sum()} tests."
-            )
-        else:
-            first = f"{CHOSEN_HERE.capitalize()}: what follows describes these problems, most of them: {least}."
-        return [first, *(self._conclusion(at) for at in range(len(self.heads)))]
-
-    @property
-    def _least(self) -> str:
-        return f"{100 * self.smallest_effect:g} %"
+            tests = f"p < {self.level:.3g} after Holm over {np.isfinite(self.p).sum()} tests"
+            first = f"Conclusions below hold in most problems: {least}, {tests}."
+        return [first, *map(self._conclusion, range(len(self.heads)))]
 
     def _amount(self, at: int, k: int) -> str:
         """Write the effect of a cell with its interval: percent of an established total, else its median in `unit`."""
@@ -346,22 +289,19 @@ class ReadEffects(Parts, Result):
             del found["restore_scale"]  # there it undoes more than the scale
         smaller = dict(zip(READ_EDITS, self._sure[len(ASKED) + (whole == "against"), at], strict=True))
         alike = [READ_EDITS[name] for name, shown in found.items() if shown == "less" and not smaller[name]]
-        says = [
-            (name, "same" if shown == whole else "less" if shown == "less" else "other")
+        says = {
+            name: "same" if shown == whole else "less" if shown == "less" else "other"
             for name, shown in found.items()
             if shown and (shown != "less" or smaller[name])
-        ]
-        said = [f"its read matters{', against the effect' if whole == 'against' else ''}"]
-        if not says:
-            said[0] += ", which part of it is not shown"
-        for each in says:
-            so, unless = SO.get(each, ("", set()))
-            said.append(FOLLOWS[each] + (f", {so}" if so and unless.isdisjoint(says) else ""))
+        }
+        shown = {f"{name} {acts}" for name, acts in says.items()}
+        against, unknown = ", against the effect" * (whole == "against"), ", which part of it is not shown" * (not says)
+        said = [f"its read matters{against}{unknown}"]
+        for name, acts in says.items():
+            what, ways = FOLLOWS[name].split(": ")
+            so, unless = SO.get(f"{name} {acts}", ("", set()))
+            follows = f", {so}" if so and unless.isdisjoint(shown) else ""
+            said.append(f"{what} {ways.split(', ')[ACTS.index(acts)]}{follows}")
         if alike:
             said.append(f"small, but not told apart from the knockout: {', '.join(alike)}")
         return f"{head}: {'; '.join(said)}."
-
-
-def _check_levels(confidence: float, smallest_effect: float) -> None:
-    check_share(confidence, name="confidence")
-    check_share(smallest_effect, name="smallest_effect")

@@ -1,13 +1,14 @@
 """Exact sweeps: patch one head at a time, every head, and see what the outcome does."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -19,13 +20,25 @@ from ..models.memory import halved, rows_per_pass, rows_per_request
 from ..models.traced_ops import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
+from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from .effect import SMALLEST_EFFECT, check_smallest_effect
+from ..runtime.results import (
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    head_map,
+    largest_first,
+    of_heads,
+    rows_per_head,
+)
+from ..statistics import CONFIDENCE
+from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
 from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
 from .outcomes import Outcome
 from .prepared import Prepared, Runs, Settings, prepare
-from .scores import PatchScores
 
 Kept = TypeVar("Kept")
 POSITIONS = ("question", "last", "prefix", "span", "all")
@@ -75,11 +88,12 @@ def patch_heads(
     Source: activation patching as in Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward
     pass with that edit, at a fraction of the cost (`Model.replay`).
     """
+    options = RunOptions(checkpoint, progress, seed, max_rows)
     check_smallest_effect(smallest_effect)
     sweep = Sweep.named(contrast, direction, edit, positions)
     prepared = prepare(model, pairs, outcome)
     chosen = model.info.chosen(heads, what="patch")
-    found = sweep_heads(prepared, {"patch": sweep}, chosen, options=RunOptions(checkpoint, progress, seed, max_rows))
+    found = sweep_heads(prepared, {"patch": sweep}, chosen, options=options)
     return replace(found["patch"], smallest_effect=smallest_effect)
 
 
@@ -87,13 +101,12 @@ class Places:
     """Rows of a run, sent once to each device where they are used."""
 
     def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-        self._sent: dict[torch.device, Tensor] = {}
+        self._sent = {rows.device: rows}
 
     def on(self, z: Tensor) -> Tensor:
         """Where z lies."""
         if z.device not in self._sent:
-            self._sent[z.device] = self._rows.to(z.device)
+            self._sent[z.device] = next(iter(self._sent.values())).to(z.device)
         return self._sent[z.device]
 
 
@@ -146,21 +159,15 @@ class Sweep:
             return runs.start(self.contrast, condition)
         return runs.length(condition) - runs.outcome.reads(runs.first)[0] if self.positions == "last" else 0
 
-    def recordings(self, runs: Runs) -> tuple[Recording, Recording]:
-        """Of the donor run and the receiving one."""
-        donor, receiving = (runs.recording(run, self.start(runs, run)) for run in (self.donor, self.receiving))
-        return donor, receiving
-
-    def edited(self, runs: Runs) -> tuple[Places, Places]:
+    def edited(self, runs: Runs, donor: Recording, receiving: Recording) -> tuple[Places, Places]:
         """Where activations are replaced, and by which of the donor's: places among the rows that were recorded of each run."""
-        pair, (donor, receiving), has_span = runs.first, self.recordings(runs), self.contrast.conditions[0].has_span
+        pair, has_span = runs.first, self.contrast.conditions[0].has_span
         if not self.contrast.equal_length:  # only what both prompts have crosses
             base = torch.arange(len(pair.base))
             inserted = self.receiving == self.contrast.corrupted
-            places = (pair.shared, base) if inserted else (base, pair.shared)
-            here, there = (at - run.start for at, run in zip(places, (receiving, donor), strict=True))
-            both = (here >= 0) & (there >= 0)
-            return Places(here[both]), Places(there[both])
+            here, there = (pair.shared, base) if inserted else (base, pair.shared)
+            both = (here >= receiving.start) & (there >= donor.start)
+            return Places(here[both] - receiving.start), Places(there[both] - donor.start)
         every = torch.arange(receiving.start, receiving.n_tokens)
         chosen = torch.ones(len(every), dtype=torch.bool)
         if self.positions == "question" and self.contrast.changes_from == "after" and has_span:
@@ -172,20 +179,6 @@ class Sweep:
             chosen = pair.span_mask if has_span else torch.zeros_like(chosen)
         at = Places(every[chosen] - receiving.start)
         return at, at
-
-    def new_z(self, runs: Runs, layer: int, here: Places, there: Places) -> Tensor:
-        """A layer's new z at `edited`, `[problem, edited, head, d_head]`, each head as if the only one edited."""
-        donor, receiving = self.recordings(runs)
-        if not self.intervention.needs_attention:
-            return donor.z[layer][:, there.on(donor.z[layer])]
-        (rows, keys), source = runs.cut(self.contrast), None
-        if self.intervention.needs_donor:
-            source = LayerState.of(runs.model, donor, layer, span=keys, rows=rows)
-        names = [pair.id for pair in runs.pairs]
-        state = LayerState.of(runs.model, receiving, layer, span=keys, rows=rows, donor=source, names=names)
-        with torch.no_grad():
-            new = self.intervention.edited(state)
-            return new[:, here.on(new)]
 
     def enters_as(self, other: "Sweep") -> bool:
         """This sweep's edits in layer 0 are those of the other, of knockouts: nothing precedes that layer, so all that a head
@@ -201,12 +194,8 @@ class Sweep:
 
 
 def sweep_heads(
-    prepared: Prepared,
-    sweeps: Mapping[str, Sweep],
-    heads: Sequence[Head],
-    *,
-    options: RunOptions = RunOptions(),
-) -> dict[str, PatchScores]:
+    prepared: Prepared, sweeps: Mapping[str, Sweep], heads: Sequence[Head], *, options: RunOptions = RunOptions()
+) -> "dict[str, PatchScores]":
     """Several sweeps of the same heads and problems, by name: every run that they share is made once, and what is one edit in
     two of them (`Sweep.enters_as`)."""
     chosen, labels = tuple(heads), list(map(str, heads))
@@ -240,18 +229,14 @@ def sweep_heads(
     def scores(name: str, sweep: Sweep) -> PatchScores:
         made = {key: np.array([each[name][key] for each in found], dtype=float) for key in ("patched", "ends", "noise")}
         return PatchScores(
-            problem_ids=prepared.ids,
-            groups=prepared.groups,
             patched=made["patched"],
             receiving=made["ends"][:, 0],
             donor=made["ends"][:, 1],
             heads=chosen,
-            unit=prepared.outcome.unit,
-            settings={**sweep.settings, "heads": labels, **prepared.settings},
             seed=options.seed,
             noise=made["noise"],
             direction=sweep.direction,
-            resolution=prepared.model.resolution,
+            **prepared.fields({**sweep.settings, "heads": labels}),
         )
 
     return {name: scores(name, sweep) for name, sweep in sweeps.items()}
@@ -262,10 +247,11 @@ class Engine:
 
     def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None = None) -> None:
         self.runs, self.sweep, self.model = runs, sweep, runs.model
-        self.donor, self.receiving = sweep.recordings(runs)
-        clean, run = sweep.contrast.clean, self.receiving
-        self._clean = runs.recording(clean, sweep.start(runs, clean)).logits
-        self.here, self.there = sweep.edited(runs)
+        clean = sweep.contrast.clean
+        names = (sweep.donor, sweep.receiving, clean)
+        self.donor, self.receiving, reference = (runs.recording(name, sweep.start(runs, name)) for name in names)
+        run, self._clean = self.receiving, reference.logits
+        self.here, self.there = sweep.edited(runs, self.donor, run)
         self.read, self.n_changed = runs.read(sweep.receiving), run.n_tokens - run.start
         sizes = {"batch": len(runs.pairs), "changed": self.n_changed, "length": run.n_tokens}
         if self.model.remote:
@@ -288,8 +274,21 @@ class Engine:
         return self._kept[what][1]
 
     def new_z(self, layer: int) -> Tensor:
-        """A layer's new z at the edited rows, each head as if the only one edited."""
-        return self.kept("z", layer, lambda: self.sweep.new_z(self.runs, layer, self.here, self.there))
+        """A layer's new z at the edited rows, `[problem, edited, head, d_head]`, each head as if the only one edited."""
+        return self.kept("z", layer, lambda: self._new_z(layer))
+
+    def _new_z(self, layer: int) -> Tensor:
+        runs, intervention, z = self.runs, self.sweep.intervention, self.donor.z[layer]
+        if not intervention.needs_attention:
+            return z[:, self.there.on(z)]
+        (rows, keys), source = runs.cut(self.sweep.contrast), None
+        if intervention.needs_donor:
+            source = LayerState.of(self.model, self.donor, layer, span=keys, rows=rows)
+        with torch.no_grad():
+            names = [pair.id for pair in runs.pairs]
+            state = LayerState.of(self.model, self.receiving, layer, span=keys, rows=rows, donor=source, names=names)
+            new = intervention.edited(state)
+            return new[:, self.here.on(new)]
 
     def head_edit(self, head: Head) -> Row:
         """The edit of one head: its layer, and the receiving run's z there with the head's own replaced."""
@@ -311,13 +310,12 @@ class Engine:
         rows = _with_unedited(edits) if of_heads or half else iter(edits)
         with torch.no_grad():  # the edits are made here too
             while part := list(islice(rows, self.rows)):
-                for (at, edited), value, acts in zip(
-                    part, *(both.T for both in self._passed(part, of_heads)), strict=True
-                ):
+                values, acts = self._passed(part, of_heads)
+                for (at, edited), value, does in zip(part, values.T, acts.T, strict=True):
                     if edited is None:
                         noise[at] = value - base
                     else:
-                        made.append(np.where(acts, value - noise[at] if half else value, base)[:, None])
+                        made.append(np.where(does, value - noise[at] if half else value, base)[:, None])
                 tick(len(base) * sum(edited is not None for _, edited in part))
         return np.concatenate(made, 1), noise
 
@@ -388,8 +386,194 @@ def _swept(
     edits = chain([(0, None)], map(engine.head_edit, asked))  # layer 0's noise is measured in any case
     values, unedited = engine.outcomes(edits, tick, of_heads=True)
     patched[:, [head.layer for head in asked], [head.head for head in asked]] = values
-    for layer, off in unedited.items():
-        noise[:, layer] = off
+    noise[:, list(unedited)] = np.stack(list(unedited.values()), 1)
     if first is not None:
         patched[:, 0] = first["patched"][:, 0]
     return {"patched": patched, "ends": engine.ends, "noise": noise}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PatchScores(Parts, Result):
+    """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
+
+    `total_effect` is the insertion's own (corrupted - clean) and `effect` the part of it that a head carries: what denoising
+    the head takes out, what noising it brings in. `patching_changes` is patched - receiving: `effect` when noising, the same
+    with its sign turned when denoising.
+
+    What is *claimed* of a head is how many problems show more than the smallest effect, with the total effect or against it,
+    and its `share` of the total effect. Means describe, and have no limits: a few problems often carry them. `effect_fraction`
+    = mean effect / mean total effect; `recovered` = (patched - corrupted) / (clean - corrupted): 1 minus it when noising.
+
+    `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
+    unedited: rounding (NaN: not swept; None: not measured). A head whose mean effect does not exceed `noise_floor` has no rank.
+    """
+
+    problem_ids: tuple[str, ...]
+    patched: np.ndarray
+    receiving: np.ndarray
+    donor: np.ndarray
+    heads: tuple[Head, ...]
+    unit: str
+    settings: Settings = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
+    noise: np.ndarray | None = None
+    direction: str = "denoising"
+    resolution: float = 0.0
+
+    columns = columns_of("""
+        patching_changes | patching changes | | patched - receiving, mean over problems, in the outcome's unit
+        recovered | recovered | later | (patched - corrupted) / (clean - corrupted)
+        noise | noise | | change of the outcome in a row of the head's layer without an edit: rounding
+    """)
+    picture = "forest"
+    reported = (
+        *("label", "layer", "head", "sense", "k", "n", "prevalence", "p_corrected"),
+        *("median", "share", "effect", "effect_fraction", "rank"),
+    )
+    axes = (
+        ("patched", "problem layer head_of_layer"),
+        ("receiving", "problem"),
+        ("donor", "problem"),
+        ("noise", "problem layer"),
+    )
+
+    def __post_init__(self) -> None:
+        check_smallest_effect(self.smallest_effect)
+
+    @property
+    def sign(self) -> int:
+        """What turns changes of the receiving run into parts of the insertion's effect."""
+        return DIRECTIONS[self.direction]
+
+    @property
+    def patching_changes(self) -> np.ndarray:
+        """patched - receiving, `[problem, layer, head]`, in `unit`."""
+        return self.patched - self.receiving[:, None, None]
+
+    @property
+    def effect(self) -> np.ndarray:
+        """The part of the insertion's effect that each head carries, `[problem, layer, head]`, in `unit`."""
+        return self.sign * self.patching_changes + 0.0  # no -0
+
+    @property
+    def per_head(self) -> np.ndarray:
+        """`effect` of the patched heads, `[problem, head]` in the order of `heads`."""
+        return of_heads(self.effect, self.heads)
+
+    @property
+    def per_cell(self) -> np.ndarray:
+        """The same: a cell of an exact sweep is a head."""
+        return self.per_head
+
+    @property
+    def total_effect(self) -> np.ndarray:
+        """The insertion's effect on the outcome (corrupted - clean), `[problem]`, in `unit`."""
+        return self.sign * (self.donor - self.receiving) + 0.0
+
+    @cached_property
+    def noise_floor(self) -> float:
+        """The mean over problems of the largest |noise| of any layer, in `unit`: what rounding does to a mean effect.
+
+        Over all layers, as a row that joins late has hardly rounded anew, but the run that it continues has.
+        """
+        return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
+
+    @property
+    def rounding(self) -> float:
+        """Effects up to this are taken for rounding, in `unit`: what the model resolves, or the sweep's own noise."""
+        return float(np.fmax(super().rounding, self.noise_floor))
+
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """Rank of each head by |effect|, 1 the largest, in the order of `heads`; NaN where undefined or within the noise."""
+        size = np.abs(self.mean_effect)
+        return pd.Series(np.where(self.within_noise, np.nan, size)).rank(ascending=False, method="min").to_numpy()
+
+    @property
+    def within_noise(self) -> np.ndarray:
+        """Return True for heads whose mean effect is no larger than `noise_floor`, in the order of `heads`."""
+        return np.abs(self.mean_effect) <= self.noise_floor
+
+    def table(self) -> pd.DataFrame:
+        """One row per head, in order of layer and head.
+
+        What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
+        effect in it, `prevalence` = k / n, `p_corrected` (Holm over heads and senses), `median` and `share`. What describes:
+        the means of `effect` and `patching_changes`, `effect_fraction`, `recovered`, `noise` (`noise_floor`), `rank`.
+        """
+        fraction = self.effect_fraction
+        return pd.DataFrame(
+            {
+                **head_columns(self.heads),
+                **self.claim_columns(),
+                "patching_changes": self.sign * self.mean_effect + 0.0,
+                "recovered": 1 - fraction if self.sign > 0 else fraction,
+                "noise": self.noise_floor,
+                "rank": self.rank,
+            }
+        )
+
+    def quantity(self, column: str) -> Quantity:
+        """An effect in the outcome's unit, or a share of the whole one or of the problems."""
+        if column in ("noise", "rank"):
+            return Quantity(self.unit if column == "noise" else "")
+        made = super().quantity(column)
+        if column == "recovered":
+            return replace(made, unit=WHOLE, below="")
+        return replace(made, below="patching lowers the outcome") if column == "patching_changes" else made
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per measure, problem and head: the outcome of the `receiving`, `donor` and `patched` runs, what the
+        patch changes, and the `effect`."""
+        ends = {name: getattr(self, name)[:, None].repeat(len(self.heads), 1) for name in ("receiving", "donor")}
+        of_each = {
+            name: of_heads(getattr(self, name), self.heads) for name in ("patched", "patching_changes", "effect")
+        }
+        return rows_per_head(self.problem_ids, self.heads, ends | of_each)
+
+    def top(self, k: int = 10) -> pd.DataFrame:
+        """The `k` heads of largest |share| (largest |median| where shares are undefined); those without a rank come last."""
+        table = self.table()
+        ranked = largest_first(table, self.default_column(table)).sort_values("rank", key=np.isnan, kind="stable")
+        return ranked.head(k).reset_index(drop=True)
+
+    def details(self) -> list[str]:
+        """Return how the heads were patched, the test, and which heads are undefined or within rounding."""
+        s, n = self.settings, count_of(len(self.problem_ids), "problem")
+        found = [
+            f"{s.get('edit', 'z')} patch of {count_of(len(self.heads), 'head')}, contrast {s.get('contrast')}, "
+            f"{self.direction}, outcome {s.get('outcome')}, {n}.",
+            *self._claim_words(),
+        ]
+        if undefined := int(np.isnan(self.per_head).any(0).sum()):
+            found.append(f"Undefined on some problem (NaN): {count_of(undefined, 'head')}.")
+        if within := int(self.within_noise.sum()):
+            floor = f"{self.noise_floor:.1e} {self.unit}, what rounding does to rows that are not edited"
+            found.append(f"Not ranked: {count_of(within, 'head')} with a mean effect within {floor}.")
+        return found
+
+    def in_order(self) -> pd.DataFrame:
+        """Return the rows of `table`, the surest first, of equally sure ones the largest median."""
+        table = self.table()
+        order = np.lexsort((-table["median"].abs().fillna(0.0), table["p_corrected"].fillna(2.0)))
+        return table.iloc[order].reset_index(drop=True)
+
+    def printed(self) -> pd.DataFrame:
+        """Return the heads that have a rank, the surest first."""
+        columns = ["label", "share", "share_ci_low", "share_ci_high", "k", "n", "p_corrected", "median", "effect"]
+        return self.in_order().dropna(subset="rank")[columns]
+
+    def shown(self) -> Shown:
+        """Every head's share as a map and a table."""
+        columns = ["label", "paper_label", "share", "share_ci_low", "prevalence", "prevalence_ci_low", "k", "n"]
+        columns += ["p_corrected", "median", "effect", "effect_fraction", "recovered"]
+        table = self.table()
+        marked = ((table["p_corrected"] < self.level) & table["rank"].notna()).tolist()
+        means = f"outlined: {self._claim()}, p < {self.level:.3g} corrected for testing many heads"
+        caption = f"Patched heads, the surest first. Effects are the parts of the insertion's, in {self.unit}."
+        return Shown(
+            (ShownTable(self.in_order(), caption, columns),),
+            head_map(table, [self.default_column(table)], columns, marked=marked, means=means),
+        )

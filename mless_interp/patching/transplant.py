@@ -11,13 +11,13 @@ from torch import Tensor
 
 from ..core.arguments import check_count, check_share, checked, count_of
 from ..models.base import Model
-from ..models.inputs import Edit, Inputs
+from ..models.inputs import Inputs
 from ..models.sites import attention_sites
 from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
-from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
+from ..runtime.results import Result, interval_columns, limits_of, tidy
+from ..statistics import CONFIDENCE, derive_generator, median_interval, sign_test
 from .outcomes import Outcome
 from .prepared import Prepared, Settings, prepare, single
 
@@ -56,9 +56,10 @@ def transplant_span(
         those with the same inserted tokens, such that their answers differ from each other and from the problem's own.
     outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
     confidence : of intervals; 1 - confidence is the level of the sign test that says whether most problems show it.
-    checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
+    checkpoint, progress : as in `patch_heads`.
     Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
     """
+    options = RunOptions(checkpoint, progress, seed)
     check_count(n_partners, name="n_partners", at_least=2)  # an answer is held against the other partners' spans
     check_share(confidence, name="confidence")
     prepared = prepare(model, pairs, outcome, signed_for="a transplant")
@@ -78,17 +79,13 @@ def transplant_span(
         label="transplanting spans",
         settings=settings,
         prompts=[[pair.fingerprint() for pair in pairs] for pairs in given],
-        options=RunOptions(checkpoint, progress),
+        options=options,
     )
     return Transplant(
-        problem_ids=prepared.ids,
-        groups=prepared.groups,
         partners=tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners),
         values=np.array(found, dtype=float),
-        unit=read.unit,
-        settings=settings,
-        resolution=model.resolution,
         confidence=confidence,
+        **prepared.fields(settings),
     )
 
 
@@ -96,34 +93,37 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
     """For each problem `n` others whose answers differ from its own and from each other's, by their places; seeded."""
     found = []
     for at, pair in enumerate(pairs):
-        chosen: list[int] = []
-        seen = {pair.answer_ids}
+        chosen: dict[tuple[int, ...], int] = {pair.answer_ids: at}
         for other in derive_generator(seed, "transplant partners", pair.id).permutation(len(pairs)).tolist():
-            theirs = pairs[other]
-            if other != at and theirs.span_ids == pair.span_ids and theirs.answer_ids not in seen and len(chosen) < n:
-                chosen.append(other)
-                seen.add(theirs.answer_ids)
-        if len(chosen) < n:
+            if pairs[other].span_ids == pair.span_ids and len(chosen) <= n:
+                chosen.setdefault(pairs[other].answer_ids, other)
+        if len(chosen) <= n:
             raise ValueError(
-                f"problem {pair.id!r} has {len(chosen)} partners among {len(pairs)} problems: a transplant needs {n} others "
-                "with the very same inserted tokens and answers that differ; give more problems, or fewer n_partners"
+                f"problem {pair.id!r} has {len(chosen) - 1} partners among {len(pairs)} problems: a transplant needs {n} "
+                "others with the very same inserted tokens and answers that differ; give more problems, or fewer n_partners"
             )
-        found.append(tuple(chosen))
+        found.append(tuple(chosen.values())[1:])
     return tuple(found)
 
 
 def _one(model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> np.ndarray:
     """`[answer, span]` of the first of these problems, with its own and with the others' answers and spans."""
-    receiver = pairs[0]
     sites = [name for layer in range(model.info.n_layers) for name in attention_sites(layer, "k", "v")]
-    given = [_span_of(model, pair, sites) for pair in pairs[1:]]
+    spans = [_span_of(model, pair, sites) for pair in pairs[1:]]
     values = np.empty((len(pairs), len(pairs)))
     for at, pair in enumerate(pairs):
-        asked = outcome.asked(replace(receiver, answer_ids=pair.answer_ids), model.info)
+        asked = outcome.asked(replace(pairs[0], answer_ids=pair.answer_ids), model.info)
         rows = asked.span_mask.nonzero()[:, 0]
-        edits = {name: _put(rows, [span[name] for span in given]) for name in sites}
-        length = len(asked.inserted)
-        read = [length - back for back in outcome.reads(asked)]
+
+        def put(value: Tensor, name: str, rows: Tensor = rows) -> Tensor:
+            """The first row keeps its span, each of the others gets that of one donor."""
+            new = value.clone()
+            for row, span in enumerate(spans, start=1):
+                new[row, rows.to(value.device)] = span[name].to(value)
+            return new
+
+        edits = {name: lambda value, name=name, put=put: put(value, name) for name in sites}
+        read = [len(asked.inserted) - back for back in outcome.reads(asked)]
         logits = model.run(Inputs(asked.inserted.tokens.repeat(len(pairs), 1)), edits=edits, logits_at=read).logits
         assert logits is not None
         values[at] = outcome.value(logits, asked, None).double().cpu().numpy()
@@ -135,18 +135,6 @@ def _span_of(model: Model, pair: PromptPair, sites: Sequence[str]) -> dict[str, 
     rows = pair.span_mask.nonzero()[:, 0]
     kept = dict.fromkeys(sites, lambda x: x[0, rows.to(x.device)].clone())
     return model.run(pair.condition("inserted"), capture=kept, logits_at="none").captured
-
-
-def _put(rows: Tensor, spans: Sequence[Tensor]) -> Edit:
-    """The first prompt of the batch keeps its span, each of the others gets that of one donor."""
-
-    def edit(value: Tensor) -> Tensor:
-        new = value.clone()
-        for at, span in enumerate(spans, start=1):
-            new[at, rows.to(value.device)] = span.to(value)
-        return new
-
-    return edit
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -166,6 +154,7 @@ class Transplant(Result):
     resolution: float = 0.0
 
     signed = True
+    caption = "What transplanted spans do: medians over problems, with intervals."
     columns = columns_of("""
         above | above 0 in | | problems whose number is above 0, beyond rounding
     """)
@@ -184,23 +173,13 @@ class Transplant(Result):
         """How much more likely the problem's own span makes its answer than the partners' spans do, `[problem]`."""
         return self.values[:, 0, 0] - self.values[:, 0, 1:].mean(1)
 
-    def interval(self, reading: str) -> Interval:
-        """Median of `carried` or `lost` over problems with its interval."""
-        return median_interval(self.by_group(getattr(self, reading)), confidence=self.confidence)
-
-    def p(self, reading: str) -> float:
-        """Sign test of `carried` or `lost` beyond rounding: do most problems show it with one sign?"""
-        return float(sign_test(self.by_group(getattr(self, reading)), rounding=self.resolution))
-
     def table(self) -> pd.DataFrame:
-        """One row for `carried` and one for `lost`: median with its interval, in how many problems it is above 0, and p."""
-        rows = []
-        for name in READINGS:
-            values, made = self.by_group(getattr(self, name)), interval_columns("median", self.interval(name))
-            above = int((values > self.resolution).sum())
-            numbers = {key: float(value) for key, value in made.items()}
-            rows.append({"reading": name, **numbers, "above": above, "n": len(values), "p": self.p(name)})
-        return pd.DataFrame(rows)
+        """One row for `carried` and one for `lost`: median with its interval, in how many problems it is above 0, and p (sign
+        test beyond rounding: do most problems show it with one sign?)."""
+        values = self.by_group(np.stack([self.carried, self.lost], 1))
+        made = interval_columns("median", median_interval(values, confidence=self.confidence))
+        above, p = (values > self.resolution).sum(0), sign_test(values, rounding=self.resolution)
+        return pd.DataFrame({"reading": list(READINGS), **made, "above": above, "n": len(values), "p": p})
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, whose answer is read and whose span is there; the problem's own first."""
@@ -211,20 +190,16 @@ class Transplant(Result):
             table[column] = [of[row][at] for row, at in zip(table["problem"], table[column], strict=True)]
         return table
 
-    def quantity(self, column: str) -> Quantity:
-        """A change of the outcome, in its unit."""
-        return Quantity(self.unit, signed=True, limits=(f"{column}_ci_low", f"{column}_ci_high"))
-
     def headline(self) -> str:
         """Return whether a span carries its problem's answer into another, and what a foreign one costs."""
-        if not any(np.abs(getattr(self, name)).max() > self.resolution for name in READINGS):
+        if max(np.abs(self.carried).max(), np.abs(self.lost).max()) <= self.resolution:
             return "Nothing changes in any problem: the span holds nothing of the question it is read with."
         told = []
-        for name, words in READINGS.items():
-            sure, made = self.p(name) < 1 - self.confidence, self.interval(name)
-            against = ", but the other way round" if sure and float(made.estimate) < 0 else ""
+        for words, row in zip(READINGS.values(), self.table().to_dict("records"), strict=True):
+            sure, limits = row["p"] < 1 - self.confidence, limits_of(row["median_ci_low"], row["median_ci_high"])
+            against = ", but the other way round" if sure and row["median"] < 0 else ""
             unsure = "" if sure else "not established, "
-            told.append(f"{words}{against} ({unsure}median {with_limits(made, self.unit)})")
+            told.append(f"{words}{against} ({unsure}median {row['median']:+.4f} {self.unit}{limits})")
         return f"{'; '.join(told)}; {count_of(len(self.problem_ids), 'problem')}."
 
     def details(self) -> list[str]:
@@ -232,7 +207,3 @@ class Transplant(Result):
         n = self.settings.get("n_prompts", 1)
         several = f"Before their questions these problems have {n} different prompts: what is carried may be theirs."
         return [several] if n > 1 else []
-
-    def shown(self) -> Shown:
-        """Both readings."""
-        return Shown((ShownTable(self.table(), "What transplanted spans do: medians over problems, with intervals."),))

@@ -104,6 +104,8 @@ class Result(Grouped):
 
     signed: ClassVar[bool] = False
     """Whether its print shows the sign of every number."""
+    caption: ClassVar[str] = ""
+    """What a page writes above its table."""
     picture: ClassVar[str] = "summary_plot"
     """The view that `plot` draws."""
     columns: ClassVar[tuple[Column, ...]] = columns_of("""
@@ -249,7 +251,7 @@ class Result(Grouped):
 
     def quantity(self, column: str) -> Quantity:
         """What a column of its table is."""
-        return Quantity(signed=self.signed, limits=_ends(column))
+        return Quantity(getattr(self, "unit", ""), self.signed, _ends(column))
 
     def default_column(self, table: pd.DataFrame) -> str:
         """The column of its table that a picture shows unless told otherwise: of `drawn`, else the first number."""
@@ -265,7 +267,7 @@ class Result(Grouped):
         columns = [name for name in table.columns if name not in ("layer", "head")]
         numbers = [name for name in columns if table[name].dtype.kind == "f"]
         drawn = head_map(table, numbers, columns) if {"layer", "head"} <= set(table.columns) else None
-        return Shown((ShownTable(table, f"Summary of {type(self).__name__}.", columns),), drawn)
+        return Shown((ShownTable(table, self.caption or f"Summary of {type(self).__name__}.", columns),), drawn)
 
     def lines(self) -> list[str]:
         """Return the print: headline, table, the rest and the first caveat, at most 11 lines of at most 110 letters."""

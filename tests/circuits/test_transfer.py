@@ -17,7 +17,7 @@ from mless_interp.answers.decoding import Request
 from mless_interp.circuits.transfer import _controls
 from mless_interp.core.heads import Head
 from mless_interp.models.sites import attention_sites, site
-from mless_interp.patching.head_transfer import HeadTransfer
+from mless_interp.patching.interventions import HeadTransfer
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.prepared import prepare
 

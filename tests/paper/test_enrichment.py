@@ -9,7 +9,7 @@ from small_results import located
 
 from mless_interp.core.heads import Head
 from mless_interp.paper import enrichment
-from mless_interp.patching.scores import PatchScores
+from mless_interp.patching.sweep import PatchScores
 
 
 def swept(effects: Any) -> PatchScores:

@@ -1,6 +1,6 @@
 """Spans that stand anywhere: after the question, at a token, in several blocks; and what a span reads of the question."""
 
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,10 @@ def pairs_at(model: Model, place: str, n_tokens: int = 12, count: int = 2) -> tu
     return make_pairs(model, problems()[:count], Insertion.meaningless(" /", n_tokens, **PLACES[place]))
 
 
-def outcome_of(model: Model, pair: PromptPair, condition: str) -> float:
+def outcome_of(model: Model, pair: PromptPair, condition: str, **options: Any) -> float:
     """The answer's log-probability by one whole pass, without any of the machinery."""
     answered = pair.answered()
-    inputs = answered.condition(condition)
-    logits = model.run(inputs).logits[0, -len(answered.answer_ids) - 1 : -1]
+    logits = model.run(answered.condition(condition), **options).logits[0, -len(answered.answer_ids) - 1 : -1]
     return float(logits.log_softmax(-1)[torch.arange(len(answered.answer_ids)), list(answered.answer_ids)].sum())
 
 
@@ -71,29 +70,27 @@ def test_a_sweep_anywhere_is_one_whole_forward_pass_per_head(
 
 @PLACE
 @pytest.mark.parametrize("contrast", ["content", "presence"])
-def test_no_inserted_token_is_patched_where_it_changes_nothing(contrast: str, place: str, tiny_model_dir: Any) -> None:
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_no_inserted_token_is_patched_where_it_changes_nothing(
+    contrast: str, direction: str, place: str, tiny_model_dir: Any
+) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     (pair,), heads = pairs_at(model, place, count=1), [Head(0, 1), Head(1, 6)]
-    between, answered = CONTRASTS[contrast], pair.answered()
-    for direction in ("denoising", "noising"):
-        found = patch_heads(model, [pair], contrast=contrast, direction=direction, heads=heads, **QUIET)
-        ends = (between.clean, between.corrupted)
-        donor, receiving = ends if direction == "denoising" else ends[::-1]
-        for head in heads:
-            name = f"blocks.{head.layer}.attn.hook_z"
-            given = model.run(answered.condition(donor), capture={name: lambda z: z.clone()}).captured[name]
+    found = patch_heads(model, [pair], contrast=contrast, direction=direction, heads=heads, **QUIET)
+    ends = (CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted)
+    donor, receiving = ends if direction == "denoising" else ends[::-1]
+    answered = pair.answered()
+    for head in heads:
+        name = f"blocks.{head.layer}.attn.hook_z"
+        given = model.run(answered.condition(donor), capture={name: lambda z: z.clone()}).captured[name]
 
-            def put(z: Any, given: Any = given, head: Head = head) -> Any:
-                new = z.clone()
-                new[:, answered.shared, head.head] = given[:, answered.shared, head.head]
-                return new
+        def put(z: Any, given: Any = given, head: Head = head) -> Any:
+            new = z.clone()
+            new[:, answered.shared, head.head] = given[:, answered.shared, head.head]
+            return new
 
-            logits = model.run(answered.condition(receiving), edits={name: put}).logits
-            assert logits is not None
-            n = len(answered.answer_ids)
-            ids = torch.tensor(answered.answer_ids)
-            value = logits[0, -n - 1 : -1].log_softmax(-1)[torch.arange(n), ids].sum()
-            assert found.patched[0, head.layer, head.head] == pytest.approx(float(value), abs=1e-5)
+        value = outcome_of(model, pair, receiving, edits={name: put})
+        assert found.patched[0, head.layer, head.head] == pytest.approx(value, abs=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -137,36 +134,23 @@ def test_gate_gradients_of_computed_add_up(place: str, tiny_model_dir: Any) -> N
     )
 
 
-@lru_cache(maxsize=4)
-def described(directory: Any, place: str) -> tuple[Model, tuple[PromptPair, ...]]:
-    model = loaded(directory, "bridge", "float64")
-    return model, pairs_at(model, place)
-
-
 @pytest.mark.slow
 @PLACE
 def test_the_mechanism_holds_anywhere(place: str, tiny_model_dir: Any) -> None:
-    model, pairs = described(tiny_model_dir("qwen2"), place)
-    parts = mi.decompose_attention(
-        model, pairs, contrasts=("content", "total", "held", "presence"), control=None, **QUIET
-    )
-    for contrast in ("content", "total", "held", "presence"):
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
+    pairs, contrasts = pairs_at(model, place), ("content", "total", "held", "presence")
+    parts = mi.decompose_attention(model, pairs, contrasts=contrasts, control=None, **QUIET)
+    for contrast in contrasts:
         table = parts.table(contrast).query("layer == 0")
         assert table["residual"].max() < 1e-5 and (table["lam"] < 1).all()  # I1: exact in the first layer
-    if place == "blocks":
-        with pytest.raises(ValueError, match="mediation, .*is not defined for an insertion in 3 blocks"):
-            mi.mediate(model, pairs, **QUIET)
-    else:
+    if place != "blocks":
         assert np.isfinite(mi.mediate(model, pairs, **QUIET).values).all()
-    dose = mi.dose_response(
-        model, problems()[:2], Insertion.meaningless(" /", 4, **PLACES[place]), doses=(3, 6, 12), **QUIET
-    )
+    filler = Insertion.meaningless(" /", 4, **PLACES[place])
+    dose = mi.dose_response(model, problems()[:2], filler, doses=(3, 6, 12), **QUIET)
     assert dose.slopes("held") == pytest.approx(1.0, abs=1e-4)  # I12, wherever the tokens stand
 
 
 def test_without_an_answer_either_nothing_follows(tiny_model_dir: Any) -> None:
-    from dataclasses import replace
-
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     bare = [replace(problem, answer="", answer_prefix="") for problem in problems()[:2]]
     pairs = make_pairs(model, bare, Insertion.meaningless(" /", 4, after="question"))

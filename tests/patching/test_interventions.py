@@ -8,7 +8,6 @@ from conftest import BACKENDS
 from models_under_test import loaded, pairs_for
 
 from mless_interp.core.heads import Head
-from mless_interp.models.base import Model
 from mless_interp.models.info import AttentionRule
 from mless_interp.patching.interventions import (
     INTERVENTIONS,
@@ -26,7 +25,6 @@ from mless_interp.patching.interventions import (
     run_edits,
 )
 from mless_interp.patching.sweep import patch_heads
-from mless_interp.prompts.pairs import PromptPair
 
 
 def state_by_hand(**changes: Any) -> LayerState:
@@ -64,18 +62,17 @@ def test_the_formulas_by_hand() -> None:
     assert value(MatchedMassKnockout()) == pytest.approx((0.1 + 2 + 10 + 400) / 0.8)
 
 
-def test_edge_noise_opens_the_span_for_this_head_alone() -> None:
+def test_what_a_row_cannot_see() -> None:
     hidden = torch.tensor([[[[True, False, True, True]]]])
-    assert value(EdgeNoise(), state_by_hand(visible=hidden)) == pytest.approx(432.1)
+    assert value(EdgeNoise(), state_by_hand(visible=hidden)) == pytest.approx(432.1), "opened for this head alone"
     window = torch.tensor([[[[False, False, True, True]]]])
     shut = state_by_hand(visible=window, unmasked=window)
     assert value(EdgeNoise(), shut) == pytest.approx((30 + 400) / 0.7), "what a window hides stays hidden"
-
-
-def test_a_sink_outside_the_window_tests_nothing() -> None:
-    """NaN, never "no change": the span's attention has nowhere to go."""
     window = torch.tensor([[[[False, True, True, True]]]])
-    assert torch.isnan(RerouteToSink()(state_by_hand(visible=window, unmasked=window))).all()
+    sinkless = RerouteToSink()(state_by_hand(visible=window, unmasked=window))
+    assert torch.isnan(sinkless).all(), "NaN, never no change: the span's attention has nowhere to go"
+    span = torch.tensor([[False, True, True, False]])
+    assert torch.isnan(MatchedMassKnockout()(state_by_hand(span=span))).all(), "the others hold too little"
 
 
 def test_patches_take_from_the_donor() -> None:
@@ -87,11 +84,7 @@ def test_patches_take_from_the_donor() -> None:
     assert value(PatchInput("q"), state) == pytest.approx(432.1)
     with pytest.raises(ValueError, match="a gate lies between 0 and 1"):
         Gate(1.5)
-
-
-def test_matched_mass_that_cannot_be_reached_is_nan() -> None:
-    span = torch.tensor([[False, True, True, False]])
-    assert torch.isnan(MatchedMassKnockout()(state_by_hand(span=span))).all()
+    assert Gate(0.5).label == "gate(g=0.5)" and PatchZ().label == "z" and PatchZ() == PatchZ() != Knockout()
 
 
 def test_matched_mass_is_drawn_for_a_problem_by_its_name() -> None:
@@ -103,19 +96,10 @@ def test_matched_mass_is_drawn_for_a_problem_by_its_name() -> None:
     span[:, 3:5] = True
 
     def taken(*names: str, layer: int = 0, **options: int) -> list[float]:
-        rows = len(names)
-        state = LayerState(
-            q=torch.ones(rows, 1, 1, 1),
-            k=scores.expand(rows, -1, -1, -1),
-            v=values.expand(rows, -1, -1, -1),
-            z=torch.zeros(rows, 1, 1, 1),
-            visible=torch.ones(rows, 1, 1, n, dtype=torch.bool),
-            unmasked=torch.ones(rows, 1, 1, n, dtype=torch.bool),
-            rule=AttentionRule(1.0),
-            span=span.expand(rows, -1),
-            layer=layer,
-            names=names,
-        )
+        seen = torch.ones(len(names), 1, 1, n, dtype=torch.bool)
+        given: dict[str, Any] = {"k": scores, "v": values, "q": torch.ones(1, 1, 1, 1), "z": torch.zeros(1, 1, 1, 1)}
+        given = {name: each.expand(len(names), *each.shape[1:]) for name, each in (given | {"span": span}).items()}
+        state = state_by_hand(**given, visible=seen, unmasked=seen, layer=layer, names=names)
         return MatchedMassKnockout(**options)(state).flatten().tolist()
 
     a, b = taken("a", "b")
@@ -213,14 +197,10 @@ def test_matched_mass_takes_as_much_from_keys_that_may_be_taken_from() -> None:
     assert reached >= 2
 
 
-def prepared(backend: str, tiny_model_dir: Any) -> tuple[Model, PromptPair]:
-    model = loaded(tiny_model_dir("qwen2"), backend)
-    return model, pairs_for(model, count=1)[0].answered()
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_head_in_a_run_is_the_sweep_s_row(backend: str, tiny_model_dir: Any) -> None:
-    model, pair = prepared(backend, tiny_model_dir)
+    model = loaded(tiny_model_dir("qwen2"), backend)
+    pair = pairs_for(model, count=1)[0].answered()
     inputs, span = pair.condition("inserted"), pair.span_mask[None]
     donor = model.record(pair.condition("masked"), start=pair.span[1])
     for name in ("z", "knockout", "knockout_zero", "restore_scale", "reroute_to_sink", "q", "k", "v"):

@@ -103,27 +103,30 @@ def test_all_sets_are_taken_where_few_exist_and_none_where_there_is_no_other() -
     assert count_sets(whole, geometry(2, 3)) == 0 and random_sets(whole, geometry(2, 3), 100, seed=0) == ()
 
 
-def by_hand(effect: Any, singles: Any, random: Any, *, n_possible: int = 1000, n_sets: int = 100) -> JointKnockout:
+def by_hand(effect: Any, singles: Any, random: Any, *, n_possible: int = 1000, **more: Any) -> JointKnockout:
     random = np.array(random, dtype=float)
-    sets = tuple((Head(0, 10 + i), Head(0, 11 + i)) for i in range(random.shape[1]))
     return JointKnockout(
         problem_ids=tuple(f"p{i}" for i in range(len(effect))),
         heads=(Head(0, 1), Head(0, 2)),
         effect=np.array(effect, dtype=float),
         singles=np.array(singles, dtype=float),
         random=random,
-        sets=sets,
+        sets=tuple((Head(0, 10 + i), Head(0, 11 + i)) for i in range(random.shape[1])),
         n_possible=n_possible,
         unit="nats",
-        settings={"n_random_sets": n_sets},
-        chosen_elsewhere=True,
+        settings={"n_random_sets": 100},
+        **{"chosen_elsewhere": True, **more},
     )
 
 
 def test_ranks_and_interactions_by_hand() -> None:
     made = by_hand([1.0, 3.0], [[0.5, 0.25], [0.5, 0.75]], [[0.0, -2.5, 2.0], [0.5, -2.0, 2.0]])
     # |medians|: 2 of the set; 0.25, 2.25 and 2 of the random ones, of which two reach it
-    assert made.p == pytest.approx(3 / 4)
+    assert (
+        made.n_as_large == 2
+        and made.p == pytest.approx(3 / 4)
+        and "(median), 2 of them as much; p = 0.75" in made.explain()
+    )
     assert made.interaction.tolist() == [0.25, 1.75]
     against = by_hand([-1.0, -3.0], [[0.0, 0.0]] * 2, [[0.5], [0.5]])
     assert against.p == pytest.approx(1 / 2)
@@ -132,13 +135,25 @@ def test_ranks_and_interactions_by_hand() -> None:
     table = made.table()
     assert table["median"].tolist() == table["effect"].tolist() == [2.0, 0.25, -2.25, 2.0]
     assert table["heads"][0] == "L0H1 L0H2" and "effect_ci_low" not in table, "a mean has no limits"
-    assert "3 random sets of the same layers" in made.explain() and "All 3" not in made.explain()
+    assert "3 random sets" in made.explain() and not made.exact
     every = by_hand([1.0, 3.0], [[0.5, 0.25], [0.5, 0.75]], [[0.0, -2.5, 2.0], [0.5, -2.0, 2.0]], n_possible=3)
-    assert every.exact and "All 3 other sets of the same layers" in every.explain()
+    assert every.exact and "All 3 other sets" in every.explain()
+    chosen = replace(made, chosen_elsewhere=False)
+    assert np.isnan(chosen.p) and "p =" not in chosen.explain(), "chosen on these problems"
+    assert "no other set" in by_hand([1.0], [[0.5, 0.5]], np.zeros((1, 0))).explain()
 
 
-def test_heads_that_were_chosen_on_these_problems_have_no_p_value() -> None:
-    known = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [[0.1, -2.0, 0.2]] * 4)
-    chosen = replace(known, chosen_elsewhere=False)
-    assert known.p == 1 / 2
-    assert np.isnan(chosen.p)
+@pytest.mark.parametrize(
+    ("joint", "single", "words"),
+    [
+        (1.0, 0.3, "back each other up"),
+        (1.0, 0.7, "overlap"),
+        (-1.0, -0.3, "back each other up"),
+        (-1.0, -0.7, "overlap"),
+    ],
+)
+def test_interactions_have_words_where_most_problems_show_them(joint: float, single: float, words: str) -> None:
+    sure = by_hand([joint] * 8, [[single] * 2] * 8, np.zeros((8, 0)))
+    assert f": they {words}." in sure.explain()
+    unsure = by_hand([joint] * 8, [[single] * 2] * 4 + [[joint - single] * 2] * 4, np.zeros((8, 0)))
+    assert "they add up, as far as can be told" in unsure.explain()

@@ -10,26 +10,12 @@ import torch
 from conftest import BACKENDS
 from models_under_test import loaded, planted_here, planted_problems, problems
 
-import mless_interp as mi
 from mless_interp.core.heads import Head
 from mless_interp.patching.transplant import Transplant, partners_of, transplant_span
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 
 QUIET: dict[str, Any] = {"progress": False}
-COMPUTES: dict[str, Any] = {"readers": (Head(0, 3),), "recalls": {Head(1, 5): Head(0, 6)}}
-
-
-def planted(n: int, n_tokens: int = 12, **place: Any) -> Any:
-    made, model = planted_here(readers=COMPUTES["readers"], recalls=_Frozen(COMPUTES["recalls"]))
-    asked = planted_problems(made, n)
-    asked = [replace(problem, system=asked[0].system) for problem in asked]
-    return model, make_pairs(model, asked, Insertion.meaningless(" /", n_tokens, **place))
-
-
-def transplanted(old: torch.Tensor, *, given: torch.Tensor, span: tuple[int, int]) -> torch.Tensor:
-    start, stop = span
-    return torch.cat([old[:, :start], given[:, start:stop], old[:, stop:]], 1)
 
 
 class _Frozen(dict):  # type: ignore[type-arg]
@@ -39,28 +25,34 @@ class _Frozen(dict):  # type: ignore[type-arg]
         return hash(tuple(self.items()))
 
 
+COMPUTES: dict[str, Any] = {"readers": (Head(0, 3),), "recalls": _Frozen({Head(1, 5): Head(0, 6)})}
+ONLY_READ: dict[str, Any] = {"readers": (Head(0, 3),), "mediators": ()}
+
+
+def planted(n: int, of: dict[str, Any] = COMPUTES, **place: Any) -> Any:
+    made, model = planted_here(**of)
+    asked = [replace(problem, system=planted_problems(made, n)[0].system) for problem in planted_problems(made, n)]
+    return model, make_pairs(model, asked, Insertion.meaningless(" /", 12, **place))
+
+
 def test_a_span_that_computes_carries_its_problem_s_answer() -> None:
     model, pairs = planted(12, after="question")
     found = transplant_span(model, pairs, n_partners=3, **QUIET)
     assert (found.carried > 0.2).all() and (found.lost > 0.1).all()
     table = found.table().set_index("reading")
-    assert table.loc["carried", "above"] == 12 and table.loc["carried", "p"] < 0.001
+    assert table.loc["carried", "above"] == 12 and table.loc["carried", "p"] == pytest.approx(2**-11)
+    assert table.loc["lost", "median"] == pytest.approx(np.median(found.lost))
     own = found.to_frame().query("answer_of == span_of and answer_of != problem")
     assert len(own) == 12 * 3 and len(found.to_frame()) == 12 * 16
+    assert "not established" not in found.headline() and "Nothing changes" not in found.headline()
+    assert found.settings["n_prompts"] == 1 and not found.details()
 
 
-def test_before_the_question_it_is_exactly_nothing() -> None:
-    model, pairs = planted(12)
-    found = transplant_span(model, pairs, n_partners=3, **QUIET)
-    assert not found.carried.any() and not found.lost.any()
-
-
-def test_a_span_that_is_only_read_carries_nothing() -> None:
-    made, model = planted_here(readers=(Head(0, 3),), mediators=())
-    asked = [replace(problem, system=planted_problems(made, 12)[0].system) for problem in planted_problems(made, 12)]
-    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 12, after="question"))
-    found = transplant_span(model, pairs, n_partners=3, **QUIET)
-    assert np.abs(found.carried).max() < 0.02
+def test_before_the_question_it_is_exactly_nothing_and_a_span_that_is_only_read_carries_nothing() -> None:
+    found = transplant_span(*planted(12), n_partners=3, **QUIET)
+    assert not found.carried.any() and not found.lost.any() and found.headline().startswith("Nothing changes")
+    read = transplant_span(*planted(12, ONLY_READ, after="question"), n_partners=3, **QUIET)
+    assert np.abs(read.carried).max() < 0.02
 
 
 @pytest.mark.slow
@@ -70,14 +62,16 @@ def test_it_is_the_donor_s_rotated_keys_and_values_at_the_receiver_s_positions(
     backend: str, architecture: str, tiny_model_dir: Any
 ) -> None:
     """At equal positions a donor's rotated keys can be put in as they are: the same numbers."""
+
+    def transplanted(old: torch.Tensor, *, given: torch.Tensor, span: tuple[int, int]) -> torch.Tensor:
+        return torch.cat([old[:, : span[0]], given[:, slice(*span)], old[:, span[1] :]], 1)
+
     model = loaded(tiny_model_dir(architecture), backend, "float64")
-    names = ("apples", "pears", "plums")
     asked = [
         replace(problems()[0], id=name, question=f"Anna has 3 red {name}", answer=str(at))
-        for at, name in enumerate(names)
+        for at, name in enumerate(("apples", "pears", "plums"))
     ]
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 6, after="question"))
-    assert len({len(pair.inserted) for pair in pairs}) == 1
     found = transplant_span(model, pairs, n_partners=2, **QUIET)
     sites = [f"blocks.{layer}.attn.hook_{part}" for layer in range(3) for part in ("rot_k", "v")]
     for at, pair in enumerate(pairs):
@@ -93,16 +87,20 @@ def test_it_is_the_donor_s_rotated_keys_and_values_at_the_receiver_s_positions(
     assert np.abs(found.lost).max() > 1e-4
 
 
-def test_partners_are_drawn_by_seed_and_have_other_answers() -> None:
+def test_partners_are_drawn_by_seed_and_have_other_answers_behind_the_same_tokens() -> None:
     _, pairs = planted(20, after="question")
     partners = partners_of(pairs, 3, seed=1)
     assert partners == partners_of(pairs, 3, seed=1) != partners_of(pairs, 3, seed=2)
     for at, chosen in enumerate(partners):
         answers = [pairs[at].answer_ids, *(pairs[other].answer_ids for other in chosen)]
-        assert at not in chosen and len(set(answers)) == 4
+        assert at not in chosen and len(set(answers)) == 4 and len(chosen) == 3
+    longer = planted_here(**COMPUTES)[1]
+    other = make_pairs(longer, [pair.problem for pair in pairs[10:]], Insertion.meaningless(" /", 9, after="question"))
+    mixed = partners_of([*pairs[:10], *other], 2, seed=1)
+    assert all(set(chosen) <= set(range(10) if at < 10 else range(10, 20)) for at, chosen in enumerate(mixed))
 
 
-def test_too_few_partners_and_wrong_outcomes_are_told_before_anything_runs() -> None:
+def test_wrong_requests_are_named_before_anything_runs() -> None:
     model, pairs = planted(6, after="question")
     with pytest.raises(ValueError, match=r"has \d partners among 6 problems: a transplant needs 30 others"):
         transplant_span(model, pairs, n_partners=30, **QUIET)
@@ -116,6 +114,10 @@ def test_what_is_told_by_hand() -> None:
     values = np.zeros((1, 3, 3))
     values[0, 1:, 1:] = [[-1.0, -3.0], [-4.0, -2.0]]
     values[0, 0] = [-1.0, -2.0, -4.0]
-    found = Transplant(("a",), (("b", "c"),), values, "nats", {"insertion": "x"})
+    found = Transplant(("a",), (("b", "c"),), values, "nats", {"n_prompts": 2})
     assert found.carried.tolist() == [2.0] and found.lost.tolist() == [2.0]
-    assert mi.Transplant is Transplant
+    rows = found.to_frame().set_index(["answer_of", "span_of"])["value"]
+    assert rows["b", "c"] == -3 and rows["a", "b"] == -2 and rows["c", "c"] == -2
+    assert "2 different prompts" in found.explain() and "not established" in found.headline()
+    against = replace(found, values=np.tile(-values, (8, 1, 1)), problem_ids=tuple("abcdefgh"))
+    assert against.headline().count("the other way round") == 2

@@ -19,7 +19,7 @@ from small_results import RESULTS, confirmed, located, patched
 
 import mless_interp as mi
 from mless_interp.circuits.located import Verdicts
-from mless_interp.patching.parts import Parts
+from mless_interp.patching.effect import Parts
 from mless_interp.runtime import folders
 from mless_interp.runtime.columns import ENDS, WIDTH, TextTable
 from mless_interp.runtime.results import Result, of_heads, tidy

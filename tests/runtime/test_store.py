@@ -14,7 +14,7 @@ from models_under_test import loaded
 from results_under_test import same
 
 from mless_interp.core.heads import Head
-from mless_interp.patching.scores import PatchScores
+from mless_interp.patching.sweep import PatchScores
 from mless_interp.runtime.folders import write_manifest
 from mless_interp.runtime.store import load, provenance, save
 

@@ -1,0 +1,112 @@
+"""Problems made ready by hand: units, halves, runs that are made once, outputs of heads moved; and numbers that are told."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from small_results import attributed, doses, knocked_out, patched, read_apart, transplanted
+
+from mless_interp.core.heads import Head
+from mless_interp.patching.interventions import HeadTransfer
+from mless_interp.patching.prepared import PER_UNIT, prepare
+from mless_interp.prompts.conditions import CONTRASTS
+from mless_interp.prompts.pairs import PromptPair
+from mless_interp.runtime.results import Result
+
+
+@pytest.fixture(scope="module")
+def pairs() -> tuple[PromptPair, ...]:
+    return tuple(planted_pairs(*planted_here(), 2 * PER_UNIT + 3))
+
+
+def test_problems_of_one_geometry_share_a_batch_and_halves_keep_groups(pairs: Any) -> None:
+    model = planted_here()[1]
+    ready = prepare(model, pairs)
+    assert [len(unit) for unit in ready.units] == [PER_UNIT, PER_UNIT, 3]
+    assert sorted(at for unit in ready.units for at in unit) == list(range(len(pairs)))
+    some = ready.only([4, 2])
+    assert some.ids == (pairs[4].id, pairs[2].id) and some.units == ((0, 1),) and some.pairs[0] is ready.pairs[4]
+    here, there = ready.halves()
+    assert here.ids == ready.ids[::2] and there.ids == ready.ids[1::2]
+    variants = [replace(pair, problem=replace(pair.problem, group=f"g{at // 3}")) for at, pair in enumerate(pairs[:9])]
+    grouped = prepare(model, variants)
+    assert grouped.n_groups == 3 and ready.n_groups == len(pairs) and len(set(grouped.groups)) == 3
+    assert [half.ids for half in grouped.halves()] == [grouped.ids[:3] + grouped.ids[6:], grouped.ids[3:6]]
+    assert prepare(model, ready) is ready and ready.settings["outcome"] == "answer_logprob"
+    assert ready.settings["insertion"] == ready.insertion and "beside" not in ready.settings
+    assert replace(ready, beside="dots").settings["beside"] == "dots"
+
+
+def test_clean_prompts_that_a_contrast_does_not_use_make_no_problems(pairs: Any) -> None:
+    twice = [replace(pairs[0], clean=pairs[0].inserted), pairs[0]]
+    asked = [replace(each, problem=replace(each.problem, id=name)) for each, name in zip(twice, "ab", strict=True)]
+    ready = replace(prepare(planted_here()[1], pairs[:2]), bare=tuple(asked[::-1]))
+    with pytest.raises(ValueError, match="problem 'a' asks the same as 'b': .* contrast 'content' does not use"):
+        ready.under(CONTRASTS["content"])
+    assert ready.under(CONTRASTS["replaced"]) is ready, "its tokens are text's"
+
+
+def test_each_condition_is_run_once_and_read_where_the_outcome_is(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    ready = prepare(model, pairs_for(model, 4, count=1))
+    runs, pair = ready.runs((0,)), ready.pairs[0]
+    assert runs.length("inserted") == runs.length("base") + 4 == len(pair.inserted)
+    assert runs.read("inserted") == [runs.length("inserted") - back for back in ready.outcome.reads(pair)]
+    content, total = CONTRASTS["content"], CONTRASTS["total"]
+    assert runs.start(content, "inserted") == pair.span[1] and runs.start(total, "base") == pair.span[0]
+    assert runs.recording("inserted", 3) is runs.recording("inserted", 3) is not runs.recording("inserted", 4)
+    rows, keys = runs.cut(content)
+    assert keys[0].nonzero().flatten().tolist() == list(range(*pair.span)) and rows[0, pair.span[1] :].all()
+    assert not torch.stack(list(runs.cut(total))).any() and runs.cut(total)[0].shape[1] == len(pair.inserted)
+
+
+def test_moved_outputs_are_lam_z_and_sigma_from_the_place_on(tiny_model_dir: Any) -> None:
+    heads, sigma = (Head(0, 1), Head(1, 0), Head(0, 3)), np.arange(12.0).reshape(3, 1, 4)
+    edit = HeadTransfer(heads, np.array([[2.0], [9.0], [0.5]]), sigma, "dots", {"before": "question"})
+    z = torch.ones(5, 4, 4)
+    moved = edit.moved(z, 0)
+    assert moved[:, 1].tolist() == [[2.0, 3, 4, 5]] * 5 and moved[:, 3].tolist() == [[8.5, 9.5, 10.5, 11.5]] * 5
+    assert torch.equal(moved[:, [0, 2]], z[:, [0, 2]]) and edit.moved(z, 2) is z and edit.layers == (0, 1)
+    assert edit.label == "L0H1, L1H0, L0H3 moved as by dots"
+    record = edit.record()
+    digest = record.pop("digest")
+    place = {"before": "question", "after": None, "at": None}
+    assert record == {"heads": ["L0H1", "L1H0", "L0H3"], "insertion": "dots", **place}
+    assert replace(edit, sigma=sigma + 1).record()["digest"] != digest
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pair = pairs_for(model, 4, count=1)[0]
+    assert edit.start(pair.base) == pair.span[0]
+    width = model.info.d_head
+    with pytest.raises(ValueError, match=f"heads of width {width + 1}, those of .* have {width}"):
+        replace(edit, sigma=np.zeros((3, 1, width + 1))).check(model)
+    with pytest.raises(ValueError, match="have 2 rows, one for each token"):
+        replace(edit, lam=np.ones((3, 2)), sigma=np.zeros((3, 2, width))).check(model)
+    with pytest.raises(ValueError, match=r"sigma \[head, row, d_head\] of 3 heads, got \[3, 1\] and \[2, 1, 4\]"):
+        replace(edit, sigma=sigma[:2])
+    replace(edit, sigma=np.zeros((3, 1, width))).check(model)
+
+
+TOLD: dict[str, tuple[Any, str]] = {}
+"""name -> a small result, and the numbers in its sentences and its printed table."""
+
+
+def numbers(result: Result) -> str:
+    told = [
+        result.explain(),
+        result.printed().to_string(index=False),
+        *(each.caption for each in result.shown().tables),
+    ]
+    return " ".join(re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e-?\d+)?", " ".join(told)))
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_numbers_that_are_told(name: str) -> None:
+    result, wanted = TOLD[name]
+    assert numbers(result()) == wanted
+
+
+__all__ = ["attributed", "doses", "knocked_out", "patched", "read_apart", "transplanted"]
