@@ -64,7 +64,7 @@ def test_fractions_are_ratios_of_means_in_both_directions() -> None:
     assert denoising.iloc[0].tolist() == [-2, 2, 0.5, 0.5]
     # noising: receiving is the clean run; recovered = (patched - corrupted) / (clean - corrupted) = 1 - fraction
     noising = scores([3, 0] * 4, [4] * 8, [0] * 8, "noising").table()[columns]
-    assert noising.iloc[0].tolist() == [-2.5, -2.5, 0.625, 0.625]
+    assert noising.iloc[0].tolist() == [-2.5, -2.5, 0.625, 0.375]
     unequal = scores([1] * 8, [0] * 8, [1, 3] * 4, "denoising").table().iloc[0]
     assert unequal["effect_fraction"] == 0.5  # 8 / 16, while the mean of ratios would be 2/3
 
