@@ -17,8 +17,7 @@ from mless_interp.ground_truth.roles import Expected
 from mless_interp.models.base import Model
 from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.patching.prepared import prepare
-from mless_interp.patching.scores import PatchScores
-from mless_interp.patching.sweep import Sweep, sweep_heads
+from mless_interp.patching.sweep import PatchScores, Sweep, sweep_heads
 from mless_interp.runtime.loop import RunOptions
 
 # Heads with a role in the small models below; what it is differs.
