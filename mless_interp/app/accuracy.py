@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from ..views.report import Report
 
 TREATMENTS = "none mless mful random_sentence arm".split()
-N_READ = 3
-"""Problems whose answers the page shows, at least."""
-FLIPPED = 12
-"""Of those, problems that are right under one treatment and wrong under another, at most."""
+N_READ = 12
+"""Problems whose answers the page shows, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +94,9 @@ def compute(options: Options) -> Computed:
         treatments.append(Treatment(hidden, knockout=knocked_out, name="knockout"))
     how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
     found = evaluate_accuracy(model, questions, treatments, **asked, **how)
-    flipped = _flipped(found)[:FLIPPED]
-    others = [name for name in found.problem_ids if name not in flipped]
     by_id = {each.id: each.question for each in questions}
-    read = {name: by_id[name] for name in [*flipped, *others[: max(0, N_READ - len(flipped))]]}
+    first = dict.fromkeys([*_flipped(found), *found.problem_ids])  # those that change, then the others
+    read = {name: by_id[name] for name in list(first)[:N_READ]}
     facts = {"settings": found.settings, "n_problems": len(questions), "questions": read}
     return Computed({"AccuracyResults": found}, model, facts=facts)
 

@@ -164,8 +164,6 @@ class Saving:
     @property
     def partial(self) -> Path:
         """The folder in which a stopped run leaves what had finished, for when it is started again."""
-        if self.out.name in ("", ".."):
-            raise ValueError(f"{str(self.out)!r} is no folder of its own: give its name, {str(self.out.resolve())!r}")
         return self.out.with_name(f".{self.out.name}.partial")
 
     @property
