@@ -210,7 +210,7 @@ def test_the_commands_take_a_file_of_pairs(folder: Path, tmp_path: Path, command
         ("locate", ["--n-tokens", "3"], "--pairs holds whole prompts: leave out --n-tokens"),
         ("locate", ["--answers", "2"], "--answers grades texts"),
         ("circuit", ["--heads", "0:0", "--by", "of"], "--by goes with heads that are located"),
-        ("locate", ["--mode", "sweep", "--by", "of"], "--by names heads within strata"),
+        ("locate", ["--mode", "sweep", "--by", "of"], "--by, --confirm and --answers are about named heads"),
     ],
 )
 def test_wrong_options_beside_pairs_are_one_line(tmp_path: Path, command: str, more: list[str], words: str) -> None:
