@@ -20,13 +20,13 @@ def about() -> None:
 for _name, _file in COMMANDS.items():
     (_command,) = import_module(f"mless_interp.app.{_file}").app.registered_commands
     app.command(_name, cls=Command)(_command.callback)
-for _command in (
+for _single in (
     of_options(commands.check, commands.Checking),
     of_options(commands.plan, commands.Planning, without=commands.NOT_PLANNED),
     commands.report,
     commands.compare,
 ):
-    app.command(cls=Command)(one_line_errors(_command))
+    app.command(cls=Command)(one_line_errors(_single))
 
 
 def main() -> None:

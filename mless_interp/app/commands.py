@@ -76,12 +76,12 @@ def check(options: Checking) -> None:
     from ..models.load import load_model
     from ..prompts.problems import load_problems
 
-    problems = None if options.problems is None else load_problems(options.problems)
-    if problems is not None:
-        problems = sorted(problems, key=lambda problem: len(problem.question))[: options.n_prompts]
+    asked = None
+    if options.problems is not None:
+        asked = sorted(load_problems(options.problems), key=lambda problem: len(problem.question))[: options.n_prompts]
     try:
         model = load_model(options.model, **options.loading())
-        pairs = short_pairs(model, problems, options.n_prompts)
+        pairs = short_pairs(model, asked, options.n_prompts)
         certificate = certify_model(model, pairs, progress=not options.no_progress)
         tell("\n".join([*certificate.lines(), *certificate.reasons()]))
         said, passed = certificate.to_json(), certificate.passed

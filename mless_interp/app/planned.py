@@ -186,7 +186,8 @@ def plan_run(
         if value is not None and not value > 0:
             raise ValueError(f"{label} must be above 0, got {value}")
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
-    shape, given = Shape.of(name, trust_remote_code=trust_remote_code), tuple(problems or ())
+    shape = Shape.of(name, trust_remote_code=trust_remote_code)
+    given: tuple[Any, ...] = tuple(problems or ())
     if insertion is not None:
         loaded = SimpleNamespace(tokenizer=shape.tokenizer, info=shape.info)  # all that pairs are made with
         given = make_pairs(loaded, given, insertion, template=template)

@@ -73,7 +73,8 @@ def compute(options: Options) -> Computed:
 
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
-    models, n = {}, options.n_tokens
+    models: dict[str, Any] = {}
+    n = options.n_tokens
     filler = Insertion.meaningless(n_tokens=n)
     common: dict[str, Any] = {"template": options.template, **options.common}
     how = {name: getattr(options, name) for name in ("n_tokens", "rows", "draws", "repeats", "twins")} | common
@@ -88,8 +89,8 @@ def compute(options: Options) -> Computed:
         if figure.kind == "bars_and_head" and answers:
             mful = Treatment(Insertion.meaningful(n_tokens=n), name="mful")
             treatments = [Treatment(name="none"), Treatment(filler, name="mless"), mful]
-            asked = {"max_new_tokens": options.max_new_tokens, "checkpoint": folder / "answers.jsonl", **common}
-            found["answers"] = evaluate_accuracy(model, questions[key], treatments, **asked)
+            kept = {"checkpoint": folder / "answers.jsonl", "max_new_tokens": options.max_new_tokens} | common
+            found["answers"] = evaluate_accuracy(model, questions[key], treatments, **kept)
         pairs = make_pairs(model, questions[key], filler, template=options.template)
         shown[f"{key} prompt"] = ShownPrompt.of(model, pairs[0])
         if model.info.attention == "eager":

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,7 @@ class RunsCompared(Result):
     """Hold results by the names of their runs, all of one kind. Each run is judged by its own problems; no test is made between
     runs."""
 
-    results: dict[str, LocatedHeads | PatchScores | AccuracyResults]
+    results: dict[str, Any]
 
     columns = columns_of("""
         of_this_sign | problems of its sign | of n | problems whose effect has the sign of the median
@@ -100,7 +101,7 @@ class RunsCompared(Result):
             f"{row['run']} {row['total']:+.4f}{limits_of(row.get('total_ci_low', np.nan), row.get('total_ci_high', np.nan))}"
             for row in rows  # of few problems there are no limits
         )
-        unit = next(each.unit for each in self.results.values() if not isinstance(each, AccuracyResults))
+        unit = next(iter(self.results.values())).unit
         return f"{answer}; median total effect in {unit}: {'; '.join(totals)}."
 
     def details(self) -> list[str]:
@@ -126,7 +127,7 @@ def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
     Each run is `LocatedHeads`, `PatchScores` or `AccuracyResults`, or what `mi.load` gives of a folder that has one.
     `ValueError` for fewer than two, for different kinds, and where outcome, contrast, direction or edit differ.
     """
-    results = {}
+    results: dict[str, Any] = {}
     for name, run in runs.items():
         every = list(run.values()) if isinstance(run, Mapping) else [run]
         kinds = (LocatedHeads, PatchScores, AccuracyResults)

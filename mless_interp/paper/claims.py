@@ -252,7 +252,7 @@ def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = No
         return load_model(directory or model.hub_id, **options)
     from ..ground_truth.stand_ins import stand_in
 
-    heads = {"n_heads": model.n_heads, "n_key_value_heads": model.n_key_value_heads}
+    heads: dict[str, Any] = {"n_heads": model.n_heads, "n_key_value_heads": model.n_key_value_heads}
     return stand_in(model.architecture, name=model.title, **heads, **options)
 
 
