@@ -351,18 +351,11 @@ def quantisation_of(module: nn.Module) -> str:
     if config is not None:
         method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
         return str(getattr(method, "value", method) or "quantization_config in its config")
-    coded = (
-        f"{label} is {str(weight.dtype).removeprefix('torch.')}"
-        for label, weight in module.named_parameters()
-        if not weight.is_floating_point() or weight.element_size() < 2  # whole numbers, float8
-    )
+    for label, weight in module.named_parameters():
+        if not weight.is_floating_point() or weight.element_size() < 2:  # whole numbers, float8
+            return f"{label} is {str(weight.dtype).removeprefix('torch.')}"
     libraries = ("bitsandbytes", "auto_gptq", "gptqmodel", "awq", "hqq")
-    kinds = (
-        type(part).__name__
-        for part in module.modules()
-        if type(part).__module__.startswith(libraries) or ".quantized" in type(part).__module__
-    )
-    return next(coded, None) or next(kinds, "")
+    return next((type(part).__name__ for part in module.modules() if type(part).__module__.startswith(libraries)), "")
 
 
 @torch.no_grad()

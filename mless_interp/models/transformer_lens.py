@@ -272,13 +272,8 @@ def _rotary_config(config: Foreign, positions: Positions, d_head: int) -> dict[s
         made["rotary_base_local"] = ropes["sliding_attention"]["rope_theta"]
     kind = rope.get("rope_type", "default")
     if kind == "llama3":
-        made |= {
-            "use_NTK_by_parts_rope": True,
-            "NTK_by_parts_factor": rope["factor"],
-            "NTK_by_parts_low_freq_factor": rope["low_freq_factor"],
-            "NTK_by_parts_high_freq_factor": rope["high_freq_factor"],
-            "NTK_original_ctx_len": rope["original_max_position_embeddings"],
-        }
+        made |= {f"NTK_by_parts_{name}": rope[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
+        made |= {"use_NTK_by_parts_rope": True, "NTK_original_ctx_len": rope["original_max_position_embeddings"]}
     elif kind == "yarn" and not rope.get("mscale") and not rope.get("mscale_all_dim"):
         factor = float(rope["factor"])
         length = rope.get("attention_factor") or (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
