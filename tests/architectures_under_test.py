@@ -21,27 +21,16 @@ _GPT: dict[str, Any] = {"n_embd": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEAD
 _EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 48, "num_key_value_heads": 2}
 _LOCAL = {"num_layers": 4, "num_heads": N_HEADS, "window_size": WINDOW, "attention_types": [[["global", "local"], 2]]}
 _PARTLY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
-_YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "truncate": False,
-}
-_LATENT: dict[str, Any] = {
-    "intermediate_size": 96,
-    "num_key_value_heads": N_HEADS,
-    "kv_lora_rank": 24,
-    "qk_nope_head_dim": 10,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 6,
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-}
-_LONGER = {key: value for key, value in _YARN.items() if key != "truncate"} | {"beta_fast": 32.0, "beta_slow": 1.0}
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_LATENT: dict[str, Any] = {"kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 4, "v_head_dim": 6}
+_LATENT |= {"intermediate_size": 96, "num_key_value_heads": N_HEADS, "moe_intermediate_size": 24, "n_routed_experts": 4}
+_LATENT |= {"num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_LONGER = {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0}
+
+
+def _latent(rank: int | None, rope: dict[str, float], **other: Any) -> dict[str, Any]:
+    return _named(q_lora_rank=rank, rope_parameters={**_LONGER, **rope}, **{**_LATENT, **other})
+
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("GPT2", _GPT),
@@ -66,36 +55,20 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3-MoE": ("Qwen3Moe", _named(num_experts=4, moe_intermediate_size=24, head_dim=8, **_EXPERTS)),
     "GPT-OSS": (
         "GptOss",
-        _named(head_dim=8, num_local_experts=4, sliding_window=WINDOW, rope_parameters=_YARN, **_EXPERTS),
-    ),
-    "DeepSeek-V2": (
-        "DeepseekV2",
         _named(
-            **_LATENT,
-            q_lora_rank=None,
-            rope_parameters={**_LONGER, "mscale": 0.707, "mscale_all_dim": 0.5},
+            **_EXPERTS,
+            head_dim=8,
+            num_local_experts=4,
+            sliding_window=WINDOW,
+            rope_parameters={**_YARN, "truncate": False},
         ),
     ),
-    "DeepSeek-V3": (
-        "DeepseekV3",
-        _named(
-            **_LATENT,
-            q_lora_rank=20,
-            n_group=2,
-            topk_group=1,
-            rope_parameters={**_LONGER, "mscale": 1.0, "mscale_all_dim": 0.8},
-        ),
-    ),
+    "DeepSeek-V2": ("DeepseekV2", _latent(None, {"mscale": 0.707, "mscale_all_dim": 0.5})),
+    "DeepSeek-V3": ("DeepseekV3", _latent(20, {"mscale": 1.0, "mscale_all_dim": 0.8}, n_group=2, topk_group=1)),
     "Kimi-K2": (
         "DeepseekV3",
-        _named(
-            **{**_LATENT, "n_routed_experts": 6},
-            q_lora_rank=24,
-            n_group=1,
-            topk_group=1,
-            rope_interleave=False,
-            rope_parameters={**_LONGER, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0},
-        ),
+        _latent(24, {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 1.0}, n_routed_experts=6, rope_interleave=False)
+        | {"n_group": 1, "topk_group": 1},
     ),
     "GLM-4.7 Flash": ("Glm4MoeLite", _named(**_LATENT, q_lora_rank=20, n_group=1, topk_group=1)),
     "Granite MoE": ("GraniteMoe", _named(num_local_experts=4, **_EXPERTS)),
