@@ -63,10 +63,7 @@ ROOMS = {
     "mechanism": Room(("mless_interp/mechanism/*.py",), ("tests/mechanism", LAWS)),
     "ground_truth": Room(("mless_interp/ground_truth/*.py",), ("tests/ground_truth", LAWS)),
     "grading": Room(
-        tuple(
-            f"mless_interp/answers/{name}.py"
-            for name in ("boxes", "compare", "equivalence", "graders", "latex", "paper_grader", "units", "worker")
-        ),
+        tuple(f"mless_interp/answers/{name}.py" for name in ("compare", "equivalence", "graders", "latex")),
         ("tests/answers/test_graders.py", "tests/answers/test_spelling.py"),
     ),
     "damaged files": Room(

@@ -24,7 +24,7 @@ NOT_ASKED = {
     "reading changes the answer.",
     "distractors": "Sentences written to distract: questions of other problems replace them.",
     "counting": "Whether more answers are right: the demo model cannot gain, and neither model is large or recent.",
-    "place": "Whether more answers are right, and filler that the model itself emits.",
+    "place": "Whether more answers are right, and filler that the model itself emits: this model follows no instruction.",
     "length_alone": "Contexts of thousands of tokens: these models take 512.",
     "repeated_tokens_and_sinks": "Which neurons create a sink. The study asks whether a run of one token resembles the "
     "prompt's first token more than random words do.",
@@ -157,7 +157,9 @@ def cell(row: dict[str, Any], name: str, found: Any) -> str:
         )
     if name == "answers":
         points = limits(row, "difference", scale=100, form="+.0f")
-        return f"{100 * row['accuracy']:.0f} %: {points}{star(row['difference_p'])}"
+        emitted = row.get("emitted", float("nan"))
+        told = f", {100 * emitted:.0f} % of the filler emitted" if emitted == emitted else ""
+        return f"{100 * row['accuracy']:.0f} %: {points}{star(row['difference_p'])}{told}"
     missing = len(found.problem_ids) - row[f"{name}_n"]
     return limits(row, name) + f" (undefined in {missing})" * bool(missing)
 

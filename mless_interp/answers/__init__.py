@@ -5,11 +5,9 @@ import lazy_loader
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
     submod_attrs={
-        "answered": ["AccuracyResults"],
-        "boxes": ["has_closed_box", "last_box"],
-        "comparisons": ["Comparison", "Comparisons"],
         "evaluate": ["evaluate_accuracy"],
-        "graders": ["GRADERS", "Grade", "grade", "grade_paper", "grade_strict"],
+        "graders": ["GRADERS", "Grade", "grade", "grade_paper", "grade_strict", "has_closed_box", "last_box"],
+        "results": ["AccuracyResults", "Comparison", "Comparisons"],
         "treatments": ["Treatment"],
     },
 )

@@ -21,7 +21,6 @@ from fractions import Fraction
 
 from . import latex
 from .equivalence import GaveUp, asked
-from .units import without_unit
 
 LONGEST = 500
 """Characters; a longer answer is compared as text only."""
@@ -29,14 +28,12 @@ MOST_PARTS = 40
 _NUMBER = re.compile(r"[+-]?(\d+(,\d{3})+|\d+|\d+( \d{3})+)?(\.\d*)?")
 _POWER_OF_TEN = re.compile(r"(?:(.+?)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d))")
 _FRACTION = re.compile(r"([+-]?)(\d*)\\frac\{([+-]?[\d.,]+)\}\{([+-]?[\d.,]+)\}")
-_MIXED = re.compile(r"([+-]?)(\d+) (\d+)/(\d+)")
+_MIXED = re.compile(r"^([+-]?)(\d+) (\d+)/(\d+)$")
 _REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 _REALS = re.compile(r"\\mathbb\{?R\}?|\\R|(?:\\text\{)?all real(?:s| numbers)\}?", re.IGNORECASE)
 _NAME = re.compile(r"(?:\\?[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?'?(?:\([a-z](?:,[a-z])*\))?|\([a-z](?:,[a-z])+\)")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(\d+)\}?")
 _MATRIX = re.compile(r"\\begin\{([bBp]?matrix|smallmatrix|array|vmatrix)\}(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}", re.DOTALL)
-
-
 GAVE_UP = "gave up"
 """Nothing decided, within the limits of time and memory."""
 
@@ -67,9 +64,6 @@ def compare(answer: str, gold: str) -> Equality:
         return _compare(first, second)
     except GaveUp:  # what cannot be decided in part is not decided
         return Equality(False, GAVE_UP)
-
-
-# ------------------------------------------------------------------------------------------------------------- parts
 
 
 def split(text: str, separators: Sequence[str]) -> list[str]:
@@ -111,21 +105,21 @@ def _parts(text: str) -> tuple[str, tuple[str, ...]] | None:
         kind = "determinant" if matrix[1] == "vmatrix" else "matrix"
         return f"{kind} {[len(row) for row in rows]}", tuple(cell for row in rows for cell in row)
     spoken = re.sub(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s}\d])(?:and|or)(?=[\s\d\\])", ",", text)
-    pieces = _pieces(spoken)
+    pieces = _listed(spoken)
     if len(pieces) > 1:
         return "list", _both_signs(pieces)
     union = split(text, [r"\cup"])
     if len(union) > 1:
         return "union", tuple(union)
     brackets, inner = _enclosed(text) or ("", text)
-    pieces = _pieces(inner)
+    pieces = _listed(inner)
     if brackets and brackets != "{}":
         return (brackets, tuple(pieces)) if len(pieces) > 1 else None
     members = _both_signs(pieces)
     return ("list", members) if brackets or len(members) > 1 else None
 
 
-def _pieces(text: str) -> list[str]:
+def _listed(text: str) -> list[str]:
     return [piece for piece in split(text, [",", ";"]) if piece]
 
 
@@ -178,7 +172,7 @@ def _unwrapped(text: str) -> str:
         return r"(-\infty,\infty)"
     if latex.compact(text) == r"\{\}":
         return r"\emptyset"
-    for _ in range(LONGEST):
+    while True:
         if text.startswith("{") and latex.closing(text, 0) == len(text) - 1:
             text = text[1:-1].strip()
             continue
@@ -190,12 +184,8 @@ def _unwrapped(text: str) -> str:
         if found is not None and found[0] == "[]" and _MATRIX.fullmatch(found[1]):
             return found[1]
         if found is None or found[0] != "()" or not found[1] or len(split(found[1], [",", ";"])) > 1:
-            break
+            return text
         text = found[1]
-    return text
-
-
-# ------------------------------------------------------------------------------------------------------------ leaves
 
 
 def number(text: str) -> Fraction | None:
@@ -206,41 +196,31 @@ def number(text: str) -> Fraction | None:
     """
     if len(text) > LONGEST or re.search(r"\d,\s+\d", text):  # 1, 234 is a list
         return None
-    s = latex.compact(text)
-    mixed = _MIXED.fullmatch(s)
-    if mixed:
-        return None if not int(mixed[4]) else _signed(mixed[1], int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4])))
-    repeating = _REPEATING.fullmatch(s)
-    if repeating:
-        sign, whole, once, again = repeating.groups()
+    s = _MIXED.sub(r"\1\2\\frac{\3}{\4}", latex.compact(text))
+    if found := _REPEATING.fullmatch(s):
+        sign, whole, once, again = found.groups()
         repeated = Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(once))
-        return _signed(sign, Fraction(f"{whole or 0}.{once or 0}") + repeated)
-    fraction = _FRACTION.fullmatch(s)
-    if fraction:
-        sign, whole, above, below = fraction[1], fraction[2], number(fraction[3]), number(fraction[4])
+        return Fraction(f"{sign}1") * (Fraction(f"{whole or 0}.{once or 0}") + repeated)
+    if found := _FRACTION.fullmatch(s):
+        sign, whole, above, below = found[1], found[2], number(found[3]), number(found[4])
         if above is None or not below or (whole and (above < 0 or below < 0)):
             return None
-        return _signed(sign, int(whole or 0) + above / below)
+        return Fraction(f"{sign}1") * (int(whole or 0) + above / below)
     if s.count("/") == 1:
-        above, below = (number(part) for part in s.split("/"))
+        above, below = map(number, s.split("/"))
         return above / below if above is not None and below else None
-    power = _POWER_OF_TEN.fullmatch(s)
-    if power:
-        front = Fraction(1) if power[1] is None else number(power[1])
-        return None if front is None else front * Fraction(10) ** int(power[2] or power[3])
+    if found := _POWER_OF_TEN.fullmatch(s):
+        front = Fraction(1) if found[1] is None else number(found[1])
+        return None if front is None else front * Fraction(10) ** int(found[2] or found[3])
     if _NUMBER.fullmatch(s) and any(c.isdigit() for c in s):
         return Fraction(re.sub("[ ,]", "", s))
     return None
 
 
-def _signed(sign: str, size: Fraction) -> Fraction:
-    return -size if sign == "-" else size
-
-
 def _compare_leaves(answer: str, gold: str) -> Equality:
     answer, gold = _value(answer, gold), _value(gold, answer)
-    first, answer_unit = without_unit(answer)
-    second, gold_unit = without_unit(gold)
+    first, answer_unit = latex.without_unit(answer)
+    second, gold_unit = latex.without_unit(gold)
     if answer_unit and gold_unit and answer_unit != gold_unit:
         return Equality(False, "text")
     first, second = (_choice(_unwrapped(text)) for text in (first, second))
@@ -280,9 +260,6 @@ def _choice(text: str) -> str:
 
 def _words(text: str) -> str:
     return re.sub(r"[\s\\{}]+", " ", latex.without_text(text)).strip(" .").casefold()
-
-
-# ------------------------------------------------------------------------------------------------------- math-verify
 
 
 def _is_relation(text: str) -> bool:

@@ -4,45 +4,23 @@ Every row draws from generators of its own, made from the run's seed and the row
 depend on the rows beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.heads import Head
+from ..core.heads import Head, check_heads
+from ..mechanism.arm import ARM
+from ..models.base import Model
+from ..models.info import ModelError
+from ..patching.interventions import HeadTransfer
+from ..prompts.prompt import Tokenizer
 from ..statistics import derive_generator
 
 NOT_NUMBERS = "the model gave logits that are no numbers (NaN): load it in float32 or bfloat16"
-
-
-@runtime_checkable
-class Redistribution(Protocol):
-    """What ARM is here: the layers whose MLP activations are redrawn, and how, at the prompt and at each later token."""
-
-    @property
-    def layers(self) -> Sequence[int]: ...
-
-    @property
-    def prefill_only(self) -> bool: ...
-
-    def generator(self, key: object, *, layer: int = 0, step: int = 0) -> torch.Generator:
-        """What a row draws from in a layer at a step (0: the prompt)."""
-
-    def redistribute(self, activations: Tensor, *, generator: torch.Generator) -> Tensor:
-        """The activations `[token, d_mlp]` of one row (no padding) that take the given ones' place."""
-
-
-@runtime_checkable
-class Movement(Protocol):
-    """What a transfer of heads is here: the layers whose heads' outputs are moved, and how, from a row's `start` on."""
-
-    @property
-    def layers(self) -> Sequence[int]: ...
-
-    def moved(self, z: Tensor, layer: int) -> Tensor:
-        """The head outputs `[..., token, head, d_head]` that take the given ones' place."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +43,10 @@ class Completion:
     stop: str
     logits: Tensor | None = None
 
-    def text(self, tokenizer: Any) -> str:
+    def text(self, tokenizer: Tokenizer) -> str:
         """The completion as text, without its end-of-sequence token and other special tokens."""
         ids = self.tokens[:-1] if self.stop == "eos" else self.tokens
-        return tokenizer.decode(list(ids), skip_special_tokens=True)
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +60,56 @@ class Decoding:
     stop_ids: frozenset[int] = frozenset()
     complete: Callable[[str], bool] | None = None
     knockout: tuple[Head, ...] = ()
-    redistribution: Redistribution | None = None
+    redistribution: ARM | None = None
     keep_logits: bool = False
-    movement: Movement | None = None
+    movement: HeadTransfer | None = None
+
+
+def decoding_for(model: Model, *, knockout: Iterable[Head | str] = (), **options: Any) -> Decoding:
+    """`Decoding` for this model, its stop ids found and everything checked."""
+    knocked = check_heads(knockout, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    decoding = Decoding(stop_ids=stop_ids_of(model), knockout=knocked, **options)
+    check_numbers(decoding.max_new_tokens, decoding.temperature, decoding.top_p)
+    model.need_tokenizer("generating text")
+    if model.info.n_classes is not None:
+        raise ModelError(f"{model.info.name} gives {model.info.n_classes} classes, not tokens, so it completes no text")
+    if not decoding.stop_ids and decoding.complete is None:
+        raise ModelError(
+            f"{model.info.name} names no end-of-sequence token (generation config, config and tokenizer have none), so "
+            "nothing could stop it: set tokenizer.eos_token, or stop after a box"
+        )
+    if decoding.redistribution is not None:
+        for layer in decoding.redistribution.layers:
+            model.gated_mlp(layer)
+    if decoding.movement is not None:
+        decoding.movement.check(model)
+    return decoding
+
+
+def check_numbers(max_new_tokens: int | None, temperature: float, top_p: float) -> None:
+    """`ValueError` for numbers of a decoding that make no sense with any model (None: as many as there is room for)."""
+    if max_new_tokens is not None and max_new_tokens <= 0:
+        raise ValueError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 (greedy) or more, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must lie above 0 and at most at 1, got {top_p}")
+
+
+def stop_ids_of(model: Model) -> frozenset[int]:
+    """Every end-of-sequence id that the generation config, the model's config or the tokenizer names."""
+    named = [getattr(model.tokenizer, "eos_token_id", None)]
+    if (module := model.hf_model) is not None:
+        configs = (getattr(module, "generation_config", None), module.config.get_text_config())
+        named += [getattr(config, "eos_token_id", None) for config in configs]
+    several = [ids if isinstance(ids, list | tuple | set) else [ids] for ids in named]
+    return frozenset(int(token) for ids in several for token in ids if token is not None)
 
 
 class Row:
     """One completion in the making; short-lived, made anew where a batch has to be repeated."""
 
-    def __init__(self, request: Request, decoding: Decoding, tokenizer: Any, closing: dict[int, bool]) -> None:
+    def __init__(self, request: Request, decoding: Decoding, tokenizer: Tokenizer, closing: dict[int, bool]) -> None:
         self.request, self.decoding, self.tokenizer = request, decoding, tokenizer
         self.tokens: list[int] = []
         self.stop: str | None = None
@@ -103,18 +122,29 @@ class Row:
     def ids(self) -> tuple[int, ...]:
         return self.request.prompt + tuple(self.tokens)
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """The inserted span of a row that has one."""
+        assert self.request.span is not None
+        return self.request.span
+
+    @property
+    def start(self) -> int:
+        """The first token of the prompt at which heads are moved."""
+        assert self.request.start is not None
+        return self.request.start
+
     def uniform(self) -> float:
         return float(self._sampling.random())
 
     def redrawn(self, activations: Tensor, layer: int) -> Tensor:
         """The redistribution of this step's activations `[token, d_mlp]`: the prompt's, or one token's."""
-        redistribution = self.decoding.redistribution
-        assert redistribution is not None
-        step = len(self.tokens)
-        if step and redistribution.prefill_only:
+        arm, step = self.decoding.redistribution, len(self.tokens)
+        assert arm is not None
+        if step and arm.prefill_only:
             return activations
-        generator = redistribution.generator(self.request.key, layer=layer, step=step)
-        return redistribution.redistribute(activations, generator=generator).to(activations.dtype)
+        generator = arm.generator(self.request.key, layer=layer, step=step)
+        return arm.redistribute(activations, generator=generator).to(activations.dtype)
 
     def accept(self, token: int) -> None:
         """Append a token and see whether the row ends with it."""
@@ -132,7 +162,7 @@ class Row:
         if token not in self._closing:  # only a token with a closing brace can complete a box: all others cost nothing
             self._closing[token] = "}" in self.tokenizer.decode([token])
         return self._closing[token] and self.decoding.complete(
-            self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+            str(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
         )
 
     def completion(self) -> Completion:
@@ -143,19 +173,43 @@ class Row:
 Finished = Callable[[list[Row]], None]
 
 
-@runtime_checkable
-class CompletionEngine(Protocol):
+class CompletionEngine:
     """Drives a model, and declares what it can do beside completing prompts; what it lacks is refused before it runs."""
 
     name: str
-    rows_at_once: int | None  # None: as many as memory holds
-    hides_under: tuple[str, ...]  # kinds of attention under which heads can be kept from seeing a span
-    redraws: bool  # MLP activations (ARM)
-    moves: bool  # outputs of heads (a transfer)
-    shows_logits: bool
+    rows_at_once: int | None = None  # None: as many as memory holds
+    hides_under: tuple[str, ...] = ()  # kinds of attention under which heads can be kept from seeing a span
+    redraws = True  # MLP activations (ARM)
+    moves = True  # outputs of heads (a transfer)
+    shows_logits = True
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """What its answers depend on, beside the model."""
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
         """Run the rows of one batch to their ends, telling `finished` of each as soon as it has stopped."""
+        raise NotImplementedError
+
+    def check(self, model: Model, decoding: Decoding) -> None:
+        """Raise `ModelError` if it cannot decode this model in this way."""
+        asked = {
+            "heads": (bool(decoding.knockout), bool(self.hides_under)),
+            "outputs of heads": (decoding.movement is not None, self.moves),
+            "activations": (decoding.redistribution is not None, self.redraws),
+            "logits": (decoding.keep_logits, self.shows_logits),
+        }
+        lacks = [what for what, (wanted, able) in asked.items() if wanted and not able]
+        if lacks:
+            others = [f"engine={name!r}" for name in ("hugging_face", "forward") if name != self.name]
+            raise ModelError(
+                f"engine={self.name!r} shows no {' and no '.join(lacks)} of {model.info.name}, which this asks for; use "
+                f"{' or '.join(others)}"
+            )
+        if decoding.knockout and model.info.attention not in self.hides_under:
+            raise ModelError(
+                f"{model.info.name} runs {model.info.attention!r} attention, under which engine={self.name!r} cannot keep "
+                f"heads from seeing a span: load it with attn_implementation={' or '.join(map(repr, self.hides_under))} to "
+                "knock heads out"
+            )
 
 
 def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float = 1.0) -> Tensor:
@@ -212,6 +266,5 @@ def accept_all(rows: Sequence[Row], tokens: Tensor, finished: Finished) -> None:
     going = [(row, token) for row, token in zip(rows, tokens.tolist(), strict=True) if row.stop is None]
     for row, token in going:
         row.accept(token)
-    ended = [row for row, _ in going if row.stop is not None]
-    if ended:
+    if ended := [row for row, _ in going if row.stop is not None]:
         finished(ended)

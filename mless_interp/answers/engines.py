@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..mechanism.arm import ARM
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
@@ -16,17 +17,8 @@ from ..models.info import ModelError
 from ..models.inputs import Edit
 from ..models.sites import gate_edits, site
 from ..models.traced_ops import additive_mask
-from .decoding import (
-    CompletionEngine,
-    Decoding,
-    Finished,
-    Movement,
-    Redistribution,
-    Row,
-    accept_all,
-    check_finite,
-    next_tokens,
-)
+from ..patching.interventions import HeadTransfer
+from .decoding import CompletionEngine, Decoding, Finished, Row, accept_all, check_finite, next_tokens
 from .vllm import Vllm, VllmEngine
 
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
@@ -53,19 +45,15 @@ def engine_for(model: Model, name: str | Vllm) -> CompletionEngine:
     return HuggingFaceEngine(model)
 
 
-class HuggingFaceEngine:
+class HuggingFaceEngine(CompletionEngine):
     """`generate` with a key-value cache, padded batches that share their first tokens, and this toolkit's choice of tokens.
 
     `ModelError` if the module underneath does not compute what `Model.run` does.
     """
 
     name = "hugging_face"
-    rows_at_once: int | None = None
-    hides_under: tuple[str, ...] = ("eager", "sdpa")
-    redraws = moves = shows_logits = True
 
     def __init__(self, model: Model) -> None:
-        assert model.hf_model is not None  # `engine_for` sees to that
         self.model = model
         self.module: Any = model.hf_model
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
@@ -79,8 +67,7 @@ class HuggingFaceEngine:
                 f"{model.info.name} on backend {model.info.backend!r}: the Hugging Face module underneath gives other "
                 f'logits (off by {difference:.1e} of the largest); use engine="forward", which runs the model itself'
             )
-        if len(attentions_of(model)) < model.info.n_layers:
-            self.hides_under = ()
+        self.hides_under = ("eager", "sdpa") if len(attentions_of(model)) == model.info.n_layers else ()
         parts = getattr(model, "parts", ())
         self.moves = len(parts) == model.info.n_layers and all(part.output is not None for part in parts)
 
@@ -88,14 +75,13 @@ class HuggingFaceEngine:
         from transformers import GenerationConfig
 
         shared = shared_prefix(self.model, rows, decoding)
-        length = max(len(row.request.prompt) for row in rows)
-        pads = [length - len(row.request.prompt) for row in rows]
-        pad = _pad_id(self.model, decoding, {row.request.prompt[-1] for row in rows})
-        parts = [
-            (row.request.prompt[:shared], n, row.request.prompt[shared:]) for row, n in zip(rows, pads, strict=True)
-        ]
-        tokens = torch.tensor([[*first, *[pad] * n, *rest] for first, n, rest in parts])
-        real = torch.tensor([[1] * len(first) + [0] * n + [1] * len(rest) for first, n, rest in parts])
+        prompts = [row.request.prompt for row in rows]
+        pads = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+        pad = _pad_id(self.model, decoding, {prompt[-1] for prompt in prompts})
+        padded = [
+            (*ids[:shared], *[pad] * n, *ids[shared:]) for ids, n in zip(prompts, pads, strict=True)
+        ]  # padding stands behind what all rows share
+        real = [[1] * shared + [0] * n + [1] * (len(ids) - shared) for ids, n in zip(prompts, pads, strict=True)]
         config = GenerationConfig(
             max_new_tokens=decoding.max_new_tokens, do_sample=False, pad_token_id=pad, use_cache=True
         )
@@ -108,9 +94,7 @@ class HuggingFaceEngine:
             return torch.full_like(scores, -torch.inf).scatter(1, chosen[:, None], 0.0)
 
         device = self.model.info.device
-        options: dict[str, Any] = {}
-        if shared:
-            options["past_key_values"] = self._prefix_cache(rows, shared, decoding)
+        options = {"past_key_values": self._prefix_cache(rows, shared, decoding)} if shared else {}
         with ExitStack() as stack:
             stack.enter_context(_generation_config(self.module, config))
             if any(pads):
@@ -121,7 +105,7 @@ class HuggingFaceEngine:
             if decoding.redistribution is not None:
                 stack.enter_context(redistributed(self.model, decoding.redistribution, rows, pads))
             if decoding.movement is not None:
-                begins = [_start_of(row) + pad - shared for row, pad in zip(rows, pads, strict=True)]
+                begins = [row.start + pad - shared for row, pad in zip(rows, pads, strict=True)]
                 stack.enter_context(moved_heads(self.model, decoding.movement, rows, begins))
             stack.enter_context(warnings.catch_warnings())
             if self.module.device.type == "meta":  # an offloaded embedding takes its tokens where they are
@@ -129,8 +113,8 @@ class HuggingFaceEngine:
                     "ignore", r"You are calling \.generate\(\) with the `input_ids` being on", UserWarning
                 )
             self.module.generate(
-                input_ids=tokens.to(device),
-                attention_mask=real.to(device),
+                input_ids=torch.tensor(padded, device=device),
+                attention_mask=torch.tensor(real, device=device),
                 generation_config=config,
                 logits_processor=[choose],
                 stopping_criteria=[_Stops(rows, finished)],
@@ -145,7 +129,7 @@ class HuggingFaceEngine:
         tokens = torch.tensor([rows[0].request.prompt[:shared]], device=self.model.info.device)
         with ExitStack() as stack:
             if decoding.knockout:  # where spans differ between rows, none begins inside the prefix
-                spans = torch.tensor([rows[0].request.span], device=tokens.device)
+                spans = torch.tensor([rows[0].span], device=tokens.device)
                 stack.enter_context(hidden_spans(self.model, decoding, spans))
             self.module(
                 input_ids=tokens,
@@ -174,12 +158,10 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
     longest = min(map(len, prompts)) - 1
     first, last = min(prompts), max(prompts)  # all others lie between them, so they begin alike
     common = next((at for at in range(longest) if first[at] != last[at]), longest)
-    if decoding.knockout:
-        spans = {row.request.span for row in rows}
-        if len(spans) > 1:
-            common = min(common, *(span[0] for span in spans if span is not None))
+    if decoding.knockout and len(spans := {row.span for row in rows}) > 1:
+        common = min(common, *(start for start, _ in spans))
     if decoding.movement is not None:  # what is moved is no row of the prefix
-        common = min(common, *(_start_of(row) for row in rows))
+        common = min(common, *(row.start for row in rows))
     return common if common >= LEAST_SHARED else 0
 
 
@@ -216,25 +198,15 @@ def _pad_id(model: Model, decoding: Decoding, taken: set[int]) -> int:
 
 def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
     """The span's first position and one past its last, counting the padding that stands behind the shared prefix."""
-    assert row.request.span is not None
-    start, last = row.request.span[0], row.request.span[1] - 1
+    start, last = row.span[0], row.span[1] - 1
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
 
 
-def _start_of(row: Row) -> int:
-    """The first token of the prompt at which heads are moved."""
-    assert row.request.start is not None
-    return row.request.start
-
-
-CACHES = ("past_key_values", "layer_past")
-"""The names under which attention is given its cache."""
-Registrations = Iterable[tuple[Any, Callable[..., Any]]]
-"""Modules, each with its hook."""
-
-
 @contextmanager
-def _hooked(registrations: Registrations, kind: str = "register_forward_pre_hook", **options: bool) -> Iterator[None]:
+def _hooked(
+    registrations: Iterable[tuple[Any, Callable[..., Any]]], kind: str = "register_forward_pre_hook", **options: bool
+) -> Iterator[None]:
+    """Modules, each with its hook while the context lasts."""
     with ExitStack() as stack:
         for module, hook in registrations:
             stack.enter_context(getattr(module, kind)(hook, **options))
@@ -288,7 +260,8 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> AbstractCon
                     "while generating on this architecture"
                 )
             mask = kwargs["attention_mask"]
-            cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
+            caches = (kwargs.get(name) for name in ("past_key_values", "layer_past"))  # its name, by architecture
+            cache = next((each for each in caches if each is not None), None)
             n_queries = hidden.shape[1]
             before, (n_keys, first) = 0, (n_queries, 0)
             if cache is not None:
@@ -318,25 +291,24 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> AbstractCon
     return _hooked([(attentions[layer], override(layer)) for layer in layers], with_kwargs=True)
 
 
-def redistributed(
-    model: Model, redistribution: Redistribution, rows: list[Row], pads: list[int]
-) -> AbstractContextManager[None]:
+def redistributed(model: Model, arm: ARM, rows: list[Row], pads: list[int]) -> AbstractContextManager[None]:
     """Redraw the activations of the MLPs of some layers, row by row, on each row's own tokens."""
 
     def redraw(layer: int) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> Tensor:
             given = output.reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
-            change = lambda row, own: row.redrawn(own, layer)  # noqa: E731
-            return _row_by_row(given, rows, pads, change).reshape(output.shape)
+            return _row_by_row(given, rows, pads, lambda row, own: row.redrawn(own, layer)).reshape(output.shape)
 
         return hook
 
     parts = model.parts  # type: ignore[attr-defined]
-    hooks = [(parts[layer].mlp.act, redraw(layer)) for layer in sorted(set(redistribution.layers))]
+    hooks = [(parts[layer].mlp.act, redraw(layer)) for layer in sorted(set(arm.layers))]
     return _hooked(hooks, "register_forward_hook")
 
 
-def moved_heads(model: Model, movement: Movement, rows: list[Row], begins: list[int]) -> AbstractContextManager[None]:
+def moved_heads(
+    model: Model, transfer: HeadTransfer, rows: list[Row], begins: list[int]
+) -> AbstractContextManager[None]:
     """Move the outputs of heads: of a prompt's tokens from the row's `begins` on (counted in this pass), and of each later one.
 
     What enters the output projection of a layer is what its heads give, in every library.
@@ -345,13 +317,13 @@ def moved_heads(model: Model, movement: Movement, rows: list[Row], begins: list[
     def move(layer: int) -> Any:
         def hook(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
             z = args[0].reshape(len(rows), -1, model.info.n_heads, model.info.d_head)
-            change = lambda _, own: movement.moved(own, layer)  # noqa: E731
-            return _row_by_row(z, rows, begins, change).reshape(args[0].shape), *args[1:]
+            moved = _row_by_row(z, rows, begins, lambda _, own: transfer.moved(own, layer))
+            return moved.reshape(args[0].shape), *args[1:]
 
         return hook
 
     parts = model.parts  # type: ignore[attr-defined]
-    return _hooked([(parts[layer].output, move(layer)) for layer in sorted(set(movement.layers))])
+    return _hooked([(parts[layer].output, move(layer)) for layer in transfer.layers])
 
 
 def _row_by_row(given: Tensor, rows: list[Row], begins: list[int], change: Callable[[Row, Tensor], Tensor]) -> Tensor:
@@ -364,16 +336,14 @@ def _row_by_row(given: Tensor, rows: list[Row], begins: list[int], change: Calla
     return new
 
 
-class ForwardEngine:
+class ForwardEngine(CompletionEngine):
     """One whole `Model.run` per token, for rows of equal length: the slow definition, on every backend.
 
     What ARM drew for a position stays as it is in later passes, as it would in a cache.
     """
 
     name = "forward"
-    rows_at_once: int | None = None
-    hides_under: tuple[str, ...] = ("eager",)  # where there are scores to edit
-    redraws = moves = shows_logits = True
+    hides_under = ("eager",)  # where there are scores to edit
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -395,42 +365,43 @@ class ForwardEngine:
             edits[site(layer, "attn.hook_attn_scores")] = _without_spans(rows, knocked)
         if decoding.redistribution is not None:
             for layer in set(decoding.redistribution.layers):
-                edits |= self._redrawn(layer, rows)
+                edits |= gate_edits(layer, self.model.gated_mlp(layer), _redrawn(rows, layer))
         if decoding.movement is not None:
-            for layer in set(decoding.movement.layers):
+            for layer in decoding.movement.layers:
                 edits[site(layer, "attn.hook_z")] = _moved(rows, decoding.movement, layer)
         return edits
-
-    def _redrawn(self, layer: int, rows: list[Row]) -> dict[str, Edit]:
-        def redraw(activations: Tensor) -> Tensor:
-            new = activations.clone()
-            for at, row in enumerate(rows):
-                n_kept = len(row.kept.get(layer, ()))
-                if n_kept:
-                    new[at, :n_kept] = row.kept[layer]
-                new[at, n_kept:] = row.redrawn(new[at, n_kept:], layer)
-                row.kept[layer] = new[at].clone()
-            return new
-
-        return gate_edits(layer, self.model.gated_mlp(layer), redraw)
 
 
 def _without_spans(rows: list[Row], knocked: list[int]) -> Edit:
     def edit(scores: Tensor) -> Tensor:
         new = scores.clone()
         for at, row in enumerate(rows):
-            start, stop = _span_of(row, 0, 0)
+            start, stop = row.span
             new[at, knocked, stop:, start:stop] = torch.finfo(scores.dtype).min
         return new
 
     return edit
 
 
-def _moved(rows: list[Row], movement: Movement, layer: int) -> Edit:
+def _redrawn(rows: list[Row], layer: int) -> Edit:
+    def edit(activations: Tensor) -> Tensor:
+        new = activations.clone()
+        for at, row in enumerate(rows):
+            n_kept = len(row.kept.get(layer, ()))
+            if n_kept:
+                new[at, :n_kept] = row.kept[layer]
+            new[at, n_kept:] = row.redrawn(new[at, n_kept:], layer)
+            row.kept[layer] = new[at].clone()
+        return new
+
+    return edit
+
+
+def _moved(rows: list[Row], transfer: HeadTransfer, layer: int) -> Edit:
     def edit(z: Tensor) -> Tensor:
         new = z.clone()
         for at, row in enumerate(rows):
-            new[at, _start_of(row) :] = movement.moved(z[at, _start_of(row) :], layer)
+            new[at, row.start :] = transfer.moved(z[at, row.start :], layer)
         return new
 
     return edit

@@ -1,21 +1,29 @@
 """math-verify, asked from any thread or process, within a limit that holds.
 
 math-verify's own timeout is an alarm signal: it fails outside the main thread, and is not heard while C code runs
-(`9^{9^{9^9}}`). So it runs in a process of its own (`worker.py`), one for each process that asks, started at the first
-question and replaced when it has ended. One comparison may compute for `CPU_SECONDS`, in `worker.MEMORY_BYTES`.
+(`9^{9^{9^9}}`). So it runs in a process of its own, which is this file as a script: one for each process that asks, started
+at the first question and replaced when it has ended. One comparison may compute for `CPU_SECONDS`, in `MEMORY_BYTES`.
+
+One JSON object per line goes in, one truth value comes out. Whatever hangs ends by the kernel's limit of CPU seconds, which
+does not depend on how busy the machine is.
 """
 
 import atexit
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
+from typing import Any
 
 CPU_SECONDS = 3
 """What one comparison may compute; CPU time, so that a busy machine does not change a grade."""
+MEMORY_BYTES = 4 * 2**30
+"""Of addresses; a comparison that needs more has no answer."""
 
 
 class GaveUp(Exception):
@@ -53,7 +61,7 @@ class _Worker:
 
 def _started() -> "subprocess.Popen[str]":
     process = subprocess.Popen(
-        [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
+        [sys.executable, "-P", __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -69,7 +77,7 @@ def _started() -> "subprocess.Popen[str]":
 
 
 def _reply(process: "subprocess.Popen[str]", question: str) -> str:
-    """Return the process's answer; "" where it ended instead."""
+    """The process's answer; "" where it ended instead."""
     assert process.stdin is not None and process.stdout is not None
     try:
         print(question, file=process.stdin, flush=True)
@@ -99,3 +107,61 @@ def asked(answer: str, gold: str) -> bool:
     if equal is None:
         raise GaveUp
     return equal
+
+
+# ------------------------------------------------------------------------------------------------ in the other process
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    import math_verify  # noqa: F401  before it is said to be ready
+
+    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints must not stand between the answers
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    _limit("RLIMIT_CORE", 0)
+    _limit("RLIMIT_AS", MEMORY_BYTES)
+    print("ready", file=answers, flush=True)
+    for line in sys.stdin:
+        question = json.loads(line)
+        _limit("RLIMIT_CPU", int(sum(os.times()[:2])) + 1 + question["cpu_seconds"])
+        print(json.dumps(compared(question["answer"], question["gold"])), file=answers, flush=True)
+
+
+def compared(answer: str, gold: str) -> bool | None:
+    """Return whether the two are equal; None where the comparison needs more memory or depth than there is."""
+    from math_verify import verify
+
+    try:
+        first, second = _read(gold), _read(answer)
+        return bool(first and second and verify(first, second, timeout_seconds=None))
+    except (RecursionError, MemoryError):
+        return None
+    except Exception:  # noqa: BLE001  what cannot be read is not equal
+        return False
+
+
+@lru_cache(maxsize=256)
+def _read(latex: str) -> list[Any]:
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse
+
+    # math-verify's own rewriting takes letters for units: to it, 3ab is 3
+    as_it_is = NormalizationConfig(
+        basic_latex=False, units=False, malformed_operators=False, nits=False, boxed="none", equations=False
+    )
+    found = parse(f"${latex}$", [LatexExtractionConfig(normalization_config=as_it_is)], parsing_timeout=None)
+    return [expression for expression in found if not isinstance(expression, str)]
+
+
+def _limit(name: str, soft: int) -> None:
+    """Set a limit of this process, where the system has it."""
+    with suppress(ImportError, AttributeError, ValueError, OSError):
+        import resource
+
+        kind = getattr(resource, name)
+        resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.arguments import checked
+from ..core.arguments import check_count, checked
 from ..models.base import Model
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem, distinct, groups_of, overlap
 from ..prompts.prompt import (
     Prompt,
     Template,
+    Tokenizer,
     build_prompt,
     check_known,
     encode,
@@ -28,17 +29,18 @@ from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
 from ..runtime.progress import progress_bar
 from ..runtime.text_safety import visible
-from .answered import AccuracyResults
-from .boxes import has_closed_box
-from .complete import check_engine, check_numbers, check_requests, complete_all, decoding_for
-from .decoding import Completion, CompletionEngine, Decoding, Request
+from .complete import check_requests, complete_all
+from .decoding import Completion, CompletionEngine, Decoding, Request, check_numbers, decoding_for
 from .engines import check_name, engine_for
-from .graders import GRADERS, grade
-from .treatments import Treatment, as_treatments
+from .graders import GRADERS, grade, has_closed_box
+from .results import AccuracyResults
+from .treatments import Treatment, as_treatments, emitted_share
 from .vllm import Vllm
 
 MAX_NEW_TOKENS = 2048
 """What the paper allows (methods §11)."""
+Answer = dict[str, Any]
+"""One finished answer: its text, its grades, and how it ended."""
 OF_THE_LIST = frozenset({"n_problems", "problems", "prompts", "special_tokens_as_text"})
 """Settings that tell of all problems together; an answer is told by its own prompt and key."""
 
@@ -106,14 +108,14 @@ def evaluate_accuracy(
         complete=has_closed_box if stop_after_box else None,
     )
     spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
-    said_by_pairs = any(treatment.insertion is not None for treatment in chosen)
+    said_by_pairs = any(treatment.inserts for treatment in chosen)
     for words in (special_words(spelt), overlap(asked)):
         if words and not said_by_pairs:
             warnings.warn(visible(words), stacklevel=3)
     settings = {
         **model.identity,
         "engine": running.name,
-        **getattr(running, "settings", {}),
+        **running.settings,
         "template": made.name,
         "n_problems": len(asked),
         "n_samples": n_samples,
@@ -135,24 +137,20 @@ def evaluate_accuracy(
         settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
     golds = {problem.id: problem.answer for problem in asked}
     shard = shard_of(model.engine)
-    saved = Checkpoint(
-        checkpoint,
-        {name: value for name, value in settings.items() if name not in OF_THE_LIST},
-        {
-            _line(run.name, request.key, n): key_of([request.prompt, golds[request.key]])
-            for run in runs
-            for request in run.requests
-            for n in range(n_samples)
-        },
-        shard=shard,
-    )
-    answers: list[dict[str, Any]] = []
-    with saved, progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
+    origins = {
+        _line(run.name, request.key, n): key_of([request.prompt, golds[request.key]])
+        for run in runs
+        for request in run.requests
+        for n in range(n_samples)
+    }
+    kept = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
+    saved = Checkpoint(checkpoint, kept, origins, shard=shard)
+    answers: list[Answer] = []
+    with saved, progress_bar(len(origins), "answers", enabled=progress) as bar:
         for run in runs:
             answers += _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
-    total = len(asked) * len(chosen) * n_samples
-    if shard is not None and len(answers) < total:
-        raise shard.done("answers", f"{len(answers)} of {total}", saved.path)
+    if shard is not None and len(answers) < len(origins):
+        raise shard.done("answers", f"{len(answers)} of {len(origins)}", saved.path)
     return AccuracyResults.from_rows(
         answers,
         problem_ids=list(golds),
@@ -178,9 +176,8 @@ def check_asked(
 ) -> tuple[Treatment, ...]:
     """The treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
     chosen = as_treatments(treatments)
-    for name, value in (("n_samples", n_samples), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be 1 or more, got {value}")
+    check_count(n_samples, name="n_samples")
+    check_count(1 if batch_size is None else batch_size, name="batch_size")
     if n_samples > 1 and temperature == 0 and any(treatment.arm is None for treatment in chosen):
         raise ValueError(
             f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
@@ -190,13 +187,129 @@ def check_asked(
     return chosen
 
 
+def check_answers(
+    model: Model,
+    problems: Iterable[Problem],
+    treatments: Any,
+    *,
+    template: str | Template = "raw",
+    max_new_tokens: int | None = None,
+) -> None:
+    """Errors for all that `evaluate_accuracy`, asked the same, can refuse with a model, before anything is measured."""
+    chosen, asked = check_asked(treatments, max_new_tokens=max_new_tokens), _checked_problems(problems)
+    made = template_named(template)
+    _ready(model, asked, chosen, made, engine="auto", max_new_tokens=max_new_tokens, complete=has_closed_box)
+
+
+def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    asked = distinct(problems)
+    if not asked:
+        raise ValueError("there are no problems to answer")
+    for problem in asked:
+        if not problem.answer.strip():
+            raise ValueError(f"problem {problem.id!r} has no answer to grade against: leave it out or give it one")
+    return asked
+
+
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """One treatment by its name, ready: a request per problem, and how it is decoded."""
+    """One treatment by its name, ready: a request per problem, how it is decoded, and by problem what it is to emit."""
 
     name: str
     requests: tuple[Request, ...]
     decoding: Decoding
+    fillers: dict[str, str]
+
+
+def _ready(
+    model: Model,
+    problems: tuple[Problem, ...],
+    treatments: Sequence[Treatment],
+    template: Template,
+    *,
+    engine: str | Vllm,
+    max_new_tokens: int | None,
+    **decoding: Any,
+) -> tuple[CompletionEngine, list[_Run]]:
+    """What answers, and every treatment's requests, all of them checked."""
+    model.need_tokenizer("evaluate_accuracy")
+    check_known(model.tokenizer, problems)
+    fillers: list[dict[str, str]] = []
+    prompts: list[tuple[Request, ...]] = []
+    for treatment in treatments:
+        asked = problems
+        fillers.append({})
+        if treatment.emitted:
+            asked, texts = zip(*(treatment.to_emit(model.tokenizer, problem) for problem in problems), strict=True)
+            check_known(model.tokenizer, asked)
+            fillers[-1] = {problem.id: text for problem, text in zip(problems, texts, strict=True)}
+        prompts.append(_requests(model, asked, treatment, template))
+    if max_new_tokens is None:
+        max_new_tokens = _room(model, [request for requests in prompts for request in requests])
+    runs = []
+    for treatment, requests, to_emit in zip(treatments, prompts, fillers, strict=True):
+        how = decoding_for(
+            model,
+            max_new_tokens=max_new_tokens,
+            knockout=treatment.knockout,
+            redistribution=treatment.arm,
+            movement=treatment.transfer,
+            **decoding,
+        )
+        check_requests(model, requests, how)
+        runs.append(_Run(treatment.name, requests, how, to_emit))
+    running = engine_for(model, engine)
+    for run in runs:
+        running.check(model, run.decoding)
+    return running, runs
+
+
+def _requests(
+    model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
+) -> tuple[Request, ...]:
+    """One request per problem, keyed by its id."""
+    if treatment.transfer is not None and template.as_text:
+        raise ValueError(
+            f"treatment {treatment.name!r}: a transfer begins at a token, which text that is encoded in one piece does not "
+            'have: use template="raw"'
+        )
+    if not treatment.inserts:
+        moved, bare = treatment.transfer, [_bare(model.tokenizer, problem, template) for problem in problems]
+        starts = [None if moved is None else moved.start(prompt) for prompt in bare]
+        asked = zip(bare, problems, starts, strict=True)
+        return tuple(Request(prompt.ids, problem.id, start=start) for prompt, problem, start in asked)
+    assert treatment.insertion is not None
+    pairs = make_pairs(model, problems, treatment.insertion, template=template)
+    if treatment.knockout:
+        if merged := sum(pair.boundary_merge for pair in pairs):
+            raise ValueError(
+                f"treatment {treatment.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the "
+                'inserted text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
+            )
+        for pair in pairs:
+            pair.one_block("knocking heads out while an answer is completed")
+    return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
+
+
+def _bare(tokenizer: Tokenizer, problem: Problem, template: Template) -> Prompt:
+    """The prompt without insertion; in text mode encoded in one piece, as the pairs' base prompts are."""
+    if not template.as_text:
+        return build_prompt(tokenizer, problem, template)
+    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
+    ids = encode(tokenizer, text_system(tokenizer, problem, template) + problem.question)
+    return Prompt(bos + ids, ("bos",) * len(bos) + ("question",) * len(ids), template.name, bool(bos))
+
+
+def _room(model: Model, requests: Sequence[Request]) -> int:
+    """The default number of new tokens: the paper's, or what the context leaves after the longest prompt."""
+    longest = max(requests, key=lambda request: len(request.prompt))
+    room = model.info.context_length - len(longest.prompt)
+    if room < 1:
+        raise ValueError(
+            f"problem {longest.key!r}: its prompt of {len(longest.prompt)} tokens leaves no room for an answer in "
+            f"{model.info.name}'s context of {model.info.context_length}: insert fewer tokens or leave it out"
+        )
+    return min(MAX_NEW_TOKENS, room)
 
 
 def _answer(
@@ -208,41 +321,42 @@ def _answer(
     batch_size: int | None,
     saved: Checkpoint,
     bar: Any,
-) -> list[dict[str, Any]]:
+) -> list[Answer]:
     """All answers under one treatment as rows, in any order, each onto the disk as it ends."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Answer] = []
     places = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
+    lines = {key: _line(run.name, *place) for key, place in places.items()}
 
-    def take(answers: dict[str, dict[str, Any]]) -> None:
+    def take(answers: dict[str, Answer]) -> None:
         for key, answer in answers.items():
             problem, n = places[key]
             rows.append({"treatment": run.name, "problem": problem, "sample": n, **answer})
         bar.update(len(answers))
 
-    def line(key: str) -> str:
-        return _line(run.name, *places[key])
-
-    def keep(finished: dict[str, Completion]) -> None:
-        answers = {key: _graded(found, model.tokenizer, golds[places[key][0]]) for key, found in finished.items()}
-        saved.put({line(key): answer for key, answer in answers.items()})
+    def keep(ended: dict[str, Completion]) -> None:
+        answers = {}
+        for key, completion in ended.items():
+            problem = places[key][0]
+            answers[key] = _graded(completion, model.tokenizer, golds[problem])
+            if problem in run.fillers:
+                answers[key]["emitted"] = emitted_share(answers[key]["completion"], run.fillers[problem])
+        saved.put({lines[key]: answer for key, answer in answers.items()})
         take(answers)
 
-    done = {key: kept for key in places if (kept := saved.get(line(key))) is not None}
+    done = {key: kept for key, line in lines.items() if (kept := saved.get(line)) is not None}
     take(done)
     requests = [replace(request, key=_key(request.key, n)) for request in run.requests for n in range(n_samples)]
     complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=done, on_finished=keep)
     return rows
 
 
-def _graded(completion: Completion, tokenizer: Any, gold: str) -> dict[str, Any]:
+def _graded(completion: Completion, tokenizer: Tokenizer, gold: str) -> Answer:
     """One answer as it is kept on disk; the graders see the completion alone, never the prompt with its own box."""
     text = completion.text(tokenizer)
     graded = grade(text, gold)
     return {
         "completion": text,
-        **{name: getattr(graded, name) for name in GRADERS},
-        "boxed": graded.boxed,
-        "decided": graded.decided,
+        **{name: getattr(graded, name) for name in (*GRADERS, "boxed", "decided")},
         "cut_off": completion.stop == "length",
         "stop": completion.stop,
         "n_tokens": len(completion.tokens),
@@ -260,123 +374,6 @@ def _key(problem: str, sample: int) -> str:
     return problem if sample == 0 else json.dumps([problem, sample])
 
 
-def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    asked = tuple(problems)
-    if not asked:
-        raise ValueError("there are no problems to answer")
-    for problem in distinct(asked):
-        if not problem.answer.strip():
-            raise ValueError(f"problem {problem.id!r} has no answer to grade against: leave it out or give it one")
-    return asked
-
-
-def check_answers(
-    model: Model,
-    problems: Iterable[Problem],
-    treatments: Any,
-    *,
-    template: str | Template = "raw",
-    max_new_tokens: int | None = None,
-) -> None:
-    """Errors for all that `evaluate_accuracy`, asked the same, can refuse with a model, before anything is measured."""
-    chosen, asked = check_asked(treatments, max_new_tokens=max_new_tokens), _checked_problems(problems)
-    _ready(
-        model,
-        asked,
-        chosen,
-        template_named(template),
-        engine="auto",
-        max_new_tokens=max_new_tokens,
-        seed=0,
-        complete=has_closed_box,
-    )
-
-
-def _ready(
-    model: Model,
-    problems: tuple[Problem, ...],
-    treatments: Sequence[Treatment],
-    template: Template,
-    *,
-    engine: str | Vllm,
-    max_new_tokens: int | None,
-    **decoding: Any,
-) -> tuple[CompletionEngine, list[_Run]]:
-    """What answers, and every treatment's requests, all of them checked."""
-    model.need_tokenizer("evaluate_accuracy")
-    check_known(model.tokenizer, problems)
-    prompts = [_prompts(model, problems, treatment, template) for treatment in treatments]
-    if max_new_tokens is None:
-        max_new_tokens = _room(model, [prompt for requests in prompts for prompt in requests])
-    runs = []
-    for treatment, requests in zip(treatments, prompts, strict=True):
-        how = decoding_for(
-            model,
-            max_new_tokens=max_new_tokens,
-            knockout=treatment.knockout,
-            redistribution=treatment.arm,
-            movement=treatment.transfer,
-            **decoding,
-        )
-        if treatment.transfer is not None:
-            treatment.transfer.check(model)
-        check_requests(model, requests, how)
-        runs.append(_Run(treatment.name, requests, how))
-    running = engine_for(model, engine)
-    for run in runs:
-        check_engine(running, model, run.decoding)
-    return running, runs
-
-
-def _prompts(
-    model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
-) -> tuple[Request, ...]:
-    """One request per problem, keyed by its id."""
-    if treatment.transfer is not None:
-        if template.as_text:
-            raise ValueError(
-                f"treatment {treatment.name!r}: a transfer begins at a token, which text that is encoded in one piece does not "
-                'have: use template="raw"'
-            )
-        prompts = [(problem.id, build_prompt(model.tokenizer, problem, template)) for problem in problems]
-        return tuple(Request(made.ids, each, start=treatment.transfer.start(made)) for each, made in prompts)
-    if treatment.insertion is None:
-        bare = ((problem.id, _bare(model.tokenizer, problem, template)) for problem in problems)
-        return tuple(Request(prompt.ids, problem_id) for problem_id, prompt in bare)
-    pairs = make_pairs(model, problems, treatment.insertion, template=template)
-    merged = sum(pair.boundary_merge for pair in pairs)
-    if treatment.knockout and merged:
-        raise ValueError(
-            f"treatment {treatment.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the inserted "
-            'text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
-        )
-    if treatment.knockout:
-        for pair in pairs:
-            pair.one_block("knocking heads out while an answer is completed")
-    return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
-
-
-def _bare(tokenizer: Any, problem: Problem, template: Template) -> Prompt:
-    """The prompt without insertion; in text mode encoded in one piece, as the pairs' base prompts are."""
-    if not template.as_text:
-        return build_prompt(tokenizer, problem, template)
-    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
-    ids = bos + encode(tokenizer, text_system(tokenizer, problem, template) + problem.question)
-    return Prompt(ids, ("bos",) * len(bos) + ("question",) * (len(ids) - len(bos)), template.name, bool(bos))
-
-
-def _room(model: Model, requests: Sequence[Request]) -> int:
-    """The default number of new tokens: the paper's, or what the context leaves after the longest prompt."""
-    longest = max(requests, key=lambda request: len(request.prompt))
-    room = model.info.context_length - len(longest.prompt)
-    if room < 1:
-        raise ValueError(
-            f"problem {longest.key!r}: its prompt of {len(longest.prompt)} tokens leaves no room for an answer in "
-            f"{model.info.name}'s context of {model.info.context_length}: insert fewer tokens or leave it out"
-        )
-    return min(MAX_NEW_TOKENS, room)
-
-
-def _fingerprint(value: Any) -> str:
+def _fingerprint(value: object) -> str:
     """A short SHA-256 of anything JSON can hold."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

@@ -6,17 +6,55 @@ proportion to its length, an answer of more than `compare.LONGEST` characters is
 of time and memory (`equivalence.py`).
 """
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..core.arguments import checked
-from .boxes import last_box
-from .compare import GAVE_UP, Equality, compare
-from .paper_grader import grade_paper
+from .compare import Equality, compare
 
 GRADERS = ("strict", "paper")
 """Who grades every completion, each a truth value of `Grade`; the first is the one to conclude from."""
-OPEN = (GAVE_UP, "undecided")  # as older results say it
-"""What `Grade.decided` says of a strict grade that nothing settled: it counts as wrong, and is to be counted."""
+_BOX_OR_BRACE = re.compile(r"\\(boxed)\s*\{|\\.|[{}]", re.DOTALL)
+
+
+def balanced_boxes(text: str) -> Iterator[tuple[int, int, int]]:
+    r"""Yield start, start of content and end of content of every balanced box, in the order in which they close.
+
+    A box is `\boxed`, optional white space, and a brace that is closed again; a backslash and the character after it
+    belong together, so `\{` and `\}` are no braces, and `\\{` is a line break and a brace. A box that is never closed is
+    none; boxes inside it count. One pass, whatever the text holds.
+    """
+    opened: list[tuple[int, int] | None] = []
+    for token in _BOX_OR_BRACE.finditer(text):
+        if token[0].endswith("{") and token[0] != r"\{":
+            opened.append(token.span() if token[1] else None)
+        elif token[0] == "}" and opened and (box := opened.pop()) is not None:
+            yield *box, token.start()
+
+
+def last_box(text: str) -> str | None:
+    r"""Return what stands in the last balanced `\boxed{...}`, the outer one where they are nested, stripped; None without one.
+
+    >>> last_box(r"\boxed{1}, no: \boxed{ \frac{1}{2} }. And \boxed{3")
+    '\\frac{1}{2}'
+    """
+    boxes = list(balanced_boxes(text))
+    if not boxes:
+        return None
+    _, first, last = boxes[-1]  # the last to close is not inside another balanced one
+    inside = [(box, start, end) for box, start, end in boxes if first <= box < last]
+    frames = {at for box, start, end in inside for at in (*range(box, start), end)}
+    return "".join(text[at] for at in range(first, last) if at not in frames).strip()
+
+
+def has_closed_box(text: str) -> bool:
+    r"""Return whether the text holds a balanced `\boxed{...}` that is not empty: the sign to stop generating.
+
+    >>> has_closed_box(r"\boxed{ 7 }"), has_closed_box(r"\boxed{"), has_closed_box(r"\boxed{}")
+    (True, False, False)
+    """
+    return any(text[start:end].strip() for _, start, end in balanced_boxes(text))
 
 
 @dataclass(frozen=True)
@@ -44,13 +82,7 @@ def grade(completion: str, gold: str) -> Grade:
     """
     answer = last_box(completion)
     equality = compare(answer, gold) if answer else Equality(False, "no box" if answer is None else "empty box")
-    return Grade(
-        strict=equality.equal,
-        paper=grade_paper(completion, gold),
-        boxed=bool(answer),
-        answer=answer,
-        decided=equality.by,
-    )
+    return Grade(equality.equal, grade_paper(completion, gold), bool(answer), answer, equality.by)
 
 
 @checked
@@ -68,3 +100,81 @@ def grade_strict(completion: str, gold: str) -> bool:
     (True, False)
     """
     return grade(completion, gold).strict
+
+
+@checked
+def grade_paper(completion: str, gold: str) -> bool:
+    r"""UNSOUND: the paper's own rule, which calls an answer right when it is a *substring* of the gold one.
+
+    The last `\boxed{...}` (else `\fbox{...}`) and the gold answer are stripped by MATH's rules, then `str1 in str2`.
+    Constant answers score on MATH-500, of 500 (strictly graded in brackets): an empty box 500 (0), "1" 200 (12), "2" 165
+    (18), "3" 110 (19), "0" 103 (7). It also calls right answers wrong: x + 1 is not 1 + x. Only for comparing with the
+    paper's numbers, beside `grade_strict`.
+
+    Source: methods §11; the paper's released code, and the rules of hendrycks/math | differs in: only the completion
+    is graded (the released code grades prompt and completion, so that with single braces a completion without a box is
+    right: the prompt's own empty box); text on which the released rules raise an error is compared as it is.
+
+    >>> grade_paper(r"\boxed{1}", r"\frac{14}{3}"), grade_paper(r"\boxed{}", "7"), grade_paper("7", "7")
+    (True, True, False)
+    """
+    answer = _papers_box(completion)
+    if answer is None:
+        return False
+    try:
+        return stripped(answer) in stripped(gold)
+    except (IndexError, ValueError):
+        return answer == gold
+
+
+def _papers_box(text: str) -> str | None:
+    """MATH's rule: from the last `\\boxed`, braces are counted up to the first balance, escaped ones too."""
+    opening = "\\boxed{" if "\\boxed" in text else "\\fbox{"
+    box = text[text.rfind(opening[:-1]) :] if opening[:-1] in text else ""
+    depth = 0
+    for brace in re.finditer("[{}]", box):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return box[len(opening) : brace.start()] if box.startswith(opening) else None
+    return None
+
+
+def stripped(answer: str) -> str:
+    """Return an answer by the rules of MATH's `_strip_string`, in their order; IndexError or ValueError where they have one."""
+    s = answer
+    for old, new in (
+        ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),
+        ("^{\\circ}", ""), ("^\\circ", ""), ("\\$", ""),
+    ):  # fmt: skip
+        s = s.replace(old, new)
+    if "\\text{ " in s:
+        s, _ = s.split("\\text{ ")
+    for old, new in (("\\%", ""), ("%", ""), (" .", " 0."), ("{.", "{0.")):
+        s = s.replace(old, new)
+    if not s:
+        return s
+    s = "0" + s if s[0] == "." else s
+    sides = s.split("=")
+    if len(sides) == 2 and len(sides[0]) <= 2:
+        s = sides[1]
+    head, *roots = s.split("\\sqrt")
+    s = head + "".join("\\sqrt" + (root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}") for root in roots)
+    s = _fractions(s.replace(" ", ""))
+    if s == "0.5":
+        return "\\frac{1}{2}"
+    slash = re.fullmatch("(0|-?[1-9][0-9]*)/(0|-?[1-9][0-9]*)", s)
+    return f"\\frac{{{slash[1]}}}{{{slash[2]}}}" if slash else s
+
+
+def _fractions(s: str) -> str:
+    head, *rest = s.split("\\frac")
+    found = head
+    for part in rest:
+        if part[0] == "{":
+            found += "\\frac" + part
+        elif len(part) < 2:
+            return s
+        else:
+            below = part[1] if part[1] == "{" else f"{{{part[1]}}}"
+            found += f"\\frac{{{part[0]}}}{below}{part[2:]}"
+    return found

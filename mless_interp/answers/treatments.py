@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from ..circuits.located import LocatedHeads
@@ -11,6 +12,8 @@ from ..core.heads import Head, as_heads
 from ..mechanism.arm import ARM
 from ..patching.interventions import HeadTransfer
 from ..prompts.insertions import Insertion
+from ..prompts.problems import Problem
+from ..prompts.prompt import Tokenizer, encode_within
 
 
 @checked
@@ -23,6 +26,11 @@ class Treatment:
     renormalised, at the prompt and at every generated token; it needs an insertion. `transfer` (`Transfer.edit`): outputs of
     heads moved from the place of the insertion on, in its stead. `name` stands in every table
     (default: `label`).
+
+    `emitted`: the model is asked to emit the insertion itself. Nothing is inserted; an instruction stands behind the question,
+    the model begins its answer as it will, goes on from that, and `AccuracyResults.emitted` counts what came. True writes the
+    instruction (`EMIT`); a text is one, with {filler} for the insertion's text and {times} for how often its unit occurs. To
+    force the same tokens on the model instead, insert them with `before="answer"`.
     """
 
     insertion: Insertion | None = None
@@ -30,6 +38,7 @@ class Treatment:
     knockout: Sequence[Head | str] = ()
     name: str = ""
     transfer: HeadTransfer | None = None
+    emitted: bool | str = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "knockout", as_heads(self.knockout))
@@ -43,6 +52,12 @@ class Treatment:
                 f"treatment {self.name or self.label!r}: a transfer takes the place of the inserted tokens, so it is for "
                 "prompts without an insertion"
             )
+        if self.emitted and (self.insertion is None or self.knockout or not self.insertion.is_text):
+            raise ValueError(
+                f"treatment {self.name or self.label!r}: a model is asked to emit an insertion that is text, and where it will "
+                "stand is not known before, so heads cannot be kept from seeing it: to force the tokens on the model, insert "
+                'them with before="answer"'
+            )
         if not self.name:
             object.__setattr__(self, "name", self.label)
 
@@ -54,16 +69,52 @@ class Treatment:
             shown = ", ".join(map(str, self.knockout[:4]))
             more = f" and {count_of(len(self.knockout) - 4, 'more head')}" if len(self.knockout) > 4 else ""
             parts[:1] = [" ".join([*parts[:1], f"without {shown}{more}"])]
+        if self.emitted and self.insertion is not None:
+            parts[0] = f"{replace(self.insertion, before='answer', after=None, at=None).label}, emitted"
         return " + ".join(parts) or "none"
+
+    @property
+    def inserts(self) -> bool:
+        """Whether the prompt holds the insertion."""
+        return self.insertion is not None and not self.emitted
 
     def record(self) -> dict[str, Any]:
         """Everything that identifies the treatment, ready for JSON."""
-        moved = {} if self.transfer is None else {"transfer": self.transfer.record()}
-        return moved | {
+        more: dict[str, Any] = {} if self.transfer is None else {"transfer": self.transfer.record()}
+        more |= {"emitted": self.emitted} if self.emitted else {}
+        return more | {
             "insertion": None if self.insertion is None else dataclasses.asdict(self.insertion),
             "arm": None if self.arm is None else dataclasses.asdict(self.arm),
             "knockout": [str(head) for head in self.knockout],
         }
+
+    def to_emit(self, tokenizer: Tokenizer, problem: Problem) -> tuple[Problem, str]:
+        """The problem with the instruction behind its question, and the text that the model is to emit."""
+        assert self.insertion is not None
+        ids, unit = self.insertion.span(tokenizer, problem).ids, self.insertion.unit
+        filler = str(tokenizer.decode(list(ids))).strip()
+        times = len(ids) // len(encode_within(tokenizer, unit)) if self.insertion.repeats else 1
+        words = EMIT[self.insertion.repeats] if self.emitted is True else str(self.emitted)
+        asked = words.format(filler=filler, times=times, unit=unit.strip())
+        return replace(problem, question=f"{problem.question}\n{asked}"), filler
+
+
+EMIT = {
+    True: 'Begin your answer by writing "{unit}" {times} times, and then go on.',
+    False: "Begin your answer with this text, and then go on: {filler}",
+}
+"""How a model is asked to emit an insertion: whether it repeats a unit -> the instruction."""
+
+
+def emitted_share(completion: str, filler: str) -> float:
+    """How much of a filler a completion begins with, 0 to 1, whatever the white space; NaN for a filler of white space.
+
+    >>> emitted_share("/ / / and then 7", "/ / / /")
+    0.75
+    """
+    came, asked = ("".join(text.split()) for text in (completion, filler))
+    same = takewhile(lambda both: both[0] == both[1], zip(came, asked, strict=False))
+    return len(list(same)) / len(asked) if asked else float("nan")
 
 
 KINDS: dict[type, str] = {Insertion: "insertion", ARM: "arm", HeadTransfer: "transfer"}

@@ -11,15 +11,16 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
-from ..core.arguments import checked
+from ..core.arguments import check_count, checked
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.load import source_of
 from ..statistics import derive_generator
-from .decoding import Decoding, Finished, Row
+from .decoding import CompletionEngine, Decoding, Finished, Row
 
+Options = Mapping[str, Any]
 PYTHON = "MLESS_VLLM_PYTHON"
 """Names the interpreter of vLLM's environment, where `Vllm(python=)` does not."""
 SCRIPT = Path(__file__).with_name("vllm_process.py")
@@ -43,11 +44,10 @@ class Vllm:
 
     python: str | None = None
     tensor_parallel_size: int = 1
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.tensor_parallel_size < 1:
-            raise ValueError(f"tensor_parallel_size must be 1 or more, got {self.tensor_parallel_size}")
+        check_count(self.tensor_parallel_size, name="tensor_parallel_size")
         own = {*WHOLE, "model", "dtype", "max_model_len", "skip_tokenizer_init", "tensor_parallel_size"} & set(
             self.options
         )
@@ -55,7 +55,7 @@ class Vllm:
             raise ValueError(f"the engine sets {', '.join(sorted(own))} itself: leave it out of options")
 
 
-class VllmEngine:
+class VllmEngine(CompletionEngine):
     """vLLM: fast, prompts as token ids, insertions only, as it shows no heads and no activations.
 
     A completion runs to its end and is then cut after its first whole box. Sampling is vLLM's own, seeded for each row. The
@@ -64,8 +64,7 @@ class VllmEngine:
     """
 
     name = "vllm"
-    rows_at_once: int | None = 1024  # it batches by itself
-    hides_under: tuple[str, ...] = ()
+    rows_at_once = 1024  # it batches by itself
     redraws = moves = shows_logits = False
 
     def __init__(self, model: Model, how: Vllm | None = None) -> None:
@@ -93,10 +92,9 @@ class VllmEngine:
         }
         self.longest = model.info.context_length
         self.settings = {"vllm": found, **{name: value for name, value in self.options.items() if name != "model"}}
-        """What its answers depend on, beside the model."""
         self._process: _Process | None = None
 
-    def sent(self) -> Any:
+    def sent(self) -> NoReturn:
         """It goes nowhere."""
         raise ModelError(
             "engine='vllm' uses several GPUs by itself (tensor_parallel_size): not in workers of this toolkit"
@@ -124,8 +122,7 @@ class VllmEngine:
             if row.stop is None:
                 raise ModelError(f"vLLM ended {row.request.key!r} after {len(row.tokens)} tokens ({answer['why']!r})")
             finished([row])
-        if waiting:
-            raise ModelError(f"vLLM gave no answer to {len(waiting)} of {len(rows)} prompts")
+        assert not waiting
 
     def _begun(self, need: int) -> "_Process":
         """The process, with a context of so many tokens or more."""
@@ -141,7 +138,7 @@ class VllmEngine:
 class _Process:
     """vLLM, running."""
 
-    def __init__(self, python: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, python: str, options: Options) -> None:
         self.context = options["max_model_len"]
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, as long as the process
         self._process = subprocess.Popen(
@@ -156,7 +153,7 @@ class _Process:
         self._write(options)
         self._read()
 
-    def answers(self, batch: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    def answers(self, batch: Sequence[Options]) -> Iterator[Options]:
         """The answers to a batch, each as it ends; whoever leaves early ends the process."""
         try:
             self._write(batch)
@@ -166,7 +163,7 @@ class _Process:
             self.end()
             raise
 
-    def _write(self, line: Any) -> None:
+    def _write(self, line: object) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(line) + "\n")
@@ -174,7 +171,7 @@ class _Process:
         except BrokenPipeError as error:
             raise self._failed() from error
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> Options:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         try:
@@ -196,7 +193,7 @@ class _Process:
         return ModelError(f"vLLM's process ended ({code}): {' | '.join(last) or 'it said nothing'}")
 
 
-def _ended(process: "subprocess.Popen[str]", said: Any) -> None:
+def _ended(process: "subprocess.Popen[str]", said: IO[str]) -> None:
     """Let it end by itself where its input has; then end whatever is left of it."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if process.stdin is not None and process.poll() is None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ..views.report import Report
 
 TREATMENTS = "none mless mful random_sentence arm".split()
+EMITTED = "emitted"
+"""The place of what the model is asked to emit itself."""
 N_READ = 12
 """Problems whose answers the page shows, at most."""
 
@@ -29,12 +31,15 @@ class Options(Asking):
     treatments: str = option(
         "none,mless,mful,random_sentence,arm",
         "Any of none, mless, mful, random_sentence, arm; the others are compared with the first. A "
-        "place follows an @: none,mless,mless@after-question,mless@before-answer.",
+        "place follows an @: none,mless,mless@after-question,mless@before-answer. mless@emitted asks the model for it.",
     )
     unit: str = option(" /", "The meaningless unit of mless.")
     word: str = option("he", "The repeated word of mful.")
     n_tokens: int = option(55, "Length of the insertion in tokens.", min=1)
     place: str = "before-question"
+    emit: str | None = option(
+        None, "Of mless@emitted: the instruction behind the question, with {filler} or {times}. [default: written]"
+    )
     knockout: str | None = option(
         None, "Heads that cannot see mless' tokens, zero-based: 0:13,0:21. Adds the treatment knockout."
     )
@@ -73,7 +78,7 @@ def compute(options: Options) -> Computed:
         one_of(kind, dict.fromkeys(TREATMENTS), "treatment")
         if at and kind in ("none", "arm"):
             raise ValueError(f"--treatments: {name!r}: {kind} inserts nothing, so it has no place")
-        chosen_place(place or options.place)
+        chosen_place(options.place if place in ("", EMITTED) else place)
     questions = options.questions()
     from ..answers import Treatment, evaluate_accuracy
     from ..answers.evaluate import check_asked
@@ -108,17 +113,18 @@ def _treatment(options: Options, name: str) -> "Treatment":
     from ..prompts.insertions import Insertion
 
     kind, _, place = name.partition("@")
-    n, seed, where = options.n_tokens, options.seed, place or options.place
+    n, seed, where = options.n_tokens, options.seed, options.place if place in ("", EMITTED) else place
+    emitted = (options.emit or True) if place == EMITTED else False
     match kind:
         case "none":
             return Treatment(name=name)
         case "arm":
             return Treatment(arm=ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=seed), name=name)
         case "mful":
-            return Treatment(Insertion.meaningful(options.word, n, **chosen_place(where)), name=name)
+            return Treatment(Insertion.meaningful(options.word, n, **chosen_place(where)), name=name, emitted=emitted)
     unit = options.unit if kind == "mless" else None
     named = "meaningless" if kind == "mless" else kind
-    return Treatment(chosen_insertion(named, unit, n_tokens=n, seed=seed, place=where), name=name)
+    return Treatment(chosen_insertion(named, unit, n_tokens=n, seed=seed, place=where), name=name, emitted=emitted)
 
 
 def _flipped(found: "AccuracyResults") -> list[str]:

@@ -130,7 +130,7 @@ def compute(options: Options) -> Computed:
 def answers_come_back(found: "AccuracyResults") -> str:
     """Say whether answers come back where the named heads are cut off from the insertion, and whether more than with random
     sets; `found` is of the treatments of `cut_off`."""
-    from ..answers.comparisons import compare_answers
+    from ..answers.results import compare_answers
     from ..runtime.results import limits_of
     from ..statistics import defined_mean
 
@@ -140,7 +140,7 @@ def answers_come_back(found: "AccuracyResults") -> str:
     if not cut:
         return f"{told}; no head that reads is named, so none is cut off."
     made, heads = found.compare(inserted, cut[0]), listed(found.settings["treatments"][cut[0]]["knockout"])
-    more = made.p < made.alpha and len(made.gained) > len(made.lost)
+    more = made.shown_to_differ and len(made.gained) > len(made.lost)
     shown = "this recovers answers" if more else "that answers come back is not shown"
     told += f", {right[2]:.1f} % with {heads} cut off from it: {shown} (p = {made.p:.2g})."
     if len(cut) == 1:
@@ -148,7 +148,7 @@ def answers_come_back(found: "AccuracyResults") -> str:
     how: dict[str, Any] = {"ids": found.problem_ids, "groups": found.groups, "seed": found.seed}
     how |= {"confidence": found.confidence, "names": ("random sets", cut[0]), "grader": "strict"}
     made = compare_answers(shares[:, 3:], shares[:, 2:3], **how)
-    better = "" if made.p < made.alpha and len(made.gained) > len(made.lost) else "not "
+    better = "" if made.shown_to_differ and len(made.gained) > len(made.lost) else "not "
     limits = limits_of(made.difference.low, made.difference.high, "+.1f", scale=100)
     return (
         f"{told} {count_of(len(cut) - 1, 'random set')} of the same layers and size: {min(right[3:]):.1f} to "
@@ -159,7 +159,7 @@ def answers_come_back(found: "AccuracyResults") -> str:
 
 def _short(answered: "AccuracyResults") -> Any:
     """Return a row per treatment: what is cut off, right answers, and how they differ from those with the insertion alone."""
-    from ..answers.comparisons import CHANGE, RIGHT
+    from ..answers.results import CHANGE, RIGHT
     from ..answers.treatments import INSERTED
 
     treatments = answered.settings["treatments"]

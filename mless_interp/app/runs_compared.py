@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..answers import AccuracyResults
-from ..answers.comparisons import CHANGE, RIGHT
+from ..answers.results import CHANGE, RIGHT
 from ..circuits.judge import KINDS, NAMED
 from ..circuits.located import LocatedHeads
 from ..core.arguments import checked

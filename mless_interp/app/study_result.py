@@ -152,9 +152,11 @@ class StudyResult(Result):
         `_n_undefined` others and `_p` (sign test, Holm over all); `span_mass` and every other metric, means over heads and
         problems with limits, and `_n` problems where they are defined; `span_mass_null` of uniform attention and the head that
         reads the span most (`most_read_by`); `heads` named and those `shown_again` on fresh problems; the share of right
-        answers `accuracy` of `answers_n` problems and its `difference` from no insertion, with limits and p (Holm)."""
+        answers `accuracy` of `answers_n` problems and its `difference` from no insertion, with limits and p (Holm); `emitted`:
+        how much of a filler the model emitted that was asked to."""
         effects = self._effects.set_index(["insertion", "contrast", "outcome"])
         compared = None if self.answers is None else self.answers.compare_all(NONE).table().set_index("second")
+        emitted = {} if self.answers is None else self.answers.emitted_shares
         rows = []
         for name in self.insertions:
             row: dict[str, Any] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
@@ -180,6 +182,7 @@ class StudyResult(Result):
                 row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"]}
                 row |= {each: one[each] for each in ("difference", "difference_ci_low", "difference_ci_high")}
                 row["difference_p"] = one["p_corrected"]
+                row |= {"emitted": emitted[name]} if name in emitted else {}
             rows.append(row)
         return pd.DataFrame(rows)
 

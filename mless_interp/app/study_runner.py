@@ -51,7 +51,8 @@ class InsertionAsked:
     """Ask for one row of a study: an insertion by its kind's name, as `Insertion.named` takes it, at a place.
 
     `unit`: the unit, word or text; the key of `from_key`, the ids of `ids`, how many times `repeat_question` repeats.
-    `n_tokens`: 55 unless given. What means nothing to a kind is refused.
+    `n_tokens`: 55 unless given. What means nothing to a kind is refused. `emitted`: answers are given with the insertion
+    emitted by the model, as `Treatment` has it; effects are measured with it inserted.
     """
 
     name: str
@@ -61,6 +62,7 @@ class InsertionAsked:
     before: str | tuple[str, ...] | None = None
     after: str | tuple[str, ...] | None = None
     at: int | tuple[int, ...] | None = None
+    emitted: bool | str = False
 
     def __post_init__(self) -> None:
         one_of(self.kind, KINDS, "insertion")
@@ -129,7 +131,7 @@ class Study:
             raise ValueError('confirm tests named heads on fresh problems, so it needs heads = "all"')
         if not self.insertions:
             raise ValueError("a study needs insertions: write [[insertions]] with a name and a kind")
-        slugs = [slug(name) for name, *_ in self.rows(ANY_PROBLEMS)]
+        slugs = [slug(row.name) for row in self.rows(ANY_PROBLEMS)]
         if NONE in slugs:
             raise ValueError(f"no insertion may be named {NONE!r}, which is what answers are compared with")
         if twice := [each for each in slugs if slugs.count(each) > 1]:
@@ -145,14 +147,14 @@ class Study:
         """Return True where all problems are read, so that draws from them do not depend on how many are measured."""
         return any(each.kind == "other_questions" for each in self.insertions)
 
-    def rows(self, problems: Iterable[Problem]) -> list[tuple[str, Insertion]]:
-        """Return every row's name and insertion: one for each seed where it is drawn."""
+    def rows(self, problems: Iterable[Problem]) -> list[Treatment]:
+        """Return every row's insertion, named, and as it is answered: one for each seed where it is drawn."""
         problems, found = tuple(problems), []
         for asked in self.insertions:
             seeds = self.seeds if KINDS[asked.kind].drawn else self.seeds[:1]
             for seed in seeds:
                 name = asked.name if len(seeds) == 1 else f"{asked.name}, seed {seed}"
-                found.append((name, asked.made(seed, problems)))
+                found.append(Treatment(asked.made(seed, problems), name=name, emitted=asked.emitted))
         return found
 
     def with_changes(self, *, n_tokens: int | None = None, **changes: Any) -> "Study":
@@ -263,7 +265,7 @@ def run_study(
         name: {outcome: _of(name, prepare, model, here, outcome, signed_for="a study") for outcome in asked.outcomes}
         for name, here in measured.items()
     }
-    treatments = [Treatment(name=NONE), *(Treatment(made[0].insertion, name=name) for name, made in pairs.items())]
+    treatments = [Treatment(name=NONE), *asked.rows(every)]
     answering: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "template": asked.template}
     if asked.answers:
         check_answers(model, given[: asked.answers], treatments, **answering)
@@ -338,7 +340,8 @@ def pairs_of(asked: Study, model: Model, problems: tuple[Problem, ...]) -> dict[
     """Return the pairs of every row by its name; `ValueError` says which insertion cannot be put in."""
     template, measured = asked.template, problems[: asked.n_problems]
     return {
-        name: _of(name, make_pairs, model, measured, made, template=template) for name, made in asked.rows(problems)
+        row.name: _of(row.name, make_pairs, model, measured, row.insertion, template=template)
+        for row in asked.rows(problems)
     }
 
 

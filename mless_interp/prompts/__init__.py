@@ -4,14 +4,13 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["examples", "insertions", "own_ids", "pairs", "problems", "prompt", "texts"],
+    ["insertions", "own_ids", "pairs", "problems", "prompt", "texts"],
     {
-        "examples": ["with_examples"],
         "insertions": ["Insertion"],
         "own_ids": ["pairs_from_ids"],
         "pairs": ["PromptPair", "insert_tokens", "make_pairs"],
         "problems": ["Problem", "load_problems"],
         "prompt": ["Prompt", "Template", "build_prompt"],
-        "texts": ["problems_from_file", "problems_from_texts"],
+        "texts": ["problems_from_file", "problems_from_texts", "with_examples"],
     },
 )

@@ -20,6 +20,14 @@ PLACES: tuple[Segment, ...] = ("question", "system", "template", "bos")
 """The segments of a prompt before or after which something can be inserted; `before="answer"` is the prompt's end."""
 
 
+@dataclass(frozen=True)
+class InsertedSpan:
+    """The token ids of an inserted span and where they came from: unit, text, words, bos token, the problem's question ..."""
+
+    ids: tuple[int, ...]
+    source: str
+
+
 @checked
 @dataclass(frozen=True)
 class Insertion:
@@ -51,27 +59,19 @@ class Insertion:
         if self.n_tokens is not None or kind.counted:
             check_count(self.n_tokens, name="n_tokens")
         check_count(self.times, name="times")
-        if kind.unit in ("unit", "word", "key", "text") and not self.unit:
+        if kind.unit in ("unit", "word", "key", "text", "token_ids") and not (self.unit or self.token_ids):
             raise ValueError(f"{self.kind} needs the {kind.unit} to insert, which is empty")
-        if (self.before, self.after, self.at) == (None, None, None):
-            object.__setattr__(self, "before", "question")
         if not self._spots:
+            object.__setattr__(self, "before", "question")
+        if any(place < 0 if side == "at" else (side, place) == ("after", "answer") for side, place in self._spots):
             raise ValueError(
-                'give a place: before= or after= "question", "system", "template" or "bos", or at=<token index>'
+                f"unknown place {self.where}: at= takes indices of tokens, and nothing comes after the answer"
             )
-        known = {(side, segment) for side in ("before", "after") for segment in PLACES} | {("before", "answer")}
-        if any(spot not in known if spot[0] != "at" else int(spot[1]) < 0 for spot in self._spots):
-            raise ValueError(
-                f"unknown place {self.where}; before and after take {', '.join(map(repr, PLACES))}, before= also 'answer', at= "
-                "takes token indices, 0 or more"
-            )
-        if self.token_ids and min(self.token_ids) < 0:
-            raise ValueError(f"token ids are 0 or more, got {min(self.token_ids)}")
 
     @property
-    def _spots(self) -> list[tuple[str, str | int]]:
+    def _spots(self) -> list[tuple[str, Any]]:
         """Every place, with its side: before, after, at."""
-        found: list[tuple[str, str | int]] = []
+        found: list[tuple[str, Any]] = []
         for side, given in (("before", self.before), ("after", self.after), ("at", self.at)):
             several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
             found += [(side, each) for each in several if each is not None]
@@ -129,10 +129,6 @@ class Insertion:
     @checked
     def whitespace(cls, n_tokens: int = 55, *, unit: str = " ", **place: Any) -> "Insertion":
         """A run of white space: one unit of it (" ", "\\n") as often as it takes, never merged into longer tokens."""
-        if unit.strip():
-            raise ValueError(
-                f"whitespace inserts white space alone, got {unit!r}; Insertion.meaningless takes any unit"
-            )
         return cls("whitespace", unit, n_tokens, **place)
 
     @classmethod
@@ -165,10 +161,7 @@ class Insertion:
 
         `InsertedSpan.source` says where special tokens or rows without a name are among them.
         """
-        given = tuple(token_ids)
-        if not given:
-            raise ValueError("there are no token ids to insert")
-        return cls("ids", "", n_tokens, token_ids=given, **place)
+        return cls("ids", "", n_tokens, token_ids=tuple(token_ids), **place)
 
     @classmethod
     @checked
@@ -204,16 +197,16 @@ class Insertion:
         `problems`: those that `other_questions` draws from. `ValueError` for what the kind has no use for.
         """
         asked = one_of(kind, KINDS, "insertion")
-        if unit is not None and not asked.unit:
-            raise ValueError(f"insertion {kind!r} has no unit, got {unit!r}: leave it out")
+        if (unit is not None and not asked.unit) or (n_tokens is not None and asked.own_length):
+            what = (
+                "number of tokens: it is as long as each problem's own text"
+                if asked.own_length
+                else f"unit, got {unit!r}"
+            )
+            raise ValueError(f"insertion {kind!r} takes no {what}; leave it out")
         given: dict[str, Any] = dict(place)
         if not asked.own_length:
             given["n_tokens"] = 55 if asked.counted and n_tokens is None else n_tokens
-        elif n_tokens is not None:
-            raise ValueError(
-                f"insertion {kind!r} is as long as each problem's own text, so it takes no number of tokens, got "
-                f"{n_tokens}: leave it out"
-            )
         if asked.drawn:
             given["seed"] = seed
         if kind == "other_questions":
@@ -253,31 +246,23 @@ class Insertion:
         """Whether it can also be put into a string (`template="paper"`); token ids cannot."""
         return KINDS[self.kind].is_text
 
-    def span(self, tokenizer: Tokenizer, problem: Problem | str, *, question: str = "") -> "InsertedSpan":
-        """The token ids that this insertion puts into this problem's prompt; its own `question` is never drawn from the others.
+    def span(self, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+        """The token ids that this insertion puts into this problem's prompt.
 
         An id instead of the `Problem` is enough for what does not depend on it. Raises `ValueError` if a text has the unknown
         token, encodes to nothing or does not divide `n_tokens`.
         """
-        if isinstance(problem, Problem):
-            question = problem.question
-        others = tuple((other, text) for other, text in self.pool if text != question.strip())
-        return KINDS[self.kind].ids(replace(self, pool=others), tokenizer, problem)
+        return KINDS[self.kind].ids(self, tokenizer, problem)
 
     def other_repeats(self, tokenizer: Tokenizer, n: int = 20, *, seed: int = 0) -> tuple["Insertion", ...]:
         """`n` other tokens, drawn from the vocabulary, each repeated as often in this repeated unit's place: its null.
 
-        A unit of several tokens is compared with units of as many. `ValueError` for an insertion that repeats no text, and
-        where the tokenizer has too few ordinary tokens.
+        A unit of several tokens is compared with units of as many. `ValueError` for an insertion that repeats no text.
         """
         if not self.repeats:
             raise ValueError(f"{self.label} repeats no unit, so other repeated tokens are no null of it")
         unit = _encoded(tokenizer, self.unit)
         pool = [token for (token,) in _ordinary_tokens(tokenizer) if token not in unit]
-        if len(pool) < n * len(unit):
-            raise ValueError(
-                f"{n} other repeated units need {n * len(unit)} ordinary tokens, this tokenizer has {len(pool)}"
-            )
         drawn = random.Random(seed).sample(pool, n * len(unit))
         units = (tuple(drawn[at : at + len(unit)]) for at in range(0, len(drawn), len(unit)))
         return tuple(Insertion.ids(ids, self.length).placed_as(self) for ids in units)
@@ -290,12 +275,10 @@ class Insertion:
         """The token indices at which its blocks go into `prompt`, rising; `ValueError` where it has no such place."""
         found = []
         for side, place in self._spots:
-            if isinstance(place, int):
-                if place > len(prompt):
-                    raise ValueError(f"at={place} is beyond the prompt's {len(prompt)} tokens")
-                found.append(place)
-            elif place == "answer":
-                found.append(len(prompt))
+            if side == "at" and place > len(prompt):
+                raise ValueError(f"at={place} is beyond the prompt's {len(prompt)} tokens")
+            if side == "at" or place == "answer":
+                found.append(place if side == "at" else len(prompt))
             elif there := prompt.indices(place):
                 found.append(there[0] if side == "before" else there[-1] + 1)
             else:
@@ -316,27 +299,11 @@ def _ids_label(ids: tuple[int, ...]) -> str:
     return f"{','.join(map(str, ids[:3]))},... #{hashlib.sha256(repr(ids).encode()).hexdigest()[:6]}"
 
 
-def _first_number(text: str) -> int:
-    return _whole_numbers(text)[0]
-
-
-def _name_or_number(text: str) -> str | int:
-    return int(text) if text.isdecimal() else text
-
-
 def _whole_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise ValueError(f"cannot read {text!r}: give whole numbers such as 128002,128003") from None
-
-
-@dataclass(frozen=True)
-class InsertedSpan:
-    """The token ids of an inserted span and where they came from: unit, text, words, bos token, the problem's question ..."""
-
-    ids: tuple[int, ...]
-    source: str
 
 
 @lru_cache(maxsize=8)
@@ -357,46 +324,14 @@ def _ordinary_tokens(tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     return [(i,) for i, text in texts if text.strip() and not any(c.isdigit() for c in text)]
 
 
-def _keyed(insertion: Insertion, name: str) -> random.Random:
-    key = f"{insertion.seed}|{name}|{insertion.draw}"
+def _drawn(insertion: Insertion, problem: Problem | str) -> random.Random:
+    """What draws for this problem."""
+    key = f"{insertion.seed}|{problem.id if isinstance(problem, Problem) else problem}|{insertion.draw}"
     return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
 
 
-def _id_of(problem: Problem | str) -> str:
-    return problem.id if isinstance(problem, Problem) else problem
-
-
-def _other_questions(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-    name, n_tokens = _id_of(problem), insertion.length
-    own = {text for other, text in insertion.pool if other == name}
-    texts = [text for other, text in insertion.pool if other != name and text not in own]
-    ids: tuple[int, ...] = ()
-    for text in _keyed(insertion, name).sample(texts, len(texts)):
-        try:
-            ids += encode_within(tokenizer, " " + text)
-        except ValueError as error:
-            raise ValueError(f"a question to insert: {error}") from error
-        if len(ids) >= n_tokens:
-            ids = ids[:n_tokens]
-            _check_known(tokenizer, ids, "the inserted questions'", "draw from problems of the model's own kind")
-            return InsertedSpan(ids, "questions of other problems")
-    raise ValueError(
-        f"all other questions together are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more "
-        "problems to draw them from, or insert fewer tokens"
-    )
-
-
-def _check_known(tokenizer: Tokenizer, ids: tuple[int, ...], whose: str, remedy: str) -> None:
-    unknown = ids.count(tokenizer.unk_token_id) / len(ids)
-    if unknown > MAX_UNKNOWN:
-        raise ValueError(
-            f"{100 * unknown:.0f} % of {whose} tokens are {tokenizer.unk_token!r}, which this tokenizer puts for words that "
-            f"it does not know: {remedy}"
-        )
-
-
 def _random_sentence(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-    n_tokens, draw = insertion.length, _keyed(insertion, _id_of(problem))
+    n_tokens, draw = insertion.length, _drawn(insertion, problem)
     words, source = _encodable_words(tokenizer), "words"
     if 1 not in words or len(words[1]) < 8:
         words, source = {1: _ordinary_tokens(tokenizer)}, "tokens"
@@ -407,20 +342,37 @@ def _random_sentence(insertion: Insertion, tokenizer: Tokenizer, problem: Proble
     return InsertedSpan(tuple(ids), source)
 
 
+def _other_questions(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    n_tokens = insertion.length
+    name, own = (problem.id, problem.question.strip()) if isinstance(problem, Problem) else (problem, "")
+    theirs = {own, *(text for other, text in insertion.pool if other == name)}
+    texts = [text for _, text in insertion.pool if text not in theirs]
+    ids: tuple[int, ...] = ()
+    for text in _drawn(insertion, problem).sample(texts, len(texts)):
+        ids += encode_within(tokenizer, " " + text)
+        if len(ids) >= n_tokens:
+            ids = ids[:n_tokens]
+            _check_known(tokenizer, ids, "the inserted questions'", "draw from problems of the model's own kind")
+            return InsertedSpan(ids, "questions of other problems")
+    raise ValueError(f"all other questions are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more problems")
+
+
+def _check_known(tokenizer: Tokenizer, ids: tuple[int, ...], whose: str, remedy: str) -> None:
+    unknown = ids.count(tokenizer.unk_token_id) / max(len(ids), 1)
+    if unknown > MAX_UNKNOWN:
+        raise ValueError(
+            f"{100 * unknown:.0f} % of {whose} tokens are {tokenizer.unk_token!r}, unknown words: {remedy}"
+        )
+
+
 def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     ids = encode_within(tokenizer, text, markers=True)
-    if not ids:
-        raise ValueError(f"the insertion {text!r} encodes to no tokens with this tokenizer")
-    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+    if not ids or (tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids):
+        became = f"the unknown token {tokenizer.unk_token!r}" if ids else "no token"
         raise ValueError(
-            f"the insertion {text!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
-            "choose a unit that its vocabulary holds"
+            f"the insertion {text!r} becomes {became}; choose a unit that this tokenizer's vocabulary holds"
         )
     return ids
-
-
-def _source(kind: str, insertion: Insertion, tokenizer: Tokenizer) -> str:
-    return f"{kind}, with special tokens" if spells_special(tokenizer, insertion.unit) else kind
 
 
 def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
@@ -433,15 +385,17 @@ def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
 
 
 def _repeated(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    special = ", with special tokens" * spells_special(tokenizer, insertion.unit)
     ids = _filled(_encoded(tokenizer, insertion.unit), insertion.length, repr(insertion.unit))
-    return InsertedSpan(ids, _source("unit", insertion, tokenizer))
+    return InsertedSpan(ids, f"unit{special}")
 
 
 def _once(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+    special = ", with special tokens" * spells_special(tokenizer, insertion.unit)
     ids = _encoded(tokenizer, insertion.unit)
     if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
         raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
-    return InsertedSpan(ids, _source("text", insertion, tokenizer))
+    return InsertedSpan(ids, f"text{special}")
 
 
 def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
@@ -451,9 +405,8 @@ def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> 
 
 
 def _counting(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-    n_tokens = insertion.length
-    numbers = "".join(f" {number}" for number in range(1, n_tokens + 1))  # a number is a token or more
-    return InsertedSpan(_encoded(tokenizer, numbers)[:n_tokens], "numbers")
+    numbers = "".join(f" {number}" for number in range(1, insertion.length + 1))  # a number is a token or more
+    return InsertedSpan(_encoded(tokenizer, numbers)[: insertion.length], "numbers")
 
 
 RESERVED = re.compile(r"<\|?(reserved\w*?|unused|extra_)(\d+)\|?>|\[unused(\d+)\]")
@@ -479,15 +432,13 @@ def _pause(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -
     if name is None:
         raise ValueError(
             "this tokenizer has no reserved token to pause with, and none is added: name a token of its own (token='...'), or "
-            f"give the id of a row that the model has and its tokenizer leaves unused, {n_known} or more, token={n_known}"
+            f"the id of a row that the model has and its tokenizer leaves unused, {n_known} or more (token={n_known})"
         )
     number = tokenizer.get_vocab().get(name)
-    if number is None:
-        raise ValueError(f"this tokenizer has no token {name!r} to pause with: leave it out for its reserved one")
-    if number not in tokenizer.added_tokens_decoder and not (name in PAUSE or RESERVED.fullmatch(name)):
+    if number is None or not (number in tokenizer.added_tokens_decoder or name in PAUSE or RESERVED.fullmatch(name)):
         raise ValueError(
-            f"{name!r} is an ordinary token of this tokenizer, which texts hold, and no reserved one to pause with: leave it "
-            "out for a reserved one, or insert it as such (Insertion.meaningless, --insertion meaningless)"
+            f"{name!r} is no reserved token of this tokenizer to pause with: leave it out for a reserved one, or insert it as "
+            "an ordinary one (Insertion.meaningless)"
         )
     return InsertedSpan((number,) * insertion.length, f"token {name!r}")
 
@@ -507,16 +458,13 @@ def _source_of_ids(ids: tuple[int, ...], tokenizer: Tokenizer) -> str:
 def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
     """What a problem says under a key (its question), after a space, as plain text."""
     key = insertion.unit or "question"
-    if not isinstance(problem, Problem):
-        raise ValueError(f"this insertion depends on the problem: give the Problem, not its id {problem!r} alone")
+    assert isinstance(problem, Problem)
     text = (problem.text(key) or "").strip()
     try:
         if not text:
             known = ", ".join(problem.keys)
             raise ValueError(f"there is no such text to insert (it has {known}); give it one or leave the problem out")
         ids = encode_within(tokenizer, f" {text}")
-        if not ids:
-            raise ValueError("it encodes to no tokens with this tokenizer")
         _check_known(tokenizer, ids, "its", "leave the problem out, or give it words of the model's own")
     except ValueError as error:
         raise ValueError(f"problem {problem.id!r}, its {key}: {error}") from error
@@ -548,11 +496,13 @@ KINDS: dict[str, Kind] = {
     "meaningful": Kind("Mful", _repeated, "word"),
     "random_sentence": Kind("random words", _random_sentence, drawn=True),
     "other_questions": Kind("other questions", _other_questions, drawn=True),
-    "repeat_question": Kind("question again", _own_text, "times", _first_number, counted=False, own_length=True),
+    "repeat_question": Kind(
+        "question again", _own_text, "times", lambda text: _whole_numbers(text)[0], counted=False, own_length=True
+    ),
     "from_key": Kind("its own", _own_text, "key", counted=False, own_length=True),
     "counting": Kind("counting", _counting),
     "whitespace": Kind("whitespace", _repeated, "unit"),
-    "pause": Kind("pause", _pause, "token", _name_or_number, is_text=False),
+    "pause": Kind("pause", _pause, "token", lambda text: int(text) if text.isdecimal() else text, is_text=False),
     "repeated_bos": Kind("repeated_bos", _bos, is_text=False),
     "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False, is_text=False),
     "text": Kind("text", _once, "text", counted=False),

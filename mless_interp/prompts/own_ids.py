@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..core.arguments import checked, shown
 from .pairs import REPLACED, Given, PromptPair
@@ -76,12 +77,7 @@ def pairs_from_ids(
     return Several(made)
 
 
-def _pair(
-    ids: tuple[int, ...],
-    parts: Sequence[object],
-    tags: Mapping[str, str],
-    known: Mapping[int, str],
-) -> PromptPair:
+def _pair(ids: tuple[int, ...], parts: Sequence[object], tags: dict[str, str], known: dict[int, str]) -> PromptPair:
     """The pair of a prompt with its (span, clean, answer, distractor, name)."""
     span, clean, answers, distractors, name = parts
     answer = _ids(answers, "the answer")
@@ -164,26 +160,15 @@ def _of_each(given: object, n: int, what: str) -> list[object]:
     return found
 
 
-def _tags(tags: object, n: int) -> list[dict[str, str]]:
-    """The tags of each problem, by key; None, NaN and pandas' NA are no tag."""
-    tags = tags.to_dict("list") if hasattr(tags, "to_dict") else tags  # of a DataFrame
-    rows: list[object]
-    if isinstance(tags, Mapping):
-        columns = {key: _of_each(values, n, f"tag {key!r}") for key, values in tags.items()}
-        rows = [{key: values[at] for key, values in columns.items()} for at in range(n)]
-    else:
-        rows = _of_each(tags, n, "tags")
-    found = []
-    for row in rows:
-        if not isinstance(row, Mapping | None):
-            raise TypeError("tags must be a mapping of lists, or a mapping for each problem")
-        found.append({str(key): str(value) for key, value in (row or {}).items() if not _is_missing(value)})
-    return found
-
-
-def _is_missing(value: object) -> bool:
-    """Whether a table says so that it has no value: None, NaN, NaT, NA."""
-    return value is None or type(value).__name__ == "NAType" or value != value
+def _tags(tags: Any, n: int) -> list[dict[str, str]]:
+    """The tags of each problem, by key; what a table says it has no value for (None, NaN, NA) is no tag."""
+    if tags is None:
+        return [{}] * n
+    table = pd.DataFrame(tags, dtype=object)
+    if len(table) != n:
+        raise ValueError(f"tags must hold one entry for each of {n} problems, got {len(table)}")
+    rows = table.to_dict("records")
+    return [{str(key): str(value) for key, value in row.items() if not pd.isna(value)} for row in rows]
 
 
 KEYS = ("ids", "answer", "distractor", "clean", "span", "tags", "id")
@@ -208,7 +193,7 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
                 if not isinstance(row, dict) or not {"ids", "answer"} <= row.keys() <= set(KEYS):
                     raise ValueError(f"a pair is an object with ids and answer, and of {', '.join(KEYS[2:])}")
                 parts = [row.get(key) for key in ("span", "clean", "answer", "distractor", "id")]
-                made.append(_pair(_ids(row["ids"], "ids"), parts, _tags([row.get("tags")], 1)[0], {}))
+                made.append(_pair(_ids(row["ids"], "ids"), parts, _tags([row.get("tags") or {}], 1)[0], {}))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{source.name}, line {number}: {error}") from None
     if not made:

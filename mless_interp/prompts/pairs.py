@@ -98,16 +98,16 @@ class PromptPair:
     def __post_init__(self) -> None:
         if self.boundary_merge:
             return
-        ends = (self.spans[0][0], self.spans[-1][1]) if self.spans else self.span[:1] * 2
+        ends = _ends(self.spans) or self.span[:1] * 2
         if ends != self.span or not (self.spans or self.clean):
             raise ValueError(
                 f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else, but its tokens "
                 f"lie in {list(self.spans)}"
             )
-        kept = self.shared_positions
-        rest = [(self.inserted.ids[at], self.inserted.segments[at], at) for at in kept]
+        both = enumerate(zip(self.inserted.ids, self.inserted.segments, strict=True))
+        rest = [(token, segment, at) for at, (token, segment) in both if segment != "inserted"]
         base = list(zip(self.base.ids, self.base.segments, self.alignment, strict=True))
-        if rest != base or not kept:
+        if rest != base or not rest:
             at = next((at for at, (x, y) in enumerate(zip_longest(rest, base)) if x != y), 0)
             raise ValueError(
                 f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt, in tokens, segments "
@@ -120,18 +120,14 @@ class PromptPair:
         return self.problem.id
 
     def __repr__(self) -> str:
-        words = f"PromptPair({self.id!r}, {self.insertion.label}: {len(self.base)} + {self.n_inserted} tokens at {self.span[0]}"
-        return one_line(f"{words}, {self.n_answer} of the answer)" if self.n_answer else f"{words})")
+        answer = f", {self.n_answer} of the answer" * bool(self.n_answer)
+        size = f"{len(self.base)} + {self.n_inserted} tokens at {self.span[0]}{answer}"
+        return one_line(f"PromptPair({self.id!r}, {self.insertion.label}: {size})")
 
     @cached_property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """The blocks of the insertion, (first position, one past the last) each, in the inserted prompt."""
         return self.inserted.blocks("inserted")
-
-    @property
-    def shared_positions(self) -> tuple[int, ...]:
-        """The positions in the inserted prompt that are not inserted, rising."""
-        return tuple(at for at, segment in enumerate(self.inserted.segments) if segment != "inserted")
 
     @property
     def span_ids(self) -> tuple[int, ...]:
@@ -143,15 +139,20 @@ class PromptPair:
         """Whether the pair was made of token ids, so that there is no text to draw others from."""
         return isinstance(self.insertion, Given)
 
-    @cached_property
-    def first_change(self) -> int:
-        """The first position at which the clean prompt has another token, or the span's first where that comes before."""
+    @property
+    def _clean(self) -> Prompt:
+        """The clean prompt of a pair that has one."""
         if self.clean is None:
             raise ValueError(
                 f"pair {self.id!r} has no clean prompt of equal length: make it with pairs_from_ids(..., clean=...), or use a "
                 "contrast of its span"
             )
-        both = zip(self.inserted.ids, self.clean.ids, strict=True)
+        return self.clean
+
+    @cached_property
+    def first_change(self) -> int:
+        """The first position at which the clean prompt has another token, or the span's first where that comes before."""
+        both = zip(self.inserted.ids, self._clean.ids, strict=True)
         return min([next(at for at, (x, y) in enumerate(both) if x != y), *(start for start, _ in self.spans)])
 
     def text_of(self, model: Model, token: int) -> str:
@@ -205,22 +206,17 @@ class PromptPair:
 
     def record(self) -> dict[str, object]:
         """Everything that identifies this pair's prompts, ready for JSON."""
-        found: dict[str, object] = {
-            "problem": self.id,
-            "template": self.base.template,
-            "insertion": self.insertion.label,
-            "span": list(self.span),
-            "base_ids": list(self.base.ids),
-            "inserted_ids": list(self.inserted.ids),
-            "bos_added": self.base.bos_added,
-            "joined_differs": self.base.joined_differs,
+        own = "span span_source special_as_text sink_moved answer_prefix answer_prefix_ids answer_ids".split()
+        found: dict[str, Any] = {"problem": self.id, "insertion": self.insertion.label}
+        found |= {name: getattr(self.base, name) for name in ("template", "bos_added", "joined_differs")}
+        found |= {"base_ids": self.base.ids, "inserted_ids": self.inserted.ids} | {
+            name: getattr(self, name) for name in own
         }
-        for name in "span_source special_as_text sink_moved answer_prefix answer_prefix_ids answer_ids".split():
-            value = getattr(self, name)
-            found[name] = list(value) if isinstance(value, tuple) else value
         if len(self.spans) > 1:
             found["spans"] = [list(block) for block in self.spans]
-        return found if self.clean is None else {**found, "clean_ids": list(self.clean.ids)}
+        if self.clean is not None:
+            found["clean_ids"] = self.clean.ids
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def condition(self, name: str, *, held_positions: str = "first") -> Inputs:
         """The input of one of the conditions of methods §2 (`CONDITIONS` says what each is).
@@ -231,12 +227,11 @@ class PromptPair:
         chosen = one_of(name, CONDITIONS, "condition")
         if self.boundary_merge and name not in ("base", "inserted"):
             raise ValueError(
-                f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is "
-                'not defined; make the pair with template="raw"'
+                f"pair {self.id!r}: tokens merged at the border of its insertion, so condition {name!r} is not defined: make "
+                'it with template="raw"'
             )
-        if chosen.prompt == "clean" and self.first_change >= 0:  # which says what is missing
-            assert self.clean is not None
-            return Inputs(self.clean.tokens)
+        if chosen.prompt == "clean":
+            return Inputs(self._clean.tokens)
         if name != "inserted":
             self.need_span(f"condition {name!r}")
         if not chosen.has_span:
@@ -280,9 +275,8 @@ class PromptPair:
         """What tells this pair's prompts, answer and distractor from any others, short and the same in every process."""
         ids = [self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids]
         ids += [] if self.clean is None else [self.clean.ids]
-        digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
         blocks = [list(block) for block in self.spans] if len(self.spans) > 1 else []
-        return [self.id, *self.span, self.n_answer, digest, *blocks]
+        return [self.id, *self.span, self.n_answer, _digest(ids), *blocks]
 
     def answered(self, which: Literal["answer", "solution"] = "answer", *, unfed: int = 0) -> "PromptPair":
         """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both.
@@ -291,17 +285,21 @@ class PromptPair:
 
         Raises `ValueError` if that text encodes to no tokens or the problem has none.
         """
-        if self.boundary_merge:
-            raise ValueError(f'pair {self.id!r} has merged borders; make it with template="raw"')
-        if self.n_answer:
-            raise ValueError(f"pair {self.id!r} already ends with its answer; use the pair that make_pairs gave")
+        if self.boundary_merge or self.n_answer:
+            why = (
+                'has merged borders; make it with template="raw"'
+                if self.boundary_merge
+                else "already ends with its answer"
+            )
+            raise ValueError(f"pair {self.id!r} {why}")
         ids = self.answer_ids if which == "answer" else self.solution_ids
         if not ids:
             raise ValueError(f"problem {self.id!r}: its {which} encodes to no tokens; leave it out or give it one")
         prefix, ids = self.answer_prefix_ids if which == "answer" else (), ids[: len(ids) - unfed]
+        more = ("template",) * len(prefix) + ("answer",) * len(ids)
 
         def grown(prompt: Prompt) -> Prompt:
-            return prompt.extended(prefix, "template").extended(ids, "answer")
+            return replace(prompt, ids=prompt.ids + prefix + ids, segments=prompt.segments + more)
 
         inserted = grown(self.inserted)
         return replace(
@@ -318,7 +316,7 @@ class PromptPair:
 def insert_tokens(prompt: Prompt, at: int | Sequence[int], span_ids: Sequence[int]) -> Prompt:
     """The prompt with `span_ids` inserted at token index `at`; at several indices, in equal blocks (`blocks_of`)."""
     places = (at,) if isinstance(at, int) else tuple(at)
-    if not places or list(places) != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= len(prompt):
+    if list(places) != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= len(prompt):
         raise ValueError(f"cannot insert at token {at}: the prompt has {len(prompt)} tokens, and places must rise")
     ids, segments = list(prompt.ids), list(prompt.segments)
     for place, block in reversed(list(zip(places, blocks_of(span_ids, len(places)), strict=True))):
@@ -346,15 +344,22 @@ def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
     What is read of a span is read by what comes after it: behind the last token of the bare prompt that is the answer.
     """
     found = tuple(pairs)
-    if all(pair.n_after or pair.boundary_merge for pair in found):
-        return found
-    return tuple(pair if pair.n_answer or pair.boundary_merge else pair.answered() for pair in found)
+    whole = all(pair.n_after or pair.boundary_merge for pair in found)
+    return tuple(pair if whole or pair.n_answer or pair.boundary_merge else pair.answered() for pair in found)
 
 
-def digest_of(pairs: "Iterable[PromptPair]") -> str:
+def digest_of(pairs: Iterable[PromptPair]) -> str:
     """One short name of all these prompts, answers and distractors, in their order: part of every result of them."""
-    told = json.dumps([pair.fingerprint() for pair in pairs])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return _digest([pair.fingerprint() for pair in pairs])
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _ends(spans: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """The first inserted position and one past the last."""
+    return (spans[0][0], spans[-1][1]) if spans else None
 
 
 def own_pairs(model: Model, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
@@ -385,18 +390,16 @@ def check_fits(info: ModelInfo, pair: PromptPair) -> None:
     answers = () if info.n_classes is not None else pair.answer_ids + pair.distractor_ids
     highest = max(prompts + pair.answer_prefix_ids + answers)
     if highest >= info.d_vocab:
-        own = pair.given or highest in pair.span_ids
-        remedy = ": its tokenizer is another model's, or has words that were added later; put the model's own beside it"
+        remedy = "" if pair.given or highest in pair.span_ids else ": put the model's own tokenizer beside it"
         raise ValueError(
-            f"problem {pair.id!r} holds token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}"
-            f"{'' if own else remedy}"
+            f"problem {pair.id!r} holds token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}{remedy}"
         )
     fed = 0 if pair.n_answer else len(pair.answer_prefix_ids) + max(0, len(pair.answer_ids) - 1)
     needed = len(pair.inserted) + fed
     if needed > info.context_length:
         raise ValueError(
             f"problem {pair.id!r} needs {needed} positions with {pair.n_inserted} inserted, but {info.name} has a context of "
-            f"{info.context_length}: insert fewer tokens or leave this problem out"
+            f"{info.context_length}: insert fewer tokens or leave it out"
         )
 
 
@@ -421,13 +424,12 @@ def over_pairs(
 def pairs_like(model: Model, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
     """The same problems with another insertion in the same place, in each as long as its own where their lengths differ."""
     placed = insertion.placed_as(pairs[0].insertion)
-    lengths = dict.fromkeys(pair.n_inserted for pair in pairs)
-    made: dict[str, PromptPair] = {}
-    for length in lengths:
-        fits = replace(placed, n_tokens=length) if len(lengths) > 1 and placed.n_tokens is not None else placed
-        alike = [pair.problem for pair in pairs if pair.n_inserted == length]
-        made |= {pair.id: pair for pair in pairs_of_any(model, alike, fits, template=pairs[0].template)}
-    return tuple(made[pair.id] for pair in pairs)
+    several = placed.n_tokens is not None and len({pair.n_inserted for pair in pairs}) > 1
+    made = []
+    for pair in pairs:
+        fits = replace(placed, n_tokens=pair.n_inserted) if several else placed
+        made += pairs_of_any(model, [pair.problem], fits, template=pairs[0].template)
+    return tuple(made)
 
 
 @checked
@@ -458,17 +460,15 @@ def pairs_of_any(
     model: object, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
 ) -> tuple[PromptPair, ...]:
     """`make_pairs` of whatever the tokenizer makes of the problems' words, for what holds for any tokens."""
-    tokenizer, info = tokenizer_of(model), getattr(model, "info", None)
-    made = template_named(template)
-    asked = tuple(problems)
-    if not asked:
-        raise ValueError("there are no problems to make pairs of")
+    tokenizer, info, made = tokenizer_of(model), getattr(model, "info", None), template_named(template)
     if info is not None and (insertion.n_tokens or 0) > info.context_length:  # before that many are made
         raise ValueError(
             f"{insertion.n_tokens} tokens to insert do not fit {info.name}, which has a context of {info.context_length}: "
             "insert fewer tokens"
         )
-    pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
+    pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in problems)
+    if not pairs:
+        raise ValueError("there are no problems to make pairs of")
     if info is not None:
         for pair in pairs:
             check_fits(info, pair)
@@ -476,32 +476,20 @@ def pairs_of_any(
 
 
 def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
-    if template.as_text:
-        return _make_text_pair(tokenizer, problem, insertion, template)
-    base = build_prompt(tokenizer, problem, template)
-    found = insertion.span(tokenizer, problem)
-    try:
-        inserted = insert_tokens(base, insertion.places(base), found.ids)
-    except ValueError as error:
-        raise ValueError(f"problem {problem.id!r}: {error}") from error
-    spans = inserted.blocks("inserted")
-    return PromptPair(
-        problem=problem,
-        base=base,
-        inserted=inserted,
-        insertion=insertion,
-        span=(spans[0][0], spans[-1][1]),
-        alignment=tuple(at for at, segment in enumerate(inserted.segments) if segment != "inserted"),
-        span_source=found.source,
-        **_common(tokenizer, problem, template),
-    )
-
-
-def _common(tokenizer: Tokenizer, problem: Problem, template: Template) -> dict[str, Any]:
-    """What every pair has, however it is made, with what may follow its prompts: answer and prefix, wrong answer, solution.
+    """The pair of a problem, and what may follow its prompts: answer and prefix, wrong answer, solution.
 
     Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is.
     """
+    if template.as_text:
+        base, inserted, alignment, merged = _as_text(tokenizer, problem, insertion, template)
+        source = "text"
+    else:
+        base, found, merged = build_prompt(tokenizer, problem, template), insertion.span(tokenizer, problem), False
+        try:
+            inserted = insert_tokens(base, insertion.places(base), found.ids)
+        except ValueError as error:
+            raise ValueError(f"problem {problem.id!r}: {error}") from error
+        alignment, source = [at for at, name in enumerate(inserted.segments) if name != "inserted"], found.source
     own = problem.answer_prefix is not None
     prefix = problem.answer_prefix if own else template.answer_prefix
 
@@ -509,20 +497,33 @@ def _common(tokenizer: Tokenizer, problem: Problem, template: Template) -> dict[
         return () if getattr(problem, name) is None else encode_part(tokenizer, problem, name, within=within)
 
     of_template = () if own else encode_within(tokenizer, template.answer_prefix, markers=True)
-    return {
-        "template": template,
-        "special_as_text": special_as_text(tokenizer, problem),
-        "tokenizer": tokenizer,
-        "answer_prefix": prefix,
-        "answer_prefix_ids": part("answer_prefix") or of_template,
-        "answer_ids": part("answer", within=bool(prefix)),
-        "distractor_ids": part("distractor", within=bool(prefix)),
-        "solution_ids": part("solution"),
-    }
+    return PromptPair(
+        problem=problem,
+        base=base,
+        inserted=inserted,
+        insertion=insertion,
+        span=_ends(inserted.blocks("inserted")) or (0, 0),
+        alignment=tuple(alignment),
+        span_source=source,
+        boundary_merge=merged,
+        answer_prefix=prefix or "",
+        answer_prefix_ids=part("answer_prefix") or of_template,
+        answer_ids=part("answer", within=bool(prefix)),
+        distractor_ids=part("distractor", within=bool(prefix)),
+        solution_ids=part("solution"),
+        template=template,
+        special_as_text=special_as_text(tokenizer, problem),
+        tokenizer=tokenizer,
+    )
 
 
-def _make_text_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
-    """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets."""
+def _as_text(
+    tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template
+) -> tuple[Prompt, Prompt, list[int], bool]:
+    """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets.
+
+    The two prompts, the alignment, and whether tokens merged at a seam.
+    """
     if not insertion.is_text or insertion.where != "before question" or spells_special(tokenizer, insertion.unit):
         raise ValueError(
             'template="paper" inserts text between system and question, no special tokens; use template="raw" for anything else'
@@ -530,37 +531,31 @@ def _make_text_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion
     system = text_system(tokenizer, problem, template)
     filler = str(tokenizer.decode(list(insertion.span(tokenizer, problem).ids))).strip()
     if insertion.repeats:
-        repeats = insertion.length // len(encode_within(tokenizer, insertion.unit))
-        filler = (insertion.unit * repeats).strip()
+        filler = (insertion.unit * (insertion.length // len(encode_within(tokenizer, insertion.unit)))).strip()
     if not filler:
         raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')
     first, last = len(system), len(system) + len(filler)
-    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
     base_ids, base_ranges = word_boundaries(tokenizer, system + problem.question)
     ids, ranges = word_boundaries(tokenizer, system + filler + problem.question)
     inside = [i for i, (a, b) in enumerate(ranges) if b > first and a < last]
     start, stop = inside[0], inside[-1] + 1
-    clean = ids[:start] + ids[stop:] == base_ids and all(ranges[i][0] >= first and ranges[i][1] <= last for i in inside)
+    whole = ids[:start] + ids[stop:] == base_ids and all(ranges[i][0] >= first and ranges[i][1] <= last for i in inside)
     # The tokens of one character share its range, so a token is known by its range, its id and its turn among equals.
     moved = [(a, b) if b <= first else (a + len(filler), b + len(filler)) for a, b in base_ranges]
     names = _numbered(zip(ranges, ids, strict=True))
     where = {name: i for i, name in enumerate(names) if not start <= i < stop}
     alignment = [where.get(name, -1) for name in _numbered(zip(moved, base_ids, strict=True))]
-    shift = len(bos)
-    segment = lambda a: "system" if a < first else "question"  # noqa: E731
-    named = tuple("inserted" if start <= i < stop else segment(pair[0]) for i, pair in enumerate(ranges))
-    base_named = tuple(segment(a) for a, _ in base_ranges)
-    return PromptPair(
-        problem=problem,
-        base=Prompt(bos + base_ids, ("bos",) * shift + base_named, template.name, bool(bos)),
-        inserted=Prompt(bos + ids, ("bos",) * shift + named, template.name, bool(bos)),
-        insertion=insertion,
-        span=(start + shift, stop + shift),
-        alignment=tuple(range(shift)) + tuple(t + shift if t >= 0 else -1 for t in alignment),
-        span_source="text",
-        boundary_merge=not clean,
-        **_common(tokenizer, problem, template),
-    )
+    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
+    n = len(bos)
+
+    def prompt(ids: tuple[int, ...], ranges: list[tuple[int, int]], span: range = range(0)) -> Prompt:
+        segments = (
+            "inserted" if at in span else "system" if a < first else "question" for at, (a, _) in enumerate(ranges)
+        )
+        return Prompt(bos + ids, (*["bos"] * n, *segments), template.name, bool(bos))
+
+    aligned = [*range(n), *(at + n if at >= 0 else -1 for at in alignment)]
+    return prompt(base_ids, base_ranges), prompt(ids, ranges, range(start, stop)), aligned, not whole
 
 
 def _numbered(items: Iterable[T]) -> list[tuple[T, int]]:

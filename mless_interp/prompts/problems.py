@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,9 +44,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "extra", tuple(sorted(dict(self.extra).items())))
-        if not self.id.strip() or not self.question.strip():
-            what = "id" if self.question.strip() else "question"
-            raise ValueError(f"problem {self.id!r}: its {what} is empty")
+        for what in ("question", "id"):
+            if not getattr(self, what).strip():
+                raise ValueError(f"problem {self.id!r}: its {what} is empty")
 
     @property
     def asked(self) -> tuple[str, str]:
@@ -108,37 +107,32 @@ class Several(tuple[Any, ...]):
 
 
 @checked
-def load_problems(source: object = "demo", *, limit: int | None = None, seed: int | None = None) -> tuple[Problem, ...]:
-    """Problems from "demo" (bundled), a .jsonl file with MATH-500's keys, or "math500" (from the hub, needs a network).
+def load_problems(source: object = "demo", *, limit: int | None = None) -> tuple[Problem, ...]:
+    """The first `limit` problems of "demo" (bundled), a .jsonl file with MATH-500's keys, or "math500" (from the hub, needs a
+    network).
 
-    A directory stands for the `problems.jsonl` in it; a `PlantedModel` draws its own (`limit` of them, default 64).
-
-    `limit` keeps the first `limit` problems; with a `seed` it draws that many, the levels in proportion, the same for
-    the same seed. Raises `ValueError` with the line number for malformed lines, missing keys, empty questions and
-    repeated ids; `FileNotFoundError` for a missing file.
+    A directory stands for the `problems.jsonl` in it; a `PlantedModel` draws its own (`limit` of them, default 64). Raises
+    `ValueError` with the line number for malformed lines, missing keys, empty questions and repeated ids; `FileNotFoundError`
+    for a missing file.
     """
     if limit is not None:
         check_count(limit, name="limit")
     if callable(draw := getattr(source, "problems", None)):
-        drawn: tuple[Problem, ...] = draw(limit or 64, seed=seed or 0)
+        drawn: tuple[Problem, ...] = draw(limit or 64)
         return drawn
     if not isinstance(source, str | Path):
         raise TypeError(f'source must be "demo", "math500", a path or a PlantedModel, got {shown(source)}')
     if source == "math500":
-        problems = _from_hub()
-    else:
-        path = DEMO_PROBLEMS if source == "demo" else Path(source)
-        path = path / "problems.jsonl" if path.is_dir() else path
-        if not path.is_file():
-            meant = nearest(path.name, ["demo", "math500", *beside(path)])
-            raise FileNotFoundError(f'no problem file at {str(path)!r}{meant}; give a .jsonl file, "demo" or "math500"')
-        few = None if limit is None or seed is not None else min(limit, sys.maxsize)
-        problems = Several(islice(_read(path), few))
-        if not problems:
-            raise ValueError(f"{path.name} holds no problems")
-    if limit is None or limit >= len(problems):
-        return problems
-    return problems[:limit] if seed is None else _stratified(problems, limit, seed)
+        return Several(islice(_from_hub(), limit))
+    path = DEMO_PROBLEMS if source == "demo" else Path(source)
+    path = path / "problems.jsonl" if path.is_dir() else path
+    if not path.is_file():
+        meant = nearest(path.name, ["demo", "math500", *beside(path)])
+        raise FileNotFoundError(f'no problem file at {str(path)!r}{meant}; give a .jsonl file, "demo" or "math500"')
+    problems = Several(islice(_read(path), None if limit is None else min(limit, sys.maxsize)))
+    if not problems:
+        raise ValueError(f"{path.name} holds no problems")
+    return problems
 
 
 def _read(path: Path) -> Iterator[Problem]:
@@ -158,14 +152,9 @@ def _read(path: Path) -> Iterator[Problem]:
                 if first != number:
                     raise ValueError(f"id {problem.id!r} was already used in line {first}")
             except (TypeError, ValueError) as error:
-                raise ValueError(f"{path.name}, line {number}: {_told(error)}") from error
+                what = "not valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
+                raise ValueError(f"{path.name}, line {number}: {what}{error}") from error
             yield problem
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return f"not UTF-8 text ({error.reason} at byte {error.start})"
-    return f"not valid JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -177,17 +166,13 @@ def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     ids: set[str] = set()
     seen: dict[tuple[str, str, str], str] = {}
     for problem in found:
-        if problem.id in ids:
-            raise ValueError(
-                f"the problem id {problem.id!r} is given twice; the problem is the unit of replication: give each once"
-            )
-        ids.add(problem.id)
         first = seen.setdefault((*problem.asked, problem.answer), problem.id)
-        if first != problem.id:
-            raise ValueError(
-                f"problem {problem.id!r} asks the same as {first!r}: the problem is the unit of replication, so each may "
-                "come once only; leave the others out"
-            )
+        if problem.id in ids or first != problem.id:
+            what = f"the problem id {problem.id!r} is given twice"
+            if problem.id not in ids:
+                what = f"problem {problem.id!r} asks the same as {first!r}"
+            raise ValueError(f"{what}: the problem is the unit of replication, so give each once")
+        ids.add(problem.id)
     return found
 
 
@@ -245,7 +230,7 @@ def overlap(problems: Sequence[Problem], used: Sequence[Problem] = ()) -> str:
     return ""
 
 
-def _from_hub() -> tuple[Problem, ...]:
+def _from_hub() -> Iterator[Problem]:
     from datasets import load_dataset
 
     try:
@@ -254,19 +239,4 @@ def _from_hub() -> tuple[Problem, ...]:
         raise ConnectionError(
             f"{MATH500_HUB_ID} could not be loaded from the hub ({type(error).__name__}); give a .jsonl file instead"
         ) from error
-    return tuple(Problem.from_dict(dict(row)) for row in rows)
-
-
-def _stratified(problems: Sequence[Problem], limit: int, seed: int) -> tuple[Problem, ...]:
-    """`limit` problems, each level in proportion (largest remainders first), in file order."""
-    draw = random.Random(seed)
-    by_level: dict[str, list[int]] = defaultdict(list)
-    for index, problem in enumerate(problems):
-        by_level[problem.level or ""].append(index)
-    shares = {level: limit * len(members) / len(problems) for level, members in by_level.items()}
-    counts = {level: int(share) for level, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda level: (counts[level] - shares[level], level))
-    for level in by_remainder[: limit - sum(counts.values())]:
-        counts[level] += 1
-    chosen = [index for level in sorted(by_level) for index in draw.sample(by_level[level], counts[level])]
-    return Several(problems[index] for index in sorted(chosen))
+    return (Problem.from_dict(dict(row)) for row in rows)

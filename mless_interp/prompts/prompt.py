@@ -1,6 +1,6 @@
 """Prompts: token ids with a segment name per token, built from a template."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -48,9 +48,6 @@ class Prompt:
     bos_added: bool = False
     joined_differs: bool | None = None
 
-    def __post_init__(self) -> None:
-        _check_segments(self.segments)
-
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -61,7 +58,8 @@ class Prompt:
 
     def mask(self, *names: str) -> Tensor:
         """Boolean `[token]`: True where the token's segment is one of `names`."""
-        _check_segments(names)
+        for name in names:
+            one_of(name, dict.fromkeys(SEGMENTS), "segment")
         return torch.tensor([segment in names for segment in self.segments])
 
     def indices(self, *names: str) -> tuple[int, ...]:
@@ -73,16 +71,6 @@ class Prompt:
         ends = [0, *self.mask(*names).int().tolist(), 0]
         edges = [at for at in range(len(ends) - 1) if ends[at] != ends[at + 1]]
         return tuple(zip(edges[::2], edges[1::2], strict=True))
-
-    def extended(self, ids: tuple[int, ...], segment: str) -> "Prompt":
-        """This prompt with tokens appended."""
-        return replace(self, ids=self.ids + ids, segments=self.segments + (segment,) * len(ids))
-
-
-def _check_segments(names: Iterable[str]) -> None:
-    unknown = set(names) - set(SEGMENTS)
-    if unknown:
-        raise ValueError(f"unknown segments {sorted(unknown)}; known: {', '.join(SEGMENTS)}")
 
 
 @checked
@@ -123,9 +111,8 @@ def tokenizer_of(model: Any) -> Tokenizer:
     tokenizer: Tokenizer = getattr(model, "tokenizer", model)
     if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):
         return tokenizer
-    lacks = " without a tokenizer" if hasattr(model, "tokenizer") else ""
-    instead = "give it one, wrap_model(..., tokenizer=...)" if lacks else "load_model(...) gives both"
-    raise TypeError(f"model must be a Model or a tokenizer, got {shown(model)}{lacks}: {instead}")
+    lacks = " without a tokenizer: give it one, wrap_model(..., tokenizer=...)" * hasattr(model, "tokenizer")
+    raise TypeError(f"model must be a Model or a tokenizer, got {shown(model)}{lacks}")
 
 
 def encode(tokenizer: Tokenizer, text: str, *, markers: bool = False) -> tuple[int, ...]:
@@ -147,9 +134,7 @@ def encode_within(tokenizer: Tokenizer, text: str, *, markers: bool = False) -> 
         before, whole = (encode(tokenizer, part, markers=markers) for part in (lead, lead + text))
         if before and whole[: len(before)] == before:
             return whole[len(before) :]
-    raise ValueError(
-        f"{text[:60]!r} merges with whatever stands before it, so this tokenizer gives it no ids of its own"
-    )
+    raise ValueError(f"{text[:60]!r} merges with whatever stands before it: this tokenizer gives it no ids of its own")
 
 
 @lru_cache(maxsize=8)
@@ -161,8 +146,7 @@ def _begins_with_space(tokenizer: Tokenizer) -> bool:
 
 def _all_text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, ...]:
     """The ids; `ValueError` where one of them is a special token all the same."""
-    found = special_ids(tokenizer).intersection(ids) - {tokenizer.unk_token_id}
-    if found:
+    if found := special_ids(tokenizer).intersection(ids) - {tokenizer.unk_token_id}:
         raise ValueError(
             f"the text spells the special token {tokenizer.convert_ids_to_tokens(min(found))!r}, which this tokenizer cannot "
             "tell from the token itself: write it in another way, or leave this problem out"
@@ -211,13 +195,9 @@ def special_as_text(tokenizer: Tokenizer, problem: Problem) -> tuple[str, ...]:
 
 def special_words(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     """Of problems (id, parts that spell special tokens), what is said where any does; else nothing."""
-    spelt = [(name, parts) for name, parts in found if parts]
-    if not spelt:
-        return ""
-    return (
-        f"{len(spelt)} of {len(found)} problems spell special tokens of this tokenizer (first: {spelt[0][0]!r}, its "
-        f"{' and '.join(spelt[0][1])}): they are encoded as the text that they are"
-    )
+    spelt = [f"{name!r}, its {' and '.join(parts)}" for name, parts in found if parts]
+    told = f"{len(spelt)} of {len(found)} problems spell special tokens of this tokenizer (first: {''.join(spelt[:1])})"
+    return f"{told}: they are encoded as the text that they are" if spelt else ""
 
 
 def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
@@ -226,29 +206,28 @@ def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
     unknown = tokenizer.unk_token_id
     if unknown is None:
         return
-    shares = []
+    refused = []
     for problem in problems:
-        parts = [part for part in ("system", "examples", "question") if getattr(problem, part)]
-        ids = [at for part in parts for at in encode_part(tokenizer, problem, part)]
-        shares.append(ids.count(unknown) / max(len(ids), 1))
-    worst = max(range(len(shares)), key=lambda at: shares[at], default=0)
-    if shares and shares[worst] > MAX_UNKNOWN:
-        problem = problems[worst]
+        texts = [part for part in ("system", "examples", "question") if getattr(problem, part)]
+        ids = [at for part in texts for at in encode_part(tokenizer, problem, part)]
+        if (share := ids.count(unknown) / max(len(ids), 1)) > MAX_UNKNOWN:
+            refused.append((share, problem))
+    if refused:
+        share, problem = max(refused, key=lambda each: each[0])
         words = dict.fromkeys(f"{problem.system or ''} {problem.examples or ''} {problem.question}".split())
         examples = [word for word in words if unknown in encode(tokenizer, word)][:5]
         raise ValueError(
-            f"{sum(share > MAX_UNKNOWN for share in shares)} of {len(problems)} problems hold words that this tokenizer does "
-            f"not know: {100 * shares[worst]:.3g} % of the tokens of problem {problem.id!r} are {tokenizer.unk_token!r} (for "
-            f"example {', '.join(map(repr, examples))}), and more than {100 * MAX_UNKNOWN:.0f} % are not allowed. The model "
-            "knows the words of its own texts only: use its own problems (--problems demo for the demo model, the "
-            "problems.jsonl beside a planted one), or another model"
+            f"{len(refused)} of {len(problems)} problems hold words that this tokenizer does not know: {100 * share:.3g} % of "
+            f"the tokens of problem {problem.id!r} are {tokenizer.unk_token!r} (for example {', '.join(map(repr, examples))}). "
+            "Use the model's own problems (--problems demo for the demo model, the problems.jsonl beside a planted one), or "
+            "another model"
         )
     for problem in problems:
         for part in ("answer", "distractor"):
             if getattr(problem, part) and unknown in encode_part(tokenizer, problem, part):
                 raise ValueError(
                     f"problem {problem.id!r}: its {part} {getattr(problem, part)!r} becomes the unknown token "
-                    f"{tokenizer.unk_token!r} with this tokenizer: give another one, or leave the problem out"
+                    f"{tokenizer.unk_token!r}: give another one, or leave the problem out"
                 )
 
 
@@ -302,9 +281,7 @@ def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tup
         try:
             return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         except Exception as error:
-            raise ValueError(
-                f'this tokenizer\'s chat template takes no system prompt ({error}); use template="raw"'
-            ) from error
+            raise ValueError(f'the chat template takes no system prompt ({error}); use template="raw"') from error
 
     marks = ("\u2039mless-system\u203a", "\u2039mless-question\u203a")
     head, _, rest = rendered(*marks).partition(marks[0])
@@ -318,8 +295,8 @@ def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tup
         if "".join(part for part, _ in parts) == whole:
             return [part for part in parts if part[0]]
     raise ValueError(
-        f"problem {problem.id!r}: this tokenizer's chat template does not show system prompt and question once each, as they "
-        'are, so their tokens cannot be told apart; use template="raw"'
+        f"problem {problem.id!r}: the chat template does not show system prompt and question once each, as they are, so "
+        'their tokens cannot be told apart; use template="raw"'
     )
 
 
@@ -330,17 +307,11 @@ def word_boundaries(tokenizer: Tokenizer, text: str) -> tuple[tuple[int, ...], l
 
 
 def text_system(tokenizer: Tokenizer, problem: Problem, template: Template) -> str:
-    """The system prompt of a prompt that is encoded in one piece, as text; `ValueError` where the template's has markers."""
-    if problem.examples:
+    """The system prompt of a prompt that is encoded in one piece, as text; `ValueError` where there is more than text."""
+    markers = problem.system is None and spells_special(tokenizer, template.system)
+    if problem.examples or markers:
+        what = "its system prompt spells special tokens" if markers else f"problem {problem.id!r} has examples"
         raise ValueError(
-            f"problem {problem.id!r}: template {template.name!r} puts system prompt and question into one string and takes no "
-            'examples; use template="raw"'
+            f'template {template.name!r} is one string of system prompt and question, but {what}; use "raw"'
         )
-    if problem.system is not None:
-        return problem.system
-    if spells_special(tokenizer, template.system):
-        raise ValueError(
-            f"template {template.name!r} is encoded in one piece, as text, but its system prompt spells special tokens: leave "
-            "them out, or use as_text=False"
-        )
-    return template.system
+    return template.system if problem.system is None else problem.system

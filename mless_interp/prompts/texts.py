@@ -1,14 +1,17 @@
-"""Problems from plain text: a context and the words that follow it, for models that know no task."""
+"""Problems from plain text, for models that know no task, and worked examples before a question (few-shot)."""
 
+import hashlib
+import random
 import re
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
 from ..core.arguments import check_count, checked
-from .problems import Problem, load_problems
-from .prompt import Tokenizer, check_known, encode, tokenizer_of
+from .problems import Problem, distinct, load_problems
+from .prompt import ANSWER_PREFIX, Tokenizer, check_known, encode, tokenizer_of
 
 
 @checked
@@ -32,7 +35,7 @@ def problems_from_texts(
     short = len(found) - len(made)
     if not made:
         raise ValueError(
-            f"none of the {short} texts has {sizes[2]} tokens that can be cut between words: give longer texts or fewer tokens"
+            f"none of the {short} texts has {sizes[2]} tokens that can be cut between words: give longer ones"
         )
     check_known(tokenizer, made)
     if short:
@@ -53,17 +56,15 @@ def problems_from_file(
     """`problems_from_texts` of the first `limit` texts of a file, which are parted by blank lines.
 
     None is left out: `ValueError` says in which line a text begins that is too short, and where a file holds none or is not
-    UTF-8; `FileNotFoundError` where there is no such file.
+    UTF-8.
     """
     tokenizer, sizes, file = tokenizer_of(model), _sizes(n_before, n_context, n_answer), Path(path)
     if limit is not None:
         check_count(limit, name="limit")
-    if not file.is_file():
-        raise FileNotFoundError(f"no file of texts at {str(path)!r}")
     try:
         whole = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file.name}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise ValueError(f"{file.name}: {error}") from error
     made = []
     for number, part in enumerate(islice(re.finditer(r"\S.*(?:\n[^\S\n]*\S.*)*", whole), limit)):
         text = part.group().strip()
@@ -72,8 +73,7 @@ def problems_from_file(
             line = whole.count("\n", 0, part.start()) + 1
             raise ValueError(
                 f"{file.name}, the text that begins in line {line}, is {len(encode(tokenizer, text))} tokens long, too short "
-                f"to be cut between words after {n_before}, {n_context} and {sizes[2]} tokens: take it out, or ask for fewer "
-                "(n_before, n_context, n_answer). Texts are parted by blank lines"
+                f"to be cut between words after {n_before}, {n_context} and {sizes[2]} tokens: take it out, or ask for fewer"
             )
         made.append(problem)
     if not made:
@@ -130,3 +130,56 @@ def _pieces(tokenizer: Tokenizer, text: str, places: list[int]) -> list[str]:
         if sum((encode(tokenizer, piece) for piece in pieces), ()) == whole:
             return pieces
     return []
+
+
+@checked
+def with_examples(
+    problems: Iterable[Problem],
+    examples: str | Iterable[Problem],
+    *,
+    n: int | None = None,
+    seed: int = 0,
+    form: str | None = None,
+) -> tuple[Problem, ...]:
+    """The problems with worked examples between system prompt and question, as plain text: the segment `examples`.
+
+    `examples` is a text, the same for all, or problems whose questions and answers become one: all of them in their order, or
+    `n` drawn for each problem by seed and problem id, never one that asks the same as the problem.
+    `form` writes one example, with the fields {question}, {answer} and {solution}; default: the question, the text before its
+    answer (the paper's, or its own), the answer, an empty line.
+
+    >>> asked, shown = Problem("a", "2+2?", "4"), Problem("b", "1+1?", "2")
+    >>> with_examples([asked], [shown], form="Q: {question} A: {answer}. ")[0].examples
+    'Q: 1+1? A: 2. '
+
+    Raises `ValueError` for a problem's own question among the examples, and too few others.
+    """
+    asked = tuple(problems)
+    if isinstance(examples, str):
+        if n is not None or form is not None:
+            raise ValueError("n and form are for examples that are given as problems; these are a text already")
+        for problem in asked:
+            if problem.asked[1] in " ".join(examples.split()).casefold():
+                raise ValueError(f"problem {problem.id!r}: the examples hold its own question: give others")
+        return tuple(replace(problem, examples=examples) for problem in asked)
+    pool = distinct(examples)
+    if n is not None:
+        check_count(n, name="n")
+    made = []
+    for problem in asked:
+        others = [other for other in pool if other.id != problem.id and other.asked[1] != problem.asked[1]]
+        if len(others) < (len(pool) or 1 if n is None else n):
+            what = f"only {len(others)} of the {len(pool)} examples ask another question"
+            raise ValueError(f"problem {problem.id!r}: {what}: give others, or n= to draw from the others for each")
+        if n is not None:
+            key = hashlib.sha256(f"examples|{seed}|{problem.id}".encode()).digest()[:8]
+            others = random.Random(int.from_bytes(key, "big")).sample(others, n)
+        made.append(replace(problem, examples="".join(_written(other, form) for other in others)))
+    return tuple(made)
+
+
+def _written(problem: Problem, form: str | None) -> str:
+    if form is None:
+        prefix = f"\n{ANSWER_PREFIX}" if problem.answer_prefix is None else problem.answer_prefix
+        return f"{problem.question}{prefix}{problem.answer}{'}' if prefix.endswith('{') else ''}\n\n"
+    return form.format(question=problem.question, answer=problem.answer, solution=problem.solution or "")

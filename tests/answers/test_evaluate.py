@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import needs_hooked_transformer
@@ -133,7 +134,7 @@ def test_text_mode_takes_the_papers_string_in_one_piece(
     asked = [Problem("a", "How many apples ?", "3"), Problem("b", "Find x .", "4")]
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 5), template="paper")
     assert any(pair.boundary_merge for pair in pairs), "else this shows nothing"
-    found = evaluate_module._prompts(model, tuple(asked), Treatment(), pairs[0].template)
+    found = evaluate_module._requests(model, tuple(asked), Treatment(), pairs[0].template)
     assert [request.prompt for request in found] == [pair.base.ids for pair in pairs]
     with pytest.raises(ValueError, match=r"treatment 'k': in \d of 2 prompts tokens merged at the border"):
         evaluate_accuracy(
@@ -172,42 +173,21 @@ def test_each_answer_is_one_line_as_soon_as_it_ends(
     assert demo.tokenizer.decode(line["value"]["tokens"]) == line["value"]["completion"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [7])
-def test_a_stopped_run_goes_on_and_repeats_nothing(
-    kept: int, demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
-) -> None:
-    path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
-    text = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(text[: 1 + kept]))
-    made.clear()
-    found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
-    assert same(found, whole) and len(made) == 24 - kept
-    assert sorted(path.read_text().splitlines()) == sorted("".join(text).splitlines())
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seed": 1}, "seed was 0, now 1"),
-        (
-            {"treatments": [None, Treatment(Insertion.meaningless(" /", 54), name=SLASHES.label)]},
-            "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54; ",
-        ),
-    ],
-)
 def test_other_settings_are_refused_with_the_difference(
-    changes: dict[str, Any], message: str, demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
+    demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
     evaluate_accuracy(demo, problems, [None, SLASHES], checkpoint=path, **QUICK)
     before = path.read_bytes()
     made.clear()
-    options = {**QUICK, **{key: value for key, value in changes.items() if key != "treatments"}}
-    with pytest.raises(ValueError, match="a.jsonl was made with other settings: ") as caught:
-        evaluate_accuracy(demo, problems, changes.get("treatments", [None, SLASHES]), checkpoint=path, **options)
-    assert message in str(caught.value) and made == [] and path.read_bytes() == before
+    shorter = Treatment(Insertion.meaningless(" /", 54), name=SLASHES.label)
+    for seed, other, message in (
+        (1, SLASHES, "seed was 0, now 1"),
+        (0, shorter, "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54; "),
+    ):
+        with pytest.raises(ValueError, match=f"a.jsonl was made with other settings: .*{message}"):
+            evaluate_accuracy(demo, problems, [None, other], seed=seed, checkpoint=path, **QUICK)
+    assert made == [] and path.read_bytes() == before
 
 
 def test_more_problems_are_added_to_a_finished_run_and_the_old_ones_not_answered_again(
@@ -253,17 +233,17 @@ def test_treatments_are_what_users_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("thing", "kind", "message"),
+    ("things", "message"),
     [
-        ("mless", TypeError, "a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got 'mless'"),
-        ([], ValueError, "there are no treatments; [None] answers the plain problems"),
-        ([Head(0, 1)], TypeError, "heads are knocked out with Treatment(insertion=..., knockout=[Head(...)])"),
+        (["mless"], "a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got 'mless'"),
+        ([], "there are no treatments; .None. answers the plain problems"),
+        ([Head(0, 1)], "heads are knocked out with Treatment.insertion=..., knockout="),
+        ([Treatment(SLASHES), Treatment(SLASHES)], "is named twice"),
     ],
 )
-def test_other_things_are_no_treatments(thing: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind) as caught:
-        as_treatments(thing if isinstance(thing, list) else [thing])
-    assert message in str(caught.value)
+def test_other_things_are_no_treatments(things: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        as_treatments(things)
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -278,7 +258,6 @@ def test_other_things_are_no_treatments(thing: Any, kind: type[Exception], messa
         ("long", {}, "prompt of 1014 tokens leaves no room for an answer in demo's context of 512"),
         ("", {"max_new_tokens": 500}, "and 500 new ones do not fit demo's context of 512"),
         ("", {"n_samples": 0}, "n_samples must be 1 or more, got 0"),
-        ("", {"treatments": [Treatment(SLASHES), Treatment(SLASHES)]}, "is named twice"),
         ("", {"n_samples": 3}, "greedy answers are all the same, so n_samples=3 needs a temperature"),
         ("", {"treatments": [Insertion.meaningless(" /", 900)]}, "has a context of 512"),
         ("", {"treatments": [Treatment(SLASHES, knockout=(Head(0, 28),))]}, "head 28 is out of range (zero-based)"),
@@ -356,3 +335,42 @@ def test_filler_before_the_answer_is_filler_that_the_model_was_forced_to_emit(
             if emitted and emitted[-1] == demo.tokenizer.eos_token_id:
                 break
         assert said[pair.insertion.label, pair.id] == demo.tokenizer.decode(emitted, skip_special_tokens=True)
+
+
+def test_what_a_model_emits_itself_is_asked_for_and_counted(demo: Model, problems: tuple[Problem, ...]) -> None:
+    """The prompt is the bare one with the request; of what the model says first, all is emitted, of slashes nothing."""
+    asked = replace(problems[0], question=f"{problems[0].question}\nput 4 / .")
+    plain = evaluate_accuracy(demo, [asked], **QUICK)
+    said = plain.completions[0][0]
+    first, slashes = Insertion.text(f" {said[0].split()[0]}"), Insertion.meaningless(" /", 4)
+    arms = [None, Treatment(first, emitted="put 4 / ."), Treatment(slashes, emitted="put {times} / .")]
+    found = evaluate_accuracy(demo, problems[:1], arms, **QUICK)
+    assert found.treatments[1:] == (f"{first.label}, before answer, emitted", "Mless ' /' x4, before answer, emitted")
+    assert found.completions[0][1:] == (said, said) and plain.emitted is None
+    np.testing.assert_equal(found.emitted[0, :, 0], [np.nan, 1.0, 0.0])
+    np.testing.assert_equal(found.to_frame()["emitted"].to_numpy(), [np.nan, 1.0, 0.0])
+    assert found.table()["emitted"].tolist()[1:] == list(found.emitted_shares.values()) == [1.0, 0.0]
+    assert "the model emitted 0 % under Mless ' /' x4" in found.caveats()[-1]
+
+
+@pytest.mark.parametrize(
+    ("treatment", "match"),
+    [
+        ({}, "emit an insertion"),
+        ({"insertion": Insertion.repeated_bos(4)}, "that is text"),
+        ({"insertion": SLASHES, "knockout": ["L0H1"]}, "cannot be kept from seeing"),
+    ],
+)
+def test_only_text_without_a_knockout_can_be_emitted(treatment: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Treatment(**treatment, emitted=True)
+
+
+def test_an_instruction_that_the_tokenizer_does_not_know_is_refused(demo: Model, problems: tuple[Problem, ...]) -> None:
+    assert (
+        Treatment(SLASHES, emitted=True)
+        .to_emit(demo.tokenizer, problems[0])[0]
+        .question.endswith('\nBegin your answer by writing "/" 55 times, and then go on.')
+    )
+    with pytest.raises(ValueError, match="Begin"):
+        evaluate_accuracy(demo, problems, Treatment(SLASHES, emitted=True), **QUICK)

@@ -14,8 +14,8 @@ from models_under_test import loaded, pairs_for
 from vllm_under_test import FakeVllm
 
 from mless_interp.answers import engines as generation_engines
-from mless_interp.answers.complete import decoding_for, generate_completions, stop_ids_of
-from mless_interp.answers.decoding import Completion, Request, Row, sampled
+from mless_interp.answers.complete import generate_completions
+from mless_interp.answers.decoding import Completion, Request, Row, decoding_for, sampled, stop_ids_of
 from mless_interp.answers.vllm import Vllm
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
@@ -337,9 +337,6 @@ def test_wrong_settings_are_refused_before_anything_runs(
     monkeypatch.setattr(type(demo.hf_model), "generate", never)
     with pytest.raises(ValueError, match=re.escape(message)):
         generate_completions(demo, [Request((5, 6), "a")], **{"max_new_tokens": 4, **options})
-
-
-def test_wrong_requests_are_refused(demo: Model) -> None:
     with pytest.raises(ValueError, match="the key 'a' is given twice"):
         generate_completions(demo, [Request((5,), "a"), Request((6,), "a")], max_new_tokens=2)
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 import mless_interp as mi
-from mless_interp.answers import boxes, compare, latex
-from mless_interp.answers import worker as grading_worker
+from mless_interp.answers import compare, equivalence, latex
 from mless_interp.answers.compare import Equality, number, split
-from mless_interp.answers.paper_grader import stripped
-from mless_interp.answers.units import without_unit
+from mless_interp.answers.graders import stripped
+from mless_interp.answers.latex import without_unit
 
 pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
 
@@ -154,13 +153,6 @@ def test_small_rules_of_reading() -> None:
     exact = {"1.5x": r"\frac{3}{2}x", ".5": r"\frac{1}{2}", "1.": "1.", r"\{1.25": r"\{\frac{5}{4}"}
     exact |= dict.fromkeys(["7 8", "52_8", "é", r"\frac{1}{2", "}{", "{"]) | {"\x01": r"\\", "x_{2}": "x_{2}", "": ""}
     assert {text: compare._exact(text) for text in exact} == exact
-
-
-def test_boxes_of_each_kind() -> None:
-    text = r"a\boxed{b\boxed {c}d}e{f}\fbox{g}"
-    inner, outer = (9, 17, 18), (1, 8, 20)
-    assert list(boxes.balanced_boxes(text)) == [inner, outer]
-    assert boxes.unboxed(text) == r"abcde{f}\fbox{g}"
 
 
 @pytest.mark.parametrize(
@@ -320,4 +312,4 @@ def test_the_worker_compares_as_it_is_asked() -> None:
         ("x>2", r"(2,\infty)"): False, (r"(2,\infty)", "x>2"): True,
     }  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
-        assert {each: pool.submit(grading_worker.compared, *each).result() for each in asked} == asked
+        assert {each: pool.submit(equivalence.compared, *each).result() for each in asked} == asked

@@ -96,7 +96,7 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
 
 
 def test_drawn_insertions_have_a_row_for_each_seed() -> None:
-    rows = dict(read_study(told(seeds=[3, 4])).rows(mi.load_problems("demo", limit=2)))
+    rows = {row.name: row.insertion for row in read_study(told(seeds=[3, 4])).rows(mi.load_problems("demo", limit=2))}
     assert list(rows) == ["slashes", "random words, behind, seed 3", "random words, behind, seed 4"]
     assert [made.seed for name, made in rows.items() if "seed" in name] == [3, 4]
 
@@ -251,7 +251,7 @@ def test_included_studies_say_whom_they_follow_and_can_be_made(included: str, de
     study: Study = mi.read_study(included)
     assert study.source and study.claims
     problems = mi.load_problems("demo", limit=study.n_problems)
-    for name, insertion in study.rows(problems):
+    for name, insertion in ((row.name, row.insertion) for row in study.rows(problems)):
         assert mi.make_pairs(demo, problems[:2], insertion, template=study.template)[0].n_inserted > 0, name
 
 

@@ -50,7 +50,7 @@ def tiny_words(*vocabulary: str) -> Any:
         (Insertion.meaningless(" / ?", 55), r"the unit ' / \?' is 2 tokens .* does not divide n_tokens=55; use 54"),
         (Insertion.meaningless(" / ?", 1), r"does not divide n_tokens=1; use 2"),
         (Insertion.meaningless("zebra", 2), "'zebra' becomes the unknown token '<unk>'.*choose a unit that"),
-        (Insertion.meaningless(" ", 2), "the insertion ' ' encodes to no tokens with this tokenizer"),
+        (Insertion.meaningless(" ", 2), "the insertion ' ' becomes no token; choose"),
         (Insertion.text("Anna has", 3), "the text 'Anna has' is 2 tokens, not n_tokens=3"),
         (
             Insertion.meaningless(" /", 2, before="bos", at=0),
@@ -104,13 +104,14 @@ def test_other_questions_are_cut_to_length_and_never_the_problem_s_own() -> None
     tokenizer = tiny_words("river", "stone", "lamp", "window", "quiet", "garden")
     pool = asked("river river river", "stone lamp", "window quiet", "river river river")
 
-    def drawn(n_tokens: int, draw: int, problem: str = "p0", **own: str) -> str:
-        span = Insertion.other_questions(pool, n_tokens, draw=draw).span(tokenizer, problem, **own)
+    def drawn(n_tokens: int, draw: int, problem: str | Problem = "p0") -> str:
+        span = Insertion.other_questions(pool, n_tokens, draw=draw).span(tokenizer, problem)
         assert len(span.ids) == n_tokens
         return tokenizer.decode(list(span.ids))
 
     assert not any("river" in drawn(n_tokens, draw) for n_tokens in (1, 3, 4) for draw in range(6))
-    assert not any("river" in drawn(4, draw, "new", question=" river river river ") for draw in range(6))
+    again = Problem("new", " river river river ", "1")
+    assert not any("river" in drawn(4, draw, again) for draw in range(6))
     assert {drawn(4, d) for d in range(9)} == {"stone lamp window quiet", "window quiet stone lamp"}, "in any order"
 
 

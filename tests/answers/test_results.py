@@ -16,26 +16,19 @@ graded = lru_cache(grade)
 TREATMENTS = ("none", "mless", "mful")
 
 
+def answer(text: str, gold: str, problem: str, treatment: str = "none", sample: int = 0) -> dict[str, Any]:
+    found = graded(text, gold)
+    row = {name: getattr(found, name) for name in (*GRADERS, "boxed", "decided")} | {"cut_off": False, "n_tokens": 3}
+    return row | {"problem": problem, "treatment": treatment, "sample": sample, "completion": text}
+
+
 def rows(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more: Any) -> Iterator[dict[str, Any]]:
     """One finished answer per cell of `right` `[problem, treatment, sample]` that is not NaN, really graded."""
     for i, c, s in np.ndindex(right.shape):
         if np.isnan(right[i, c, s]):
             continue
         text = r"so \boxed{ 7 } <eos>" if right[i, c, s] else r"so \boxed{ 8 } <eos>"
-        found = graded(text, "7")
-        row = {name: getattr(found, name) for name in (*GRADERS, "boxed", "decided")}
-        yield (
-            row
-            | {
-                "problem": f"p{i}",
-                "treatment": treatments[c],
-                "sample": s,
-                "completion": text,
-                "cut_off": i == 0,
-                "n_tokens": 5 + c,
-            }
-            | more
-        )
+        yield answer(text, "7", f"p{i}", treatments[c], s) | {"cut_off": i == 0, "n_tokens": 5 + c} | more
 
 
 def results(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more: Any) -> mi.AccuracyResults:
@@ -87,20 +80,7 @@ def test_accuracy_and_wilsons_interval_by_hand(by_hand: mi.AccuracyResults) -> N
 
 def test_graders_stand_side_by_side() -> None:
     answers = [(r"\boxed{}", "12"), ("the answer is 12", "12"), (r"\boxed{12}", "12"), (r"\boxed{1}", "12")]
-    made = []
-    for i, (text, gold) in enumerate(answers):
-        found = grade(text, gold)
-        made.append(
-            {name: getattr(found, name) for name in (*GRADERS, "boxed", "decided")}
-            | {
-                "problem": f"p{i}",
-                "treatment": "none",
-                "sample": 0,
-                "completion": text,
-                "cut_off": False,
-                "n_tokens": 3,
-            }
-        )
+    made = [answer(text, gold, f"p{i}") for i, (text, gold) in enumerate(answers)]
     found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(4)], treatments=["none"])
     (row,) = found.table().to_dict("records")
     assert (row["accuracy"], row["paper"], row["boxed"]) == (0.25, 0.75, 0.5)
@@ -123,19 +103,15 @@ def test_pass_at_k_is_the_unbiased_one() -> None:
 
 def test_an_interval_over_samples_covers_and_is_never_a_point_at_the_ends() -> None:
     table = results(np.ones((40, 1, 4)), ("none",)).table()
-    assert (
-        table["accuracy"].item() == 1
-        and 0.85 < table["accuracy_ci_low"].item() < 0.95
-        and table["accuracy_ci_high"].item() == 1
-    )
+    assert table["accuracy"].item() == 1 == table["accuracy_ci_high"].item()
+    assert 0.85 < table["accuracy_ci_low"].item() < 0.95
     assert table["flag"].item() == "all problems equal: Wilson"
     assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).table()["accuracy_ci_low"].item())
 
 
 def test_cut_off_answers_and_grades_given_up_are_said() -> None:
     right = one_sample(10, 0.5)
-    why = ("gave up", "undecided")
-    made = [row | {"cut_off": True, "decided": why[i % 2]} for i, row in enumerate(rows(right, ("none",)))]
+    made = [row | {"cut_off": True, "decided": "gave up"} for row in rows(right, ("none",))]
     found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(10)], treatments=["none"])
     assert "none 100 %; raise the number of new tokens" in repr(found)
     assert "10 grades were not decided (out of time or memory) and count as wrong" in found.explain()
@@ -223,6 +199,3 @@ def test_variants_of_a_problem_count_as_several_answers_to_one(n_samples: int) -
         assert (ours.n, ours.p, ours.test) == (theirs.n, theirs.p, theirs.test)
         assert float(ours.difference.low) == pytest.approx(float(theirs.difference.low))
         assert ours.gained == tuple("abcd"[int(name[1:])] for name in theirs.gained)
-
-
-# ------------------------------------------------------------------------------------------------------ saved, messages

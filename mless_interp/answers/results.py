@@ -1,0 +1,552 @@
+"""Graded answers, `[problem, treatment, sample]`, and treatments compared on the same problems."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+from scipy.stats import beta
+
+from ..core.arguments import count_of, listed
+from ..models.sites import extension_of
+from ..runtime.columns import columns_of
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of
+from ..statistics import (
+    CONFIDENCE,
+    Interval,
+    by_group,
+    defined_mean,
+    holm,
+    mcnemar,
+    mean_interval,
+    one_problem,
+    paired_difference,
+    pass_at_k,
+    wilson,
+)
+from .compare import GAVE_UP
+from .graders import GRADERS
+
+RIGHT = ("treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n")
+"""Columns of a table of answers: right ones, and of how many problems."""
+CHANGE = ("difference", "difference_ci_low", "difference_ci_high", "p_corrected")
+"""Columns of a comparison among several: what changes, and the test."""
+NUMBERS = (*GRADERS, "boxed", "cut_off", "n_tokens")
+"""What is known of an answer as a number."""
+WHICH = ("first", "second", "accuracy_first", "accuracy_second")
+POWER = 0.8
+ROUNDING = 1e-9
+"""Shares of right answers that differ by less are equal."""
+NO_CHANGE = "no problem changed: exact bound"
+ALL_EQUAL = "all problems equal: Wilson"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
+    """The second treatment against the first.
+
+    `difference` = second - first accuracy, with its interval over problems, which leaves out 0 only where the test
+    rejects; `p` and the `test` behind it: do more problems gain than lose? `gained` and `lost`: problems whose share of right
+    answers rises, or falls. `n` problems were answered under both, `n_left_out` were not. `detectable`: the share of
+    problems that must change, all one way, for the test to find it with 80 % power (Bonferroni over the comparisons made
+    together). Of problems in groups, each group counts as one, by its name.
+    """
+
+    first: str
+    second: str
+    grader: str
+    accuracy_first: float
+    accuracy_second: float
+    difference: Interval
+    p: float
+    test: str
+    gained: tuple[str, ...]
+    lost: tuple[str, ...]
+    n: int
+    n_left_out: int
+    detectable: float
+
+    columns = columns_of("""
+        second | treatment | | what was done to the problem before it was answered
+        first | against | | the treatment that it is compared with
+        accuracy_second | right | share | share of right answers under the treatment
+        accuracy_first | right under the first | share | share of right answers under the treatment that it is compared with
+        difference | change, points | points | right answers under the treatment - under the first, on the same problems
+        gained | gained | | problems right under this treatment alone
+        lost | lost | | problems right under the first treatment alone
+        test | test | | which test gives p
+        detectable | detectable | share | share of problems that must change, all one way, to be found with 80 % power
+    """)
+
+    @property
+    def confidence(self) -> float:
+        """The confidence of the difference's interval; the level of the test is what is left of 1."""
+        return self.difference.confidence
+
+    @property
+    def shown_to_differ(self) -> bool:
+        """Whether its own test rejects."""
+        return self.p < 1 - self.confidence
+
+    def table(self) -> pd.DataFrame:
+        """One row."""
+        told: dict[str, Any] = {name: getattr(self, name) for name in WHICH}
+        told |= {name: float(end) for name, end in interval_columns("difference", self.difference).items()}
+        told |= {"gained": len(self.gained), "lost": len(self.lost)}
+        told |= {name: getattr(self, name) for name in ("n", "p", "test", "detectable")}
+        return pd.DataFrame([told | {"flag": str(self.difference.flag)}])
+
+    def printed(self) -> pd.DataFrame:
+        """Return the change, and what it rests on."""
+        return self.table()[["second", "accuracy_second", *CHANGE[:3], "gained", "lost", "n", "p"]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The same row: there is nothing below a comparison."""
+        return self.table()
+
+    def headline(self, *, p_corrected: float | None = None, n_tests: int = 1) -> str:
+        """Return whether right answers change, and by how much; `p_corrected`: of the `n_tests` comparisons made together."""
+        if not self.n:
+            return f"{self.second!r} against {self.first!r}: no problem was answered under both."
+        p, made = self.p if p_corrected is None else p_corrected, self.difference
+        change, limits = 100 * float(made.estimate), limits_of(made.low, made.high, "+.1f", scale=100)
+        does = "raises" if len(self.gained) > len(self.lost) else "lowers"
+        over = f" after Holm over {n_tests} comparisons" * (n_tests > 1)
+        sure = p < 1 - self.confidence
+        said = f"{self.second!r} {does} right answers" if sure else f"No change is shown for {self.second!r}"
+        return (
+            f"{said}: "
+            f"{100 * self.accuracy_second:.1f} % against {100 * self.accuracy_first:.1f} % under {self.first!r} "
+            f"({change:+.1f} points{limits}, {len(self.gained)} "
+            f"gained, {len(self.lost)} lost of {count_of(self.n, 'problem')}, p = {p:.2g}{over})."
+        )
+
+    def details(self) -> list[str]:
+        """Return the test, and what the problems cannot show."""
+        if not self.n:
+            return []
+        found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
+        reach = 100 * max(abs(self.difference.low), abs(self.difference.high))
+        if self.shown_to_differ:
+            return found
+        if np.isnan(reach):
+            return [*found, "A single problem has no interval."]
+        fits = f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too"
+        share = f"; a change in {100 * self.detectable:.1f} % of the problems is found {100 * POWER:.0f} % of the time"
+        return [*found, f"{fits}{share if np.isfinite(self.detectable) else ''}."]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparisons(Result):
+    """Several treatments against one reference; `p_corrected` are corrected over them."""
+
+    reference: str
+    grader: str
+    comparisons: tuple[Comparison, ...]
+    p_corrected: np.ndarray
+
+    def table(self) -> pd.DataFrame:
+        """One row per comparison, with `p_corrected` after `p`."""
+        table = pd.concat([one.table() for one in self.comparisons], ignore_index=True)
+        table.insert(list(table.columns).index("p") + 1, "p_corrected", self.p_corrected)
+        return table
+
+    def to_frame(self) -> pd.DataFrame:
+        """The same rows: there is nothing below a comparison."""
+        return self.table()
+
+    def headline(self) -> str:
+        """Return which treatments change right answers, against the reference; else the largest difference."""
+        sure = [one for one, p in zip(self.comparisons, self.p_corrected, strict=True) if p < 1 - one.confidence]
+        if len(sure) > 1:
+            told = (f"{one.second!r} {100 * one.difference.estimate:+.1f}" for one in sure)
+            return (
+                f"{len(sure)} of {len(self.comparisons)} treatments change right answers against {self.reference!r} "
+                f"({100 * sure[0].accuracy_first:.1f} % right), in points: {listed(told)}."
+            )
+        n = len(self.comparisons)
+        size = lambda one: np.nan_to_num(abs(one.difference.estimate), nan=-1.0)  # noqa: E731
+        one = sure[0] if sure else max(self.comparisons, key=size)
+        words = one.headline(p_corrected=float(self.p_corrected[self.comparisons.index(one)]), n_tests=n)
+        others = f"no difference is shown for {count_of(n - 1, 'other treatment')}"
+        return words if n == 1 else f"{words[:-1]}; {others}."
+
+    def details(self) -> list[str]:
+        """Return each comparison in words; p-values after Holm's correction where there are several."""
+        told = (
+            [one.headline(p_corrected=p, n_tests=len(self.comparisons)), *one.details()]
+            for one, p in zip(self.comparisons, self.p_corrected.tolist(), strict=True)
+        )
+        return [sentence for of_one in told for sentence in of_one]
+
+    def printed(self) -> pd.DataFrame:
+        """Return a row per comparison."""
+        table = pd.concat([one.printed() for one in self.comparisons])
+        return table.assign(p_corrected=self.p_corrected).drop(columns="p")
+
+    def shown(self) -> Shown:
+        """The comparisons as a table."""
+        caption = f"Each treatment against {self.reference!r} on the same problems ({self.grader} grades)."
+        table = self.table()
+        first = ["second", "difference", "p_corrected", "gained", "lost", "accuracy_second", "accuracy_first"]
+        rest = [name for name in table if name not in (*first, "first")]
+        return Shown((ShownTable(table, caption, [*first, *rest]),))
+
+
+def compare_answers(
+    first: np.ndarray,
+    second: np.ndarray,
+    *,
+    names: tuple[str, str],
+    ids: tuple[str, ...],
+    grader: str,
+    groups: tuple[str, ...] = (),
+    n_tests: int = 1,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+) -> Comparison:
+    """Compare right (1) and wrong (0) answers `[problem, sample]`, NaN where not run, under two treatments.
+
+    `n_tests`: how many comparisons will be corrected together; the numbers about power allow for it.
+    """
+    shares = np.stack([defined_mean(graded, axis=1) for graded in (first, second)], 1)
+    shares[np.isnan(shares).any(1)] = np.nan  # answered under both
+    units = by_group(shares, groups, mean=True)
+    both = ~np.isnan(units[:, 0])
+    a, b = units[both].T
+    change = b - a
+    n = int(both.sum())
+    known = [problem for problem, there in zip(dict.fromkeys(groups or ids), both, strict=True) if there]
+    gained = tuple(problem for problem, d in zip(known, change, strict=True) if d > ROUNDING)
+    lost = tuple(problem for problem, d in zip(known, change, strict=True) if d < -ROUNDING)
+    single = first.shape[1] == 1 and not groups
+    p = mcnemar(len(lost), len(gained)) if n else float("nan")
+    if single and n:
+        difference = paired_difference(len(lost), len(gained), n, confidence=confidence)
+    else:
+        difference = _difference(change, p, seed=seed, confidence=confidence)
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        grader=grader,
+        accuracy_first=float(a.mean()) if n else float("nan"),
+        accuracy_second=float(b.mean()) if n else float("nan"),
+        difference=difference,
+        p=p,
+        test="exact McNemar test" if single else "exact sign test of the problems that differ",
+        gained=gained,
+        lost=lost,
+        n=n,
+        n_left_out=len(units) - n,
+        detectable=_detectable(n, n_tests=n_tests, alpha=1 - confidence),
+    )
+
+
+def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> Interval:
+    """The mean change `[problem]` with its interval, which reaches 0 where the test does not reject; where no problem
+    changes, the exact bound on the share of problems that do."""
+    n = len(change)
+    if not n:
+        return one_problem(np.asarray(np.nan), confidence=confidence)
+    found = mean_interval(change, confidence=confidence, seed=seed)
+    if n < 2:
+        return found
+    if not change.any():
+        bound = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n))
+        return replace(found, low=np.asarray(-bound), high=bound, flag=np.asarray(NO_CHANGE), method="exact bound")
+    if p < 1 - confidence:
+        return found
+    return replace(found, low=np.asarray(np.minimum(found.low, 0.0)), high=np.asarray(np.maximum(found.high, 0.0)))
+
+
+def _detectable(n: int, *, n_tests: int, alpha: float) -> float:
+    """Return the share of problems that must change, all one way, for `n` of them to show it with `POWER`; NaN: none can.
+
+    The exact test rejects from `least` changes of one direction on. More is needed where answers change both ways.
+    """
+    least = int(np.floor(np.log2(2 * n_tests / alpha))) + 1
+    return float(beta.ppf(POWER, least, n - least + 1)) if n >= max(2, least) else float("nan")
+
+
+def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, seed: int) -> Interval:
+    """Accuracy of each treatment from the problems' shares of right samples `[problem, treatment]`, with its interval.
+
+    One sample per problem: Wilson's. Several (`sampled`): of the mean over problems (`mean_interval`), and Wilson's over
+    problems where all of them are always right, or never, because any other would give a point there.
+    """
+    done = ~np.isnan(shares)
+    n, right = done.sum(0), np.where(done, shares, 0.0).sum(0)
+    by_wilson = wilson(np.round(right).astype(int), n, confidence=confidence)
+    if not sampled:
+        return by_wilson
+    found = mean_interval(shares, confidence=confidence, seed=seed)
+    found = replace(found, estimate=defined_mean(shares))  # also where a single problem was run
+    if len(shares) < 2:
+        return found
+    certain = (n > 0) & ((right == 0) | (right == n))
+    return replace(
+        found,
+        low=np.where(certain, by_wilson.low, found.low),
+        high=np.where(certain, by_wilson.high, found.high),
+        flag=np.where(certain, ALL_EQUAL, found.flag.astype("<U40")),
+        method=f"{found.method} over problems",
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AccuracyResults(Result):
+    """Graded answers of the same problems under several treatments.
+
+    `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (length of the completion) are `[problem, treatment,
+    sample]`, NaN where nothing was run. `completions[problem][treatment][sample]` is the text, None where not run;
+    `decided` says what settled each strict grade ("" where not run). `golds` are the answer key's entries. `emitted`: where a
+    model was asked to emit a filler, how much of it the answer begins with, 0 to 1; else NaN (None: nowhere asked).
+    """
+
+    problem_ids: tuple[str, ...]
+    treatments: tuple[str, ...]
+    correct: dict[str, np.ndarray]
+    boxed: np.ndarray
+    cut_off: np.ndarray
+    n_tokens: np.ndarray
+    completions: tuple[tuple[tuple[str | None, ...], ...], ...]
+    decided: np.ndarray
+    golds: tuple[str, ...] = ()
+    emitted: np.ndarray | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+    axes: ClassVar = tuple(
+        (name, "problem treatment sample") for name in ("correct", "boxed", "cut_off", "n_tokens", "decided", "emitted")
+    )
+
+    picture = "accuracy_bars"
+    columns = columns_of("""
+        accuracy | right | share | share of right answers, strictly graded
+        paper | right, paper's grader | share | share of right answers as the paper's own rule grades
+        boxed | boxed | share | share of answers with a \\boxed{} result
+        cut_off | cut off | share | share of answers that ran into the longest length
+        emitted | filler emitted | share | share of the asked filler that answers begin with
+        gave_up | undecided | share | share of grades that nothing decided; they count as wrong
+        n_missing | not run | | answers that are missing
+    """)
+
+    def __post_init__(self) -> None:
+        self.check_axes()
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        problem_ids: Sequence[str],
+        treatments: Sequence[str],
+        n_samples: int = 1,
+        golds: Sequence[str] = (),
+        groups: tuple[str, ...] = (),
+        settings: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> "AccuracyResults":
+        """Results from finished answers in any order, one mapping each with problem, treatment, sample, completion, decided and
+        `NUMBERS` (where it was asked for, emitted); the others count as not run."""
+        shape = (len(problem_ids), len(treatments), n_samples)
+        numbers = {name: np.full(shape, np.nan) for name in NUMBERS}
+        emitted, decided = np.full(shape, np.nan), np.full(shape, "", dtype="<U16")
+        texts: list[list[list[str | None]]] = [[[None] * n_samples for _ in treatments] for _ in problem_ids]
+        first, second = ({name: at for at, name in enumerate(names)} for names in (problem_ids, treatments))
+        for row in rows:
+            at = first[row["problem"]], second[row["treatment"]], int(row["sample"])
+            for name, array in numbers.items():
+                array[at] = float(row[name])
+            decided[at] = row["decided"]
+            emitted[at] = row.get("emitted", np.nan)
+            texts[at[0]][at[1]][at[2]] = str(row["completion"])
+        return cls(
+            problem_ids=tuple(problem_ids),
+            treatments=tuple(treatments),
+            correct={name: numbers[name] for name in GRADERS},
+            boxed=numbers["boxed"],
+            cut_off=numbers["cut_off"],
+            n_tokens=numbers["n_tokens"],
+            completions=tuple(tuple(map(tuple, problem)) for problem in texts),
+            decided=decided,
+            golds=tuple(golds),
+            emitted=None if np.isnan(emitted).all() else emitted,
+            groups=groups,
+            settings=settings or {},
+            seed=seed,
+        )
+
+    @property
+    def graders(self) -> tuple[str, ...]:
+        """Who graded, the strict one first."""
+        return tuple(name for name in GRADERS if name in self.correct)
+
+    @property
+    def n_samples(self) -> int:
+        """Answers per problem and treatment."""
+        return self.n_tokens.shape[2] if self.n_tokens.ndim == 3 else 0
+
+    def share_right(self, *, grader: str = "strict") -> np.ndarray:
+        """Share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
+        return defined_mean(self._graded(grader), axis=2)
+
+    def accuracy(self, *, grader: str = "strict") -> Interval:
+        """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else bootstrapped over
+        problems (Wilson's over problems where all of them are always right, or never)."""
+        shares = self.share_right(grader=grader)
+        sampled = self.n_samples > 1 or bool(self.groups)
+        return accuracy_interval(self.by_group(shares), sampled=sampled, confidence=self.confidence, seed=self.seed)
+
+    def by_group(self, values: np.ndarray) -> np.ndarray:
+        """Return shares `[problem, ...]` as those of groups: their problems' answers count as several answers to one."""
+        return by_group(values, self.groups, mean=True)
+
+    @property
+    def emitted_shares(self) -> dict[str, float]:
+        """By treatment under which the model was asked to emit a filler: how much of it came, mean over problems."""
+        if self.emitted is None:
+            return {}
+        shares = self._per_treatment(self.emitted)
+        return {name: float(share) for name, share in zip(self.treatments, shares, strict=True) if not np.isnan(share)}
+
+    def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
+        """Unbiased pass@k of each treatment (Chen et al. 2021), over the problems with at least k samples; NaN without."""
+        graded = self._graded(grader)
+        done = ~np.isnan(graded)
+        n, right = done.sum(2), np.where(done, graded, 0.0).sum(2).astype(int)
+        if not 1 <= k <= self.n_samples:
+            raise ValueError(f"pass@{k} needs k from 1 to the {self.n_samples} samples of each problem")
+        found = np.full(n.shape, np.nan)
+        enough = n >= k
+        found[enough] = pass_at_k(right[enough], n[enough], k=k)
+        return defined_mean(self.by_group(found))
+
+    def table(self, *, pass_at: Sequence[int] | None = None) -> pd.DataFrame:
+        """One row per treatment: `accuracy` with its limits, of `n` problems, strictly graded, and as each other grader says;
+        `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares, tokens, answers not run."""
+        strict = self.accuracy()
+        columns: dict[str, Any] = {"treatment": list(self.treatments)} | interval_columns("accuracy", strict)
+        columns["n"] = strict.n
+        for grader in self.graders[1:]:
+            columns |= interval_columns(grader, self.accuracy(grader=grader))
+        for k in pass_at if pass_at is not None else ((self.n_samples,) if self.n_samples > 1 else ()):
+            columns[f"pass_at_{k}"] = self.pass_at(k)
+        run = ~np.isnan(self.correct["strict"])
+        for name in ("boxed", "cut_off", "n_tokens") + ("emitted",) * (self.emitted is not None):
+            columns[name] = self._per_treatment(getattr(self, name))
+        columns["gave_up"] = self._per_treatment(np.where(run, self.decided == GAVE_UP, np.nan))
+        columns["n_missing"] = (~run).sum((0, 2))
+        columns["flag"] = strict.flag
+        return pd.DataFrame(columns)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, treatment and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
+        n_problems, n_treatments, n_samples = self.boxed.shape
+        rows = n_treatments * n_samples
+        columns: dict[str, Any] = {
+            "problem": np.repeat(self.problem_ids, rows),
+            "treatment": np.tile(np.repeat(self.treatments, n_samples), n_problems),
+            "sample": np.tile(np.arange(n_samples), n_problems * n_treatments),
+        }
+        columns |= {grader: self.correct[grader].ravel() for grader in self.graders}
+        more = ("boxed", "cut_off", "n_tokens", "decided") + ("emitted",) * (self.emitted is not None)
+        columns |= {name: getattr(self, name).ravel() for name in more}
+        columns["completion"] = [text for problem in self.completions for samples in problem for text in samples]
+        if self.golds:
+            columns["gold"] = np.repeat(self.golds, rows)
+        return pd.DataFrame(columns)
+
+    def compare(self, first: str, second: str, *, grader: str = "strict", n_tests: int = 1) -> Comparison:
+        """The second treatment against the first, on the problems that both answered.
+
+        The exact sign test of the problems whose share of right answers differs. With one sample per problem that is McNemar's
+        test, and the difference has Tango's score interval; with several that of the mean change (t below 20 problems). Where
+        the test does not reject, the interval holds 0. `n_tests`: how many comparisons are made together, which the smallest
+        detectable change allows for.
+        """
+        graded = self._graded(grader)
+        a, b = (graded[:, place_of(name, self.treatments, "treatment")] for name in (first, second))
+        return compare_answers(
+            a,
+            b,
+            names=(first, second),
+            ids=self.problem_ids,
+            groups=self.groups,
+            grader=grader,
+            n_tests=n_tests,
+            seed=self.seed,
+            confidence=self.confidence,
+        )
+
+    def compare_all(self, reference: str | None = None, *, grader: str = "strict") -> Comparisons:
+        """Every other treatment against one (the first, when not named), with Holm's correction over them."""
+        reference = self.treatments[0] if reference is None else reference
+        place_of(reference, self.treatments, "treatment")
+        others = [name for name in self.treatments if name != reference]
+        if not others:
+            raise ValueError(f"there is only one treatment, {reference!r}: nothing to compare")
+        found = [self.compare(reference, name, grader=grader, n_tests=len(others)) for name in others]
+        p = np.array([one.p for one in found])
+        corrected = holm(p) if not np.isnan(p).all() else p
+        return Comparisons(
+            reference=reference, grader=grader, comparisons=tuple(found), p_corrected=np.asarray(corrected)
+        )
+
+    def headline(self) -> str:
+        """Return which treatments change right answers, against the first."""
+        if len(self.treatments) > 1:
+            return self.compare_all().headline()
+        row = self.table().iloc[0]
+        limits = limits_of(row["accuracy_ci_low"], row["accuracy_ci_high"], ".1f", scale=100)
+        n = count_of(int(row["n"]), "problem")
+        return f"{100 * row['accuracy']:.1f} %{limits} of {n} are answered right under {row['treatment']!r}."
+
+    def caveats(self) -> list[str]:
+        """Return which answers were cut off, and which do not begin with the filler that was asked for."""
+        cut = self.table().query("cut_off > 0.05")
+        words = listed(f"{row.treatment} {100 * row.cut_off:.0f} %" for row in cut.itertuples())
+        few = [f"Cut off before an end: {words}; raise the number of new tokens, or these grades are too low."]
+        few *= bool(len(cut))
+        if told := [f"{100 * s:.0f} % under {name}" for name, s in self.emitted_shares.items() if s < 0.95]:
+            few.append(f"Of the filler that it was asked to emit, the model emitted {listed(told)}.")
+        return [*few, *super().caveats()]
+
+    def details(self) -> list[str]:
+        """Return what was run, what is missing, and every comparison with the first treatment."""
+        table, samples = self.table(), f", {self.n_samples} samples each" if self.n_samples > 1 else ""
+        found = [
+            f"Accuracy of {self.settings.get('model', 'a model')} on {count_of(len(self.problem_ids), 'problem')}{samples}, "
+            f"strictly graded, with {100 * self.confidence:g} % intervals over problems."
+        ]
+        found += extension_of(self.settings)
+        missing, gave_up = int(table["n_missing"].sum()), int((self.decided == GAVE_UP).sum())
+        if missing:
+            found.append(f"Left out, as not run: {count_of(missing, 'answer')}.")
+        if gave_up:
+            found.append(f"{gave_up} grades were not decided (out of time or memory) and count as wrong.")
+        return [*found, *(self.compare_all().details() if len(self.treatments) > 1 else [])]
+
+    def printed(self) -> pd.DataFrame:
+        """Return right answers by treatment, and how they differ from those under the first."""
+        table = self.table()[list(RIGHT)]
+        if len(self.treatments) == 1:
+            return table
+        beside = self.compare_all().printed().astype({"gained": "Int64", "lost": "Int64"})
+        return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
+
+    def shown(self) -> Shown:
+        """The table."""
+        table = self.table()
+        caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
+        named = dict.fromkeys(table.columns, "") | {"n_tokens": "tokens of an answer"}
+        return Shown((ShownTable(table, caption, named),))
+
+    def _graded(self, grader: str) -> np.ndarray:
+        place_of(grader, self.correct, "grader")
+        return self.correct[grader]
+
+    def _per_treatment(self, values: np.ndarray) -> np.ndarray:
+        """Mean over samples, then over groups' problems, then over groups."""
+        return defined_mean(self.by_group(defined_mean(values, axis=2)))
