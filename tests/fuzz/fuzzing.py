@@ -15,15 +15,13 @@ CASES = int(os.environ.get("MLESS_FUZZ", "0"))
 def fuzz(*, few: int = 15, share: float = 1.0, **strategies: Any) -> Callable[[Callable], Callable]:
     """A test of random cases, drawn from `strategies` by name: `few` of them, or `share` of what MLESS_FUZZ asks for."""
 
-    def decorate(test: Callable) -> Callable:
-        return settings(
-            max_examples=max(few, round(CASES * share)),
-            derandomize=not CASES,
-            database=None,
-            deadline=None,
-            phases=(Phase.explicit, Phase.generate, *([Phase.shrink] if CASES else [])),
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        )(given(**strategies)(test))
-
-    return decorate
+    asked = settings(
+        max_examples=max(few, round(CASES * share)),
+        derandomize=not CASES,
+        database=None,
+        deadline=None,
+        phases=(Phase.explicit, Phase.generate, *([Phase.shrink] if CASES else [])),
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda test: asked(given(**strategies)(test))
