@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import BACKENDS, needs_hooked_transformer, tiny_model, word_tokenizer
-from models_under_test import pairs_for
+from models_under_test import hooked, loaded, pairs_for
 
 import mless_interp as mi
 from mless_interp.models import hugging_face
@@ -219,3 +219,35 @@ def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(backend: str, t
     text = "reason about / the question"
     assert again.tokenizer is not None
     assert again.tokenizer(text)["input_ids"] == model.tokenizer(text)["input_ids"]
+
+
+def test_a_twin_has_the_models_shape_and_other_weights(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("gemma3"), "bridge")
+    state = torch.random.get_rng_state()
+    twin, again, other = (mi.untrained_twin(model, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), state), "no global state"
+    assert twin.info.name == f"untrained twin of {model.info.name} (seed 1)"
+    for name in "backend n_layers n_heads n_key_value_heads d_model d_vocab windows dtype attention".split():
+        assert getattr(twin.info, name) == getattr(model.info, name), name
+    assert twin.weights_hash == again.weights_hash != other.weights_hash and twin.weights_hash != model.weights_hash
+    assert not torch.allclose(
+        twin.run(torch.arange(4, 20)[None]).logits, model.run(torch.arange(4, 20)[None]).logits, atol=0.1
+    )
+    pairs = pairs_for(model, count=2)
+    scores = mi.score_heads(twin, pairs, metrics="lam", progress=False)
+    assert scores.problem_ids == ("p0", "p1") and scores.of("lam").shape == (2, twin.info.n_layers, twin.info.n_heads)
+
+
+@needs_hooked_transformer
+def test_a_wrapped_hooked_transformers_twin_is_drawn_by_its_own_initialisation() -> None:
+    model = hooked()
+    twin, again = mi.untrained_twin(model), mi.untrained_twin(model)
+    assert type(twin.underlying).__name__ == "HookedTransformer" and twin.underlying is not model.underlying
+    assert twin.weights_hash == again.weights_hash != model.weights_hash
+
+
+def test_a_model_that_runs_elsewhere_has_no_twin(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(tiny_model_dir("llama"), "nnsight")
+    monkeypatch.setattr(model, "remote", True)
+    with pytest.raises(mi.ModelError, match="runs elsewhere, and its untrained twin would have to be made here"):
+        mi.untrained_twin(model)
