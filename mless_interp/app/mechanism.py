@@ -37,7 +37,7 @@ def compute(options: Options) -> Computed:
 
     Writes heads.csv and heads_total.csv (a row per head), layers.csv, activations.csv (a row per token class and metric),
     claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with
-    intervals; lambda.png, lambda_map.png, shares.png, layers.png, activations.png, near_zero.png, mediation.png.
+    intervals; lambda.png, lambda_map.png, shares.png, layers.png, activations.png, mediation.png.
     """
     chosen_heads(None, options.layers)
     contrast, folder, questions = options.contrast, options.partial, options.questions()
@@ -69,7 +69,7 @@ def compute(options: Options) -> Computed:
 
 
 def present(kept: Kept) -> Presented:
-    """Make six tables, seven pictures, and the page."""
+    """Make six tables, six pictures, and the page."""
     from .. import views
 
     parts, shift, mediated = (kept.results[name] for name in ("AttentionDecomposition", "ActivationShift", "Mediation"))
@@ -81,7 +81,6 @@ def present(kept: Kept) -> Presented:
         "shares.png": views.shares(parts, layer=drawn),
         "layers.png": views.affine_layers(parts),
         "activations.png": views.activation_histograms(shift),
-        "near_zero.png": views.near_zero(shift),
         "mediation.png": views.mediation(mediated),
     }
     captions = {
@@ -91,7 +90,6 @@ def present(kept: Kept) -> Presented:
         "shares.png": "Shares of the heads in the residual change, by part.",
         "layers.png": "What the affine form leaves open in each layer.",
         "activations.png": "MLP activations before and after.",
-        "near_zero.png": "Near zero by token class.",
     }
 
     def page() -> "Report":
@@ -100,7 +98,7 @@ def present(kept: Kept) -> Presented:
         for heading, found, names in (
             ("Scale or bias", mediated, ["mediation.png"]),
             ("Attention", parts, ["lambda.png", "shares.png", "layers.png"]),
-            ("Activations", shift, ["activations.png", "near_zero.png"]),
+            ("Activations", shift, ["activations.png"]),
         ):
             made = made.result(found, heading=heading, pictures={captions[name]: pictures[name] for name in names})
         return kept.view(made, heading="Heads with the smallest lambda")

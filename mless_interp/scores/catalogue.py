@@ -138,9 +138,6 @@ peak_attenuation | ratio | | height of the base run's peaks that is left
 """Name, unit, flags (asked: only where asked for) and meaning of every metric; their order is that of tables."""
 
 
-# ------------------------------------------------------------------------------------------------------------- of rows
-
-
 def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
     """A formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
     return lambda rows: formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
@@ -210,9 +207,6 @@ ROWS: Formulas = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------- of one profile
-
-
 def _collapse(of: str) -> Callable[[Profile], Tensor]:
     return lambda p: recovery.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
 
@@ -261,9 +255,6 @@ PROFILES: Formulas = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------- of states
-
-
 def _norms(s: States, of: Need) -> Tensor:
     vectors = s.vectors(of)
     return received.relative_norms(vectors, others=s.others.to(vectors.device))
@@ -292,9 +283,6 @@ STATES: Formulas = {
     **{f"{place}_sink_cosine": _state(place, "residual", _cosines) for place in ("span", "span_first")},
     **{f"{place}_value_norm": _state(place, "values", _norms) for place in PLACES},
 }
-
-
-# ----------------------------------------------------------------------------------------------------- of two profiles
 
 
 def _latency(c: TwoProfiles) -> Tensor:

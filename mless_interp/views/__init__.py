@@ -1,24 +1,46 @@
 """Pictures and pages of results; each is made when asked for, so that importing this loads no plotting library."""
 
+import sys
+from typing import Any
+
 import lazy_loader
 
 PUBLIC = {
-    "head_plots": ["forest", "head_map", "head_patterns", "lambda_map", "summary_plot"],
-    "circuit_plots": ["direct_bars", "path_graph", "site_map"],
-    "set_plots": ["set_growth", "transfer_bars"],
-    "token_plots": ["token_bars"],
-    "curve_plots": ["circuit_curve", "compare_profiles", "dose_response", "profile", "profiles"],
-    "outcome_plots": ["accuracy_bars", "activation_histograms", "bars_and_profiles", "study_effects"],
-    "mechanism_plots": [
-        "affine_layers",
+    "maps": ["head_map", "lambda_map", "site_map", "span_map"],
+    "forests": ["forest", "mediation", "read_effects", "study_effects", "summary_plot"],
+    "lines": ["affine_layers", "circuit_curve", "compare_profiles", "dose_response", "profiles", "set_growth"],
+    "bars": [
+        "accuracy_bars",
+        "activation_histograms",
+        "bars_and_profiles",
+        "direct_bars",
         "lambda_heads",
-        "mediation",
-        "near_zero",
-        "read_effects",
         "shares",
-        "span_map",
+        "token_bars",
+        "transfer_bars",
     ],
+    "graph": ["path_graph"],
     "circuitsvis": ["attention", "tokens"],
 }
 """module -> its public names."""
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs=PUBLIC)
+
+
+def show_after_cell(made: Any) -> None:
+    """In a notebook, let `made` show itself after its cell if that ended well and `made.seen` is still empty.
+
+    As matplotlib's own figures do; a cell shows its last line's value anyway, and nothing twice.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return
+
+    def show(result: Any) -> None:
+        shell.events.unregister("post_run_cell", show)
+        if not made.seen and result.success:
+            from IPython.display import display
+
+            display(made)
+
+    shell.events.register("post_run_cell", show)

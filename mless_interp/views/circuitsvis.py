@@ -27,7 +27,7 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.text_safety import visible
 from ..scores import AttentionProfile
-from .notebook import show_after_cell
+from . import show_after_cell
 from .pooling import (
     MARK,
     PairAttention,
@@ -122,7 +122,7 @@ def attention(
     max_span: int | None = 1,
     scale: float | None = None,
 ) -> View:
-    """Attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
+    """Show attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
 
     A button per head; all panels show the chosen one. Inserted tokens are marked (texts, a yellow band beyond the diagonal).
     Neighbouring tokens may be drawn as one block, a prompt of more than 128 as so many: its column is the sum of its tokens'
@@ -152,38 +152,36 @@ def attention_view(
     """The view that `attention` gives, of what was read before (`pooling.read_attention`), without the model."""
     heads = read.heads[:MOST_HEADS]
     panels, size = with_few_tokens([panel.with_short_span(max_span) for panel in read.panels], MOST_TOKENS)
-    scale = scale_of(panels, scale)
+    scale, several = scale_of(panels, scale), read.n_problems > 1
     words = ["Rows attend, columns are attended to; the number after a token counts what is drawn."]
+    drawn = max(int(panel.inserted.sum()) for panel in panels)
     if read.n_inserted:
-        drawn = int(max(panel.inserted.sum() for panel in panels))
         pooled = f", drawn as {count_of(drawn, 'block')}" if 0 < drawn < read.n_inserted else ""
         words.append(f"{count_of(read.n_inserted, 'token')} inserted{pooled} ({MARK}, yellow band).")
-    if read.n_problems > 1:
-        words.append(
-            "Where lengths differ, tokens are counted from both ends of their segment; what lies between is a block."
-        )
+    if several:
+        words.append("Where lengths differ, tokens are counted from both ends of their segment, with a block between.")
     if size > 1:
         words.append(f"To keep the page small, {size} neighbouring tokens are drawn as one block.")
-    if read.n_inserted or read.n_problems > 1 or size > 1:
+    if drawn < read.n_inserted or several or size > 1:
         words.append("A block's column is the sum of its tokens' attention, its row the mean of theirs.")
     if len(read.heads) > len(heads):
         words.append(f"To keep the page small, the first {len(heads)} of {len(read.heads)} heads are drawn.")
-    titles = [
-        panel.title + (f", {count_of(int(panel.sizes.sum()), 'token')}" if read.n_problems == 1 else "")
-        for panel in panels
+    lengths = ["" if several else f", {count_of(int(panel.sizes.sum()), 'token')}" for panel in panels]
+    charts = [
+        (panel.title + length, panel.texts, panel.inserted, panel.values)
+        for panel, length in zip(panels, lengths, strict=True)
     ]
-    charts = [(panel.texts, panel.inserted, panel.values) for panel in panels]
     if difference and len(panels) > 1:
         texts, values, on = difference_of(panels[0], panels[-1])
-        titles.append(f"difference: {panels[-1].condition} − {panels[0].condition} on {on} tokens")
-        charts.append((texts, np.zeros(len(texts), dtype=bool), values))
+        title = f"difference: {panels[-1].condition} − {panels[0].condition} on {on} tokens"
+        charts.append((title, texts, np.zeros(len(texts), dtype=bool), values))
     title = visible(f"Attention, {read.of}: {read.insertion}")
     legend = _legend("attention", scale, less=False, inserted=bool(read.n_inserted))
     legend += _legend("difference", scale, less=True, inserted=False) * (len(charts) > len(panels))
     figures = "".join(
         f'<figure><figcaption>{html.escape(each)} · <span class="mless-head-name"></span></figcaption>'
         '<div class="mless-chart"></div></figure>'
-        for each in titles
+        for each, *_ in charts
     )
     buttons = "".join(f'<button type="button" aria-pressed="false">{html.escape(str(head))}</button>' for head in heads)
     body = (
@@ -196,13 +194,11 @@ def attention_view(
     )
     numbers = [
         {
-            "tokens": [
-                _cut(f"{MARK}{text.strip()}" if mark else text) for text, mark in zip(texts, marked, strict=True)
-            ],
+            "tokens": [_cut(MARK + text.strip() if mark else text) for text, mark in zip(texts, marked, strict=True)],
             "marked": marked.astype(int).tolist(),
             "values": np.rint(values[: len(heads), *np.tril_indices(len(texts))] * 10_000).astype(int).tolist(),
         }
-        for texts, marked, values in charts
+        for _, texts, marked, values in charts
     ]
     data = {
         "kind": "attention",
@@ -235,13 +231,12 @@ def tokens(
     problem: str | int = 0,
     conditions: Sequence[str] | None = None,
     relative: bool = False,
-    max_span: int | None = 12,
 ) -> View:
-    """One problem's tokens coloured by the attention that each receives, per head and condition, on one colour scale.
+    """Show one problem's tokens coloured by the attention that each receives, per head and condition, on one colour scale.
 
     White is 0. `relative` shows log2 of received attention over what uniform attention would give instead (white: as much,
-    red: more, blue: less; from an eighth to eight times). Inserted tokens are marked and a span longer than `max_span` pooled
-    (means). Tokens whose value is undefined stand in ⟨ ⟩ without colour.
+    red: more, blue: less; from an eighth to eight times). Inserted tokens are marked. Tokens whose value is undefined stand in
+    ⟨ ⟩ without colour.
 
     Parameters
     ----------
@@ -249,23 +244,27 @@ def tokens(
     conditions : default: all of the profile's.
     """
     chosen = profile.heads if heads is None else as_heads(heads)
-    index = problem_index(profile.problem_ids, problem)
-    strips = {name: _strip(profile, name, index, max_span, relative) for name in conditions or profile.conditions}
-    places = [profile.of(head) for head in chosen]
-    numbers = np.concatenate([values[places].ravel() for _, values in strips.values()])
-    scale = 3.0 if relative else float(np.nan_to_num(numbers).max(initial=0.0)) or 1.0
+    index, rows = problem_index(profile.problem_ids, problem), [profile.of(head) for head in chosen]
+    strips = {}
+    for name in conditions or profile.conditions:
+        received = profile.whole(name, relative=relative)[index][rows]
+        texts = (profile.inserted_texts if CONDITIONS[name].has_span else profile.base_texts)[index]
+        inside = profile.is_inserted(index) if CONDITIONS[name].has_span else np.zeros(len(texts), bool)
+        marked = [MARK * bool(mark) + readable(text) for text, mark in zip(texts, inside, strict=True)]
+        strips[name] = marked, np.log2(np.clip(received, 1 / 8, 8)) if relative else received
+    largest = max(float(np.nanmax(values, initial=0.0)) for _, values in strips.values())
+    scale = 3.0 if relative else largest or 1.0
     common = {"minValue": -scale, "maxValue": scale, "positiveColor": COLOURS[0], "negativeColor": COLOURS[1]}
     elements, blocks = [], []
-    for head, place in zip(chosen, places, strict=True):
+    for row, head in enumerate(chosen):
         blocks.append(f"<p><b>{html.escape(both_names(head))}</b></p>")
-        for name, (texts, values) in strips.items():
-            row = values[place]
-            shown = [inert(t if np.isfinite(x) else f"⟨{t}⟩") for t, x in zip(texts, row, strict=True)]
-            known = [float(f"{x:.4g}") if np.isfinite(x) else None for x in row]
+        for name, (marked, values) in strips.items():
+            shown = [inert(t if np.isfinite(x) else f"⟨{t}⟩") for t, x in zip(marked, values[row], strict=True)]
+            known = [float(f"{x:.4g}") if np.isfinite(x) else None for x in values[row]]
             elements.append({"tokens": shown, "values": known, "paddingBottom": 8, **common})
             blocks.append(f'<p>{html.escape(name)}</p><div class="mless-tokens mless-element"></div>')
     unit = "log2 of attention received / uniform attention's" if relative else "mean attention received, a probability"
-    words = f"Colour: {unit}; one scale for all. {MARK} marks inserted tokens (pooled ones are means), ⟨ ⟩ undefined values."
+    words = f"Colour: {unit}; one scale for all. {MARK} marks inserted tokens, ⟨ ⟩ undefined values."
     title = f"Tokens, problem {profile.problem_ids[index]}: {profile.settings.get('insertion', '')}"
     legend = _legend("log2 ratio" if relative else "received", scale, less=relative, inserted=False)
     body = (
@@ -273,27 +272,6 @@ def tokens(
         f'<div class="mless-controls">{legend}</div>{"".join(blocks)}'
     )
     return View(title, body, {"kind": "elements", "element": "ColoredTokens", "elements": elements})
-
-
-def _strip(
-    profile: AttentionProfile, condition: str, index: int, max_span: int | None, relative: bool
-) -> tuple[list[str], np.ndarray]:
-    """(texts, values `[head, token]`) of one problem's prompt with its span pooled."""
-    values = profile.whole(condition, relative=relative)[index]
-    if relative:
-        values = np.log2(np.clip(values, 1 / 8, 8))
-    if not CONDITIONS[condition].has_span:
-        return [readable(text) for text in profile.base_texts[index]], values
-    start, stop = profile.spans[index]
-    texts = [readable(text) for text in profile.inserted_texts[index]]
-    shared = set(profile.alignment[index].tolist())
-    if not shared.isdisjoint(range(start, stop)):  # several blocks: none is pooled over what stands between
-        return [text if at in shared else f"{MARK}{text}" for at, text in enumerate(texts)], values
-    n_pools = stop - start if max_span is None else min(max_span, stop - start)
-    pools = np.array_split(np.arange(start, stop), n_pools)
-    labels = [f"{MARK}{texts[p[0]]}" + (f"×{len(p)}" if len(p) > 1 else "") for p in pools]
-    inside = np.stack([values[:, pool].mean(1) for pool in pools], 1)
-    return texts[:start] + labels + texts[stop:], np.concatenate([values[:, :start], inside, values[:, stop:]], 1)
 
 
 def inert(text: str) -> str:

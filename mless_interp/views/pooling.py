@@ -1,4 +1,4 @@
-"""Patterns of chosen heads on one prompt pair, with their tokens: what pictures and pages of attention draw."""
+"""Patterns of chosen heads on one prompt pair, with their tokens: what attention views draw."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +27,7 @@ class Patterns:
     """Attention of chosen heads in one condition: `values` `[head, dest, src]`, one text per token.
 
     `base[token]` is the token's index in the prompt without insertion, -1 for inserted tokens (and tokens without a
-    match); `inserted[token]` whether it belongs to the span. A pooled token stands for `sizes[token]` of them, of which the
-    first stands at `places[token]` in the prompt (-1: that differs between the problems of a mean).
+    match); `inserted[token]` whether it belongs to the span. A pooled token stands for `sizes[token]` of them.
     """
 
     condition: str
@@ -37,77 +36,55 @@ class Patterns:
     base: np.ndarray
     inserted: np.ndarray
     sizes: np.ndarray
-    places: np.ndarray
 
     @property
     def title(self) -> str:
         """The condition in words, with its name."""
         return f"{CONDITIONS[self.condition].title} ({self.condition})"
 
-    @property
-    def visible(self) -> np.ndarray:
-        """All values on and below the diagonal, `[head, cell]`, row by row."""
-        return self.values[:, *np.tril_indices(len(self.texts))]
-
-    def pooled(self, groups: Sequence[Sequence[int]]) -> "Patterns":
-        """Neighbouring tokens drawn as one: a column is the sum of their attention, a row the mean of their rows.
+    def pooled(self, begins: np.ndarray) -> "Patterns":
+        """Neighbouring tokens drawn as one, from each that `begins` a block: a column is the sum of their attention, a row the
+        mean of their rows.
 
         So a row still sums to 1, and a span that gets 93 % of a token's attention has a cell of 0.93, however long it is.
         """
-        member = np.zeros((len(groups), len(self.texts)))
-        for row, group in enumerate(groups):
-            member[row, list(group)] = 1.0
+        first = np.flatnonzero(begins)
+        member = np.cumsum(begins) - 1 == np.arange(len(first))[:, None]
         weights = member * self.sizes
-        sizes, first = weights.sum(1), [group[0] for group in groups]
+        sizes = weights.sum(1)
         texts = []
-        for group, size in zip(groups, sizes, strict=True):
-            ends = dict.fromkeys((self.texts[group[0]], self.texts[group[-1]]))
-            texts.append(self.texts[group[0]] if len(group) == 1 else f"{'…'.join(ends)} ×{int(size)}")
-        return Patterns(
-            self.condition,
-            (weights / sizes[:, None]) @ np.tril(self.values) @ member.T,
-            tuple(texts),
-            self.base[first],
-            self.inserted[first],
-            sizes.astype(int),
-            self.places[first],
-        )
+        for start, stop, size in zip(first, [*first[1:], len(begins)], sizes, strict=True):
+            ends = "…".join(dict.fromkeys((self.texts[start], self.texts[stop - 1])))
+            texts.append(self.texts[start] if stop - start == 1 else f"{ends} ×{size}")
+        values = (weights / sizes[:, None]) @ np.tril(self.values) @ member.T
+        return Patterns(self.condition, values, tuple(texts), self.base[first], self.inserted[first], sizes)
 
     def with_short_span(self, max_span: int | None) -> "Patterns":
-        """The inserted tokens pooled into at most `max_span` (None: as they are)."""
+        """The inserted tokens pooled into about `max_span` blocks (None: as they are)."""
         inside = np.flatnonzero(self.inserted)
         if max_span is None or len(inside) <= max_span:
             return self
-        pools = [part.tolist() for part in np.array_split(inside, max_span)]
-        before, after = range(inside[0]), range(inside[-1] + 1, len(self.texts))
-        return self.pooled([*([i] for i in before), *pools, *([i] for i in after)])
+        begins = ~self.inserted | ~np.append(False, self.inserted[:-1])
+        begins[[part[0] for part in np.array_split(inside, max_span)]] = True
+        return self.pooled(begins)
 
     def in_blocks(self, block_of: np.ndarray) -> "Patterns":
         """Tokens of the same block of base tokens drawn as one; `base` then counts blocks."""
-        groups: list[list[int]] = []
-        named = [(-1, i) if base < 0 else (int(block_of[base]), -1) for i, base in enumerate(self.base)]
-        for i, name in enumerate(named):
-            if groups and name == named[i - 1]:
-                groups[-1].append(i)
-            else:
-                groups.append([i])
-        found = self.pooled(groups)
-        return replace(found, base=np.array([-1 if base < 0 else int(block_of[base]) for base in found.base]))
+        own = np.where(self.base >= 0, block_of[self.base], -1)
+        begins = (own < 0) | (np.diff(own, prepend=-2) != 0)
+        return replace(self.pooled(begins), base=own[begins])
 
 
 def with_few_tokens(panels: Sequence[Patterns], most: int) -> tuple[list[Patterns], int]:
     """Panels of about `most` tokens, and how many neighbouring ones stand in a block: none across an insertion's place."""
-    n_base = 1 + max(int(panel.base.max()) for panel in panels)
     size = -(-max(len(panel.texts) for panel in panels) // most)
     if size == 1:
         return list(panels), 1
-    block_of = np.zeros(n_base, dtype=int)
-    block = -1
+    n_base = 1 + max(int(panel.base.max()) for panel in panels)
+    begins = np.zeros(n_base, dtype=bool)
     for start, stop in pairwise([0, *seams(panels, n_base), n_base]):
-        for token in range(start, stop):
-            block += (token - start) % size == 0
-            block_of[token] = block
-    return [panel.in_blocks(block_of) for panel in panels], size
+        begins[start:stop:size] = True
+    return [panel.in_blocks(np.cumsum(begins) - 1) for panel in panels], size
 
 
 def seams(panels: Sequence[Patterns], n_base: int) -> list[int]:
@@ -132,9 +109,9 @@ def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.
 
 
 def scale_of(panels: Sequence[Patterns], scale: float | None) -> float:
-    """The colour scale's end: the one asked for, or the 99th percentile of all cells."""
-    cells = np.concatenate([panel.visible.ravel() for panel in panels])
+    """The colour scale's end: the one asked for, or the 99th percentile of all cells on and below the diagonal."""
     if scale is None:
+        cells = np.concatenate([panel.values[:, *np.tril_indices(len(panel.texts))].ravel() for panel in panels])
         scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
     if not (np.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be a positive attention probability, got {scale}")
@@ -156,23 +133,27 @@ def mean_patterns(model: Model, pairs: Sequence[PromptPair], condition: str, hea
             )
     lengths = np.array([[length for _, length in each] for each in runs])
     low, high = lengths.min(0).tolist(), lengths.max(0).tolist()
-    found = []
+    found, names = [], []
     for pair, own in zip(pairs, lengths.tolist(), strict=True):
         ends = zip(own, low, high, strict=True)
         sizes = [size for n, least, most in ends for size in ([1] * n if least == most else _blocks(n, least))]
         found.append(read_patterns(model, pair, condition, heads).in_blocks(np.repeat(np.arange(len(sizes)), sizes)))
     if len({len(panel.texts) for panel in found}) > 1:  # spans of several lengths
         found = [panel.with_short_span(1) for panel in found]
-    first, names = found[0], _block_names(runs[0], low, high)
-    texts = [
-        text
-        if all(panel.texts[token] == text for panel in found)
-        else ("span" if first.inserted[token] else names[first.base[token]])
-        for token, text in enumerate(first.texts)
-    ]
-    same = np.all([(panel.places == first.places) & (panel.sizes == first.sizes) for panel in found], axis=0)
-    values = np.mean([panel.values for panel in found], axis=0)
-    return replace(first, values=values, texts=tuple(texts), places=np.where(same, first.places, -1))
+    for (segment, _), least, most in zip(runs[0], low, high, strict=True):
+        names += _block_names(segment, least, least != most)
+    first, texts = found[0], []
+    for token, text in enumerate(first.texts):
+        name = "span" if first.inserted[token] else names[first.base[token]]
+        texts.append(text if all(panel.texts[token] == text for panel in found) else name)
+    return replace(first, values=np.mean([panel.values for panel in found], axis=0), texts=tuple(texts))
+
+
+def _runs(pair: PromptPair) -> list[tuple[str, int]]:
+    """The base prompt's runs of one segment with their lengths, cut also where the span stands."""
+    segments, cuts = pair.base.segments, [0]
+    cuts += [t for t in range(1, len(segments)) if segments[t] != segments[t - 1] or t == pair.span[0]]
+    return [(segments[start], stop - start) for start, stop in pairwise([*cuts, len(segments)])]
 
 
 def _blocks(length: int, shortest: int) -> list[int]:
@@ -185,26 +166,16 @@ def _blocks(length: int, shortest: int) -> list[int]:
     return [*aside, length - 2 * len(aside), *aside]
 
 
-def _block_names(runs: Sequence[tuple[str, int]], shortest: Sequence[int], longest: Sequence[int]) -> list[str]:
-    """What a block is called whose tokens differ between problems: its segment, counted from its ends.
+def _block_names(segment: str, shortest: int, differ: bool) -> list[str]:
+    """What blocks are called whose tokens differ between problems: their segment, counted from its ends.
 
-    >>> _block_names([("question", 7)], [5], [9])
+    >>> _block_names("question", 5, True)
     ['question +1', 'question +2', 'question …', 'question −2', 'question −1']
     """
-    names = []
-    for (segment, _), low, high in zip(runs, shortest, longest, strict=True):
-        n = low if low == high else len(_blocks(high, low))
-        middle = n // 2 if low != high else -1
-        places = [("…" if i == middle else f"+{i + 1}" if i < n / 2 or low == high else f"−{n - i}") for i in range(n)]
-        names += [f"{segment} {place}" for place in places]
-    return names
-
-
-def _runs(pair: PromptPair) -> list[tuple[str, int]]:
-    """The base prompt's runs of one segment with their lengths, cut also where the span stands."""
-    segments, cuts = pair.base.segments, [0]
-    cuts += [t for t in range(1, len(segments)) if segments[t] != segments[t - 1] or t == pair.span[0]]
-    return [(segments[start], stop - start) for start, stop in pairwise([*cuts, len(segments)])]
+    if not differ:
+        return [f"{segment} +{place}" for place in range(1, shortest + 1)]
+    aside = range(1, (shortest - 1) // 2 + 1)
+    return [f"{segment} {place}" for place in (*(f"+{i}" for i in aside), "…", *(f"−{i}" for i in reversed(aside)))]
 
 
 @savable
@@ -244,26 +215,22 @@ def read_attention(
     if not conditions or len(set(conditions)) != len(conditions):
         raise ValueError(f"conditions to show: at least one, each once; got {', '.join(conditions) or 'none'}")
     if len(pairs) == 1:
-        of = f"problem {pairs[0].id}"
-        panels = tuple(read_patterns(model, pairs[0], name, chosen) for name in conditions)
+        of, panels = f"problem {pairs[0].id}", [read_patterns(model, pairs[0], name, chosen) for name in conditions]
     else:
         of = f"mean over {count_of(len(pairs), 'problem')}"
-        panels = tuple(mean_patterns(model, pairs, name, chosen) for name in conditions)
+        panels = [mean_patterns(model, pairs, name, chosen) for name in conditions]
     n_base = 1 + max(int(panel.base.max()) for panel in panels)
-    return PairAttention(of, pairs[0].insertion.label, len(pairs), n_base, pairs[0].n_inserted, chosen, panels)
+    return PairAttention(of, pairs[0].insertion.label, len(pairs), n_base, pairs[0].n_inserted, chosen, tuple(panels))
 
 
 def problem_index(ids: Sequence[str], problem: str | int) -> int:
     """The place of a problem, by its id or its place."""
-    if isinstance(problem, str):
-        if problem not in ids:
-            raise ValueError(f"problem {problem!r} is not among these; there are {', '.join(ids[:8])}")
-        return ids.index(problem)
-    if not 0 <= problem < len(ids):
-        raise ValueError(
-            f"problem {problem} is out of range: there are {len(ids)} (0 to {len(ids) - 1}), or give an id"
-        )
-    return problem
+    if isinstance(problem, str) and problem not in ids:
+        raise ValueError(f"problem {problem!r} is not among these; there are {', '.join(ids[:8])}")
+    at = ids.index(problem) if isinstance(problem, str) else problem
+    if not 0 <= at < len(ids):
+        raise ValueError(f"problem {at} is out of range: there are {len(ids)} (0 to {len(ids) - 1}), or give an id")
+    return at
 
 
 def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Patterns:
@@ -277,7 +244,7 @@ def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequenc
             base[position] = token
     inserted = np.zeros(n, dtype=bool) if short else pair.span_mask.numpy()
     texts = tuple(readable(pair.text_of(model, i)) for i in ids)
-    return Patterns(condition, values, texts, base, inserted, np.ones(n, dtype=int), np.arange(n))
+    return Patterns(condition, values, texts, base, inserted, np.ones(n, dtype=int))
 
 
 def patterns_of(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Tensor:

@@ -16,6 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -24,11 +25,27 @@ from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import DECLARED, Column, TextTable, column_of
 from ..runtime.folders import savable
-from ..runtime.results import Result, Shown, turned
+from ..runtime.results import Result, Shown, ShownMap, turned
 from ..runtime.text_safety import visible
 
 BLUE_TO_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f".split()
 """ColorBrewer's RdBu, reversed, as in the still pictures: told apart by colour-blind readers, 0 in the middle."""
+
+SMALLEST_SHARE = 0.2
+"""A map's colours end here or beyond, where it shows shares."""
+
+
+def colour(share: float) -> str:
+    """Colour of a number in -1..1 (beyond is clipped): blue below 0, red above, grey where undefined.
+
+    >>> colour(0.0), colour(1.0), colour(float("nan"))
+    ('#f7f7f7', '#67001f', '#bbbbbb')
+    """
+    if math.isnan(share):
+        return "#bbbbbb"
+    stops = np.array([[int(stop[i : i + 2], 16) for i in (0, 2, 4)] for stop in BLUE_TO_RED])
+    place = np.linspace(-1, 1, len(stops))
+    return "#" + "".join(f"{round(float(np.interp(share, place, channel))):02x}" for channel in stops.T)
 
 
 @dataclass(frozen=True)
@@ -52,67 +69,49 @@ class HeadMap:
     @classmethod
     def of(
         cls,
-        frame: pd.DataFrame,
-        caption: str,
+        drawn: ShownMap,
+        caption: str = "",
         *,
-        value: str,
-        columns: Sequence[str] | None = None,
-        marked: Sequence[bool] | None = None,
-        marked_means: str = "",
         known: Mapping[str, Column] = DECLARED,
         interval: str = "95 %",
         below: str = "",
     ) -> "HeadMap":
-        """A map of one column of a table with columns layer and head; `columns` are told on hover; `known`: what they mean;
-        `interval`: the confidence of intervals; `below`: what a number below 0 says."""
-        layers, heads = frame["layer"].tolist(), frame["head"].tolist()
+        """A map of one column of a table with a row per head; `known`: what its columns mean; `interval`: the confidence of
+        intervals; `below`: what a number below 0 says."""
+        frame = drawn.frame
         if frame.duplicated(["layer", "head"]).any():
             raise ValueError("a head map needs one row per head; this table has several rows of the same head")
-        table, column = (
-            TextTable.of(frame, "", columns=columns, known=known, interval=interval),
-            column_of(value, known),
-        )
-        numbers = [float("nan") if pd.isna(number) else float(number) for number in frame[value].tolist()]
-        limit = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0) or 1.0
-        outlined = [False] * len(numbers) if marked is None else list(marked)
+        table = TextTable.of(frame, "", columns=drawn.columns, known=known, interval=interval)
+        numbers = frame[drawn.value].to_numpy(dtype=float, na_value=np.nan)
+        column = column_of(drawn.value, known)
+        # shares of a few percent stay pale: a map of nothing must not look like a finding
+        least = SMALLEST_SHARE if column.role == "share" else 0.0
+        limit = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=least)) or 1.0
+        marked = [False] * len(frame) if drawn.marked is None else list(drawn.marked)
+        places = zip(frame["layer"].tolist(), frame["head"].tolist(), numbers.tolist(), marked, strict=True)
         squares = tuple(
             {
-                "layer": at,
+                "layer": layer,
                 "head": head,
                 "colour": colour(x / limit),
                 "words": table.sentence(row),
-                "marked": outlined[row],
+                "marked": outlined,
             }
-            for row, (at, head, x) in enumerate(zip(layers, heads, numbers, strict=True))
+            for row, (layer, head, x, outlined) in enumerate(places)
         )
         return cls(
             caption,
             column.heading,
             f"{limit:.3g}",
-            signed=any(number < 0 for number in numbers),
-            undefined=any(map(math.isnan, numbers)),
-            n_layers=max(layers) + 1,
-            n_heads=max(heads) + 1,
+            signed=bool((numbers < 0).any()),
+            undefined=bool(np.isnan(numbers).any()),
+            n_layers=int(frame["layer"].max()) + 1,
+            n_heads=int(frame["head"].max()) + 1,
             squares=squares,
-            marked_means=marked_means if any(outlined) else "",
+            marked_means=drawn.means if any(marked) else "",
             note=column.note,
             below=below,
         )
-
-
-def colour(share: float) -> str:
-    """Colour of a number in -1..1 (beyond is clipped): blue below 0, red above, grey where undefined.
-
-    >>> colour(0.0), colour(1.0), colour(float("nan"))
-    ('#f7f7f7', '#67001f', '#bbbbbb')
-    """
-    if math.isnan(share):
-        return "#bbbbbb"
-    place = (min(1.0, max(-1.0, share)) + 1) / 2 * (len(BLUE_TO_RED) - 1)
-    low = min(int(place), len(BLUE_TO_RED) - 2)
-    ends = [[int(stop[i : i + 2], 16) for i in (0, 2, 4)] for stop in BLUE_TO_RED[low : low + 2]]
-    mixed = [round(a + (b - a) * (place - low)) for a, b in zip(*ends, strict=True)]
-    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 @savable
@@ -181,25 +180,36 @@ class Report:
         return self._with(Block("heading", text))
 
     def sentence(self, *texts: str) -> "Report":
-        """Paragraphs of plain text."""
+        """Add paragraphs of plain text."""
         return self._with(*(Block("text", text) for text in texts))
 
     def answered(self, text: str) -> "Report":
-        """What a section found, in one sentence, in bold."""
+        """Add what a section found, in one sentence, in bold."""
         return self._with(Block("answer", text))
 
     def table(
         self, frame: pd.DataFrame, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None
     ) -> "Report":
-        """A data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them."""
+        """Add a data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them."""
         return self._with(TextTable.of(frame, caption, columns=columns))
 
-    def head_map(self, frame: pd.DataFrame, caption: str, *, value: str, **options: Any) -> "Report":
-        """A layer × head map of a column of a table with one row per head; options: see `HeadMap.of`."""
-        return self._with(HeadMap.of(frame, caption, value=value, **options))
+    def head_map(
+        self,
+        frame: pd.DataFrame,
+        caption: str,
+        *,
+        value: str,
+        columns: Sequence[str] | None = None,
+        marked: Sequence[bool] | None = None,
+        marked_means: str = "",
+    ) -> "Report":
+        """Add a layer × head map of a column of a table with one row per head; `columns` are told on hover, `marked` heads are
+        outlined."""
+        drawn = ShownMap(frame, value, list(frame.columns) if columns is None else columns, marked, marked_means)
+        return self._with(HeadMap.of(drawn, caption))
 
     def figure(self, picture: Any, caption: str, *, alt: str = "") -> "Report":
-        """A matplotlib figure (or a file's path) as PNG; `alt` says in words what it shows (default: the caption)."""
+        """Add a matplotlib figure (or a file's path) as PNG; `alt` says in words what it shows (default: the caption)."""
         if isinstance(picture, str | Path):
             png = Path(picture).read_bytes()
         else:
@@ -212,19 +222,19 @@ class Report:
         return self._with(Block("picture", caption, base64.b64encode(png).decode(), alt or caption, width))
 
     def view(self, view: Any, caption: str = "") -> "Report":
-        """A view such as `mi.views.attention` gives; however many there are, CircuitsVis' script stands on the page once."""
+        """Add a view such as `mi.views.attention` gives; CircuitsVis' script stands on the page once."""
         return self._with(Block("interactive", caption, view.fragment()))
 
     def prompt(self, model: Model, pair: PromptPair, caption: str = "") -> "Report":
-        """A problem's prompt as the model reads it, its inserted tokens marked."""
+        """Add a problem's prompt as the model reads it, its inserted tokens marked."""
         return self.shown_prompt(ShownPrompt.of(model, pair, caption))
 
     def shown_prompt(self, prompt: ShownPrompt) -> "Report":
-        """A prompt that was made into text before, so that no model is needed now."""
+        """Add a prompt that was made into text before, so that no model is needed now."""
         return self._with(prompt)
 
     def folded(self, summary: str, parts: "Report") -> "Report":
-        """The parts of another report (no headings, no views) behind one line, which a click opens; on paper they are open."""
+        """Add the parts of another report (no headings, no views) behind one line, which a click opens (and a print)."""
         return self._with(Block("folded", summary, parts=parts.parts)) if parts.parts else self
 
     def result(
@@ -236,7 +246,7 @@ class Report:
         shown: Shown | None = None,
         first: Sequence[str] = (),
     ) -> "Report":
-        """A result: its head map where it has one row per head, `pictures` of it (caption -> figure), its tables, its words.
+        """Add a result: its head map where it has a row per head, `pictures` of it (caption -> figure), its tables, its words.
 
         `shown` replaces what it says of its map and tables itself. Of many tables and many sentences the first stand open and
         the others are folded; `first`: the sentences that stand open. Effects are above 0 where they go with the whole effect.
@@ -245,35 +255,37 @@ class Report:
         page = self if heading is None else self.heading(heading)
         words: dict[str, Any] = {"known": result.declared(), "interval": result.interval_words}
         if (drawn := shown.head_map) is not None:
-            told = {"columns": drawn.columns, "marked": drawn.marked, "marked_means": drawn.means, **words}
             below = result.quantity(drawn.value).below
-            page = page.head_map(turned(result, drawn.frame), "", value=drawn.value, below=below, **told)
+            drawn = replace(drawn, frame=turned(result, drawn.frame))
+            page = page._with(HeadMap.of(drawn, below=below, **words))
         for caption, picture in (pictures or {}).items():
             page = page.figure(picture, caption)
         tables = [
             TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
             for each in shown.tables
         ]
-        answers = [
-            self.answer,
-            *(part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer"),
-        ]
+        answers = {self.answer, *(part.text for part in self.parts if part.kind == "answer")}  # they are on the page
         said = [text for text in result.explain().splitlines() if text not in answers]
         kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
         open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
         page = page._with(*tables[:open_]).sentence(*(text for text in said if text in kept))
-        page = page._with(*(Block("folded", _first_clause(each.caption), parts=(each,)) for each in tables[open_:]))
+        for each in tables[open_:]:  # behind their captions up to the first stop
+            page = page._with(Block("folded", re.split(r"[.;:] ", each.caption.rstrip("."))[0], parts=(each,)))
         others = [text for text in said if text not in kept]
         return page.folded(f"All else in words: {len(others)} sentences", Report("", "").sentence(*others))
 
     def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
-        """How to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""
+        """Add how to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""
         command = run.get("repeat") or shlex.join(["python", *map(str, run.get("command", []))])
+        facts = {str(key).replace("_", " "): value for key, value in run.items() if key not in _ELSEWHERE}
+        plain = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
+        groups = {"run": plain, **{key: value for key, value in facts.items() if key not in plain and value}}
+        flat = tuple((name, _flat(each)) for name, each in groups.items())
         page = self if heading is None else self.heading(heading)
-        return page._with(Block("provenance", str(command), groups=_groups(run)))
+        return page._with(Block("provenance", str(command), groups=flat))
 
     def page(self) -> str:
-        """The whole page as HTML."""
+        """Return the whole page as HTML."""
         library = ""
         if any(part.kind == "interactive" for part in self.parts):
             from .circuitsvis import shared_script
@@ -303,15 +315,6 @@ class Report:
         return replace(self, parts=self.parts + parts)
 
 
-def _first_clause(text: str) -> str:
-    """A caption up to its first stop.
-
-    >>> _first_clause("Named heads on fresh problems; counts of 0.5 and more. More.")
-    'Named heads on fresh problems'
-    """
-    return re.split(r"[.;:] ", text.rstrip("."), maxsplit=1)[0]
-
-
 def _arrows(text: str) -> Markup:
     """A text, escaped, whose arrows -> do not break over lines."""
     return Markup(escape(visible(text)).replace("-&gt;", '<span class="arrow">-&gt;</span>'))
@@ -335,13 +338,6 @@ _ELSEWHERE = frozenset(
     "repeat command conclusion comparisons notes options first_questions questions insertions without_mlps".split()
 )
 """Facts that stand elsewhere on the page."""
-
-
-def _groups(run: Mapping[str, Any]) -> tuple[tuple[str, list[tuple[str, str]]], ...]:
-    """A run's facts: what is plain first, then each mapping under its name."""
-    facts = {str(key).replace("_", " "): value for key, value in run.items() if key not in _ELSEWHERE}
-    plain = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
-    return (("run", _flat(plain)), *((key, _flat(value)) for key, value in facts.items() if key not in plain and value))
 
 
 def _flat(facts: Mapping[str, Any], name: str = "") -> list[tuple[str, str]]:

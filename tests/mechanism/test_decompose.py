@@ -23,7 +23,7 @@ from mless_interp.models.sites import site
 from mless_interp.prompts.conditions import CONDITIONS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
-from mless_interp.views.head_plots import lambda_map
+from mless_interp.views.maps import lambda_map
 
 ACROSS = pytest.mark.parametrize(
     ("backend", "attention", "tolerance", "architecture", "held_positions"),

@@ -33,6 +33,7 @@ from small_results import (
 
 import mless_interp as mi
 from mless_interp.runtime.columns import TextTable
+from mless_interp.runtime.results import ShownMap
 from mless_interp.runtime.store import provenance
 from mless_interp.views.report import HeadMap, colour
 
@@ -52,24 +53,20 @@ def keys(table: TextTable, column: int) -> list[str]:
 # ------------------------------------------------------------------------------------------------- tables, by hand
 
 
-def test_a_column_has_one_number_of_decimals_and_signs_where_one_is_negative() -> None:
+def test_numbers_of_a_column_by_hand() -> None:
+    """One number of decimals, signs where one is negative, four digits of large ones; undefined is no number."""
     table = TextTable.of(pd.DataFrame({"a": [0.5, -0.25, 0.0], "b": [12.3456, 1.0, 1e-05], "c": [1, 20, 3]}), "")
     assert texts(table, 0) == ["+0.5000", "-0.2500", "0.0000"]
-    assert texts(table, 1) == ["12.3456", "1.0000", "1e-05"], (
-        "as a print shows them; what would round to nothing in full"
-    )
+    assert texts(table, 1) == ["12.3456", "1.0000", "1e-05"], "what would round to nothing is shown in full"
     assert texts(table, 2) == ["1", "20", "3"]
-    assert texts(TextTable.of(pd.DataFrame({"x": [123.456, 1.0]}), ""), 0) == ["123.5", "1.0"], (
-        "large ones in four digits"
-    )
     assert keys(table, 1) == ["12.3456", "1", "1e-05"], "sorting uses the numbers, not what is shown"
-
-
-def test_undefined_is_no_number_and_never_is_infinite() -> None:
+    assert texts(TextTable.of(pd.DataFrame({"x": [123.456, 1.0]}), ""), 0) == ["123.5", "1.0"]
     frame = pd.DataFrame({"x": [NAN, INF, -INF, 2.0], "yes": pd.array([None, True, False, True], dtype="boolean")})
     table = TextTable.of(frame, "")
     assert texts(table, 0) == ["–", "∞", "-∞", "+2.0000"] and keys(table, 0) == ["", "Infinity", "-Infinity", "2"]
     assert texts(table, 1) == ["–", "yes", "no", "yes"] and keys(table, 1)[0] == ""
+    with pytest.raises(ValueError, match="no column 'effects' to show; there are x, yes"):
+        TextTable.of(frame, "", columns=["effects"])
 
 
 def test_an_interval_stands_in_its_estimates_cell_under_a_heading_that_names_both() -> None:
@@ -82,11 +79,6 @@ def test_an_interval_stands_in_its_estimates_cell_under_a_heading_that_names_bot
     assert texts(table, 1) == ["4.0000", "4.0000"] and texts(table, 2) == ["3.0000", "3.0000"]
     chosen = TextTable.of(frame, "", columns={"z": "range", "x": "my x"})
     assert labels(chosen) == ["range [from, to]", "my x [95 %]"]
-
-
-def test_a_column_that_is_not_there_is_named() -> None:
-    with pytest.raises(ValueError, match="no column 'effects' to show; there are effect, n"):
-        TextTable.of(pd.DataFrame({"effect": [1.0], "n": [2]}), "", columns=["effects"])
 
 
 # ----------------------------------------------------------------------------------------------------- maps, by hand
@@ -107,24 +99,19 @@ def heads_table() -> pd.DataFrame:
 
 
 def test_a_map_has_a_square_per_head_with_its_interval_in_words() -> None:
-    made = HeadMap.of(
-        heads_table(), "", value="effect", columns=["label", "effect"], marked=[False] * 5 + [True], marked_means="m"
-    )
+    drawn = ShownMap(heads_table(), "effect", ["label", "effect"], [False] * 5 + [True], "m")
+    made = HeadMap.of(drawn)
     assert (made.n_layers, made.n_heads, made.limit, made.marked_means) == (2, 3, "0.5", "m")
     by_place = {(square["layer"], square["head"]): square for square in made.squares}
     assert by_place[0, 1]["words"] == "head L0H1; mean effect [95 %] -0.5000 [-0.6000, -0.4000]"
     assert (made.signed, made.undefined) == (True, True)
-    assert (
-        by_place[0, 1]["colour"] == colour(-1.0) == "#053061" and by_place[1, 1]["colour"] == colour(1.0) == "#67001f"
-    )
+    assert by_place[0, 1]["colour"] == colour(-1.0) == "#053061"
+    assert by_place[1, 1]["colour"] == colour(1.0) == "#67001f"
     assert by_place[0, 0]["colour"] == colour(0.0) and by_place[1, 0]["colour"] == "#bbbbbb", "grey: undefined, not 0"
-    assert [place for place, square in by_place.items() if square["marked"]] == [(1, 2)]
-
-
-def test_a_map_refuses_two_rows_of_one_head() -> None:
+    assert marked(made) == [(1, 2)]
     twice = pd.concat([heads_table(), heads_table()])
     with pytest.raises(ValueError, match="several rows of the same head"):
-        HeadMap.of(twice, "", value="effect")
+        HeadMap.of(ShownMap(twice, "effect", ["effect"]))
 
 
 # ------------------------------------------------------------------------------------------- what results say of themselves
@@ -181,25 +168,19 @@ def test_located_heads_are_outlined_and_come_first() -> None:
 
 
 def every_small_result() -> list[Any]:
-    made = [
-        replace(located(), confirmation=confirmed()),
-        confirmed(),
-        patched(12),
-        scored(),
-        doses(),
-        decomposed(),
+    of_heads = [replace(located(), confirmation=confirmed()), confirmed(), patched(12), scored(), doses(), decomposed()]
+    answers = answered(n=20)
+    others = [
         mediated(),
-    ]
-    made += [
         activations(),
         checked(),
         profiled(),
-        answered(n=20),
-        answered(n=20).compare_all(),
+        answers,
+        answers.compare_all(),
         read_apart(),
         knocked_out(),
     ]
-    return [*made, certified(), enriched(), curve()]
+    return [*of_heads, *others, certified(), enriched(), curve()]
 
 
 @pytest.mark.parametrize("result", every_small_result(), ids=lambda result: type(result).__name__)
@@ -213,9 +194,8 @@ def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome:
     page = mi.Report("T", question="Q?", answer=f"One head. {BAD}").result(located())
     assert [part.kind for part in page.parts][:4] == ["heading", "head_map", "table", "table"]
     opened = chrome.open(page.save(tmp_path / "page.html"))
-    assert opened.run("document.querySelector('h1').nextElementSibling.querySelector('strong').textContent").endswith(
-        BAD
-    )
+    first = "document.querySelector('h1').nextElementSibling.querySelector('strong').textContent"
+    assert opened.run(first).endswith(BAD)
     assert opened.run("window.hacked") is None
     seen = "[...document.querySelectorAll('table')[0].tHead.rows[0].cells].filter((c) => c.offsetWidth > 0).length"
     assert opened.run(seen) == 6
@@ -242,14 +222,13 @@ def test_of_many_sentences_and_tables_the_first_stand_open(chrome: Browser, tmp_
     assert not [part for part in mi.Report("T", question="Q?").result(patched()).parts if part.kind == "folded"]
 
     shown = chrome.open(page.save(tmp_path / "page.html"))
-    height = (
+    last = (
         f"[...document.querySelectorAll('p')].find((p) => p.textContent === {json.dumps(told[-1])}).checkVisibility()"
     )
-    assert shown.run(height) is False
-    shown.run(
-        "[...document.querySelectorAll('main > details > summary')].find((s) => s.textContent.includes('words')).click()"
-    )
-    assert shown.run(height) is True and shown.errors == []
+    folds_ = "[...document.querySelectorAll('main > details > summary')]"
+    assert shown.run(last) is False
+    shown.run(f"{folds_}.find((s) => s.textContent.includes('words')).click()")
+    assert shown.run(last) is True and shown.errors == []
     shown.run("document.querySelector('main > details').open = true")
     shown.run("document.querySelector('main > details thead button').click()")
     assert shown.run("document.querySelector('main > details th').getAttribute('aria-sort')") == "ascending"
@@ -336,44 +315,19 @@ def test_no_text_became_code_and_all_of_them_can_be_read(page: Page) -> None:
     assert page.run("document.querySelector('.part > pre mark').textContent").count("/") == 21
 
 
-COLUMN = "[...document.querySelectorAll('#{table} tbody tr')].map((row) => row.cells[{at}].textContent)"
-
-
-@pytest.fixture(scope="module")
-def tables(chrome: Browser, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    frame = pd.DataFrame(
-        {
-            "label": [f"L0H{i}" for i in (2, 10, 1, 9)] + [f"L1H{i}" for i in range(12)],
-            "x": [9.0, 10.0, NAN, -2.5, INF, 1e-7, *np.linspace(3, 4, 10)],
-            "n": range(16),
-        }
-    )
-    path = tmp_path_factory.mktemp("tables") / "t.html"
-    return chrome.open(mi.Report("T", question="Q?").table(frame, "c").save(path))
-
-
-def click(page: Page, at: int) -> None:
-    page.run(f"document.querySelectorAll('thead button')[{at}].click()")
-
-
-def column(page: Page, at: int) -> list[str]:
-    (table,) = page.run("[...document.querySelectorAll('table')].map((t) => t.id)")
-    return page.run(COLUMN.format(table=table, at=at))
-
-
-def sorting(page: Page) -> list[str]:
-    return page.run("[...document.querySelectorAll('thead th')].map((th) => th.getAttribute('aria-sort'))")
-
-
-def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(tables: Page) -> None:
-    assert sorting(tables) == ["none"] * 3
-    click(tables, 1)
-    up = column(tables, 1)
+def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(chrome: Browser, tmp_path: Path) -> None:
+    numbers = [9.0, 10.0, NAN, -2.5, INF, 1e-7, *np.linspace(3, 4, 10)]
+    frame = pd.DataFrame({"label": [f"L0H{i}" for i in range(16)], "x": numbers, "n": range(16)})
+    page = chrome.open(mi.Report("T", question="Q?").table(frame, "c").save(tmp_path / "t.html"))
+    order = "[...document.querySelectorAll('thead th')].map((th) => th.getAttribute('aria-sort'))"
+    column = "[...document.querySelectorAll('tbody tr')].map((row) => row.cells[1].textContent)"
+    assert page.run(order) == ["none"] * 3
+    page.run("document.querySelectorAll('thead button')[1].click()")
+    up = page.run(column)
     assert up[:2] == ["-2.5000", "+1e-07"] and up[-4:] == ["+9.0000", "+10.0000", "∞", "–"]
-    assert sorting(tables) == ["none", "ascending", "none"]
-    click(tables, 1)
-    assert column(tables, 1) == [*up[-2::-1], "–"]
-    assert sorting(tables) == ["none", "descending", "none"]
+    assert page.run(order) == ["none", "ascending", "none"]
+    page.run("document.querySelectorAll('thead button')[1].click()")
+    assert page.run(column) == [*up[-2::-1], "–"] and page.run(order) == ["none", "descending", "none"]
 
 
 def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browser, tmp_path: Path) -> None:
@@ -399,22 +353,22 @@ def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browse
     assert page.errors == []
 
 
-def hinted(page: Page) -> list[tuple[bool, bool]]:
-    """Whether each picture scrolls in its box, and whether a word beside it says so."""
-    boxes = "[...document.querySelectorAll('div.picture, .box.rows')]"
-    told = "b.closest('figure').querySelector('.scrolls').offsetWidth > 20"
-    return [
-        (scrolls, says) for scrolls, says in page.run(f"{boxes}.map((b) => [b.scrollWidth > b.clientWidth, {told}])")
-    ]
-
-
 @pytest.mark.parametrize(("n_heads", "width", "scrolls"), [(28, 390, True), (28, 1200, False)])
 def test_a_map_that_scrolls_says_so(n_heads: int, width: int, scrolls: bool, chrome: Browser, tmp_path: Path) -> None:
     frame = pd.DataFrame({"layer": 0, "head": range(n_heads), "effect": np.linspace(-1, 1, n_heads)})
-    page = chrome.open(
-        mi.Report("M", question="").head_map(frame, "", value="effect").save(tmp_path / "m.html"), width=width
-    )
-    assert hinted(page) == [(scrolls, scrolls)]
+    path = mi.Report("M", question="").head_map(frame, "", value="effect").save(tmp_path / "m.html")
+    boxes, told = "[...document.querySelectorAll('.box.rows')]", "b.closest('figure').querySelector('.scrolls')"
+    found = f"{boxes}.map((b) => [b.scrollWidth > b.clientWidth, {told}.offsetWidth > 20])"
+    assert chrome.open(path, width=width).run(found) == [[scrolls, scrolls]]
+
+
+def test_outlines_of_named_heads_show_in_the_dark_too(chrome: Browser, tmp_path: Path) -> None:
+    path = mi.Report("T", question="Q?").result(located()).save(tmp_path / "m.html")
+    stroke = "getComputedStyle(document.querySelector('rect.marked')).stroke"
+    for dark in (False, True):
+        page = chrome.open(path, dark=dark)
+        light = sum(map(int, re.findall(r"\d+", page.run(stroke))[:3]))
+        assert light < 510, "darker than the pale cells that it frames"
 
 
 @pytest.mark.slow
@@ -459,8 +413,8 @@ def test_effects_of_a_page_are_above_0_where_they_go_with_the_whole_effect() -> 
         getattr(against, name)[...] *= -1  # the same circuit, lowering the outcome
     tables = [shown(each)[2][0] for each in (made, against)]
     assert float(against.whole.median.estimate) == -float(made.whole.median.estimate) != 0
-    for at in range(len(tables[0].columns)):
-        if tables[0].columns[at].heading not in ("patching changes",):
+    for at, column in enumerate(tables[0].columns):
+        if column.heading != "patching changes":
             assert [str(row[at]) for row in tables[0].rows] == [str(row[at]) for row in tables[1].rows]
 
 

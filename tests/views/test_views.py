@@ -1,12 +1,12 @@
 """Still pictures: they hold the numbers, mark what is significant, tell things apart without colour, and leave no traces."""
 
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from models_under_test import loaded, pairs_for
 from small_results import (
     activations,
     answered,
@@ -24,11 +24,25 @@ from small_results import (
 
 import mless_interp as mi
 from mless_interp.runtime.results import turned
-from mless_interp.views.pooling import patterns_of
 
 
 def words_of(picture: Any) -> list[str]:
     return [text.get_text() for legend in picture.legends for text in legend.get_texts()]
+
+
+def grid_of(axes: Any) -> np.ndarray:
+    return np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
+
+
+def strokes(axes: Any) -> set[tuple[float, float]]:
+    """(row, column) of cells with strokes."""
+    return {(patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches if patch.get_hatch()}
+
+
+def points_of(container: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(estimates, limits `[row, 2]`) of one series of a forest."""
+    points, _, (bars,) = container.lines
+    return points.get_xdata(), np.array([segment[:, 0] for segment in bars.get_segments()])
 
 
 # ------------------------------------------------------------------------------------------------------------ head maps
@@ -37,10 +51,9 @@ def words_of(picture: Any) -> list[str]:
 def test_the_head_map_shows_the_fractions_and_names_the_largest(tmp_path: Any) -> None:
     picture = mi.views.head_map(patched(12), top=1)
     axes = picture.axes[0]
-    image = axes.images[0]
-    grid = image.get_array()
+    grid, norm = grid_of(axes), axes.images[0].norm
     assert grid.shape == (2, 3) and grid[1, 2] == pytest.approx(0.5) and grid[0, 0] == 0
-    assert image.norm.vmin == -image.norm.vmax == pytest.approx(-0.5), "0 in the middle of the colours"
+    assert norm.vmin == -norm.vmax == pytest.approx(-0.5), "0 in the middle of the colours"
     assert [text.get_text() for text in axes.texts] == ["2"]
     assert axes.get_xlabel() == "head (zero-based)"
     assert picture.save(tmp_path / "map.png").stat().st_size > 1000
@@ -51,9 +64,8 @@ def test_the_head_map_shows_the_fractions_and_names_the_largest(tmp_path: Any) -
 
 def test_strokes_mark_heads_below_the_corrected_level_and_no_others() -> None:
     few, many = (mi.views.head_map(patched(n)) for n in (4, 12))
-    assert not [patch for patch in few.axes[0].patches if patch.get_hatch()], "4 problems cannot reach 0.05"
-    (stroked,) = [patch for patch in many.axes[0].patches if patch.get_hatch()]
-    assert (stroked.get_x(), stroked.get_y()) == (1.5, 0.5), "layer 1, head 2"
+    assert not strokes(few.axes[0]), "4 problems cannot reach 0.05"
+    assert strokes(many.axes[0]) == {(1, 2)}
     number = "number alone: the head, of the 3 largest"
     assert words_of(many) == ["p < 0.04, corrected: more than 5 % of the effect in most problems", number]
     assert number in words_of(few)
@@ -65,9 +77,8 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
     frames = {p.get_linestyle(): (p.get_x(), p.get_y()) for p in axes.patches if not p.get_hatch()}
     assert frames == {"-": (0.55, -0.45), "--": (-0.45, 0.55)}
     assert sorted(text.get_text() for text in axes.texts) == ["0M", "1R"]
-    strokes = {(p.get_x(), p.get_y()) for p in axes.patches if p.get_hatch()}
-    assert strokes == {(0.5, -0.5), (-0.5, 0.5)}, "those that pass on a side"
-    assert np.isnan(np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[1, 1])
+    assert strokes(axes) == {(0, 1), (1, 0)}, "those that pass on a side"
+    assert np.isnan(grid_of(axes)[1, 1])
     assert words_of(picture) == [
         "p < 0.04, corrected: > 5 % in most problems",
         *("R: reader", "M: mediator", "clearly negative: against the effect", "undefined or not tested"),
@@ -106,33 +117,25 @@ def test_what_is_drawn_stands_in_the_table() -> None:
     ):
         table = found.table()
         axes = mi.views.head_map(found, value=value, level=0.02).axes[0]
-        grid = np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
-        assert grid[table["layer"], table["head"]] == pytest.approx(table[value].to_numpy(), nan_ok=True)
-        strokes = {(patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches if patch.get_hatch()}
+        assert grid_of(axes)[table["layer"], table["head"]] == pytest.approx(table[value].to_numpy(), nan_ok=True)
         below = table[table[p] < 0.02]
-        assert strokes == set(zip(below["layer"], below["head"], strict=True)) and 0 < len(below) < len(table)
+        assert strokes(axes) == set(zip(below["layer"], below["head"], strict=True)) and 0 < len(below) < len(table)
 
 
 def test_results_of_other_heads_are_drawn_too_and_those_without_heads_are_refused() -> None:
     axes = mi.views.head_map(attributed()).axes
     assert axes[1].get_ylabel() == "score (nats)" and axes[0].images[0].norm.vmin < 0
-    assert mi.views.head_map(doses()).axes[0].images[0].get_array().shape == (1, 4)
+    assert grid_of(mi.views.head_map(doses()).axes[0]).shape == (1, 4)
     with pytest.raises(ValueError, match="a picture of heads needs a row per head; this table has claim, key, figures"):
         mi.views.head_map(checked())
 
 
 def test_lambda_and_what_uniform_attention_would_keep() -> None:
-    picture = mi.views.lambda_map(decomposed())
-    first, second = [axes for axes in picture.axes if axes.images]
+    first, second = [axes for axes in mi.views.lambda_map(decomposed()).axes if axes.images]
     assert (first.images[0].norm.vmin, first.images[0].norm.vmax) == (0.0, 1.0)
-    assert np.ma.filled(first.images[0].get_array(), np.nan) == pytest.approx(
-        np.array([[0.8, 0.55], [0.3, np.nan]]), nan_ok=True
-    )
-    assert np.ma.filled(second.images[0].get_array(), np.nan) == pytest.approx(
-        np.array([[0.3, 0.05], [-0.2, np.nan]]), nan_ok=True
-    )
-    strokes = {(patch.get_x(), patch.get_y()) for patch in second.patches if patch.get_hatch()}
-    assert strokes == {(-0.5, -0.5), (-0.5, 0.5)} and "2 of 3 heads (" in second.get_title()
+    assert grid_of(first) == pytest.approx(np.array([[0.8, 0.55], [0.3, np.nan]]), nan_ok=True)
+    assert grid_of(second) == pytest.approx(np.array([[0.3, 0.05], [-0.2, np.nan]]), nan_ok=True)
+    assert strokes(second) == {(0, 0), (1, 0)} and "2 of 3 heads (" in second.get_title()
 
 
 # -------------------------------------------------------------------------------------------------------------- forests
@@ -144,17 +147,34 @@ def test_the_forest_has_a_row_per_head_in_both_countings_with_every_measure_s_in
     rows = [text.get_text() for text in axes.get_yticklabels()]
     assert rows[:2] == ["L0H1 (paper: layer 1, head 2)\nreader", "L1H0 (paper: layer 2, head 1)\nmediator"]
     assert len(axes.containers) == 5
-    points, _, (bars,) = axes.containers[0].lines
-    assert points.get_xdata().tolist() == pytest.approx([0.6, 0.4, -0.2])
-    ends = [segment[:, 0].tolist() for segment in bars.get_segments()]
+    points, ends = points_of(axes.containers[0])
+    assert points.tolist() == pytest.approx([0.6, 0.4, -0.2])
     limits = located().table()[["removed_median_ci_low", "removed_median_ci_high"]]
-    assert np.array(ends) == pytest.approx(limits.to_numpy()) and ends[0][0] < 0.6 < ends[0][1]
+    assert ends == pytest.approx(limits.to_numpy()) and ends[0][0] < 0.6 < ends[0][1]
     smallest = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]
     delta = located().judged.effect.delta
     assert sorted(smallest) == pytest.approx([-delta, delta]) and 0.05 < delta < 0.06
     markers = {(c.lines[0].get_marker(), c.lines[0].get_markerfacecolor()) for c in axes.containers}
     assert len(markers) == 5, "told apart without colour"
     assert words_of(picture).count("smallest effect of interest, 0.0561") == 1
+
+
+def test_a_map_and_a_forest_of_one_result_agree_in_sign() -> None:
+    """Above 0: part of the effect, also where the insertion lowers the outcome."""
+    raises = located()
+    lowers = replace(
+        raises,
+        values={name: -values for name, values in raises.values.items()},
+        total=-raises.total,
+        patches=replace(raises.patches, patched=-raises.patches.patched, donor=-raises.patches.donor),
+    )
+    for found in (raises, lowers):
+        labels = found.table()["label"]
+        drawn = points_of(mi.views.forest(found).axes[0].containers[0])[0]
+        shares = grid_of(mi.views.head_map(found).axes[0])
+        for head, value in zip(map(mi.Head.parse, labels), drawn, strict=True):
+            assert np.sign(shares[head.layer, head.head]) == np.sign(value)
+        assert drawn[0] == pytest.approx(0.6)
 
 
 def test_a_forest_of_chosen_heads_and_of_other_results() -> None:
@@ -170,34 +190,13 @@ def test_a_forest_of_chosen_heads_and_of_other_results() -> None:
 @pytest.mark.parametrize("value", ["median", "share", "prevalence"])
 def test_every_column_has_its_own_interval(value: str) -> None:
     found = patched(12)
-    points, _, (bars,) = mi.views.forest(found, heads=[mi.Head(1, 2)], value=value).axes[0].containers[0].lines
-    (ends,) = (segment[:, 0] for segment in bars.get_segments())
+    points, (ends,) = points_of(mi.views.forest(found, heads=[mi.Head(1, 2)], value=value).axes[0].containers[0])
     row = turned(found, found.table()).set_index("label").loc["L1H2"]
     assert ends == pytest.approx([row[f"{value}_ci_low"], row[f"{value}_ci_high"]])
-    assert ends[0] <= points.get_xdata()[0] <= ends[1]
+    assert ends[0] <= points[0] <= ends[1]
 
 
-# ------------------------------------------------------------------------------------------------------------- patterns
-
-
-def test_before_and_after_share_one_scale_and_the_difference_is_on_shared_tokens(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    pair = pairs_for(model, count=1)[0]
-    heads = [mi.Head(0, 3), mi.Head(2, 1)]
-    picture = mi.views.head_patterns(model, pair, heads)
-    axes = [a for a in picture.axes if a.images]
-    assert len(axes) == 6 and axes[0].get_title().startswith("L0H3 (paper: layer 1, head 4)")
-    assert len({(a.images[0].norm.vmin, a.images[0].norm.vmax) for a in axes}) == 1
-    before, after = (patterns_of(model, pair, name, heads)[1].double().numpy() for name in ("base", "inserted"))
-    shared = pair.shared.numpy()
-    drawn = np.ma.filled(axes[5].images[0].get_array(), 0.0)
-    assert np.allclose(drawn, np.tril(after[shared][:, shared] - before), atol=1e-6)
-    edges = sorted({float(line.get_xdata()[0]) for line in axes[1].lines if line.get_xdata()[0] == line.get_xdata()[1]})
-    assert edges == [pair.span[0] - 0.5, pair.span[1] - 0.5], "the inserted tokens are bounded"
-    assert not axes[0].lines
-
-
-# -------------------------------------------------------------------------------------------- accuracy and activations
+# ------------------------------------------------------------------------------------------- accuracy and activations
 
 
 def test_bars_are_percent_with_intervals_and_published_numbers_are_marks() -> None:
@@ -225,7 +224,8 @@ def test_bars_stand_beside_profiles_one_for_each_model_and_treatment() -> None:
     )
     picture = mi.views.bars_and_profiles(bars, {"Mless": profiled()}, mi.Head(0, 13), bars_title="printed")
     left = picture.subfigs[0].axes[0]
-    assert [[bar.get_height() for bar in drawn] for drawn in left.containers] == [[64.0, 73.0], [66.0, 76.0]]
+    drawn = [[bar.get_height() for bar in made] for made in left.containers if hasattr(made, "patches")]
+    assert drawn == [[64.0, 73.0], [66.0, 76.0]]
     assert [text.get_text() for text in left.get_xticklabels()] == ["b", "a"]
     with pytest.raises(ValueError, match="duplicate"):
         mi.views.bars_and_profiles(pd.concat([bars, bars]), {"Mless": profiled()}, mi.Head(0, 13), bars_title="")
@@ -244,25 +244,11 @@ def test_histograms_are_densities_and_their_difference_adds_up_to_0() -> None:
         ValueError, match="no histogram of contrast 'shift', token class 'all'; there are content/all, content/digit"
     ):
         mi.views.activation_histograms(activations(), contrast="shift")
-    with pytest.raises(ValueError, match="no metric 'gini' by token class"):
+    with pytest.raises(ValueError, match="no metric 'gini' here"):
         mi.views.activation_histograms(activations(), metric="gini")
 
 
 # ----------------------------------------------------------------------------------------------------------- mechanism
-
-
-def test_near_zero_is_drawn_with_the_intervals_of_its_table() -> None:
-    found = activations()
-    axes = mi.views.near_zero(found).axes[0]
-    table = found.by_class().query("metric == 'near_zero_arm'")
-    for container, run in zip(axes.containers, ("before", "after"), strict=True):
-        points, _, (bars,) = container.lines
-        assert points.get_xdata() == pytest.approx(table[run].to_numpy())
-        ends = np.array([segment[:, 0] for segment in bars.get_segments()])
-        assert ends == pytest.approx(table[[f"{run}_ci_low", f"{run}_ci_high"]].clip(0, 1).to_numpy())
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["all (n = 8)", "digit (n = 8)"]
-    with pytest.raises(ValueError, match="no 'gini' for contrast 'content' here; there are near_zero_arm, mean"):
-        mi.views.near_zero(found, metric="gini")
 
 
 def test_heads_whose_lambda_differs_from_uniform_attention_s_are_filled() -> None:
@@ -287,14 +273,11 @@ def test_shares_are_stacked_to_the_head_s_own() -> None:
 
 
 def test_effects_that_are_sure_are_filled() -> None:
-    picture = mi.views.mediation(mediated(9))
-    table = mediated(9).table().query("reading == 'outcome'").set_index("effect")
-    last = picture.axes[5]
-    sure = [line for line in last.lines if line.get_zorder() == 5]
-    assert sorted(sure[0].get_xdata()) == pytest.approx(sorted(table.loc[["bias", "both", "total"], "mean"]))
-    assert (
-        table.loc[["bias", "both", "total"], "p_corrected"] < 0.05
-    ).all() and last.get_title() == "answer_logprob (nats)"
+    last = mi.views.mediation(mediated(9)).axes[5]
+    table = mediated(9).table().query("reading == 'outcome'").set_index("effect").loc[["bias", "both", "total"]]
+    (sure,) = [line for line in last.lines if line.get_zorder() == 5]
+    assert sorted(sure.get_xdata()) == pytest.approx(sorted(table["mean"]))
+    assert (table["p_corrected"] < 0.05).all() and last.get_title() == "answer_logprob (nats)"
 
 
 def test_edits_of_a_read_are_marked_by_what_is_shown_of_them() -> None:
@@ -312,11 +295,9 @@ def test_edits_of_a_read_are_marked_by_what_is_shown_of_them() -> None:
     assert words_of(picture) == ["more, in most problems", "less, in most problems", "smallest effect of interest"]
     assert picture.axes[0].get_xlabel() == "removed (1: the whole effect)"
 
-
-def test_a_read_s_edits_are_drawn_in_the_outcome_s_unit_where_no_total_is_established() -> None:
-    found = read_apart(n=3)
-    found.values[:, 1, 3] = np.nan
-    picture = mi.views.read_effects(found)
+    few = read_apart(n=3)  # no total effect is established: in the outcome's unit
+    few.values[:, 1, 3] = np.nan
+    picture = mi.views.read_effects(few)
     assert picture.axes[0].get_xlabel() == "removed (nats)" and words_of(picture) == ["neither is shown"]
     assert [text.get_text() for text in picture.axes[1].texts] == ["undefined"]
 

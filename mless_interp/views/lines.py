@@ -1,0 +1,237 @@
+"""Lines: attention received per token, layers, circuits and sets growing head by head, dose and response."""
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ..circuits.curves import CircuitCurve
+from ..circuits.minimal_sets import MinimalSets
+from ..core.arguments import count_of
+from ..core.heads import Head, as_heads
+from ..mechanism import AttentionDecomposition
+from ..patching.dose import DoseResponse
+from ..runtime.results import limits_of
+from ..scores import AttentionProfile, Curve
+from .plots import (
+    GREY,
+    LINES,
+    MADE_WITH,
+    Axes,
+    Picture,
+    Style,
+    draw_series,
+    key_below,
+    name_axes,
+    name_ticks,
+    panel,
+    with_limits,
+    words_of,
+)
+from .pooling import both_names
+
+SERIES = {"base": "without insertion", "inserted": "with insertion"}
+SIDES = {
+    "sufficient": "they alone see the span: share of the effect brought",
+    "necessary": "they alone cannot see it: share of the effect taken away",
+}
+
+
+def profiles(
+    profile: AttentionProfile | Sequence[AttentionProfile],
+    heads: Iterable[Head | str] | None = None,
+    *,
+    conditions: Sequence[str] | None = None,
+    whole: bool = True,
+    relative: bool = False,
+    null: bool = True,
+    names: Mapping[str, str] | None = None,
+) -> Picture:
+    """Draw attention received per token, a column per head; of several models' profiles side by side.
+
+    Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
+    inserted span shaded.
+
+    Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what
+    uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
+    """
+    every = [profile] if isinstance(profile, AttentionProfile) else list(profile)
+    chosen = None if heads is None else as_heads(heads)
+    shown = [(profile, head) for profile in every for head in (profile.heads if chosen is None else chosen)]
+    conditions = tuple(conditions or every[0].conditions)
+    last = conditions[-1]
+    whole = whole and all(profile.shaded(last) for profile in every)
+    names = SERIES | dict(names or {})
+    picture, rows = _grid(len(shown), 2 if whole else 1)
+    for column, (profile, head) in enumerate(shown):
+        title = f"{words_of(profile, 'model')}\n{both_names(head)}"
+        for row, (drawn, aligned) in enumerate(((conditions, True), ((last,), False))[: len(rows)]):
+            axes = rows[row, column]
+            for condition in drawn:
+                curve = profile.curve(head, condition, aligned=aligned, relative=relative)
+                draw_curve(axes, curve, names.get(condition, condition), conditions.index(condition))
+            if null and not relative:
+                curve = profile.curve(head, drawn[0], aligned=aligned, null=True)
+                axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
+            if not aligned:
+                shade_span(axes, profile, last)
+            label_curve(axes, title if aligned else "", aligned=aligned, relative=relative)
+    return picture
+
+
+def compare_profiles(
+    panels: Sequence[tuple[str, Head | str, Mapping[str, AttentionProfile]]], *, relative: bool = False
+) -> Picture:
+    """Draw several insertions in one panel per (title, head, {name: profile}), over the whole prompts; the span is shaded."""
+    picture, rows = _grid(len(panels), 1)
+    for axes, (title, head, named) in zip(rows[0], panels, strict=True):
+        for number, (name, found) in enumerate(named.items()):
+            draw_curve(axes, found.curve(head, "inserted", relative=relative), name, number)
+        shade_span(axes, next(iter(named.values())), "inserted")
+        label_curve(axes, f"{title}\n{both_names(head)}", aligned=False, relative=relative)
+    return picture
+
+
+def _grid(columns: int, rows: int) -> tuple[Picture, np.ndarray]:
+    if not columns:
+        raise ValueError("there is nothing to draw: no heads")
+    picture = Picture(figsize=(max(4.6, 3.9 * columns), 2.9 * rows + 0.3), layout="constrained")
+    return picture, picture.subplots(rows, columns, squeeze=False)
+
+
+def draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
+    draw_series(axes, curve.position, curve.mean, (curve.low, curve.high), number, name, marker=None, linewidth=1.3)
+
+
+def shade_span(axes: Axes, profile: AttentionProfile, condition: str) -> None:
+    for number, (start, stop) in enumerate(profile.shaded(condition)):
+        label = "inserted tokens" if number == 0 else None
+        axes.axvspan(start - 0.5, stop - 0.5, color="0.85", zorder=0, label=label)
+
+
+def label_curve(axes: Axes, title: str, *, aligned: bool, relative: bool) -> None:
+    where = "token (without the span)" if aligned else "token (whole prompt)"
+    received = "received attention / uniform" if relative else "mean attention received (probability)"
+    name_axes(axes, x=where, y=received, title=title)
+    axes.set_ylim(bottom=0)
+    axes.legend(fontsize=7)
+
+
+def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None) -> Picture:
+    """Draw how far attention is affine in each layer: what lambda z + Sigma leaves open, and the best fit's R squared.
+
+    Means over heads with 95 % intervals over problems. 0 in layer 0 is an identity, not a finding.
+    """
+    table = found.layer_table(contrast)
+    picture, axes = panel(max(4.6, 0.25 * len(table) + 2.2), 3.2)
+    names = {"residual": "residual of lambda z + Sigma", "fit_r2": "R squared of the best affine fit", "lam": "lambda"}
+    for number, (column, name) in enumerate(names.items()):
+        mean, low, high = with_limits(table, column)
+        draw_series(axes, table["layer"], mean, (low, high), number, name, markersize=4)
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    some = table["layer"][:: max(1, len(table) // 14)]
+    name_ticks(axes.xaxis, list(some), some)
+    words = f"{words_of(found, 'model', 'insertion')}, contrast {contrast or found.contrasts[0]}"
+    name_axes(axes, x="layer (zero-based)", y="ratio, R squared, share", title=words)
+    key_below(picture)
+    return picture
+
+
+def circuit_curve(found: CircuitCurve) -> Picture:
+    """Draw a `CircuitCurve`: the share of the effect restored against the number of heads that see the span.
+
+    The ranking, its reverse, and the range of the random orders (hatched grey): shares of means, which have no intervals. 0:
+    nothing, 1: everything; the area under the ranking's line is CPR.
+    """
+    table = found.table()
+    picture, axes = panel(5.6, 3.7)
+    at, random = table["n_heads"], (table["random_low"], table["random_high"])
+    style: Style = {"facecolor": "0.88", "hatch": "....", "edgecolor": "0.7", "linewidth": 0.0}
+    axes.fill_between(at, *random, label="range of random orders", **style)
+    for number, (column, name) in enumerate((("faithfulness", "ranking"), ("reversed", "ranking reversed"))):
+        draw_series(axes, at, table[column], None, number, name)
+    for level in (0, 1):
+        axes.axhline(level, color="0.5", linewidth=0.8, zorder=1)
+    axes.set_xscale("symlog", linthresh=1)
+    name_ticks(axes.xaxis, list(at), at)
+    axes.set_xlim(left=0)
+    if not table["faithfulness"].notna().any():
+        undefined = "undefined: the whole effect is not established,\nor its mean is not told from 0"
+        axes.text(0.5, 0.5, undefined, transform=axes.transAxes, ha="center", va="center", fontsize=8)
+    heads = f"heads that see the inserted tokens (of {len(found.ranking)})"
+    title = words_of(found, "model", "insertion", "outcome")
+    name_axes(axes, x=heads, y="share of the effect restored (1: all of it)", title=title)
+    axes.legend(fontsize=7, loc="upper left")
+    return picture
+
+
+def set_growth(found: MinimalSets) -> Picture:
+    """Draw the share of the effect at every step of a set, where it was sought and on fresh problems; a panel per set.
+
+    Heads come (+) from left to right and go (-) where the set was pruned; the last step is the set. The dotted line is the
+    share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
+    """
+    longest = max(1, *(len(each.steps) for each in found.both))
+    picture = Picture(figsize=(2 * (0.32 * longest + 2.8), 4.4), layout="constrained")
+    places: np.ndarray = picture.subplots(1, 2, sharey=True)
+    for axes, each in zip(places, found.both, strict=True):
+        table = found.growth(each)[lambda made: made["set"] == "step"]
+        x = np.arange(len(table))
+        for number, (column, words) in enumerate(
+            (("share", "problems of the search"), ("fresh_share", "fresh problems"))
+        ):
+            share, low, high = with_limits(table, column)
+            draw_series(axes, x, share, (low, high), number, f"{words} (band: its limits)")
+        axes.axhline(found.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
+        axes.axhline(0, color="0.4", linewidth=0.8)
+        if each.sets and found.established[1]:
+            shares, at = np.asarray(found.shares(each.random, fresh=True).estimate), len(table) - 0.5
+            style: Style = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
+            axes.plot([at] * 2, [shares.min(), shares.max()], label="random sets, fresh problems: range", **style)
+            axes.plot(at, np.median(shares), "D", color="black", markersize=4, label="their median")
+        name_ticks(axes.xaxis, list(table["changed"]), rotation=90)
+        axes.set_xlim(-0.5, max(len(table), 1))
+        title = f"{each.side}: {count_of(len(each.heads), 'head') if each.heads else 'none found'}"
+        name_axes(axes, x="head that comes or goes", y=textwrap.fill(SIDES[each.side], 34), title=title)
+    picture.suptitle(words_of(found, *MADE_WITH), fontsize=8)
+    handles = {label: one for axes in places for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    key_below(picture, handles=list(handles.values()), labels=list(handles), ncols=1)
+    return picture
+
+
+def dose_response(found: DoseResponse) -> Picture:
+    """Draw attention to the span, and the outcome, against the number of inserted tokens.
+
+    Left at held positions, middle as inserted: every head's log odds of reading the span (thin), their mean with its 95 %
+    interval over problems, and thick grey the slope 1 that identical tokens give in the first layer; the legend has the
+    mean's slope with its interval. Right: each number's median effect on the outcome with its interval.
+    """
+    picture = Picture(figsize=(11.4, 3.6), layout="constrained")
+    doses, places = found.doses, picture.subplots(1, 3)
+    for column, (condition, title) in enumerate((("held", "positions held"), ("inserted", "as inserted"))):
+        axes, table = places[column], found.reading_table(condition)
+        axes.plot(doses, table["slope_1"], color="0.8", linewidth=5, label="slope 1", zorder=0)
+        colour, dashes, marker = LINES[column]
+        for number, head in enumerate(found.heads):
+            label = count_of(len(found.heads), "head") if number == 0 else None
+            axes.plot(doses, table[str(head)], linewidth=0.6, color=colour, alpha=0.45, label=label)
+        slope = found.mean_slope(condition)
+        words = f"mean: slope {float(slope.estimate):.3f}{limits_of(slope.low, slope.high, '.3f')}"
+        axes.plot(doses, table["mean"], color="black", linestyle=dashes, marker=marker, markersize=3.5, label=words)
+        axes.fill_between(doses, table["mean_ci_low"], table["mean_ci_high"], color="black", alpha=0.15, linewidth=0)
+        where = f"layer {found.layer} (paper: layer {found.layer + 1}), {title}"
+        name_axes(axes, y="log odds of reading the span (nats)", title=where)
+    axes, table = places[2], found.outcome_table()
+    names = {"total": "total", "content": "content", "shift": "shift of positions"}
+    for number, (contrast, name) in enumerate(names.items()):
+        median, low, high = with_limits(table, contrast)
+        draw_series(axes, doses, median, (low, high), number, name)
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    effect = f"insertion's effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
+    name_axes(axes, y=effect, title=f"{words_of(found, 'model')}, bands: 95 % intervals over problems")
+    for axes in places:
+        axes.set_xscale("log")
+        name_ticks(axes.xaxis, list(doses), np.array(doses))
+        name_axes(axes, x="inserted tokens")
+        axes.legend(fontsize=7)
+    return picture
