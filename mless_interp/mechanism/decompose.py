@@ -10,19 +10,8 @@ from torch import Tensor
 
 from ..core.arguments import check_count, checked
 from ..core.heads import Head
+from ..metrics import outputs
 from ..metrics.attention import span_mass_null
-from ..metrics.outputs import (
-    AffineParts,
-    affine_fit,
-    affine_parts,
-    affine_residual,
-    direction_coherence,
-    frozen_gain,
-    residual_share,
-    value_cosine,
-    value_effective_rank,
-    value_spectral_share,
-)
 from ..models.arithmetic import with_extra
 from ..models.base import Model
 from ..patching.prepared import single
@@ -233,11 +222,13 @@ def _numbers(
     """
     before, after, read = z[contrast.clean], z[contrast.corrupted], reads[contrast.corrupted]
     matched = matched_run(contrast)
-    parts = affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=None if matched is None else z[matched])
+    parts = outputs.affine_parts(
+        after, before, lam=read.lam, sigma=read.sigma, matched=None if matched is None else z[matched]
+    )
     size = before.float().flatten(-2).norm(dim=-1)
     change = parts.change.flatten(-2).norm(dim=-1)
     noise = rounding(model, before.dtype)
-    fit = affine_fit(before, after)
+    fit = outputs.affine_fit(before, after)
     values = v[pair.span_mask.to(v.device)].transpose(0, 1)
     inside = torch.ones(pair.n_inserted, dtype=torch.bool, device=values.device)
     group = model.info.n_heads // model.info.n_key_value_heads
@@ -246,23 +237,23 @@ def _numbers(
         "lam_sd": read.lam.std(-1, correction=0),
         "lam_last": read.lam[:, -1],
         "sigma_norm": read.sigma.norm(dim=-1).mean(-1),
-        "direction_coherence": direction_coherence(read.sigma),
-        "value_cosine": value_cosine(values, span=inside).repeat_interleave(group, 0),
-        "value_spectral_share": value_spectral_share(values, span=inside).repeat_interleave(group, 0),
-        "value_effective_rank": value_effective_rank(values, span=inside).repeat_interleave(group, 0),
+        "direction_coherence": outputs.direction_coherence(read.sigma),
+        "value_cosine": outputs.value_cosine(values, span=inside).repeat_interleave(group, 0),
+        "value_spectral_share": outputs.value_spectral_share(values, span=inside).repeat_interleave(group, 0),
+        "value_effective_rank": outputs.value_effective_rank(values, span=inside).repeat_interleave(group, 0),
         "change": torch.where(size > 0, change / size, torch.nan),
-        "residual": affine_residual(parts.rest, parts.change, rounding=noise * size),
+        "residual": outputs.affine_residual(parts.rest, parts.change, rounding=noise * size),
         "fit_slope": fit.slope,
         "fit_r2": fit.r2,
     }
     if parts.shift is not None:
-        found["shift_left_out"] = affine_residual(parts.rest + parts.shift, parts.change, rounding=noise * size)
+        found["shift_left_out"] = outputs.affine_residual(parts.rest + parts.shift, parts.change, rounding=noise * size)
     shares, rescaled = _shares(model, layer, after, before, parts, noise)
     return found | shares, rescaled
 
 
 def _shares(
-    model: Model, layer: int, after: Tensor, before: Tensor, parts: AffineParts, noise: float
+    model: Model, layer: int, after: Tensor, before: Tensor, parts: outputs.AffineParts, noise: float
 ) -> tuple[dict[str, Tensor], float | None]:
     """Shares of the residual change before the layer's norm of attention's output and, where it has one, after it.
 
@@ -278,13 +269,17 @@ def _shares(
     added = torch.einsum("hrd,hdm->rm", parts.change, weights)
     if float(added.norm()) < 10 * noise * float(old.norm()):
         added = torch.full_like(added, torch.nan)  # nothing but rounding
-    found = {f"{name}share": residual_share(piece, added, output_weights=weights) for name, piece in pieces.items()}
+    found = {
+        f"{name}share": outputs.residual_share(piece, added, output_weights=weights) for name, piece in pieces.items()
+    }
     if output.norm is None:
         return found, None
-    gain, gain_before = (frozen_gain(output.norm, summed) for summed in (new, old))
+    gain, gain_before = (outputs.frozen_gain(output.norm, summed) for summed in (new, old))
     normed = gain.to(wide) * new - gain_before.to(wide) * old + 0 * added
     for name, piece in pieces.items():
-        found[f"{name}share_after_norm"] = residual_share(piece, normed, output_weights=weights, gain=gain.to(wide))
+        found[f"{name}share_after_norm"] = outputs.residual_share(
+            piece, normed, output_weights=weights, gain=gain.to(wide)
+        )
     total = normed.square().sum()
     rescaled = ((gain - gain_before).to(wide) * old * normed).sum() / total
     return found, float(torch.where(total > 0, rescaled, torch.nan))

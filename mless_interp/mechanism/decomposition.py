@@ -261,18 +261,14 @@ class AttentionDecomposition(Result):
                 f"{row['scale_share']:+.2f} scale, {row['bias_share']:+.2f} bias and {row['rest_share']:+.2f} upstream"
             )
             found.append(f"The change of attention's output in layer {layer} is {parts} (shares are signed).")
+        residual = self.of("residual", contrast)[:, 0]
+        if np.isfinite(residual).any():
+            found.append(
+                f"In layer 0 z' = lambda z + Sigma leaves {np.nanmax(residual):.1e} of the change open at most: an identity, "
+                "for any inserted text, not a finding."
+            )
         counted = undefined(self.values, self.heads)
         return [*found, *([f"Undefined (no change beyond rounding, or too few rows): {counted}."] if counted else [])]
-
-    def caveats(self) -> list[str]:
-        """Return what limits the finding: in the first layer the form is arithmetic."""
-        residual = self.of("residual", self.contrasts[0])[:, 0]
-        words = "In layer 0 z' = lambda z + Sigma is an identity for any inserted text, not a finding: it leaves"
-        known = np.isfinite(residual).any()
-        return [
-            *super().caveats(),
-            *([f"{words} {np.nanmax(residual):.1e} of the change open at most."] if known else []),
-        ]
 
     def printed(self) -> pd.DataFrame:
         """Return the heads, the largest share first (without the cost of intervals)."""
