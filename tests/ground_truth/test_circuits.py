@@ -143,7 +143,9 @@ def test_edges_by_hand() -> None:
 def test_shares_add_up_as_they_act() -> None:
     for name, against in (("plain", 0), ("switched", 0), ("rows", 0), ("relayed", 0), ("against", -0.25)):
         made = planted(name)
-        shares = {kind: [made.shares[h] for h in made.truth if made.truth[h] == kind] for kind in made.truth.values()}
+        shares: dict[str, list[float]] = {}
+        for head, share in made.shares.items():
+            shares.setdefault(made.truth[head], []).append(share)
         bring = sum(shares.get("reader", []) + shares.get("conditional", []) + shares.get("relay", []))
         assert bring == pytest.approx(1) and sum(shares.get("against", [])) == pytest.approx(against, rel=0.06), name
         assert min(made.shares[head] for head in made.shares if head not in made.roles.against) >= 0.1
