@@ -139,15 +139,3 @@ def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets
         ((40, 20, 38), "There is no other set of the same layers and size."),
     ):
         assert words in answers_come_back(under_four(*right)), right
-
-
-def test_the_answer_says_whether_confirmed_heads_are_specific() -> None:
-    """Confirmed alone would be read as "because of the slashes"."""
-    made = confirmed()
-    told = replace(located(), confirmation=made)
-    assert told.headline().endswith(" are confirmed, both specific to this insertion.")
-    assert list(told.printed()["claimed"]) == ["reader", "mediator", "sufficient only"]
-    as_much = {name: each + 2 * name.startswith("random") for name, each in made.controls.items()}
-    assert ", none specific to" in replace(told, confirmation=replace(made, controls=as_much)).headline()
-    without = replace(told, confirmation=replace(made, controls={"shift_total": made.total}))
-    assert without.headline().endswith(" are confirmed, specificity not tested.")
