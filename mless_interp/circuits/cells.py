@@ -16,7 +16,7 @@ from ..models.base import Model
 from ..models.info import AttentionOutput, ModelError
 from ..models.inputs import Recording
 from ..models.replay import Layers
-from ..patching.effect import SMALLEST_EFFECT, Parts, check_smallest_effect
+from ..patching.effect import SMALLEST_EFFECT, Parts
 from ..patching.interventions import Intervention, edit_named
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Runs, Settings, prepare
@@ -416,10 +416,10 @@ def compared(
     edit: str | Intervention,
     outcome: str | Outcome,
     control: Iterable[PromptPair] | None,
-) -> tuple[Sweep, Prepared]:
-    """The sweep of these names and its problems; with a `control`, the same problems' pairs, its tokens are the clean ones."""
+) -> tuple[Prepared, Sweep]:
+    """Problems and the sweep of these names; with a `control`, the same problems' pairs, its tokens are the clean ones."""
     if control is None:
-        return Sweep.named(contrast, direction, edit), prepare(model, pairs, outcome)
+        return prepare(model, pairs, outcome), Sweep.named(contrast, direction, edit)
     one_of(direction, DIRECTIONS, "direction")
     intervention = edit_named(edit, direction)
     if contrast != "content" or intervention.name != "z":
@@ -439,63 +439,66 @@ def compared(
             )
     both = zip(prepared.bare, beside.bare, strict=True)
     changed = prepare(model, [replace(pair, clean=other.inserted) for pair, other in both], prepared.outcome)
-    return Sweep(CONTRASTS["replaced"], direction, intervention), replace(changed, beside=beside.insertion)
+    return replace(changed, beside=beside.insertion), Sweep(CONTRASTS["replaced"], direction, intervention)
 
 
 Made = TypeVar("Made", bound=CellEffects)
 
 
-def measured(
-    kind: type[Made],
-    prepared: Prepared,
-    sweep: Sweep,
-    cells: Sequence[Edge | Way | Site | Place],
-    changes: Callable[[Flow], Iterable[tuple[int, int, Tensor]]],
-    *,
-    smallest_effect: float,
-    options: RunOptions,
-    label: str,
-    heads: object = None,
-) -> Made:
-    """Measure what each cell carries: a row of the receiving run for every change of its stream.
+@dataclass(frozen=True)
+class Experiment:
+    """Problems, two runs of each and an edit between them: what effects of cells are measured in.
 
-    `changes` of a unit's runs: the place of a cell, the stage at which its change enters the stream (none falling) and the
-    change; a cell without any is NaN. `heads`: as they were asked for, to tell where they were named.
+    `heads`: as they were asked for, to tell where they were named.
     """
-    check_smallest_effect(smallest_effect)
-    prepared = prepared.under(sweep.contrast)
 
-    def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
-        flow, places = Flow(prepared.runs(unit), sweep, options.max_rows), []  # type: tuple[Flow, list[int]]
+    prepared: Prepared
+    sweep: Sweep
+    options: RunOptions
+    smallest_effect: float
+    heads: object = None
 
-        def rows() -> Iterator[tuple[int, Tensor]]:
-            for place, at, change in changes(flow):
-                places.append(place)
-                yield at, change
+    def measured(
+        self,
+        kind: type[Made],
+        cells: Sequence[Edge | Way | Site | Place],
+        changes: Callable[[Flow], Iterable[tuple[int, int, Tensor]]],
+        *,
+        label: str,
+    ) -> Made:
+        """Measure what each cell carries: a row of the receiving run for every change of its stream.
 
-        found, _ = flow.outcomes(rows(), tick)
-        values = np.full((len(unit), len(cells)), np.nan)
-        values[:, places] = found
-        return [{"patched": patched, "ends": ends} for patched, ends in zip(values, flow.ends, strict=True)]
+        `changes` of a unit's runs: the place of a cell, the stage at which its change enters the stream (none falling) and the
+        change; a cell without any is NaN.
+        """
+        sweep, prepared, max_rows = self.sweep, self.prepared.under(self.sweep.contrast), self.options.max_rows
 
-    found = prepared.each(
-        of_unit,
-        label=label,
-        settings={**sweep.settings, label: list(map(str, cells))},
-        options=options,
-        steps=len(cells),
-    )
-    patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
-    sign = DIRECTIONS[sweep.direction]
-    return kind(
-        problem_ids=prepared.ids,
-        groups=prepared.groups,
-        cells=tuple(cells),
-        values=sign * (patched - ends[:, :1]) + 0.0,  # no -0
-        total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
-        unit=prepared.outcome.unit,
-        settings=made_with(prepared, sweep, heads),
-        seed=options.seed,
-        smallest_effect=smallest_effect,
-        resolution=prepared.model.resolution,
-    )
+        def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
+            flow, places = Flow(prepared.runs(unit), sweep, max_rows), []  # type: tuple[Flow, list[int]]
+
+            def rows() -> Iterator[tuple[int, Tensor]]:
+                for place, at, change in changes(flow):
+                    places.append(place)
+                    yield at, change
+
+            found, _ = flow.outcomes(rows(), tick)
+            values = np.full((len(unit), len(cells)), np.nan)
+            values[:, places] = found
+            return [{"patched": patched, "ends": ends} for patched, ends in zip(values, flow.ends, strict=True)]
+
+        settings = {**sweep.settings, label: list(map(str, cells))}
+        found = prepared.each(of_unit, label=label, settings=settings, options=self.options, steps=len(cells))
+        patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
+        sign = DIRECTIONS[sweep.direction]
+        return kind(
+            problem_ids=prepared.ids,
+            groups=prepared.groups,
+            cells=tuple(cells),
+            values=sign * (patched - ends[:, :1]) + 0.0,  # no -0
+            total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
+            unit=prepared.outcome.unit,
+            settings=made_with(prepared, sweep, self.heads),
+            seed=self.options.seed,
+            smallest_effect=self.smallest_effect,
+            resolution=prepared.model.resolution,
+        )

@@ -12,7 +12,7 @@ from ..core.arguments import checked
 from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.replay import Layers, stage
-from ..patching.effect import SMALLEST_EFFECT
+from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
@@ -28,6 +28,7 @@ from .cells import (
     Asked,
     CellEffects,
     Edge,
+    Experiment,
     Flow,
     Mlp,
     Node,
@@ -35,7 +36,6 @@ from .cells import (
     compared,
     has_mlps,
     heads_of,
-    measured,
     mlp_reads,
     need_weights,
     of_cells,
@@ -107,6 +107,7 @@ def trace_paths(
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
+    check_smallest_effect(smallest_effect)
     options = RunOptions(checkpoint, progress, seed, max_rows)
     layers = model.need_layers("trace_paths").layers
     if edges is None:
@@ -116,7 +117,7 @@ def trace_paths(
     else:
         chosen = tuple(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges)
     _check(model, layers, chosen, edit)
-    sweep, prepared = compared(model, pairs, contrast, direction, edit, outcome, control)
+    problems = compared(model, pairs, contrast, direction, edit, outcome, control)
 
     def place_of(at: int) -> tuple[int, bool, bool, str, str, str]:
         """Where receivers write; within a layer sender by sender, so that projections are shared."""
@@ -142,14 +143,8 @@ def trace_paths(
                 change = flow.mlp_answers(receiver.layer, change)
             yield at, _written(flow.layers, receiver), change
 
-    return measured(
-        PathEffects,
-        *(prepared, sweep, chosen, changes),
-        smallest_effect=smallest_effect,
-        options=options,
-        label="tracing paths",
-        heads=heads,
-    )
+    asked = Experiment(*problems, options, smallest_effect, heads)
+    return asked.measured(PathEffects, chosen, changes, label="tracing paths")
 
 
 def _among(
@@ -322,10 +317,11 @@ def direct_effects(
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
+    check_smallest_effect(smallest_effect)
     options = RunOptions(checkpoint, progress, seed, max_rows)
     chosen = heads_of(model, heads, "split")
     need_weights(model, [head.layer for head in chosen], "direct_effects")
-    sweep, prepared = compared(model, pairs, contrast, direction, edit, outcome, control)
+    problems = compared(model, pairs, contrast, direction, edit, outcome, control)
     ways = [Way(head, way) for head in chosen for way in WAYS]
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
@@ -335,14 +331,8 @@ def direct_effects(
         for head in sorted(chosen):
             yield 2 * chosen.index(head), _written(flow.layers, LOGITS), flow.head_writes(head)
 
-    found = measured(
-        DirectEffects,
-        *(prepared, sweep, ways, changes),
-        smallest_effect=smallest_effect,
-        options=options,
-        label="direct effects",
-        heads=heads,
-    )
+    asked = Experiment(*problems, options, smallest_effect, heads)
+    found = asked.measured(DirectEffects, ways, changes, label="direct effects")
     values = found.values.copy()
     values[:, 1::2] -= values[:, ::2]
     return replace(found, values=values)

@@ -13,7 +13,7 @@ from ..core.arguments import check_count, checked
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.replay import stage
-from ..patching.effect import SMALLEST_EFFECT
+from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
@@ -27,6 +27,7 @@ from .cells import (
     POSITION,
     Asked,
     CellEffects,
+    Experiment,
     Flow,
     Made,
     Place,
@@ -34,7 +35,6 @@ from .cells import (
     compared,
     has_mlps,
     heads_of,
-    measured,
     need_weights,
     of_cells,
 )
@@ -92,6 +92,7 @@ def patch_sites(
 
     Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
+    check_smallest_effect(smallest_effect)
     options = RunOptions(checkpoint, progress, seed, max_rows)
     check_count(n_rows, name="n_rows")
     model.need_layers("patch_sites")
@@ -99,7 +100,7 @@ def patch_sites(
     chosen = chosen if has_mlps(model) else tuple(site for site in chosen if site != "mlp_out")
     if not chosen:
         raise ValueError("this model has no MLPs, so mlp_out holds nothing to patch: choose other sites")
-    sweep, prepared = compared(model, pairs, contrast, direction, "z", outcome, control)
+    prepared, sweep = compared(model, pairs, contrast, direction, "z", outcome, control)
     tokens, layers = _tokens(prepared, sweep, n_rows), range(model.info.n_layers)
     cells = [Site(*each) for each in product(chosen, layers, tokens)]
 
@@ -113,14 +114,8 @@ def patch_sites(
                 if row is not None:
                     yield place, at, _only(change, row)
 
-    found = measured(
-        SitePatches,
-        *(prepared, sweep, cells, changes),
-        smallest_effect=smallest_effect,
-        options=options,
-        label="patching sites",
-    )
-    return _counted(found, "position", n_rows)
+    asked = Experiment(prepared, sweep, options, smallest_effect)
+    return _counted(asked.measured(SitePatches, cells, changes, label="patching sites"), "position", n_rows)
 
 
 @checked
@@ -160,13 +155,14 @@ def map_positions(
 
     Source: methods §8.1.
     """
+    check_smallest_effect(smallest_effect)
     options = RunOptions(checkpoint, progress, seed, max_rows)
     check_count(n_rows, name="n_rows")
     check_count(n_blocks, name="n_blocks")
     chosen = heads_of(model, heads, "map")
     need_weights(model, [head.layer for head in chosen], "map_positions")
     model.need_rotated("knockouts of a part of the span")
-    sweep, prepared = compared(model, pairs, contrast, "denoising", "z", outcome, control)
+    prepared, sweep = compared(model, pairs, contrast, "denoising", "z", outcome, control)
     tokens = _tokens(prepared, sweep, n_rows)
     cuts = sweep.contrast.cuts and sweep.contrast.changes_from == "after"
     blocks = ("first token", *(f"block {at}" for at in range(n_blocks)), ALL) if cuts else ()
@@ -185,15 +181,8 @@ def map_positions(
                 if part is not None:
                     yield first + at, joins, _only(whole, part) if at < len(rows) else _blinded(flow, head, part)
 
-    found = measured(
-        PositionMap,
-        *(prepared, sweep, cells, changes),
-        smallest_effect=smallest_effect,
-        options=options,
-        label="mapping positions",
-        heads=heads,
-    )
-    return _counted(found, "place", n_rows)
+    asked = Experiment(prepared, sweep, options, smallest_effect, heads)
+    return _counted(asked.measured(PositionMap, cells, changes, label="mapping positions"), "place", n_rows)
 
 
 def _counted(found: Made, name: str, n_rows: int) -> Made:
