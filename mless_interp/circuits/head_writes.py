@@ -57,7 +57,7 @@ def what_it_writes(
 ) -> "HeadWrites":
     r"""Which tokens a head's output promotes and suppresses, and which tokens' keys its query prefers. A description only.
 
-    Three things, each a mean over problems, of the run with the insertion:
+    Three means over problems, of the run with the insertion:
 
     - *Sigma*: what the head takes from the span, $\Sigma_i = \sum_{k \in I} A_{ik} v_k$, written as $\Sigma W_O$.
     - *change*: all that the insertion changes of what it writes, $\Delta z\, W_O$ (inserted - masked, as `patch_heads`' "z").

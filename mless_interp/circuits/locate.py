@@ -55,16 +55,12 @@ def locate_heads(
     """Name the heads that carry the insertion's content effect (or that of another `contrast`): who reads it, who passes it on,
     in how many problems.
 
-    Four measures, per problem and head, parts of the insertion's effect: `knockout` (what cutting this head's sight of the span
-    removes), `edge_noise` (what its sight alone adds to a run that cannot see the span), and the upstream-mediated parts
-    `mediated_removed`, `mediated_added` (z patch minus direct read, denoising and noising; exactly 0 in layer 0).
-
-    A head is named if patching its output removes, or adds, more than `smallest_effect` of the median total effect in most
-    problems: the prevalence test (exact binomial, against half of all problems; Holm over all tested heads, both ways and
-    both senses, with the effect and against it). Both ways: a carrier; one way: necessary only, or sufficient only. Its kind
-    (reader, conditional reader, mediator, ..., `judge.KINDS`) follows from the same test of the four measures among the named
-    heads. Heads shown to do less than that are negligible, all others undecided. If most problems do not show a total effect
-    of one sign, no head is named.
+    Four measures (`measure.measure`) per problem and head are parts of the insertion's effect. A head is named if patching its
+    output removes, or adds, more than `smallest_effect` of the median total effect in most problems: the prevalence test (exact
+    binomial, against half of all problems; Holm over all tested heads, both ways and both senses, with the effect and against
+    it). Both ways: a carrier; one way: necessary only, or sufficient only. Its kind (`judge.KINDS`) follows from the same test
+    of the four measures among the named heads. Heads shown to do less than that are negligible, all others undecided. If most
+    problems do not show a total effect of one sign, no head is named.
 
     Parameters
     ----------

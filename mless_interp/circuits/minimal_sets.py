@@ -63,14 +63,12 @@ def minimal_sets(
     A set is found where the median over problems is `share` or more of the median total effect. Of two heads of which each is
     enough (OR) either is sufficient, both are necessary; of two that are needed (AND) both are sufficient, either is necessary.
 
-    Each set grows by the head that adds most, exactly measured. Where none adds more than 5 % of the effect (as when two act
-    only together), the next one is taken by what each does alone, and of those that do little by the gate gradient. The set is
-    then pruned as long as the rest reaches the share: no member can be left out, but a smaller set that lies elsewhere can be
-    missed. The last look is for stand-ins: which other candidate reaches the share too in the place of a member.
+    Each set grows by the head that adds most; where none adds more than 5 % of the effect (as when two act only together), by
+    what each does alone, then by the gate gradient. It is pruned as long as the rest reaches the share; a smaller set that lies
+    elsewhere can be missed. Stand-ins are candidates that reach the share in the place of a member.
 
-    On fresh problems the set is measured again: the share with its interval, the test that it does more than `share` of the
-    problem's own effect in most problems (prevalence, Holm over both sets), and its rank among `n_random_sets` sets of the same
-    size and layers. A set that just reaches the share where it was found is not confirmed.
+    On fresh problems: the share with its interval, the test that the set does more than `share` of the problem's own effect in
+    most problems (prevalence, Holm over both sets), and its rank among `n_random_sets` sets of the same size and layers.
 
     Parameters
     ----------
@@ -81,8 +79,7 @@ def minimal_sets(
         head writes what it does in the clean run.
     share : of the median effect, above 0 and at most 1.
     max_heads : how far a set is grown.
-    checkpoint : a folder that receives each finished problem of each step; started again with the same settings the run goes on
-        there, also in shards.
+    checkpoint : a folder that keeps each finished problem; started again with the same settings the run goes on there.
 
     Returns `MinimalSets`. A set that was not found has no heads, and NaN in the tables. Raises `ValueError` before anything
     runs for fewer problems than could show anything (6 to find, 6 to confirm), `ModelError` where no gradients can be had.

@@ -79,17 +79,14 @@ def trace_paths(
 ) -> "PathEffects":
     r"""What heads do through one another, edge by edge, exactly: path patching by replay.
 
-    The edit changes the sender's output by $\Delta z_s$ at every token that can change. The receiver alone sees it, added
-    to the stream that its query, key or value is made of; everything between is frozen. What the receiver then writes more
-    goes on through the rest of the model:
+    The edit changes the sender's output by $\Delta z_s$ at every token that can change. The receiver alone sees it, in the
+    stream that its query, key or value is made of; what it then writes more goes on through the rest of the model:
 
     $$ q_r' = R_p\, W_Q^r\, n\big(x_l + \Delta z_s W_O^s\big), \qquad z_r' = A(q_r', k_r, v_r)\, v_r, \qquad
        Y_{s \to r} = Y(z_r \leftarrow z_r') - Y_\text{receiving} $$
 
-    (k and v alike; under grouped queries the receiver has its own copy of them). Into an MLP the change is added to the stream
-    that it reads, and what it answers more is added to what it wrote; into the logits it is the direct effect.
-
-    Edges do not add up to a head's effect: paths of several edges count in each.
+    (k and v alike; under grouped queries the receiver has its own copy of them). Into an MLP likewise; into the logits it is
+    the direct effect. Edges do not add up to a head's effect: paths of several edges count in each.
 
     Parameters
     ----------

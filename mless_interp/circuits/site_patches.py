@@ -70,12 +70,11 @@ def patch_sites(
 ) -> "SitePatches":
     """Patch one site at one token, every layer and token, exactly: the picture of activation patching.
 
-    The donor's activation replaces the receiving run's at that layer and token. Tokens of the question are counted from both
-    ends: 0, 1, ... from the first token after the insertion (its first block), ..., -2, -1 up to the one that predicts the
-    first token of the answer; one of a short question is counted once, from its nearer end. "all" is every token that can
-    change, with those of the answer. Where the span's own rows change (contrast "computed"), its tokens are counted likewise:
-    "span 0", ..., "span -1", "span all". Where nothing is inserted (contrast "replaced"), tokens are named by their absolute
-    position in the prompt: "position 0", ...; where prompts differ in length from their ends too, "position -1", ....
+    The donor's activation replaces the receiving run's. Tokens of the question are counted from both ends: 0, 1, ... from the
+    first token after the insertion (its first block), ..., -2, -1 up to the one that predicts the first token of the answer;
+    one of a short question is counted once, from its nearer end. "all" is every token that can change, with the answer's. Where
+    the span's own rows change ("computed"): "span 0", ..., "span -1", "span all". Where nothing is inserted ("replaced"), they
+    are named by their position in the prompt: "position 0", ..., where prompts differ in length "position -1", ....
 
     Two exact identities: resid_pre of layer 0 carries nothing where both runs hold the same tokens at the same positions, and
     resid_post of the last layer, all rows, carries everything, unless the answer is read at an inserted token of one run alone.

@@ -69,11 +69,9 @@ def transfer(
     $$ z_i \leftarrow \bar\lambda z_i + \bar\Sigma, \qquad
        \text{transfer}_p = Y_p(z \leftarrow \bar\lambda z + \bar\Sigma) - Y_p $$
 
-    One number and one vector per head: nothing of it depends on the question. If that brings the effect back, no token was
-    needed, and what the heads read of it is a constant bias. Later layers compute with what the earlier ones were given.
-
-    Controls: the same with random sets of heads of the same layers, each with its own means, and with these heads' means
-    under another insertion of the same length and place. `Transfer.edit` is a treatment of `evaluate_accuracy`.
+    If that brings the effect back, no token was needed: what the heads read of it is a constant bias. Later layers compute with
+    what the earlier ones were given. Controls: random sets of heads of the same layers, each with its own means, and these
+    heads' means under another insertion of the same length and place. `Transfer.edit` is a treatment of `evaluate_accuracy`.
 
     Parameters
     ----------
@@ -84,7 +82,7 @@ def transfer(
     control : another insertion, "random_sentence" (means over `n_control_draws` draws; left out for pairs of token ids), an
         `Insertion`, other pairs, or None.
     smallest_effect : of interest, as a share of the median total effect.
-    checkpoint : a folder that receives each finished problem; started again with the same settings the run goes on there.
+    checkpoint : a folder that keeps each finished problem; started again with the same settings the run goes on there.
 
     Needs no gradients and no weights. Raises `ValueError` before anything runs for too few problems and insertions in several
     blocks, `ModelError` where queries and keys cannot be had as they enter the scores.
