@@ -375,7 +375,7 @@ class MinimalSets(Result):
         """One row per set that was tried, the steps in order, then the swaps: `share` of the total effect where it was sought,
         `fresh_share` on the other problems, both with limits; `changed` says which head came or went."""
         every = [*each.steps, *each.swaps]
-        before = [(), *each.steps[:-1], *(each.heads for _ in each.swaps)]
+        before = [*((), *each.steps)[: len(each.steps)], *(each.heads for _ in each.swaps)]
         return pd.DataFrame(
             {
                 "set": ["step"] * len(each.steps) + ["swap"] * len(each.swaps),

@@ -227,3 +227,10 @@ def test_small_parts_of_sets_by_hand() -> None:
     assert count_as_large(whole, -np.ones(4), np.zeros((4, 0))) == 0
     nothing = HeadSet("necessary", (), (), (), *[np.zeros((4, 0))] * 2, (), np.zeros((4, 0)))
     assert np.isnan(nothing.own).all() and nothing.stand_ins == {}
+    made = sets_found(4)
+    none = replace(made, necessary=nothing, sufficient=replace(nothing, side="sufficient"), total=np.zeros(4))
+    assert none.headline() == "Sufficient: no set; necessary: no set." and none.table()["k"].tolist() == [0, 0]
+    assert (
+        none.details()[0] == "No sufficient set: most problems do not show an effect of one sign."
+        and none.to_frame().empty
+    )
