@@ -244,16 +244,6 @@ class CellEffects(Cells[Cell]):
 
     axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem cell"), ("total", "problem"))
 
-    @property
-    def per_cell(self) -> np.ndarray:
-        """`values`."""
-        return self.values
-
-    @property
-    def total_effect(self) -> np.ndarray:
-        """`total`."""
-        return self.total
-
 
 def of_cells(name: str) -> property:
     """A property: what the cells of a result have under this name, each once, in their order."""
