@@ -268,7 +268,7 @@ def knocked_out(n: int = 6) -> JointKnockout:
     singles = np.full((n, 2), 0.3) + spread(n, 0.02)[:, None]
     sets = tuple((mi.Head(0, a), mi.Head(0, b)) for a, b in ((3, 4), (4, 5), (3, 5)))
     heads, effect, random = (mi.Head(0, 1), mi.Head(0, 2)), 0.8 + spread(n), np.full((n, 3), 0.1) + spread(n)[:, None]
-    return JointKnockout(problems(n), heads, effect, singles, random, sets, 3, "nats", {"n_random_sets": 100})
+    return JointKnockout(problems(n), heads, effect, singles, random, sets, "nats", {"n_random_sets": 100})
 
 
 def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:

@@ -102,10 +102,6 @@ class LayerState:
         """The head outputs that a pattern gives with this run's values."""
         return mix_values(pattern, self.v)
 
-    def span_mass(self) -> Tensor:
-        """Attention on the span, `[b, H, dest]`."""
-        return (self.pattern() * self.span_keys).sum(-1)
-
 
 @dataclass(frozen=True)
 class Intervention(ABC):

@@ -80,7 +80,9 @@ def joint_knockout(
         prepared, gates, label="knocking out sets of heads", settings=settings, contrast=between, options=options
     )
     if singles is None:
-        singles = single_knockouts(prepared, chosen, contrast=contrast, options=RunOptions(progress=progress))
+        one_by_one = {"singles": Sweep.named(contrast, edit="knockout" if between.cuts else "z")}
+        swept = sweep_heads(prepared, one_by_one, chosen, options=RunOptions(progress=progress))
+        singles = swept["singles"].per_head
     removed = values[:, :1] - values[:, 1:]
     return JointKnockout(
         heads=chosen,
@@ -88,7 +90,6 @@ def joint_knockout(
         singles=singles,
         random=removed[:, 1:],
         sets=sets,
-        n_possible=count_sets(chosen, info),
         seed=seed,
         chosen_elsewhere=chosen_elsewhere,
         **prepared.fields(settings),
@@ -106,28 +107,12 @@ def cutting(contrast: str) -> Contrast:
     return found
 
 
-def single_knockouts(
-    prepared: Prepared, heads: Sequence[Head], *, contrast: str = "content", options: RunOptions
-) -> np.ndarray:
-    """Return the part of the insertion's effect that the knockout of each single head removes, `[problem, head]`."""
-    sweeps = {"knockout": Sweep.named(contrast, edit="knockout" if CONTRASTS[contrast].cuts else "z")}
-    return sweep_heads(prepared, sweeps, heads, options=options)["knockout"].per_head
-
-
-def count_sets(heads: Sequence[Head], info: ModelInfo) -> int:
-    """Count the other sets with the same number of heads in each layer (some contain some of these heads)."""
-    counts = Counter(head.layer for head in heads)
-    return math.prod(math.comb(info.n_heads, count) for count in counts.values()) - 1
-
-
 def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: int) -> tuple[tuple[Head, ...], ...]:
-    """Other sets with the same number of heads in each layer: all of them, or `n_sets` at random, each once."""
-    n_possible = count_sets(heads, info)
-    if not n_possible or not n_sets:
-        return ()
+    """Other sets with the same number of heads in each layer (some hold some of these heads): all of them, or `n_sets` at
+    random, each once."""
     counts = sorted(Counter(head.layer for head in heads).items())
     given, others = set(heads), {layer: [head for head in info.heads if head.layer == layer] for layer, _ in counts}
-    if n_possible <= n_sets:
+    if math.prod(math.comb(info.n_heads, count) for _, count in counts) - 1 <= n_sets:
         every = itertools.product(*(itertools.combinations(others[layer], count) for layer, count in counts))
         return tuple(found for parts in every if set(found := tuple(itertools.chain(*parts))) != given)
     generator = derive_generator(seed, "random head sets", *heads)
@@ -201,8 +186,8 @@ class JointKnockout(Result):
     """A set of heads knocked out together: `effect` `[problem]`, what that removes of the insertion's effect.
 
     `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` (random sets of the
-    same size and layers) removes together; `n_possible` such sets exist in all. Heads that were not `chosen_elsewhere` have no
-    `p`: the choice alone makes them beat random ones.
+    same size and layers) removes together. Heads that were not `chosen_elsewhere` have no `p`: the choice alone makes them beat
+    random ones.
     """
 
     problem_ids: tuple[str, ...]
@@ -211,7 +196,6 @@ class JointKnockout(Result):
     singles: np.ndarray
     random: np.ndarray
     sets: tuple[tuple[Head, ...], ...]
-    n_possible: int
     unit: str
     settings: Settings = field(default_factory=dict)
     seed: int = 0
@@ -230,11 +214,6 @@ class JointKnockout(Result):
     def interaction(self) -> np.ndarray:
         """Joint knockout minus the sum of the single ones, `[problem]`; of the effect's own sign: they back each other up."""
         return self.effect - self.singles.sum(1)
-
-    @property
-    def exact(self) -> bool:
-        """Return True where every possible random set was taken."""
-        return 0 < self.n_possible == len(self.sets)
 
     @property
     def p(self) -> float:
@@ -278,10 +257,10 @@ class JointKnockout(Result):
         found = []
         if self.sets:
             middle = float(np.median(np.median(self.by_group(self.random), axis=0)))
+            p = f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
             found.append(
-                f"{'All ' if self.exact else ''}{len(self.sets)} {'other' if self.exact else 'random'} sets of the same "
-                f"layers and size remove {middle:+.4f} (median), {self.n_as_large or 'none'} of them as much; "
-                f"{f'p = {self.p:.3g}' if self.chosen_elsewhere else CHOSEN_HERE}."
+                f"{len(self.sets)} other sets of the same layers and size remove {middle:+.4f} (median), "
+                f"{self.n_as_large or 'none'} of them as much; {p}."
             )
         elif self.settings.get("n_random_sets"):
             found.append(

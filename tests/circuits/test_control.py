@@ -126,7 +126,7 @@ def test_the_readers_are_knocked_out_together_against_random_sets(fresh: bool) -
     assert joint.effect == pytest.approx(told.total, rel=0.05), "together they are the whole effect"
     reads = [told.heads.index(head) for head in joint.heads]
     assert joint.singles == pytest.approx(told.values["knockout"][:, reads])
-    assert joint.n_possible == len(joint.sets) == 27 and joint.exact  # 2 of the 8 heads of layer 0, but for these two
+    assert len(joint.sets) == 27  # all: 2 of the 8 heads of layer 0, but for these two
     assert joint.p == pytest.approx(1 / 28) and found.joint is None if fresh else np.isnan(joint.p)
     assert told.reads is not None and set(told.reads.heads) == set(made.readers) == readers(found)
     for name in ("random", "questions", "mful"):

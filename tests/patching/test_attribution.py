@@ -108,18 +108,13 @@ def test_planted_readers_come_first_by_gates_and_mediators_too_by_attribution_pa
     assert len(set(by_gate)) == model.info.n_layers * model.info.n_heads
 
 
-def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any) -> None:
+def test_scores_are_per_problem_and_ranked_by_their_means(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("llama"), "bridge")
     pairs = pairs_for(model)
     found = attribute_heads(model, pairs, progress=False)
-    alone = attribute_heads(model, pairs[1:2], progress=False)
-    assert np.array_equal(alone.scores[0], found.scores[1])
-    table = found.to_frame()
-    assert table["measure"].value_counts().to_dict() == dict.fromkeys(
-        ("score", "knockout", "edge_noise", "exact"), 3 * 3 * 8
-    )
-    mean = table.groupby(["measure", "layer", "head"])["value"].mean()
-    assert mean.loc[("score", 2, 5)] == pytest.approx(found.scores[:, 2, 5].mean())
+    assert np.array_equal(attribute_heads(model, pairs[1:2], progress=False).scores[0], found.scores[1])
+    measures = ("score", "knockout", "edge_noise", "exact")
+    assert found.to_frame()["measure"].value_counts().to_dict() == dict.fromkeys(measures, 3 * 3 * 8)
     atp = attribute_heads(model, pairs, method="atp", progress=False)
     assert atp.knockout is None and atp.exact is None and np.array_equal(atp.best, atp.scores)
     by_score = np.abs(atp.scores.mean(0)).ravel().argsort(kind="stable")[::-1]

@@ -86,16 +86,12 @@ def test_what_is_drawn_of_the_heads_stands_in_one_table() -> None:
     table = found.reading_table("held")
     heads = ["L0H0", "L0H1", "L0H2", "L0H3"]
     assert list(table.columns) == ["n_tokens", *heads, "mean", "mean_ci_low", "mean_ci_high", "slope_1"]
-    assert table["mean"].to_numpy() == pytest.approx(table[heads].mean(axis=1).to_numpy())
     assert table["mean"].to_numpy() == pytest.approx(2 * np.log([1, 2, 4, 8]) - 2.5)
     assert (table["mean_ci_low"] < table["mean"]).all() and (table["mean"] < table["mean_ci_high"]).all()
     assert np.diff(table["slope_1"]) == pytest.approx(np.log(2)), "one unit per unit of log N"
-    above = table[heads].to_numpy() - table[["slope_1"]].to_numpy()
-    assert np.median(above) == pytest.approx(0), "through the middle of the heads"
+    assert np.median(table[heads].to_numpy() - table[["slope_1"]].to_numpy()) == pytest.approx(0), "through the middle"
     slope = found.mean_slope("inserted")
     assert float(slope.estimate) == pytest.approx(2.2) and float(slope.low) <= 2.2 + 1e-9
-    with pytest.raises(ValueError, match="unknown condition 'masked'; choose one of held, inserted"):
-        found.reading_table("masked")
 
 
 @pytest.mark.parametrize(

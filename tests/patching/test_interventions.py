@@ -50,7 +50,6 @@ def value(intervention: Any, state: LayerState | None = None) -> float:
 def test_the_formulas_by_hand() -> None:
     state = state_by_hand()
     assert float(state.mixed(state.pattern())) == pytest.approx(0.1 + 2 + 30 + 400)
-    assert float(state.span_mass()) == pytest.approx(0.2)
     assert value(Knockout()) == pytest.approx((0.1 + 30 + 400) / 0.8)
     assert value(KnockoutZero()) == pytest.approx(0.1 + 30 + 400)
     assert value(Gate(1.0)) == pytest.approx(432.1)
@@ -164,7 +163,6 @@ def test_every_row_of_every_head_is_edited_by_itself(intervention: Any) -> None:
                 if intervention.name == "restore_scale":
                     expected = expected + state.donor.z[prompt, row, head]
                 torch.testing.assert_close(found[prompt, row, head], expected, equal_nan=True)
-    torch.testing.assert_close(state.span_mass(), (pattern * span[:, None, None, :]).sum(-1))
 
 
 def test_matched_mass_takes_as_much_from_keys_that_may_be_taken_from() -> None:

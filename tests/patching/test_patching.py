@@ -179,12 +179,6 @@ def test_a_sweep_measures_its_own_noise(dtype: str, backend: str, tiny_model_dir
     assert (table["rank"].isna() == (table["effect"].abs() <= floor)).all() and (table["noise"] == floor).all()
 
 
-def test_noise_does_not_depend_on_how_rows_are_split(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge", "bfloat16")
-    whole, single = (patch_heads(model, pairs_for(model), max_rows=rows, progress=False) for rows in (None, 1))
-    assert np.abs(whole.noise - single.noise).max() < 1e-5 < whole.noise_floor
-
-
 def test_heads_within_the_noise_have_no_rank() -> None:
     heads = tuple(Head(layer, head) for layer in range(2) for head in range(2))
     effects = np.array([[[4.0, 0.5], [-0.9, 2.0]], [[2.0, 0.5], [-1.1, 2.0]]])
@@ -197,14 +191,12 @@ def test_heads_within_the_noise_have_no_rank() -> None:
     assert np.isnan(before.noise_floor) and before.rank.tolist() == [1.0, 4.0, 3.0, 2.0]
 
 
-def test_same_seed_same_result_and_batching_does_not_matter(tiny_model_dir: Any) -> None:
+def test_batching_does_not_matter(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = pairs_for(model)
-    first, second = (patch_heads(model, pairs, progress=False) for _ in range(2))
-    assert np.array_equal(first.patched, second.patched)
-    assert first.table().equals(second.table())
+    first = patch_heads(model, pairs, progress=False)
     rows = patch_heads(model, pairs, max_rows=1, progress=False)
-    assert np.abs(rows.patched - first.patched).max() < 1e-5
+    assert np.abs(rows.patched - first.patched).max() < 1e-5 and np.abs(rows.noise - first.noise).max() < 1e-5
     alone = patch_heads(model, pairs[1:2], progress=False)
     assert np.abs(alone.patched[0] - first.patched[1]).max() < 1e-5
 

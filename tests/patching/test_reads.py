@@ -111,14 +111,6 @@ def by_hand(cells: Any, *, total: float = 1.0, n: int = 20, layer: int = 0, **op
             ("(bias)", "matters (scale)", "first token does not replace", "all other tokens replaces"),
         ),
         (
-            [0.3, 0.4, -0.1, -0.2, -0.2],
-            ("(bias)", "(scale) acts the other way", "first token does even more", "other tokens does even more"),
-        ),
-        (
-            [0.3, -0.2, 0.4, 0.04, 0.06],
-            ("acts the other way", "(scale)", "first token replaces", "all other tokens does not replace"),
-        ),
-        (
             [-0.3, -0.3, 0.0, -0.3, 0.0],
             ("against the effect", "(bias)", "first token does not replace", "all other tokens replaces"),
         ),
