@@ -226,7 +226,7 @@ class Parts:
     values: np.ndarray
     total: np.ndarray
     unit: str
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     confidence: float
     smallest_effect: float
     resolution: float
