@@ -111,6 +111,10 @@ def by_hand(cells: Any, *, total: float = 1.0, n: int = 20, layer: int = 0, **op
             ("(bias)", "matters (scale)", "first token does not replace", "all other tokens replaces"),
         ),
         (
+            [0.3, -0.2, -0.1, -0.2, 0.4],
+            ("span acts the other way", "(scale) acts the other way", "first token does even more", "does not replace"),
+        ),
+        (
             [-0.3, -0.3, 0.0, -0.3, 0.0],
             ("against the effect", "(bias)", "first token does not replace", "all other tokens replaces"),
         ),
@@ -126,6 +130,27 @@ def test_verdicts_by_hand(cells: Any, words: tuple[str, ...], sign: int) -> None
     assert found.turned[0, 0].tolist() == cells
     if len(words) == 1:
         assert "bias" not in said and "scale" not in said and "park" not in said
+
+
+def test_every_cell_is_printed_and_drawn_in_its_unit() -> None:
+    found = by_hand([0.3, -0.3, 0.0, 0.1, np.nan])
+    row = found.printed().iloc[0].tolist()
+    assert row[:2] == ["L0H4", "30 % [30, 30] (> 5 %)"] and row[2] == "-30 % [-30, -30] (against)"
+    assert row[3] == "0 % [0, 0] (< 5 %)" and row[5] == "undefined"
+    assert not found.quantity("prevalence").signed and found.quantity("share").unit == "1: the whole effect"
+    median = found.quantity("median")
+    assert (median.unit, median.signed, median.limits) == ("nats", True, ("median_ci_low", "median_ci_high"))
+    columns = found.shown().tables[0].columns
+    assert columns[3] == "share" and "p_half_against" in columns and set(columns) <= set(found.table())
+    unknown = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], chosen_elsewhere=False)
+    unknown.total[::2] *= -1
+    assert unknown.printed().iloc[0, 1] == "+0.3000 nats [+0.3000, +0.3000]"
+    columns = unknown.shown().tables[0].columns
+    assert columns[3] == "median" and "p_more" not in columns and unknown.headline().endswith("so no read is judged.")
+    assert np.isnan(unknown.p).all() and unknown.details() == []
+    few = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], n=8).details()[0]
+    assert few.startswith("Nothing can be shown with fewer than 10 problems")
+    assert "p < 0.04 after Holm over 23 tests" in by_hand([0.3] * 5).details()[0]
 
 
 def test_what_is_not_shown_is_not_said() -> None:
