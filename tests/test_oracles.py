@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from architectures_under_test import folder_of
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from formulas_under_test import visible_keys
 from models_under_test import loaded, pairs_for
@@ -551,23 +550,9 @@ def test_knockouts_are_transformer_lens_hooks(tiny_model_dir: Any) -> None:
         )
 
 
-UNWINDOWED = ("qwen2", "llama", "GPT-2")
+UNWINDOWED = ("qwen2", "llama")
 """Gemma's own windows count tokens; under the gap condition ours count positions (methods, conditions)."""
-OUTPUTS = {"GPT-2": "transformer.h[{}].attn.c_proj"}
-"""Where the output projection of a layer's attention is, if not at Llama's place."""
 HEADS = [Head(0, 0), Head(0, 5), Head(1, 3), Head(2, 7)]
-
-
-def traced_model(architecture: str, tiny_model_dir: Any) -> Any:
-    """A tiny model of this architecture behind nnsight."""
-    model = loaded(folder_of(architecture) if architecture in OUTPUTS else tiny_model_dir(architecture), "nnsight")
-    assert model.checks is not None and model.checks.by_layers
-    return model
-
-
-def output_of(architecture: str, layer: int) -> str:
-    """The output projection of a layer's attention."""
-    return OUTPUTS.get(architecture, "model.layers[{}].self_attn.o_proj").format(layer)
 
 
 def shifted(model: Any) -> tuple[Any, Any, Any, slice, Any]:
@@ -592,14 +577,14 @@ def shifted(model: Any) -> tuple[Any, Any, Any, slice, Any]:
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 def test_z_sweeps_are_nnsight_s_recipe(architecture: str, direction: str, tiny_model_dir: Any) -> None:
     """Save a head's part of the output projection's input in one trace, set it in another."""
-    model = traced_model(architecture, tiny_model_dir)
+    model = loaded(tiny_model_dir(architecture), "nnsight")
     pair, base, gap, rows, metric = shifted(model)
     donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
     ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
     traced, width = model.underlying, model.info.d_head
     for head in HEADS:
         part = slice(head.head * width, (head.head + 1) * width)
-        at = eval(f"traced.{output_of(architecture, head.layer)}")
+        at = traced.model.layers[head.layer].self_attn.o_proj
         with torch.no_grad():
             with traced.trace(dict(donor)):
                 given = at.input.save()

@@ -254,11 +254,9 @@ class Result(Grouped):
         return Quantity(getattr(self, "unit", ""), self.signed, _ends(column))
 
     def default_column(self, table: pd.DataFrame) -> str:
-        """The column of its table that a picture shows unless told otherwise: of `drawn`, else the first number."""
+        """Return the column of its table that a picture shows unless told otherwise: of `drawn`, else the first number."""
         others = [name for name in table.columns if name not in ("layer", "head") and table[name].dtype.kind == "f"]
         named = [name for name in (*self.drawn, *others) if name in table]
-        if not named:
-            raise ValueError(f"there is no number to draw; there are {', '.join(table.columns)}")
         return next((name for name in named if table[name].notna().any()), named[0])
 
     def shown(self) -> Shown:
