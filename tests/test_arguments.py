@@ -101,6 +101,7 @@ FREE = {
     ("wrap_model", "tokenizer"),
     ("evaluate_accuracy", "treatments"),
     ("with_examples", "examples"),  # a text, or problems
+    ("pairs_from_ids", "tags"),  # whatever makes a data frame
     ("plan_run", "problems"),  # or pairs; asked of wrong ones beside the other tests of plans
 }
 """Parameters that take anything, or say what they take in a test of their own."""
