@@ -55,12 +55,7 @@ def attention_between_segments(
     Segments are those of `Prompt.segments`: bos, template, system, examples, inserted, question, answer; they part the prompt,
     so that the shares of a segment's rows sum to 1.
 
-    Parameters
-    ----------
-    conditions : of methods section 2.
-    heads : zero-based `Head`s; default all.
-    source : "pattern" (the model's own), "recomputed" (from rotated queries and keys), "auto" (the first where there is one).
-    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+    The arguments are those of `score_heads`.
 
     Raises `ValueError` for unknown conditions, no pairs, repeated problems and heads out of range (zero-based).
     """

@@ -53,8 +53,6 @@ def attention_profile(
     exclude_sink : leave the first token out. None: where the tokenizer put a beginning-of-sequence token there, which
         is what the paper does for Llama and Gemma but not for Qwen. `renorm` divides rows by their mass elsewhere.
     diag : count each token's attention to itself as well. `min_rows` : tokens read by fewer rows are undefined (NaN).
-    source : see `score_heads`.
-    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
     that of uniform attention.

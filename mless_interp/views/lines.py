@@ -100,7 +100,8 @@ def _grid(columns: int, rows: int) -> tuple[Picture, np.ndarray]:
 
 
 def draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
-    draw_series(axes, curve.position, curve.mean, (curve.low, curve.high), number, name, marker=None, linewidth=1.3)
+    values = np.stack([curve.mean, curve.low, curve.high])
+    draw_series(axes, curve.position, values, number, name, marker=None, linewidth=1.3)
 
 
 def shade_span(axes: Axes, profile: AttentionProfile, condition: str) -> None:
@@ -126,8 +127,7 @@ def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None)
     picture, axes = panel(max(4.6, 0.25 * len(table) + 2.2), 3.2)
     names = {"residual": "residual of lambda z + Sigma", "fit_r2": "R squared of the best affine fit", "lam": "lambda"}
     for number, (column, name) in enumerate(names.items()):
-        mean, low, high = with_limits(table, column)
-        draw_series(axes, table["layer"], mean, (low, high), number, name, markersize=4)
+        draw_series(axes, table["layer"], with_limits(table, column), number, name, markersize=4)
     axes.axhline(0, color="0.4", linewidth=0.8)
     some = table["layer"][:: max(1, len(table) // 14)]
     name_ticks(axes.xaxis, list(some), some)
@@ -149,7 +149,7 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     style: Style = {"facecolor": "0.88", "hatch": "....", "edgecolor": "0.7", "linewidth": 0.0}
     axes.fill_between(at, *random, label="range of random orders", **style)
     for number, (column, name) in enumerate((("faithfulness", "ranking"), ("reversed", "ranking reversed"))):
-        draw_series(axes, at, table[column], None, number, name)
+        draw_series(axes, at, with_limits(table, column), number, name)
     for level in (0, 1):
         axes.axhline(level, color="0.5", linewidth=0.8, zorder=1)
     axes.set_xscale("symlog", linthresh=1)
@@ -171,17 +171,15 @@ def set_growth(found: MinimalSets) -> Picture:
     Heads come (+) from left to right and go (-) where the set was pruned; the last step is the set. The dotted line is the
     share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
     """
+    halves = {"share": "problems of the search", "fresh_share": "fresh problems"}
     longest = max(1, *(len(each.steps) for each in found.both))
     picture = Picture(figsize=(2 * (0.32 * longest + 2.8), 4.4), layout="constrained")
     places: np.ndarray = picture.subplots(1, 2, sharey=True)
     for axes, each in zip(places, found.both, strict=True):
         table = found.growth(each)[lambda made: made["set"] == "step"]
         x = np.arange(len(table))
-        for number, (column, words) in enumerate(
-            (("share", "problems of the search"), ("fresh_share", "fresh problems"))
-        ):
-            share, low, high = with_limits(table, column)
-            draw_series(axes, x, share, (low, high), number, f"{words} (band: its limits)")
+        for number, (column, words) in enumerate(halves.items()):
+            draw_series(axes, x, with_limits(table, column), number, f"{words} (band: its limits)")
         axes.axhline(found.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
         axes.axhline(0, color="0.4", linewidth=0.8)
         if each.sets and found.established[1]:
@@ -224,8 +222,7 @@ def dose_response(found: DoseResponse) -> Picture:
     axes, table = places[2], found.outcome_table()
     names = {"total": "total", "content": "content", "shift": "shift of positions"}
     for number, (contrast, name) in enumerate(names.items()):
-        median, low, high = with_limits(table, contrast)
-        draw_series(axes, doses, median, (low, high), number, name)
+        draw_series(axes, doses, with_limits(table, contrast), number, name)
     axes.axhline(0, color="0.5", linewidth=0.8)
     effect = f"insertion's effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
     name_axes(axes, y=effect, title=f"{words_of(found, 'model')}, bands: 95 % intervals over problems")

@@ -193,15 +193,13 @@ def key_below(picture: Figure, *, ncols: int = 2, **options: Any) -> None:
         text.set_text(textwrap.fill(text.get_text(), room))
 
 
-def draw_series(
-    axes: Axes, x: Values, y: Values, limits: tuple[Values, Values] | None, number: int, label: str, **options: Any
-) -> None:
-    """The line of the series of this number, with its interval as a band where there is one."""
+def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: str, **options: Any) -> None:
+    """The line of the series of this number, `with_limits`, with its interval as a band where there is one."""
     colour, dashes, marker = LINES[number % len(LINES)]
     style: Style = {"marker": marker, "markersize": 3.5} | options
-    axes.plot(x, y, color=colour, linestyle=dashes, label=shortened(label), **style)
-    if limits is not None and np.isfinite(np.asarray(limits[0], dtype=float)).any():
-        axes.fill_between(x, *limits, color=colour, alpha=0.2, linewidth=0)
+    axes.plot(x, values[0], color=colour, linestyle=dashes, label=shortened(label), **style)
+    if np.isfinite(values[1]).any():
+        axes.fill_between(x, values[1], values[2], color=colour, alpha=0.2, linewidth=0)
 
 
 def draw_forest(axes: Axes, rows: Sequence[str], series: Sequence[tuple[str, np.ndarray, Style]]) -> None:

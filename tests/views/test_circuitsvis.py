@@ -131,26 +131,6 @@ def test_the_same_view_twice_in_a_notebook_is_drawn_twice(tiny_model_dir: Any, c
     assert len(opened(chrome, path, n_views=2).run("drawn()")) == 2
 
 
-@pytest.mark.slow
-def test_charts_keep_the_width_of_their_panel_in_other_windows_and_in_print(
-    tiny_model_dir: Any, chrome: Browser, tmp_path: Path
-) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    view = mi.views.attention(model, pairs_for(model, count=1)[0], [mi.Head(0, 0)])
-    page = opened(chrome, view.save(tmp_path / "page.html"))
-    sizes = """[...document.querySelectorAll('.mless-chart canvas')].map((canvas) => {
-      const box = canvas.getBoundingClientRect();
-      return [box.width / canvas.closest('.mless-chart').clientWidth, box.height / box.width];
-    })"""
-    for width, media in ((1200, ""), (390, ""), (1400, ""), (720, "print")):
-        page.call("Emulation.setEmulatedMedia", media=media)
-        page.resize(width)
-        page.run("new Promise((done) => setTimeout(() => requestAnimationFrame(done), 300))")
-        for wide, shape in page.run(sizes):
-            assert 0.9 < wide < 1.1 and 0.9 < shape < 1.1, f"{width} {media}: {wide:.2f} of the panel, {shape:.2f} high"
-        assert page.run("document.documentElement.scrollWidth") <= width
-
-
 # ---------------------------------------------------------------------------------------------------- without a browser
 
 
