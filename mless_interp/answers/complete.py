@@ -6,15 +6,13 @@ rows draw by themselves (`decoding.py`). The engines (`engines.py`) drive the mo
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ..core.heads import Head
-from ..mechanism.arm import ARM
 from ..models.base import Model
 from ..models.info import ModelInfo
 from ..models.memory import halved, smallest_gpu
-from ..patching.interventions import HeadTransfer
 from ..runtime.engines import Tick, Unit, shard_of
 from .decoding import Completion, CompletionEngine, Decoding, Request, Row, decoding_for
 from .engines import engine_for
@@ -25,53 +23,25 @@ def generate_completions(
     model: Model,
     requests: Iterable[Request],
     *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    complete: Callable[[str], bool] | None = None,
-    knockout: Iterable[Head | str] = (),
-    redistribution: ARM | None = None,
-    movement: HeadTransfer | None = None,
     batch_size: int | None = None,
     engine: str | Vllm = "auto",
     on_finished: Callable[[dict[str, Completion]], None] | None = None,
-    keep_logits: bool = False,
+    **decoding: Any,
 ) -> dict[str, Completion]:
     """Complete every request, by key.
 
     Parameters
     ----------
-    temperature, top_p : 0 is greedy; above it the model's distribution at that temperature, cut to its nucleus. Of the
-        model's own generation config only the end-of-sequence ids are used.
-    complete : whether a completion's text so far is whole, asked after every token with a closing brace.
-    knockout : heads (zero-based) that cannot see a row's span from any position after it, their attention renormalised,
-        at the prompt and at every generated token (methods §6).
-    redistribution, movement : activations of MLPs redrawn (ARM), outputs of heads moved (a transfer).
     batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
     engine : as in `evaluate_accuracy`.
     on_finished : called with the completions that have just ended, as soon as they have.
-    keep_logits : keep every step's logits (large; for checks).
+    decoding : the fields of `Decoding`; `max_new_tokens` must be given.
     """
-    asked = tuple(requests)
-    decoding = decoding_for(
-        model,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        complete=complete,
-        knockout=knockout,
-        redistribution=redistribution,
-        movement=movement,
-        keep_logits=keep_logits,
-    )
-    check_requests(model, asked, decoding)
+    asked, how = tuple(requests), decoding_for(model, **decoding)
+    check_requests(model, asked, how)
     chosen = engine_for(model, engine)
-    chosen.check(model, decoding)
-    return complete_all(
-        model, asked, decoding, chosen, batch_size=batch_size, on_finished=on_finished or (lambda _: None)
-    )
+    chosen.check(model, how)
+    return complete_all(model, asked, how, chosen, batch_size=batch_size, on_finished=on_finished or (lambda _: None))
 
 
 def check_requests(model: Model, requests: Iterable[Request], decoding: Decoding) -> None:

@@ -51,7 +51,14 @@ class Completion:
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """How every row of a run is decoded and edited; made by `decoding_for`, which checks it."""
+    """How every row of a run is decoded and edited; made by `decoding_for`, which checks it.
+
+    `temperature`, `top_p`: 0 is greedy; above it the model's distribution at that temperature, cut to its nucleus. Of the
+    model's own generation config only the end-of-sequence ids (`stop_ids`) are used. `complete`: whether a completion's text so
+    far is whole, asked after every token with a closing brace. `knockout`: heads (zero-based) that cannot see a row's span from
+    any position after it, their attention renormalised, at the prompt and at every generated token (methods §6).
+    `redistribution`, `movement`: activations of MLPs redrawn, outputs of heads moved. `keep_logits`: of every step, for checks.
+    """
 
     max_new_tokens: int
     temperature: float = 0.0

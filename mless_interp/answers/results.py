@@ -101,9 +101,7 @@ class Comparison(Result):
         """Return the change, and what it rests on."""
         return self.table()[["second", "accuracy_second", *CHANGE[:3], "gained", "lost", "n", "p"]]
 
-    def to_frame(self) -> pd.DataFrame:
-        """The same row: there is nothing below a comparison."""
-        return self.table()
+    to_frame = table
 
     def headline(self, *, p_corrected: float | None = None, n_tests: int = 1) -> str:
         """Return whether right answers change, and by how much; `p_corrected`: of the `n_tests` comparisons made together."""
@@ -152,9 +150,7 @@ class Comparisons(Result):
         table.insert(list(table.columns).index("p") + 1, "p_corrected", self.p_corrected)
         return table
 
-    def to_frame(self) -> pd.DataFrame:
-        """The same rows: there is nothing below a comparison."""
-        return self.table()
+    to_frame = table
 
     def headline(self) -> str:
         """Return which treatments change right answers, against the reference; else the largest difference."""
@@ -244,8 +240,7 @@ def compare_answers(
 
 
 def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> Interval:
-    """The mean change `[problem]` with its interval, which reaches 0 where the test does not reject; where no problem
-    changes, the exact bound on the share of problems that do."""
+    """The mean change with its interval, which holds 0 where the test does not reject; where nothing changes, an exact bound."""
     n = len(change)
     if not n:
         return one_problem(np.asarray(np.nan), confidence=confidence)
@@ -261,10 +256,8 @@ def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -
 
 
 def _detectable(n: int, *, n_tests: int, alpha: float) -> float:
-    """Return the share of problems that must change, all one way, for `n` of them to show it with `POWER`; NaN: none can.
-
-    The exact test rejects from `least` changes of one direction on. More is needed where answers change both ways.
-    """
+    """The share of problems that must change, all one way, for `n` of them to show it with `POWER`; NaN: none can."""
+    # the exact test rejects from so many changes of one direction on
     least = int(np.floor(np.log2(2 * n_tests / alpha))) + 1
     return float(beta.ppf(POWER, least, n - least + 1)) if n >= max(2, least) else float("nan")
 
