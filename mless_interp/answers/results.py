@@ -240,7 +240,7 @@ def compare_answers(
 
 
 def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> Interval:
-    """The mean change with its interval, which holds 0 where the test does not reject; where nothing changes, an exact bound."""
+    """The mean change with its interval: it holds 0 where the test does not reject, and is exact where nothing changes."""
     n = len(change)
     if not n:
         return one_problem(np.asarray(np.nan), confidence=confidence)

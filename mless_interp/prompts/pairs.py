@@ -143,10 +143,8 @@ class PromptPair:
     def _clean(self) -> Prompt:
         """The clean prompt of a pair that has one."""
         if self.clean is None:
-            raise ValueError(
-                f"pair {self.id!r} has no clean prompt of equal length: make it with pairs_from_ids(..., clean=...), or use a "
-                "contrast of its span"
-            )
+            remedy = "make it with pairs_from_ids(..., clean=...), or use a contrast of its span"
+            raise ValueError(f"pair {self.id!r} has no clean prompt of equal length: {remedy}")
         return self.clean
 
     @cached_property
@@ -191,17 +189,14 @@ class PromptPair:
     def need_span(self, what: str) -> None:
         """`ValueError` unless there is a span, which `what` is not defined without."""
         if not self.spans and not self.boundary_merge:
-            raise ValueError(
-                f"pair {self.id!r} has no span, so {what} is not defined: use contrast='replaced', or give pairs_from_ids a "
-                "span"
-            )
+            remedy = "use contrast='replaced', or give pairs_from_ids a span"
+            raise ValueError(f"pair {self.id!r} has no span, so {what} is not defined: {remedy}")
 
     def one_block(self, what: str) -> tuple[int, int]:
         """The span; `ValueError` where the insertion lies in several blocks, which `what` is not defined for."""
         if len(self.spans) > 1:
-            raise ValueError(
-                f"pair {self.id!r}: {what} is not defined for an insertion in {len(self.spans)} blocks: insert in one place"
-            )
+            blocks = f"an insertion in {len(self.spans)} blocks: insert in one place"
+            raise ValueError(f"pair {self.id!r}: {what} is not defined for {blocks}")
         return self.span
 
     def record(self) -> dict[str, object]:
@@ -209,9 +204,8 @@ class PromptPair:
         own = "span span_source special_as_text sink_moved answer_prefix answer_prefix_ids answer_ids".split()
         found: dict[str, Any] = {"problem": self.id, "insertion": self.insertion.label}
         found |= {name: getattr(self.base, name) for name in ("template", "bos_added", "joined_differs")}
-        found |= {"base_ids": self.base.ids, "inserted_ids": self.inserted.ids} | {
-            name: getattr(self, name) for name in own
-        }
+        found |= {name: getattr(self, name) for name in own}
+        found |= {"base_ids": self.base.ids, "inserted_ids": self.inserted.ids}
         if len(self.spans) > 1:
             found["spans"] = [list(block) for block in self.spans]
         if self.clean is not None:
@@ -226,10 +220,8 @@ class PromptPair:
         """
         chosen = one_of(name, CONDITIONS, "condition")
         if self.boundary_merge and name not in ("base", "inserted"):
-            raise ValueError(
-                f"pair {self.id!r}: tokens merged at the border of its insertion, so condition {name!r} is not defined: make "
-                'it with template="raw"'
-            )
+            why = f"tokens merged at the border of its insertion, so condition {name!r} is not defined"
+            raise ValueError(f'pair {self.id!r}: {why}; make it with template="raw"')
         if chosen.prompt == "clean":
             return Inputs(self._clean.tokens)
         if name != "inserted":
@@ -279,18 +271,10 @@ class PromptPair:
         return [self.id, *self.span, self.n_answer, _digest(ids), *blocks]
 
     def answered(self, which: Literal["answer", "solution"] = "answer", *, unfed: int = 0) -> "PromptPair":
-        """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both.
-
-        `unfed`: how many of its last tokens are left out.
-
-        Raises `ValueError` if that text encodes to no tokens or the problem has none.
-        """
+        """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both, without its
+        last `unfed` tokens; `ValueError` if it encodes to no tokens."""
         if self.boundary_merge or self.n_answer:
-            why = (
-                'has merged borders; make it with template="raw"'
-                if self.boundary_merge
-                else "already ends with its answer"
-            )
+            why = 'has merged borders: use template="raw"' if self.boundary_merge else "already ends with its answer"
             raise ValueError(f"pair {self.id!r} {why}")
         ids = self.answer_ids if which == "answer" else self.solution_ids
         if not ids:
