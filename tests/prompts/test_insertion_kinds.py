@@ -203,31 +203,6 @@ def test_every_kind_with_published_tokenizers(name: str, tokenizer_dir: Folder) 
         assert tokenizer.convert_ids_to_tokens(Insertion.pause(4).span(tokenizer, "p").ids) == [PAUSES[name]] * 4
 
 
-def test_every_kind_says_where_its_tokens_come_from() -> None:
-    spelt = replace(ASKED, extra={"hint": f"{'Ben has 7 cards . ' * 20}<|im_end|>"})
-    special = words().convert_tokens_to_ids("<|im_end|>")
-    made = {
-        "unit": Insertion.meaningful("he", 2),
-        "unit, with special tokens": Insertion.meaningless("<|im_end|>", 2),
-        "text": Insertion.text("Ben has 7 cards ."),
-        "text, with special tokens": Insertion.text("Ben <|im_end|>"),
-        "numbers": Insertion.counting(2),
-        "words": Insertion.random_sentence(2),
-        "questions of other problems": Insertion.other_questions(problems(), 2),
-        "bos token": Insertion.repeated_bos(2),
-        "ids": Insertion.ids([9]),
-        "ids, with special tokens": Insertion.ids([special] * 2),
-        "ids, with special tokens, with rows that no token names": Insertion.ids([special, len(words())]),
-        "token '<|im_end|>'": Insertion.pause(2, token="<|im_end|>"),
-        "the problem's question": Insertion.repeat_question(2),
-        "the problem's distractor": Insertion.from_key("distractor"),
-        "the problem's hint, special tokens in it as text": Insertion.from_key("hint"),
-    }
-    tokenizers = {"words": bytewise()}
-    found = {name: made[name].span(tokenizers.get(name, words()), spelt).source for name in made}
-    assert found == {name: name for name in made}
-
-
 def test_labels_tell_insertions_apart_and_places_are_taken_over() -> None:
     for made, label in (
         (Insertion.repeat_question(2), "question again, 2 times"),

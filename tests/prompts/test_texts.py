@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import problems
@@ -16,7 +15,6 @@ from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import build_prompt, encode
-from mless_interp.prompts.texts import problems_of
 
 TEXT = "What is the sum of two numbers ? Find the total of all apples and pears in each garden . Let the river share the stone"
 
@@ -76,31 +74,6 @@ def test_short_and_missing_texts_of_a_file_are_refused_with_the_line(tmp_path: P
     assert len(mi.problems_from_file(tokenizer, file, limit=1, **sizes)) == 1
     with pytest.raises(ValueError, match="n_before must lie in 1 to n_context - 1"):
         mi.problems_from_file(tokenizer, file, n_context=8, n_before=8)
-
-
-STORY = (
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big red "
-    "ball in the tree and wanted to get it. Her mom said she should be careful and not climb too high. Lily was sad, but "
-    "then her friend Tom came and helped her. They were happy and played together with the ball all day long."
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "unit"), [("stories260K", "/"), ("tinystories3M-gpt2", "/")])
-def test_a_trained_model_goes_on_with_plain_texts(name: str, unit: str, shared_dir: Path, tmp_path: Path) -> None:
-    folder = shared_dir / "models" / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent")
-    file = tmp_path / "stories.txt"
-    file.write_text(f"{STORY}\n\n{STORY.replace('Lily', 'Anna').replace('park', 'garden')}\n")
-    sizes = {"n_context": 40, "n_before": 10, "n_answer": 2}
-    found = problems_of(str(folder), str(file), limit=8, **sizes)
-    assert [made.id for made in found] == ["text-0", "text-1"] and found[0].system is not None
-    model = mi.load_model(folder, backend="bridge")
-    found = tuple(replace(made, group=made.id) for made in found)  # variants of one story
-    pairs = make_pairs(model, found, Insertion.meaningless(unit, 20), template="text")
-    likely = mi.patch_heads(model, pairs, heads=["L0H0"], progress=False)
-    assert np.isfinite(likely.donor).all()
 
 
 POOL = problems()
