@@ -197,13 +197,12 @@ class Insertion:
         `problems`: those that `other_questions` draws from. `ValueError` for what the kind has no use for.
         """
         asked = one_of(kind, KINDS, "insertion")
-        if (unit is not None and not asked.unit) or (n_tokens is not None and asked.own_length):
-            what = (
-                "number of tokens: it is as long as each problem's own text"
-                if asked.own_length
-                else f"unit, got {unit!r}"
+        if unit is not None and not asked.unit:
+            raise ValueError(f"insertion {kind!r} takes no unit, got {unit!r}; leave it out")
+        if n_tokens is not None and asked.own_length:
+            raise ValueError(
+                f"insertion {kind!r} is as long as each problem's own text; leave its number of tokens out"
             )
-            raise ValueError(f"insertion {kind!r} takes no {what}; leave it out")
         given: dict[str, Any] = dict(place)
         if not asked.own_length:
             given["n_tokens"] = 55 if asked.counted and n_tokens is None else n_tokens
@@ -243,7 +242,7 @@ class Insertion:
 
     @property
     def is_text(self) -> bool:
-        """Whether it can also be put into a string (`template="paper"`); token ids cannot."""
+        """Whether it can be put into a string; token ids cannot."""
         return KINDS[self.kind].is_text
 
     def span(self, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:

@@ -60,7 +60,10 @@ def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None
         (lambda: Insertion.named("ids"), "cannot read '': give whole numbers such as 128002,128003"),
         (lambda: Insertion.named("noise"), "unknown insertion 'noise'; choose one of meaningless, meaningful"),
         (lambda: Insertion.named("counting", unit="x"), "insertion 'counting' takes no unit, got 'x'; leave it out"),
-        (lambda: Insertion.named("repeat_question", n_tokens=9), "as long as each problem's own text; leave it out"),
+        (
+            lambda: Insertion.named("repeat_question", n_tokens=9),
+            "as long as each problem's own text; leave its number",
+        ),
         (
             lambda: Insertion.pause(3).span(words(), "p"),
             "no reserved token to pause with, and none is added: .*token=",
