@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
+from itertools import product
 from typing import Any, Literal
 
 from ..core.arguments import check_count, checked
@@ -63,10 +64,10 @@ class Insertion:
             raise ValueError(f"{self.kind} needs the {kind.unit} to insert, which is empty")
         if not self._spots:
             object.__setattr__(self, "before", "question")
-        if any(place < 0 if side == "at" else (side, place) == ("after", "answer") for side, place in self._spots):
-            raise ValueError(
-                f"unknown place {self.where}: at= takes indices of tokens, and nothing comes after the answer"
-            )
+        known = {*product(("before", "after"), PLACES), ("before", "answer")}
+        if any(place < 0 if side == "at" else (side, place) not in known for side, place in self._spots):
+            what = f"before= and after= take {', '.join(PLACES)}, before= also answer, at= indices of tokens"
+            raise ValueError(f"unknown place {self.where}: {what}")
 
     @property
     def _spots(self) -> list[tuple[str, Any]]:
