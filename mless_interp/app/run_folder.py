@@ -73,8 +73,9 @@ class Kept:
         from ..paper.figures import title_of
         from ..views.report import Report
 
-        insertion, n_fresh = found.settings.get("insertion"), self.run.get("n_fresh")
-        asked = [title_of(self.run["model"]["name"]), *[insertion] * bool(insertion)]
+        asked, n_fresh = [title_of(self.run["model"]["name"])], self.run.get("n_fresh")
+        if insertion := found.settings.get("insertion"):
+            asked.append(str(insertion))
         asked += [count_of(self.run["n_problems"], "problem") + f" + {n_fresh} fresh" * bool(n_fresh)]
         return Report(title, question=f"{question} {', '.join(asked)}.", answer=found.headline())
 

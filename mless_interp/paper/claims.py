@@ -117,7 +117,8 @@ class ClaimChecks(Result):
         rows = []
         for check in self.checks:
             claim = check.claim
-            row = {"claim": claim.text, "key": claim.key, "figures": " ".join(claim.figures), "measure": claim.measure}
+            row: dict[str, Any] = {"claim": claim.text, "key": claim.key, "figures": " ".join(claim.figures)}
+            row["measure"] = claim.measure
             row |= {"measured": check.measured, "measured_ci_low": check.low, "measured_ci_high": check.high}
             row |= {"null": check.null, "null_is": claim.null, "above_null": check.measured - check.null}
             row |= {"above_null_ci_low": check.difference_low, "above_null_ci_high": check.difference_high}
