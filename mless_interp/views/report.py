@@ -264,7 +264,8 @@ class Report:
             TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
             for each in shown.tables
         ]
-        answers = {self.answer, *(part.text for part in self.parts if part.kind == "answer")}  # they are on the page
+        told = (part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer")
+        answers = {self.answer, *told}  # these are on the page
         said = [text for text in result.explain().splitlines() if text not in answers]
         kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
         open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
