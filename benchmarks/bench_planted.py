@@ -26,8 +26,7 @@ from random_circuits import planted_examples
 
 import mless_interp as mi
 from mless_interp.circuits.judge import NAMED, PARTS, Claims, Judged, judge, measured
-from mless_interp.circuits.measure import MEASURES
-from mless_interp.circuits.specificity import specificity
+from mless_interp.circuits.measure import MEASURES, specificity
 from mless_interp.statistics import (
     by_group,
     exact_limits,

@@ -1,6 +1,6 @@
 """Effects cell by cell: what a part of a model changes in the residual stream, and what those that may see it make of it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
@@ -290,7 +290,7 @@ def named_on(heads: object, problem_ids: Sequence[str]) -> dict[str, int]:
     return {"named_on_these": len(set(problem_ids) & set(heads.problem_ids))}
 
 
-def named_words(settings: Settings) -> list[str]:
+def named_words(settings: Mapping[str, object]) -> list[str]:
     """Beside which control the insertion stood, and that the heads were named on the same problems, where that is so."""
     words = {
         "beside": "Effects are those beside another insertion of as many tokens: {}.",

@@ -23,8 +23,7 @@ from ..scores import score_heads
 from ..statistics import CONFIDENCE, derive_generator
 from .judge import Claims, few_in_strata, few_problems
 from .located import Confirmation, LocatedHeads
-from .measure import N_SCREENED, chosen_way, measure, screened
-from .specificity import Controls, check_controls
+from .measure import N_SCREENED, Controls, check_controls, chosen_way, measure, screened
 
 MODES = ("auto", "exact", "screen")
 LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")

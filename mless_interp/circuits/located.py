@@ -33,8 +33,7 @@ from ..scores import HeadScores
 from ..scores.scored import is_sink
 from ..statistics import CONFIDENCE, Prevalence, holm
 from .judge import KINDS, NAMED, PER_HEAD, SIDES, Claims, InStratum, Judged, few_problems, judge, measured
-from .measure import MEASURES
-from .specificity import OTHERS, beside_controls
+from .measure import MEASURES, OTHERS, beside_controls
 
 NAMED_AT_MOST = 10
 """Undecided heads that a print names."""
@@ -166,7 +165,7 @@ class Verdicts(Grouped):
         return Table(rows_per_head(self.problem_ids, self.heads, self.values))
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`specificity.beside_controls`), on fresh
+        """One row per named head: its effect beside the same under each control (`measure.beside_controls`), on fresh
         problems where there were some; else `p_specific` is NaN: the heads were chosen on these problems."""
         judged, claims = self.judged, self.claims
         named = {measure: each if claims else each[:, judged.named] for measure, each in self.values.items()}

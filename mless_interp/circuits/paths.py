@@ -129,10 +129,12 @@ def trace_paths(
         sent: dict[Node, Tensor] = {}
         for at in order:
             sender, receiver = chosen[at].sender, chosen[at].receiver
-            if sender not in sent and isinstance(sender, Mlp):
-                sent[sender] = flow.part_writes(sender.layer, "mlp")
-            elif sender not in sent:
-                sent[sender] = flow.head_writes(as_head(sender))
+            if sender not in sent:
+                sent[sender] = (
+                    flow.part_writes(sender.layer, "mlp")
+                    if isinstance(sender, Mlp)
+                    else flow.head_writes(as_head(sender))
+                )
             change = sent[sender]
             if isinstance(receiver, Head):
                 change = flow.head_answers(receiver, change, chosen[at].part, sender=sender)

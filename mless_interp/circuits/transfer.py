@@ -32,8 +32,8 @@ from ..runtime.loop import RunOptions
 from ..runtime.results import Result
 from ..statistics import CONFIDENCE, Prevalence, derive_generator
 from .cells import Asked, Cells, heads_of, named_on
+from .measure import draws_beside, under
 from .minimal_sets import count_as_large, halves
-from .specificity import draws_beside, under
 
 CELLS = ("Transfer", "Random heads", "Other insertion")
 """What is given: the named heads' means, those of random heads of the same layers, those heads' under another insertion."""

@@ -9,8 +9,7 @@ from models_under_test import planted_here, planted_problems
 
 from mless_interp.circuits.judge import KINDS, Claims
 from mless_interp.circuits.locate import locate_heads
-from mless_interp.circuits.measure import MEASURES
-from mless_interp.circuits.specificity import LEAST_MATCHED, beside_controls, draws_beside, specificity
+from mless_interp.circuits.measure import LEAST_MATCHED, MEASURES, beside_controls, draws_beside, specificity
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
 from mless_interp.patching.sweep import patch_heads

@@ -280,7 +280,7 @@ def test_analyses_take_spans_of_several_lengths(insertion: Insertion, tiny_model
 def test_controls_are_as_long_as_each_problem_s_own_insertion(
     tiny_model_dir: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mless_interp.circuits import specificity as control
+    from mless_interp.circuits import measure as control
 
     made = []
 
