@@ -121,7 +121,7 @@ def test_a_set_is_grown_pruned_and_its_members_are_swapped() -> None:
     assert way.swaps("sufficient", chosen, (a, b, c, d)) == ((b, d),)
     assert way.found("sufficient", (a, b, c, d), 2) == (((a,), (a, b)), ()), "no more heads than that"
     assert way.in_doubt((d, c, a, b)) == (a, c, b, d), "0.4 is little on one side, 0.8 not on the other"
-    alone = _Search(Told({(a,): 0.1, (a, b): 0.2, (a, b, c): 9}), direction=-1.0, target=8.0, little=0.5)
+    alone = _Search(Told({(b,): 0.1, (a, c): 0.2, (a, b, c): 9}), direction=-1.0, target=8.0, little=0.5)
     assert alone.found("sufficient", (a, b, c), 4) == (((a,), (a, b), (a, b, c)), (a, b, c)), (
         "in order, where none adds"
     )
