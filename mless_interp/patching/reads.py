@@ -185,11 +185,9 @@ class ReadEffects(Parts, Result):
 
     @property
     def p(self) -> np.ndarray:
-        """`[more | against | less | half | half_against, head, intervention]`, Holm over all of them.
-
-        The last two: the edit is smaller than half of what the knockout removes with the effect, or against it. NaN where
-        nothing can be tested, and where the heads were chosen on these problems.
-        """
+        """`[more | against | less | half | half_against, head, intervention]`, Holm over all of them; the last two: the edit is
+        smaller than half of what the knockout removes with the effect, or against it. NaN where nothing can be tested, and
+        where the heads were chosen on these problems."""
         return self._corrected if self.chosen_elsewhere else np.full_like(self._corrected, np.nan)
 
     @cached_property
@@ -198,11 +196,8 @@ class ReadEffects(Parts, Result):
         return np.select(list(self._sure[: len(ASKED)]), ASKED, default="")
 
     def table(self) -> pd.DataFrame:
-        """One row per head and intervention.
-
-        `median` of what the edit removes of the insertion's effect, in `unit`; `share` of the total effect; `k` of `n` problems
-        in which more than delta is removed, `prevalence` = k / n, all with limits; corrected `p` of each question; `shown`:
-        verdict.
+        """One row per head and intervention: `median` of what the edit removes of the insertion's effect, in `unit`; `share` of
+        the total effect; `k` of `n` problems in which more than delta is removed; corrected p of each question; `shown`.
         """
         made, counted = self.median, self.prevalence
         columns = interval_columns("median", made) | interval_columns("share", self.share)

@@ -397,12 +397,9 @@ class PatchScores(Parts, Result):
     """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
 
     `total_effect` is the insertion's own (corrupted - clean) and `effect` the part of it that a head carries: what denoising
-    the head takes out, what noising it brings in. `patching_changes` is patched - receiving: `effect` when noising, the same
-    with its sign turned when denoising.
-
-    What is *claimed* of a head is how many problems show more than the smallest effect, with the total effect or against it,
-    and its `share` of the total effect. Means describe, and have no limits: a few problems often carry them. `effect_fraction`
-    = mean effect / mean total effect; `recovered` = (patched - corrupted) / (clean - corrupted): 1 minus it when noising.
+    the head takes out, what noising it brings in. What is *claimed* of a head is how many problems show more than the smallest
+    effect, with the total effect or against it, and its `share` of the total effect. Means describe, and have no limits: a few
+    problems often carry them.
 
     `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
     unedited: rounding (NaN: not swept; None: not measured). A head whose mean effect does not exceed `noise_floor` has no rank.
@@ -500,8 +497,8 @@ class PatchScores(Parts, Result):
         """One row per head, in order of layer and head.
 
         What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
-        effect in it, `prevalence` = k / n, `p_corrected` (Holm over heads and senses), `median` and `share`. What describes:
-        the means of `effect` and `patching_changes`, `effect_fraction`, `recovered`, `noise` (`noise_floor`), `rank`.
+        effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. What describes: means; `effect_fraction` =
+        mean effect / mean total effect, `recovered` = (patched - corrupted) / (clean - corrupted), `rank`.
         """
         fraction = self.effect_fraction
         return pd.DataFrame(

@@ -40,17 +40,12 @@ def transplant_span(
     progress: bool = True,
     seed: int = 0,
 ) -> "Transplant":
-    r"""Give each problem's run the span of other problems: does the answer of where it came from become more likely?
+    """Give each problem's run the span of other problems: does the answer of where it came from become more likely?
 
-    Every layer's keys (before they are rotated) and values of the span's rows are those of partner $b$'s own run with the same
-    insertion. With $Y_p(a, b)$ the outcome of $a$'s answer in problem $p$'s run with $b$'s span, over $p$'s partners $B$:
-
-    $$ \text{carried}_p = \frac{1}{|B|} \sum_{b \in B} \Big( Y_p(b, b)
-       - \frac{1}{|B| - 1} \sum_{c \in B \setminus b} Y_p(b, c) \Big), \qquad
-       \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
-
-    `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. A span holds what
-    stands before it: before the question, behind the same system prompt, both are exactly 0.
+    Every layer's keys (before they are rotated) and values of the span's rows are those of a partner's own run with the same
+    insertion. `carried`: how much more likely a partner's span makes the partner's answer than the other partners' spans do;
+    above 0 in most problems: the span holds something of its own problem that the answer reads. `lost`: what the problem's own
+    answer loses with a foreign span. Before the question, behind the same system prompt, both are exactly 0.
 
     n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
         those with the same inserted tokens, such that their answers differ from each other and from the problem's own.

@@ -23,14 +23,6 @@ def geometry(n_layers: int, n_heads: int) -> ModelInfo:
     return replace(model.info, n_layers=n_layers, n_heads=n_heads)
 
 
-@pytest.fixture(scope="module")
-def readers() -> JointKnockout:
-    """The planted readers together."""
-    made, model = planted_here()
-    options = {"n_random_sets": 12, "chosen_elsewhere": True, "progress": False}
-    return joint_knockout(model, planted_pairs(made, model, 6), made.readers, **options)
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_it_is_one_forward_pass_with_the_knockout_in_all_these_heads(architecture: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir(architecture), "bridge")
@@ -50,22 +42,18 @@ def test_it_is_one_forward_pass_with_the_knockout_in_all_these_heads(architectur
     assert np.abs(made.effect).max() > 0.01
 
 
-def test_planted_readers_do_what_random_sets_do_not(readers: JointKnockout) -> None:
+def test_planted_readers_do_what_random_sets_do_not() -> None:
     made, model = planted_here()
-    total = patch_heads(model, planted_pairs(made, model, 6), heads=made.readers, progress=False).total_effect
+    pairs = planted_pairs(made, model, 6)
+    options: dict[str, Any] = {"chosen_elsewhere": True, "progress": False}
+    readers = joint_knockout(model, pairs, made.readers, n_random_sets=12, **options)
+    total = patch_heads(model, pairs, heads=made.readers, progress=False).total_effect
     assert readers.effect == pytest.approx(total, rel=0.05), "together they are the whole effect"
     assert len(readers.sets) == 12 and readers.p == pytest.approx(1 / 13)
     shared = np.array([bool(set(members) & set(made.readers)) for members in readers.sets])
     assert np.abs(readers.random.mean(0))[~shared].max() < 0.05 * readers.effect.mean()
     assert shared.any() and np.abs(readers.random.mean(0))[shared].min() > 0.2 * readers.effect.mean()
-    others = joint_knockout(
-        model,
-        planted_pairs(made, model, 6),
-        [Head(0, 0), Head(0, 2)],
-        n_random_sets=14,
-        chosen_elsewhere=True,
-        progress=False,
-    )
+    others = joint_knockout(model, pairs, [Head(0, 0), Head(0, 2)], n_random_sets=14, **options)
     assert others.p > 0.1, "a silent decoy and an idle head are nothing special"
 
 

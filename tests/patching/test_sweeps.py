@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 from models_under_test import loaded, pairs_for, problems
-from virtual_devices import ONE, OTHER
 
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
-from mless_interp.models.load import load_model
 from mless_interp.patching import sweep
 from mless_interp.patching.outcomes import OUTCOMES, Outcome
 from mless_interp.patching.prepared import Prepared, prepare
@@ -247,19 +245,6 @@ def test_segments_before_the_question_change_nothing_and_the_last_positions_a_pa
         assert not np.nan_to_num(found[nothing]).any()
     assert np.allclose(found["all"], found["question"], atol=1e-4, equal_nan=True)
     assert np.nanmax(np.abs(found["last"] - found["question"])) > 1e-3 and np.nanmax(np.abs(found["last"])) > 1e-4
-
-
-def test_layers_on_two_devices_join_one_pass(tiny_model_dir: Any) -> None:
-    """What the memory gives, up to rounding."""
-    folder, parts = tiny_model_dir("llama"), ("embed_tokens", "rotary_emb", "layers.0", "layers.1", "layers.2", "norm")
-    places = {f"model.{part}": OTHER if part in parts[3:] else ONE for part in parts} | {"lm_head": OTHER}
-    split = load_model(folder, backend="nnsight", device_map=places)
-    for edit in ("z", "knockout"):
-        found, wanted = (
-            patch_heads(each, pairs_for(each, n_tokens=4, count=1), heads=HEADS, edit=edit, max_rows=9, progress=False)
-            for each in (split, loaded(folder, "nnsight"))
-        )
-        assert np.allclose(found.patched, wanted.patched, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def test_an_outcome_of_one_s_own_is_taken(model: Model) -> None:
