@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +23,7 @@ from ..runtime.loop import RunOptions
 from ..runtime.results import Result, head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
-from .prepared import Prepared, Runs, Settings, prepare
+from .prepared import Gated, Prepared, Runs, Settings, prepare
 from .sweep import Sweep, sweep_heads
 
 METHODS = {"gate_ig": ("knockout", 64), "atp": ("z", 0)}
@@ -105,20 +104,14 @@ def attribute_heads(
     return replace(made, exact=swept["exact"].effect)
 
 
-class _Gradients:
+class _Gradients(Gated):
     """The corrupted (inserted) and the clean (masked) runs of a unit, and passes with gradients over them; short-lived."""
 
     def __init__(self, runs: Runs, contrast: Contrast) -> None:
-        self.runs, self.model, self.contrast = runs, runs.model, contrast
-        length, start = runs.length(contrast.corrupted), runs.start(contrast, contrast.corrupted)
-        self.recording = self.model.record(runs.inputs(contrast.corrupted), start=start)
+        super().__init__(runs, contrast)
         self.masked = runs.recording(contrast.clean, runs.start(contrast, contrast.clean))
-        z, read = self.recording.z[0], runs.read(contrast.corrupted)
-        self.rows, self.span = (each.to(z.device) for each in runs.cut(contrast))
-        sizes = {"changed": length - start, "length": length, "read": len(read), "bytes_each": z.element_size()}
-        self.most = rows_per_graph(self.model.info, **sizes, devices=self.model.devices)
-        assert self.model.stepper is not None  # refused before anything ran
-        self.tail = partial(self.model.stepper.tail, self.recording, torch.tensor(read, device=z.device) - start)
+        each = self.recording.z[0].element_size()
+        self.most = rows_per_graph(self.model.info, **self.sizes, bytes_each=each, devices=self.model.devices)
 
     def values(self, logits: Tensor) -> Tensor:
         """Outcomes `[problem x row]`, with their graph."""

@@ -24,7 +24,7 @@ from ..runtime.results import Result, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .interventions import Knockout, PatchZ, run_edits
 from .outcomes import Outcome
-from .prepared import Prepared, Runs, Settings, prepare, single
+from .prepared import Gated, Prepared, Runs, Settings, prepare, single
 from .sweep import Sweep, sweep_heads
 
 CHOSEN_HERE = "chosen on these problems, so no p-value"
@@ -154,18 +154,12 @@ def gated_outcomes(
 
 
 def _by_replay(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarray:
-    run, stepper = contrast.corrupted, runs.model.stepper
-    assert stepper is not None
-    start, length = runs.start(contrast, run), runs.length(run)
-    recording = runs.model.record(runs.inputs(run), start=start)
-    z = recording.z[0]
-    rows, span = (each.to(z.device) for each in runs.cut(contrast))
-    read = torch.tensor(runs.read(run), device=z.device) - start
-    sizes = {"changed": length - start, "length": length, "read": len(read)}
-    most = rows_per_pass(runs.model.info, batch=1, **sizes, devices=runs.model.devices)
+    gated = Gated(runs, contrast)
+    most = rows_per_pass(runs.model.info, batch=1, **gated.sizes, devices=runs.model.devices)
     with torch.no_grad():
-        parts = [stepper.tail(recording, read, gates=part, span=span, rows=rows) for part in gates.to(z).split(most)]
-    return np.concatenate([runs.outcomes(logits)[0] for logits in parts])
+        parts = gates.to(gated.recording.z[0]).split(most)
+        logits = [gated.tail(gates=part, span=gated.span, rows=gated.rows) for part in parts]
+    return np.concatenate([runs.outcomes(each)[0] for each in logits])
 
 
 def _by_forward(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarray:

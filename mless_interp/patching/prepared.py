@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -252,6 +252,21 @@ class Runs:
             reference = clean[at : at + 1].to(logits.device) if self.outcome.needs_clean and clean is not None else None
             found.append(self.outcome.value(rows[at], pair, reference))
         return torch.stack(found)
+
+
+class Gated:
+    """The corrupted run of a contrast, continued under gates on what its heads may see; short-lived."""
+
+    def __init__(self, runs: Runs, contrast: Contrast) -> None:
+        self.runs, self.model, self.contrast = runs, runs.model, contrast
+        run, start = contrast.corrupted, runs.start(contrast, contrast.corrupted)
+        read, length = runs.read(run), runs.length(run)
+        self.recording = self.model.record(runs.inputs(run), start=start)
+        device = self.recording.z[0].device
+        self.rows, self.span = (each.to(device) for each in runs.cut(contrast))
+        self.sizes = {"changed": length - start, "length": length, "read": len(read)}
+        assert self.model.stepper is not None  # asked for before anything ran
+        self.tail = partial(self.model.stepper.tail, self.recording, torch.tensor(read, device=device) - start)
 
 
 def single(compute: Callable[[int], Any]) -> Compute:
