@@ -69,7 +69,8 @@ def visiting(layers: Iterable[int], visit: Visit) -> dict[str, Reducer]:
     held = Held()
 
     def reduce(layer: int, parts: Sequence[str], z: Tensor) -> None:
-        visit(layer, *held.take(*parts), z)  # by now they have come, in whatever order
+        q, k, v = held.take(*parts)  # by now they have come, in whatever order
+        visit(layer, q, k, v, z)
 
     capture: dict[str, Reducer] = {}
     for layer in layers:
