@@ -178,9 +178,9 @@ class NnsightModel(HuggingFaceModel):
         own = [] if self.remote else [self._attention(layer) for layer in range(info.n_layers)]
         with own_windows_lifted(own, masks):
             found = _walked(self.underlying, prompt, options, steps, plan)
-        if self.remote:  # what was kept there is seen here now
-            for name in found.keys() & taps.keys():
-                taps[name].keep(found[name])  # type: ignore[misc]
+        for name, kept_there in found.items() if self.remote else ():  # in the order of the pass, as reducers expect
+            if name != "logits":
+                taps[name].keep(kept_there)  # type: ignore[misc]
         return found.get("logits")
 
     def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[Step]:
