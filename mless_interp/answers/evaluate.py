@@ -49,7 +49,7 @@ OF_THE_LIST = frozenset({"n_problems", "problems", "prompts", "special_tokens_as
 def evaluate_accuracy(
     model: Model,
     problems: Iterable[Problem],
-    treatments: Any = (None,),
+    treatments: object = (None,),
     *,
     n_samples: int = 1,
     temperature: float = 0.0,
@@ -165,7 +165,7 @@ def evaluate_accuracy(
 
 @checked
 def check_asked(
-    treatments: Any,
+    treatments: object,
     *,
     n_samples: int = 1,
     temperature: float = 0.0,
@@ -190,7 +190,7 @@ def check_asked(
 def check_answers(
     model: Model,
     problems: Iterable[Problem],
-    treatments: Any,
+    treatments: object,
     *,
     template: str | Template = "raw",
     max_new_tokens: int | None = None,

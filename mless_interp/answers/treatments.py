@@ -1,7 +1,7 @@
 """What a problem is answered under: an insertion, ARM, heads knocked out or moved, alone or together."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -117,29 +117,28 @@ def emitted_share(completion: str, filler: str) -> float:
     return len(list(same)) / len(asked) if asked else float("nan")
 
 
-KINDS: dict[type, str] = {Insertion: "insertion", ARM: "arm", HeadTransfer: "transfer"}
-"""What is a treatment by itself -> the field that holds it."""
-
-
-def as_treatment(thing: Any) -> Treatment:
-    """A `Treatment` from what users write: None (nothing is done), an insertion, ARM, or a treatment itself."""
-    if thing is None or isinstance(thing, Treatment):
-        return thing or Treatment()
-    for kind, name in KINDS.items():
-        if isinstance(thing, kind):
-            given: dict[str, Any] = {name: thing}
-            return Treatment(**given)
+def as_treatment(thing: object) -> Treatment:
+    """A `Treatment` from what users write: None (nothing is done), an insertion, ARM, moved heads, or a treatment itself."""
+    match thing:
+        case None:
+            return Treatment()
+        case Treatment():
+            return thing
+        case Insertion():
+            return Treatment(thing)
+        case ARM():
+            return Treatment(arm=thing)
+        case HeadTransfer():
+            return Treatment(transfer=thing)
     raise TypeError(
         f"a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got {thing!r}; heads are knocked out with "
         "Treatment(insertion=..., knockout=[Head(...)])"
     )
 
 
-def as_treatments(things: Any) -> tuple[Treatment, ...]:
+def as_treatments(things: object) -> tuple[Treatment, ...]:
     """Treatments with different names, at least one; `things` is one of what `as_treatment` takes, or several."""
-    if things is None or isinstance(things, (Treatment, *KINDS)):
-        things = (things,)
-    found = tuple(as_treatment(thing) for thing in things)
+    found = tuple(map(as_treatment, things if isinstance(things, Iterable) else [things]))
     if not found:
         raise ValueError("there are no treatments; [None] answers the plain problems")
     names = [treatment.name for treatment in found]
