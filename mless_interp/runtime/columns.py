@@ -120,9 +120,10 @@ class TextTable:
         intervals. `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell, under a heading that
         names both; counts say of how many. Verdicts stand second; of more than six columns those that matter less stand last.
         """
-        names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or map(str, frame.columns), "")
+        frame = frame.rename(columns=str)
+        names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
         if unknown := [name for name in names if name not in frame.columns]:
-            raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(map(str, frame.columns))}")
+            raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(frame.columns)}")
         means = {name: column_of(name, known) for name in names}
         limits = {name: _limits(name, frame) for name in names}
         merged = {role[3:] for role in (column.role for column in means.values()) if role.startswith("of ")}
