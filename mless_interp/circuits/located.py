@@ -1,6 +1,6 @@
 """What locating heads gives: the heads named, in how many problems, what that rests on; and the same on fresh problems."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..core.arguments import count_of, listed
 from ..core.heads import Head, as_head
-from ..patching.effect import SMALLEST_EFFECT, WHOLE, Effect, concentration_words
+from ..patching.effect import SMALLEST_EFFECT, WHOLE, concentration_words
 from ..patching.joint import JointKnockout
 from ..patching.prepared import Settings
 from ..patching.reads import ReadEffects
@@ -27,7 +27,6 @@ from ..runtime.results import (
     head_map,
     interval_columns,
     rows_per_head,
-    with_limits,
 )
 from ..scores import HeadScores
 from ..scores.scored import is_sink
@@ -51,17 +50,6 @@ def strata_words(what: str, found: Sequence[InStratum]) -> str:
         by_head.setdefault(each.head, []).append(each.stratum + " (against the effect)" * (each.sense < 0))
     told = "; ".join(f"{head} {', '.join(strata)}" for head, strata in by_head.items())
     return f"{what}: {told or 'none'}."
-
-
-def gap_words(controls: Mapping[str, np.ndarray], effect: Effect, unit: str) -> list[str]:
-    """What the change of positions does with nothing inserted, by the rules of the whole `effect`."""
-    if "shift_total" not in controls:
-        return []
-    shift = replace(effect, total=controls["shift_total"], claimed=0.0)
-    words = "Gap only (positions shifted as by the insertion, nothing inserted): median"
-    some = bool((np.abs(shift.total) > shift.rounding).any())
-    end = ": no change at all" if not some else "" if shift.established else ": not established"
-    return [f"{words} {with_limits(shift.median, unit)}{end}."]
 
 
 def sink_words(scores: HeadScores | None) -> list[str]:
@@ -580,7 +568,7 @@ class LocatedHeads(Verdicts, Result):
             found += [*self._named_words(), *sink_words(self.sinks)]
         if made is not None:
             found += [f"On fresh problems: {made.headline()}", *made.details()]
-        return [*found, *gap_words(self.controls if made is None else made.controls, judged.effect, self.unit)]
+        return found
 
     def _named_words(self) -> list[str]:
         judged, s = self.judged, self.settings

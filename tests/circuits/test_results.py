@@ -141,8 +141,19 @@ def test_numbers_of_located_heads_by_hand() -> None:
     )
     assert found.rest() == "Not named: 0 negligible, 1 undecided (L0H0)."
     assert found.printed()["label"].tolist() == ["L0H1", "L1H0"] and "removed_p" in found.printed()
-    columns = found.shown().head_map
-    assert columns is not None and list(columns.marked or ()) == [True, True, False]
+    drawn = found.shown().head_map
+    assert drawn is not None and list(drawn.marked or ()) == [True, True, False]
+    limits, claim = ("removed_share_ci_low", "removed_share_ci_high"), "> 5 % in most problems"
+    share, other = found.quantity("removed_share"), found.quantity("effect_fraction")
+    assert (share.limits, share.p, share.claim, share.below) == (limits, "p_either", claim, "against the effect")
+    assert (other.p, other.claim, other.level) == ("p_either", claim, share.level) and share.level == pytest.approx(
+        0.04
+    )
+    two = {name: each[:, :2] for name, each in found.values.items()}
+    sure = replace(found, heads=found.heads[:2], values=two)
+    assert sure.rest() == "Not named: 0 negligible, 0 undecided."
+    alone = replace(found, heads=found.heads[:1], values={name: each[:, :1] for name, each in two.items()})
+    assert "; 1 of 1 head carries more than 5 % of it in most: L0H1 (reader);" in alone.headline()
 
 
 def test_controls_beside_named_heads_by_hand() -> None:
@@ -172,7 +183,7 @@ def test_fresh_problems_are_told_with_the_heads_that_they_confirm() -> None:
     table = by_label(again.table())
     assert table["claimed"].tolist() == ["reader", "mediator", "sufficient only"]
     assert table["exceeds_random"].tolist()[:2] == [10, 10] and table["p_specific"].iloc[0] < 0.04
-    assert found.printed()["confirmed"].tolist() == [True, True, False]
+    assert found.printed()["confirmed"].tolist() == [True, True, False] and len(found.shown().tables) == 3
     untested = replace(again, controls={})
     assert "L0H1, L1H0 are confirmed, specificity not tested" in replace(found, confirmation=untested).headline()
     short = replace(again, heads=again.heads[:1], kinds=again.kinds[:1], senses=again.senses[:1], controls={}, joint=None,

@@ -77,6 +77,7 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     table = found.printed()
     assert set(table["claimed"]) == {"specialist"} and table["strata"].tolist() == table["confirmed_strata"].tolist()
     assert sorted(table["strata"]) == list("0123") and (table["p_corrected"] < 0.04).all()
+    assert any("Within answer: L0H0 0; L0H1 1; L0H2 2; L0H3 3." in each for each in found.details())
     strata = found.by_stratum().query("passes")
     assert len(strata) == 4 and strata["confirmed"].all()
     np.testing.assert_allclose(strata["removed_share"], 1, atol=1e-5)
