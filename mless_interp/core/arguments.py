@@ -178,7 +178,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+    return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
 
 
 _PLAIN: dict[Any, tuple[str, str, Callable[[Any], bool], Callable[[Any], Any]]] = {

@@ -409,7 +409,7 @@ def pairs_like(model: Model, pairs: Sequence[PromptPair], insertion: Insertion) 
     """The same problems with another insertion in the same place, in each as long as its own where their lengths differ."""
     placed = insertion.placed_as(pairs[0].insertion)
     several = placed.n_tokens is not None and len({pair.n_inserted for pair in pairs}) > 1
-    made = []
+    made: list[PromptPair] = []
     for pair in pairs:
         fits = replace(placed, n_tokens=pair.n_inserted) if several else placed
         made += pairs_of_any(model, [pair.problem], fits, template=pairs[0].template)

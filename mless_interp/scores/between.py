@@ -104,8 +104,9 @@ def _masses(
     n, every = len(prompt), torch.ones(len(prompt), dtype=torch.bool)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
     # all rows are "question" rows here: those that are reduced
-    places = {"question": every, "before": ~every, "sink": torch.arange(n) == 0, "rows": every}
-    layout = Layout(n, span=None, shared=torch.arange(n), **places)
+    layout = Layout(
+        n, span=None, shared=torch.arange(n), question=every, before=~every, sink=torch.arange(n) == 0, rows=every
+    )
     plan = Plan(received=False, rows={segment: _on(mask) for segment, mask in masks.items()})
     run = reduce_prompt(model, pair.condition(condition), layout, plan, layers=layers, source=source)
     found = {}

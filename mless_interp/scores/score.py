@@ -97,8 +97,8 @@ def score_heads(
             plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink, renorm=renorm)
             keep = number == 0 and len(conditions) > 1 and any("first_rows" in metric_named(n).needs for n in names)
             try:
-                inputs, asks = pair.condition(condition), {"layers": layers, "keep": keep, "compare": other}
-                run = reduce_prompt(model, inputs, layout, plan, source=source, **asks)
+                inputs = pair.condition(condition)
+                run = reduce_prompt(model, inputs, layout, plan, layers=layers, keep=keep, compare=other, source=source)
                 for layer in layers:
                     sums = run.layers[layer], run.nulls[layer]
                     made, nulls, profiles = _layer_values(names, *sums, layout, thresholds, base.get(layer))

@@ -271,7 +271,7 @@ def negative_cells(grid: np.ndarray, limit: float) -> list[tuple[int, int]]:
 
 def is_dark(image: AxesImage, row: int, column: int) -> bool:
     """Whether white shows better than black on a cell."""
-    value = np.ma.filled(image.get_array(), np.nan)[row, column]
+    value = np.ma.filled(np.ma.asarray(image.get_array()), np.nan)[row, column]
     red, green, blue, _ = image.cmap(image.norm(value)) if np.isfinite(value) else (1, 1, 1, 1)
     return bool(0.3 * red + 0.59 * green + 0.11 * blue < 0.5)
 
