@@ -43,6 +43,7 @@ PUBLIC = {
     "circuits.transfer": ["transfer"],
     "circuits.head_writes": ["what_it_writes"],
     "circuits.cells": ["Edge"],
+    "circuits.importances": ["load_importances", "save_importances"],
     "circuits.paths": ["direct_effects", "trace_paths"],
     "circuits.site_patches": ["map_positions", "patch_sites"],
     "answers": ["Treatment", "evaluate_accuracy", "grade_paper", "grade_strict"],
