@@ -13,8 +13,6 @@ import mless_interp as mi
 from mless_interp.runtime.engines import ShardDone
 
 EVERY = pytest.mark.parametrize("name", ANALYSES)
-NO_SHARDS = {"joint", "curve"}
-"""Analyses that take a part of their work from another one, which keeps nothing."""
 LONG = {"located", "located, screened", "sets"}
 MADE: dict[str, Any] = {}
 
@@ -63,7 +61,7 @@ def test_what_was_cut_off_goes_on_with_the_same_bits(name: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in ANALYSES if name not in NO_SHARDS])
+@pytest.mark.parametrize("name", ANALYSES)
 def test_shards_together_are_the_whole(name: str, tmp_path: Path) -> None:
     on, parts = asked(), 2
     for turn in range(40):

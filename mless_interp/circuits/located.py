@@ -178,7 +178,8 @@ class Verdicts(Grouped):
 
     def _held_words(self) -> list[str]:
         """What the heads that read remove as a set, what their reads are, and which controls were left out."""
-        held = [each.headline() for each in (self.joint, self.reads) if each is not None]
+        held = [] if self.joint is None else [self.joint.headline(), *self.joint.details()]
+        held += [] if self.reads is None else [self.reads.headline()]
         left_out = self.settings.get("left_out") or {}
         return [*held, *(f"The control of {OTHERS[name]} was left out: {why}." for name, why in left_out.items())]
 

@@ -152,7 +152,7 @@ def read_span(
 def _token(model: Model, pair: PromptPair, what: What) -> int:
     """The token (or class) that is looked for in a problem; `ValueError` where there is none."""
     ids = what(pair) if not isinstance(what, str) else pair.answer_ids if what == ANSWER else _of_tag(model, pair, what)
-    several = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else ids
+    several = ids.tolist() if isinstance(ids, Tensor | np.ndarray | np.generic) else ids
     first = next(iter(several), None) if isinstance(several, list | tuple) else several
     known = model.info.n_classes or model.info.d_vocab
     if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first < known:

@@ -100,7 +100,7 @@ def attribute_heads(
     if not n_verified:
         return made
     sweeps, best = {"exact": Sweep.named(contrast, edit=edit)}, made.ranking()[:n_verified]
-    swept = sweep_heads(prepared, sweeps, best, options=RunOptions(progress=progress))
+    swept = sweep_heads(prepared, sweeps, best, options=options.beside("exact", best))
     return replace(made, exact=swept["exact"].effect)
 
 

@@ -81,7 +81,7 @@ def joint_knockout(
     )
     if singles is None:
         one_by_one = {"singles": Sweep.named(contrast, edit="knockout" if between.cuts else "z")}
-        swept = sweep_heads(prepared, one_by_one, chosen, options=RunOptions(progress=progress))
+        swept = sweep_heads(prepared, one_by_one, chosen, options=options.beside("singles", chosen))
         singles = swept["singles"].per_head
     removed = values[:, :1] - values[:, 1:]
     return JointKnockout(

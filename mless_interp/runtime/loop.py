@@ -45,6 +45,13 @@ class RunOptions:
         key = f"-{key_of(of)[:8]}" if of else ""
         return replace(self, checkpoint=Path(self.checkpoint) / f"{name}{key}.jsonl")
 
+    def beside(self, name: str, *of: object) -> "RunOptions":
+        """Return the same for a next step of an analysis that keeps one file, in another beside it."""
+        if self.checkpoint is None:
+            return self
+        file = Path(self.checkpoint)
+        return replace(self, checkpoint=file.with_name(f"{file.stem}-{name}-{key_of(of)[:8]}{file.suffix}"))
+
 
 def over_problems(
     ids: Sequence[str],

@@ -99,6 +99,8 @@ def test_an_intermediate_that_is_no_answer_is_read_by_its_tag_or_a_function() ->
     ids = {most: model.tokenizer.convert_tokens_to_ids(most) for most in largest}
     by_function = mi.read_span(model, pairs, what=lambda pair: [ids[pair.problem.tags["most"]]], **QUIET)
     np.testing.assert_array_equal(by_tag.margin, by_function.margin)
+    by_number = mi.read_span(model, pairs, what=lambda pair: np.int64(ids[pair.problem.tags["most"]]), **QUIET)
+    np.testing.assert_array_equal(by_tag.margin, by_number.margin)
     assert by_function.settings["what"] == "<lambda>"
 
 
