@@ -180,7 +180,10 @@ def test_fresh_problems_are_told_with_the_heads_that_they_confirm() -> None:
     assert [found.confirmed_or_unknown(head) for head in ("L0H1", "L0H0", "L1H1")] == [True, False, None]
     assert "on 10 fresh problems L0H1, L1H0 are confirmed, and specific to this insertion" in found.headline()
     assert again.specific[:2] == (mi.Head(0, 1), mi.Head(1, 0))
-    assert "3 other sets of the same layers and size remove +0.1000 (median), none of them as much; p = 0.25" in found.explain()
+    assert (
+        "3 other sets of the same layers and size remove +0.1000 (median), none of them as much; p = 0.25"
+        in found.explain()
+    )
     table = by_label(again.table())
     assert table["claimed"].tolist() == ["reader", "mediator", "sufficient only"]
     assert table["exceeds_random"].tolist()[:2] == [10, 10] and table["p_specific"].iloc[0] < 0.04
