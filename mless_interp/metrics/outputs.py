@@ -110,7 +110,7 @@ def value_spectral_share(values: Vectors, *, span: Segment) -> PerHead:
 
 
 def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
-    r"""PerHead of directions that the span's values fill as if evenly.
+    r"""Number of directions that the span's values fill as if evenly.
 
     $$ \exp H\bigl(\sigma / \textstyle\sum_r \sigma_r\bigr) $$
 

@@ -354,7 +354,7 @@ def quantisation_of(module: nn.Module) -> str:
     for label, weight in module.named_parameters():
         if not weight.is_floating_point() or weight.element_size() < 2:  # whole numbers, float8
             return f"{label} is {str(weight.dtype).removeprefix('torch.')}"
-    libraries = ("bitsandbytes", "auto_gptq", "gptqmodel", "awq", "hqq")
+    libraries = ("bitsandbytes", "auto_gptq", "gptqmodel", "awq", "hqq", "torch.ao.nn.quantized")
     return next((type(part).__name__ for part in module.modules() if type(part).__module__.startswith(libraries)), "")
 
 

@@ -199,11 +199,12 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
     folder, and the unfinished work of another analysis. A partial folder without a finished step goes; whoever saves removes
     it. Shards of one analysis share it (their checkpoints have locks of their own) and leave it where it is.
     """
-    target, partial = Path(path).resolve(), _beside(Path(path), "partial")
+    target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     with Lock(target, patience=0.0 if shard is None else 3.0) as lock:  # shards begin in turn
         recover(target)
         refuse_existing(path, overwrite=overwrite)
+        partial = _beside(Path(path), "partial")
         partial.mkdir(exist_ok=True)
         own = partial / f"{analysis}.analysis"
         if others := [each.stem for each in partial.glob("*.analysis") if each != own]:

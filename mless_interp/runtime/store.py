@@ -19,6 +19,8 @@ from .folders import RESULTS, RUN, SAVED, damaged_files, new_folder
 from .results import Result
 
 DOCUMENT, ARRAYS = "results.json", "arrays.npz"
+GONE = frozenset(("joint", "joint_sizes", "n_possible", "places", "rows_alike", "singles"))
+"""Fields that results saved by earlier states have, which nothing rests on any more: they are left out."""
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
 
 
@@ -160,7 +162,9 @@ def _rebuild(part: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> object:
         getattr(package, name)  # its module enters it into SAVED
     if name not in SAVED:
         raise ValueError(f"this version of the toolkit has no result {name!r}")
-    made = SAVED[name](**{key: _decode(value, arrays) for key, value in part["fields"].items()})
+    fields = {key: _decode(value, arrays) for key, value in part["fields"].items()}
+    gone = GONE - {field.name for field in dataclasses.fields(SAVED[name])}
+    made = SAVED[name](**{key: value for key, value in fields.items() if key not in gone})
     if isinstance(made, Result):
         made.check_axes()
     return made

@@ -251,3 +251,12 @@ def test_a_model_that_runs_elsewhere_has_no_twin(tiny_model_dir: Any, monkeypatc
     monkeypatch.setattr(model, "remote", True)
     with pytest.raises(mi.ModelError, match="runs elsewhere, and its untrained twin would have to be made here"):
         mi.untrained_twin(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning", "ignore::DeprecationWarning")
+def test_layers_that_torch_itself_has_quantised_are_told() -> None:
+    """Their packed weights are no parameters, and nothing behind them has a gradient: attributions would miss it silently."""
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    made = torch.ao.nn.quantized.dynamic.Linear(4, 4)
+    assert hugging_face.quantisation_of(plain) == "" and not list(made.parameters())
+    assert hugging_face.quantisation_of(torch.nn.Sequential(made)) == "Linear"

@@ -79,6 +79,8 @@ def test_an_existing_folder_needs_overwrite_and_a_link_stays_a_link(old: Path, m
     for name in (".", ".."):
         with pytest.raises(FileExistsError, match="holds the current directory and is never replaced"):
             refuse_existing(name, overwrite=True)
+        with pytest.raises(FileExistsError, match="holds the current directory and is never replaced"):
+            claimed(name, overwrite=True, analysis="a").__enter__()
 
 
 KILLED = """

@@ -108,6 +108,21 @@ def test_only_results_are_loaded(tmp_path: Path, name: str) -> None:
         load(rewritten(tmp_path / "format", format=2))
 
 
+def test_folders_of_earlier_states_are_read(tmp_path: Path) -> None:
+    """`Transfer` and others were saved with fields that are gone; a field that was never there is refused."""
+    folder = save(tmp_path / "out", made_scores())
+    for name, refused in (("n_possible", False), ("new_field", True)):
+        document = json.loads((folder / "results.json").read_text())
+        document["results"]["PatchScores"]["fields"][name] = 3
+        (folder / "results.json").write_text(json.dumps(document))
+        write_manifest(folder)
+        if refused:
+            with pytest.raises(ValueError, match=f"cannot be loaded .*{name}"):
+                load(folder)
+        else:
+            assert str(load(folder)["PatchScores"]) == str(made_scores())
+
+
 def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     folder = save(tmp_path / "out", made_scores())
     with np.load(folder / "arrays.npz") as arrays:
