@@ -503,12 +503,12 @@ def table(head: str, rows: Sequence[Sequence[Any]]) -> str:
 
 INTRO = """# Published circuits
 
-Circuits that other people published for models that they trained or compiled, and this toolkit's findings. The models are not
-part of this project: `python tools/published_circuits.py FOLDER` writes this page from a folder that holds them. One
-run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or an edge
-does more than the smallest effect, 5 % of the median total; shares are of the total effect, with 95 % limits. CPR and
-CMD are areas of the circuit curve on fresh problems, heads added in order of effect and the others ablated (1 and 0:
-the named heads restore all of the effect). Fresh problems confirm all named heads unless a line says otherwise.
+Circuits that others published for their models, and this toolkit's findings.
+`python tools/published_circuits.py FOLDER` writes this page from a folder of these models, which are not part of the
+project. One run: mless_interp {version}, TransformerLens {library}, float32, seed 0. Counts are problems in which a head or
+an edge does more than the smallest effect; shares are of the total effect, with 95 % limits. CPR and CMD: [circuit
+curves](methods.md#7-outcomes-and-attribution) on fresh problems (1 and 0: the named heads restore all of the effect).
+Fresh problems confirm all named heads unless a line says otherwise.
 """
 
 

@@ -17,17 +17,14 @@ import mless_interp as mi
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "studies.md"
 NOT_ASKED = {
-    "paper": "Whether reasoning improves: the demo model is nearly always right and was trained to respond to slashes.",
-    "filler_after_question": "Whether filler can replace a chain of thought: no model here was trained with filler. "
-    "`computed` asks whether the answer reads what the filler computed from the question.",
-    "repeated_question": "Whether more answers are right: the demo model cannot gain. The study asks whether the second "
-    "reading changes the answer.",
+    "paper": "Whether reasoning improves: the demo model is nearly always right, and trained to respond to slashes.",
+    "filler_after_question": "Whether filler can replace a chain of thought: no model here was trained with filler.",
+    "repeated_question": "Whether more answers are right: the demo model cannot gain.",
     "distractors": "Sentences written to distract: questions of other problems replace them.",
     "counting": "Whether more answers are right: the demo model cannot gain, and neither model is large or recent.",
     "place": "Whether more answers are right, and filler that the model itself emits: this model follows no instruction.",
     "length_alone": "Contexts of thousands of tokens: these models take 512.",
-    "repeated_tokens_and_sinks": "Which neurons create a sink. The study asks whether a run of one token resembles the "
-    "prompt's first token more than random words do.",
+    "repeated_tokens_and_sinks": "Which neurons create a sink, only whether a run of one token resembles the prompt's first token.",
 }
 """The studies in their order, and the part of their claims that these two models cannot test."""
 TEXTS: dict[str, Any] = {"template": "text", "answers": 0}
@@ -43,8 +40,8 @@ with a row per insertion.
 mless-interp study paper --report --out results/paper
 ```
 
-`mless-interp study` lists the eight included studies; your own is a .toml file. `mi.run_study` does the same. Options
-such as `--model` and `--problems` replace values of the file.
+`mless-interp study` lists the eight included studies; your own is a .toml file. Options such as `--model` and
+`--problems` replace values of the file. In Python: `mi.run_study`.
 
 ```toml
 title = "Slashes against words"
@@ -66,18 +63,18 @@ after = "question"                    # or before, or at; one place or several
 
 ## Reading the tables
 
-`python tools/run_studies.py` writes everything below from runs of the bundled demo model and of stories260K ([how it
-is built](real-models.md#55-slashes-in-stories260k)). Both models are small and none of the sources' models, so the
-tables neither support nor refute the sources.
+`python tools/run_studies.py` writes everything below from runs of the demo model and of
+[stories260K](real-models.md#55-slashes-in-stories260k). Neither is a model of the sources, so the tables neither support
+nor refute them.
 
 - `x55`: 55 inserted tokens.
 - The first [contrast](concepts.md#the-contrasts): the median effect on the answer's log-probability (nats) with its
-  95 % interval, and the problems with that sign. Further contrasts: the median only; a contrast without an asterisk in
-  any row is left out. Asterisk: p < 0.05, sign test, Holm over the study.
+  95 % interval, and the problems with that sign. Further contrasts: the median, if any row has an asterisk (p < 0.05,
+  sign test, Holm over the study).
 - `attention`: mean share of later rows' attention on the inserted tokens.
 - `heads`: heads that carry more than 5 % of the content effect in most problems.
-- `answers`: share of right answers, and the difference from no insertion in points.
-- Other columns: [metrics of attention](methods.md#4-attention-metrics), means over heads and problems.
+- `answers`: right answers, and the difference from no insertion in points.
+- Other columns: [metrics](methods.md#4-attention-metrics), means over heads and problems.
 """
 
 app = typer.Typer(add_completion=False)
