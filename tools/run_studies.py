@@ -24,7 +24,8 @@ NOT_ASKED = {
     "counting": "Whether more answers are right: the demo model cannot gain, and neither model is large or recent.",
     "place": "Whether more answers are right, and filler that the model itself emits: this model follows no instruction.",
     "length_alone": "Contexts of thousands of tokens: these models take 512.",
-    "repeated_tokens_and_sinks": "Which neurons create a sink, only whether a run of one token resembles the prompt's first token.",
+    "repeated_tokens_and_sinks": "Which neurons create a sink, only whether a run of one token resembles "
+    "the prompt's first token.",
 }
 """The studies in their order, and the part of their claims that these two models cannot test."""
 TEXTS: dict[str, Any] = {"template": "text", "answers": 0}
