@@ -164,11 +164,13 @@ def _tags(tags: Any, n: int) -> list[dict[str, str]]:
     """The tags of each problem, by key; what a table says it has no value for (None, NaN, NA) is no tag."""
     if tags is None:
         return [{}] * n
-    table = pd.DataFrame(tags, dtype=object)
+    rows = tags if isinstance(tags, Mapping | pd.DataFrame) else [each or {} for each in tags]
+    table = pd.DataFrame(rows, dtype=object)
     if len(table) != n:
         raise ValueError(f"tags must hold one entry for each of {n} problems, got {len(table)}")
-    rows = table.to_dict("records")
-    return [{str(key): str(value) for key, value in row.items() if not pd.isna(value)} for row in rows]
+    return [
+        {str(key): str(value) for key, value in row.items() if not pd.isna(value)} for row in table.to_dict("records")
+    ]
 
 
 KEYS = ("ids", "answer", "distractor", "clean", "span", "tags", "id")
@@ -193,7 +195,7 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
                 if not isinstance(row, dict) or not {"ids", "answer"} <= row.keys() <= set(KEYS):
                     raise ValueError(f"a pair is an object with ids and answer, and of {', '.join(KEYS[2:])}")
                 parts = [row.get(key) for key in ("span", "clean", "answer", "distractor", "id")]
-                made.append(_pair(_ids(row["ids"], "ids"), parts, _tags([row.get("tags") or {}], 1)[0], {}))
+                made.append(_pair(_ids(row["ids"], "ids"), parts, _tags([row.get("tags")], 1)[0], {}))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{source.name}, line {number}: {error}") from None
     if not made:
