@@ -21,6 +21,7 @@ from .plots import (
     Style,
     chosen_column,
     draw_forest,
+    head_table,
     key,
     key_below,
     label_of,
@@ -75,7 +76,7 @@ def forest(
     heads : default: the named heads and then the largest, `top` in all.
     value : the column to draw; of `LocatedHeads` in place of the measures.
     """
-    table = turned(found, found.table())
+    table = head_table(found)
     located = found if isinstance(found, LocatedHeads) and value is None else None
     value, quantity = chosen_column(found, table, value)
     if located is not None:

@@ -25,6 +25,7 @@ from .plots import (
     colour_bar,
     draw_cells,
     end_of,
+    head_table,
     is_dark,
     key,
     key_below,
@@ -59,9 +60,7 @@ def head_map(
     top : how many heads of largest magnitude carry their number.
     limit : the end of the colour scale, in the value's unit (None: the largest magnitude).
     """
-    table = turned(found, found.table())
-    if not {"layer", "head"} <= set(table):
-        raise ValueError(f"a picture of heads needs a row per head; this table has {', '.join(table.columns)}")
+    table = head_table(found)
     value, quantity = chosen_column(found, table, value)
     level = quantity.level if level is None else level
     grid = _grid_of(table, value)

@@ -27,7 +27,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from ..runtime.results import Quantity, Result
+from ..runtime.results import Quantity, Result, turned
 from ..runtime.text_safety import code_of, one_line, short_name, visible
 from . import show_after_cell
 
@@ -132,6 +132,14 @@ def words_of(result: Result, *names: str) -> str:
     """What a result was made with, as far as it says, for the title of its picture."""
     said = {name: str(result.settings[name]) for name in names if result.settings.get(name)}
     return ", ".join(shortened(one_line(short_name(each) if name == "model" else each)) for name, each in said.items())
+
+
+def head_table(found: Result) -> pd.DataFrame:
+    """A result's table with a row per head, effects above 0 where they go with the whole effect; `ValueError` for another."""
+    table = turned(found, found.table())
+    if not {"layer", "head"} <= set(table):
+        raise ValueError(f"a picture of heads needs a row per head; this table has {', '.join(table.columns)}")
+    return table
 
 
 def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str, Quantity]:

@@ -126,8 +126,9 @@ def test_results_of_other_heads_are_drawn_too_and_those_without_heads_are_refuse
     axes = mi.views.head_map(attributed()).axes
     assert axes[1].get_ylabel() == "score (nats)" and axes[0].images[0].norm.vmin < 0
     assert grid_of(mi.views.head_map(doses()).axes[0]).shape == (1, 4)
-    with pytest.raises(ValueError, match="a picture of heads needs a row per head; this table has claim, key, figures"):
-        mi.views.head_map(checked())
+    for draw in (mi.views.head_map, mi.views.forest):
+        with pytest.raises(ValueError, match="a picture of heads needs a row per head; this table has claim, key, figure"):
+            draw(checked())
 
 
 def test_lambda_and_what_uniform_attention_would_keep() -> None:
