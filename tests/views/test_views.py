@@ -127,7 +127,9 @@ def test_results_of_other_heads_are_drawn_too_and_those_without_heads_are_refuse
     assert axes[1].get_ylabel() == "score (nats)" and axes[0].images[0].norm.vmin < 0
     assert grid_of(mi.views.head_map(doses()).axes[0]).shape == (1, 4)
     for draw in (mi.views.head_map, mi.views.forest):
-        with pytest.raises(ValueError, match="a picture of heads needs a row per head; this table has claim, key, figure"):
+        with pytest.raises(
+            ValueError, match="a picture of heads needs a row per head; this table has claim, key, figure"
+        ):
             draw(checked())
 
 
