@@ -94,8 +94,11 @@ class Treatment:
         ids, unit = self.insertion.span(tokenizer, problem).ids, self.insertion.unit
         filler = str(tokenizer.decode(list(ids))).strip()
         times = len(ids) // len(encode_within(tokenizer, unit)) if self.insertion.repeats else 1
-        words = EMIT[self.insertion.repeats] if self.emitted is True else str(self.emitted)
-        asked = words.format(filler=filler, times=times, unit=unit.strip())
+        if not filler:
+            raise ValueError(f"treatment {self.name!r}: white space cannot be asked for in words; insert it instead")
+        asked = EMIT[self.insertion.repeats] if self.emitted is True else str(self.emitted)
+        for key, value in {"{unit}": unit, "{times}": str(times), "{filler}": filler}.items():
+            asked = asked.replace(key, value)  # a text may hold other braces: \boxed{}
         return replace(problem, question=f"{problem.question}\n{asked}"), filler
 
 
@@ -107,14 +110,15 @@ EMIT = {
 
 
 def emitted_share(completion: str, filler: str) -> float:
-    """How much of a filler a completion begins with, 0 to 1, whatever the white space; NaN for a filler of white space.
+    """How much of a filler a completion begins with, 0 to 1, whatever the kind of white space; slashes without the spaces
+    between them are other tokens, and fewer.
 
-    >>> emitted_share("/ / / and then 7", "/ / / /")
-    0.75
+    >>> emitted_share("/ / / and then 7", "/ / / /"), emitted_share("////", "/ / / /")
+    (0.75, 0.25)
     """
-    came, asked = ("".join(text.split()) for text in (completion, filler))
+    came, asked = (" ".join(text.split()) for text in (completion, filler))
     same = takewhile(lambda both: both[0] == both[1], zip(came, asked, strict=False))
-    return len(list(same)) / len(asked) if asked else float("nan")
+    return sum(one != " " for one, _ in same) / len("".join(asked.split()))
 
 
 def as_treatment(thing: object) -> Treatment:

@@ -79,6 +79,8 @@ def compute(options: Options) -> Computed:
         if at and kind in ("none", "arm"):
             raise ValueError(f"--treatments: {name!r}: {kind} inserts nothing, so it has no place")
         chosen_place(options.place if place in ("", EMITTED) else place)
+    if options.emit is not None and f"@{EMITTED}" not in options.treatments:
+        raise ValueError("--emit is the instruction of mless@emitted: name that in --treatments")
     questions = options.questions()
     from ..answers import Treatment, evaluate_accuracy
     from ..answers.evaluate import check_asked

@@ -92,15 +92,19 @@ class HookComparison(Result):
 
     def headline(self) -> str:
         """Return whether the hook is what was meant; if not, what it does in most problems."""
-        (most, k), n = Counter(self.found).most_common(1)[0], len(self.found)
+        (most, k), n = self._kinds()[0], len(self.found)
         where = f"in {k} of {count_of(n, 'problem')}"
-        if most == AS_MEANT and k == n:
+        if most == AS_MEANT:
             return f"Yes, this is {self.meant}, {where}{self.in_a_batch and f'; but {self.in_a_batch}'}."
         return f"No, this is not {self.meant}; {where} {most}."
 
+    def _kinds(self) -> list[tuple[str, int]]:
+        """What was found and how often, what is wrong first."""
+        return sorted(Counter(self.found).most_common(), key=lambda each: each[0] == AS_MEANT)
+
     def details(self) -> list[str]:
         """Return what else was found."""
-        others = [f"In {k} of {len(self.found)}: {words}." for words, k in Counter(self.found).most_common()[1:]]
+        others = [f"In {k} of {len(self.found)}: {words}." for words, k in self._kinds()[1:]]
         return [*others, *([f"{self.in_a_batch[0].upper()}{self.in_a_batch[1:]}."] if self.in_a_batch else [])]
 
     def caveats(self) -> list[str]:
@@ -162,7 +166,7 @@ def compare_hook(
             bar.update(1)
     short, *_, long = sorted([*made, made[0]], key=lambda pair: len(pair.inserted))
     batched = len(short.inserted) < len(long.inserted)
-    meant = f"the edit {repr(edit) if isinstance(edit, str) else 'your edit'} of {listed(chosen)}"
+    meant = f"{f'the edit {edit!r}' if isinstance(edit, str) else 'your edit'} of {listed(chosen)}"
     in_a_batch = _padded(model, short, long, hook, chosen) if batched else ""
     return _compared(model, made, chosen, meant, rows, in_a_batch=in_a_batch, batched=batched)
 
@@ -193,8 +197,9 @@ def compare_capture(
     if of not in ("z", "q", "k", "v"):
         raise ValueError(f'of must be "z", "q", "k" or "v", got {of!r}')
     values = capture([list(pair.inserted.ids) for pair in made])
-    if len(values) != len(made):
-        raise ValueError(f"capture must return one entry per prompt, {len(made)}, got {len(values)}")
+    n = None if values is None else len(values)
+    if n != len(made):
+        raise ValueError(f"capture must return one entry per prompt, {len(made)}, got {n}")
     read = (*READ_OF_HEADS, *(ROTATED if model.has_rotated_sites else ()), *READ_OF_STREAM)
     sites = _that_pass(model, made[0].condition("inserted"), read)
     rows: list[Row] = []
@@ -392,7 +397,7 @@ class _Beside:
         (layer, what), meant = parsed(first) or (-1, "logits"), parsed(departs)
         if meant is not None and meant[0] < layer:
             left = [head for head in self.heads if head.layer == meant[0]]
-            return f"it leaves {listed(left or self.heads)} as it is"
+            return f"it leaves {listed(left or self.heads)} as it is; what it changes begins in layer {layer}"
         if what == "attn.hook_z":
             return self._of_heads(layer, first, right[first], begun=begun, here=departs == first)
         if what in ("hook_attn_out", "hook_resid_mid"):
@@ -419,7 +424,7 @@ class _Beside:
             return f"it changes {words}, not {listed(asked or self.heads)}"
         rows = [row for row in range(len(old)) if differs(old[row], new[row])]
         if here and not differs(exact[rows], new[rows]):
-            return f"it changes {_span('row', rows)} only"
+            return f"it changes {'the last row' if rows == [len(old) - 1] else _span('row', rows)} only"
         off = [row for row in range(len(new)) if differs(exact[row], new[row])]
         own = " in rows of the inserted tokens themselves" * bool(self.pair.span_mask[off].all())
         wrong = [head for head in every if differs(exact[:, head.head], new[:, head.head])]
@@ -458,10 +463,11 @@ def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: s
     error = apart(meant, value[: len(meant)]).relative
     if error <= tolerance_of(model):
         return AS_MEANT, error
-    for words, other in _candidates(model, run, head, of):
+    d = meant.shape[1]  # of latent attention's z and v another one than of its q and k
+    for words, other in _candidates(model, run, head, of, d):
         for start in range(len(value) - min(4, len(other)) + 1):
             rows = min(len(value) - start, len(other))
-            if not _differs(model, other[:rows], value[start : start + rows]):
+            if other.shape[1] == d and not _differs(model, other[:rows], value[start : start + rows]):
                 shift = ", but rows of padding stand before it: the batch is padded on the left" if start else ""
                 return f"it is {words}{shift}", error
     return "it is nothing that was looked for", error
@@ -483,7 +489,7 @@ def _rows_of(model: Model, run: Activations, head: Head, name: str) -> Tensor:
     return values[:, head.head * values.shape[1] // model.info.n_heads]
 
 
-def _candidates(model: Model, run: Activations, head: Head, of: str) -> Iterator[tuple[str, Tensor]]:
+def _candidates(model: Model, run: Activations, head: Head, of: str, d: int) -> Iterator[tuple[str, Tensor]]:
     """What a capture could be instead, with its words: the head itself at other rows, other heads, slices of streams."""
     order = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
     numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
@@ -491,7 +497,6 @@ def _candidates(model: Model, run: Activations, head: Head, of: str) -> Iterator
         for other in [Head(layer, number) for layer in order for number in numbers]:
             if site(other.layer, name) in run:
                 yield f"{name.removeprefix('attn.hook_')} of {other}", _rows_of(model, run, other, name)
-    d = model.info.d_head
     for layer in order:
         for name in READ_OF_STREAM:
             after = ", after the output projection W_O has mixed all heads" if name == "hook_attn_out" else ""

@@ -346,6 +346,8 @@ class Parts:
     def headline(self) -> str:
         """Return the total effect with its direction, and which cells carry more than the smallest effect of it."""
         s = self.settings
+        if s.get("contrast") == "":
+            return f"Scores that were read from {s.get('model')}: nothing is tested."
         whole = self.whole.headline(s.get("insertion"), s.get("outcome"), self.unit)
         contrast = CONTRASTS.get(str(s.get("contrast")))
         name = f" ({contrast.name})" if contrast is not None and contrast.name not in ("total", "content") else ""

@@ -370,7 +370,19 @@ def test_an_instruction_that_the_tokenizer_does_not_know_is_refused(demo: Model,
     assert (
         Treatment(SLASHES, emitted=True)
         .to_emit(demo.tokenizer, problems[0])[0]
-        .question.endswith('\nBegin your answer by writing "/" 55 times, and then go on.')
+        .question.endswith('\nBegin your answer by writing " /" 55 times, and then go on.')
     )
     with pytest.raises(ValueError, match="Begin"):
         evaluate_accuracy(demo, problems, Treatment(SLASHES, emitted=True), **QUICK)
+
+
+def test_an_instruction_of_ones_own_may_hold_a_box_and_white_space_is_not_asked_for(
+    demo: Model, problems: tuple[Problem, ...], tokenizer_dir: Callable[[str], Path]
+) -> None:
+    asked = Treatment(SLASHES, emitted=r"Write / {times} times and \boxed{answer}.").to_emit(
+        demo.tokenizer, problems[0]
+    )[0]
+    assert asked.question.endswith("\nWrite / 55 times and \\boxed{answer}.")
+    lines = Treatment(Insertion.meaningless("\n", 4), emitted=True)
+    with pytest.raises(ValueError, match="white space cannot be asked for"):
+        lines.to_emit(read_tokenizer(tokenizer_dir("qwen2_5")), problems[0])

@@ -213,6 +213,7 @@ WRONG = {
     "accuracy --treatments none,none": "the treatment 'none' is named twice",
     "accuracy --treatments none,mless@before-anser": "--place: 'before-anser' is no place .did you mean before-answer",
     "accuracy --treatments none@after-question": ".*none inserts nothing, so it has no place",
+    "accuracy --emit x": "--emit is the instruction of mless@emitted: name that in --treatments",
     "check demo --json none/c.json": ".*--json none/c.json: there is no folder",
     "accuracy --knockout x": "cannot read 'x' as a head",
     "accuracy --knockout 0:99": "L0H99: head 99 is out of range",

@@ -33,6 +33,7 @@ def test_scores_come_back_from_the_format_and_are_drawn(tmp_path: Path, tiny_mod
     assert {str(edge) for edge in drawn.edges} == {str(edge) for edge in edges.found if edge.part != "qkv"}
     texts = [text.get_text() for text in mi.views.path_graph(drawn, only_found=False).axes[0].texts]
     assert "0.90" in texts and not drawn.found
+    assert drawn.headline() == "Scores that were read from importances.json: nothing is tested."
 
 
 @pytest.mark.parametrize(

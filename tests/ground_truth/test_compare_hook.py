@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from architectures_under_test import folder_of
 from conftest import needs_hooked_transformer
 from models_under_test import loaded
 
@@ -66,6 +67,7 @@ def test_each_usual_error_is_named(case: Any) -> None:
     for hook, words in (
         (ablation(model, [1]), "it changes L1H1, not L1H0"),
         (ablation(model, [0], layer=0), "it changes L0H0, not L1H0"),
+        (ablation(model, [0], slice(-1, None)), "it changes the last row only"),
         (ablation(model, [0, 1]), "it changes L1H0, L1H1, not L1H0"),
         (ablation(model, [0], factor=0.5), "it gives L1H0 other values"),
         (ablation(model, [0], slice(4, 9)), "it changes rows 4 to 8 only"),
@@ -85,7 +87,7 @@ def test_what_is_wrong_behind_a_right_edit_is_named_where_it_is(case: Any) -> No
     half = mi.compare_hook(model, pairs, first, ["L0H0", "L1H2"], progress=False)
     assert set(half.found) == {"it gives L1H2 other values than that edit"}
     forgot = mi.compare_hook(model, pairs, ablation(model, [2]), ["L0H0", "L1H2"], progress=False)
-    assert set(forgot.found) == {"it leaves L0H0 as it is"}
+    assert set(forgot.found) == {"it leaves L0H0 as it is; what it changes begins in layer 1"}
     both = mi.compare_hook(model, pairs, lambda m: [first(m), *sliced_output(model)(m)], ["L0H0"], progress=False)
     assert all(
         words.startswith("it changes coordinates 0 to") and "layer 1's attention" in words for words in both.found
@@ -117,11 +119,14 @@ def test_rows_counted_from_the_left_of_a_padded_batch_are_noticed(case: Any) -> 
     def at_last(z: torch.Tensor) -> torch.Tensor:
         return torch.cat([z[:, :last], 0 * z[:, last : last + 1], z[:, last + 1 :]], 1)
 
-    found = mi.compare_hook(
-        model, pairs, ablation(model, [0], slice(last, last + 1)), ["L1H0"], edit=at_last, progress=False
-    )
+    absolute = ablation(model, [0], slice(last, last + 1))
+    found = mi.compare_hook(model, pairs, absolute, ["L1H0"], edit=at_last, progress=False)
     assert set(found.found) == {"as meant"} and not found.passed
-    assert "padded on the left" in found.headline()
+    assert "Yes, this is your edit of L1H0" in found.headline() and "padded on the left" in found.headline()
+    at_end = lambda z: torch.cat([z[:, :-1], 0 * z[:, -1:]], 1)  # noqa: E731
+    ends = mi.compare_hook(model, pairs, absolute, ["L1H0"], edit=at_end, progress=False)
+    assert "in 1 of 2 problems it gives L1H0 other values" in ends.headline()
+    assert ends.details()[0] == "In 1 of 2: as meant."
     same = mi.compare_hook(model, pairs[:1], ablation(model, [0]), ["L1H0"], progress=False)
     assert same.passed and any("Tried on 1 prompt" in each for each in same.caveats())
 
@@ -217,3 +222,16 @@ def test_a_capture_is_recognised(case: Any) -> None:
     assert all(words.startswith("it is what L1H1 writes, z W_O") for words in wrote.found)
     wide = mi.compare_capture(model, pairs, alone(slice(0, 2 * d)), "L1H0")
     assert all(words.startswith("it has shape") for words in wide.found)
+    with pytest.raises(ValueError, match="one entry per prompt, 2, got None"):
+        mi.compare_capture(model, pairs, lambda _: cast("Any", None), "L1H0")
+
+
+def test_a_capture_of_latent_attention_whose_keys_are_wider_than_its_values() -> None:
+    model = loaded(folder_of("DeepSeek-V3"), "nnsight")
+    problems = [mi.Problem(id="p", question=QUESTIONS[0], answer="7")]
+    pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", n_tokens=6))
+    name = "blocks.1.hook_attn_out"
+    run = model.run(pairs[0].condition("inserted"), capture={name: None})
+    d = model.info.d_head
+    found = mi.compare_capture(model, pairs, lambda _: [run.captured[name][0, :, d : 2 * d]], "L1H1")
+    assert found.found[0].startswith(f"it is coordinates {d} to {2 * d - 1} of hook_attn_out in layer 1")
