@@ -236,13 +236,18 @@ class StudyResult(Result):
         return f"{told} ({count_of(len(self.problem_ids), 'problem')})."
 
     def caveats(self) -> list[str]:
-        """Return that so few problems establish nothing, whatever they show, where they are too few."""
+        """Return what effects of an emitted filler are, and that so few problems establish nothing, where they are too few."""
+        emitted = {} if self.answers is None else self.answers.emitted_shares
+        told = [
+            f"Effects of {name!r} are those of the filler inserted; the model emitted {100 * share:.0f} % of it."
+            for name, share in emitted.items()
+        ][:1]
         table = self._effects[self._effects["p"].notna()]
         n, m = table["n"].max(), len(table)
-        if not m or n >= (needed := fewest_problems(2 * m, alpha=self.alpha)):
-            return super().caveats()
-        few = f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."
-        return [few, *super().caveats()]
+        if m and n < (needed := fewest_problems(2 * m, alpha=self.alpha)):
+            few = f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."
+            told.append(few)
+        return [*told, *super().caveats()][:3]
 
     def details(self) -> list[str]:
         """Return how effects and heads were tested, the answers without insertion, and what the source claims."""
