@@ -7,7 +7,7 @@ import pytest
 import torch
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand
-from conftest import BACKENDS
+from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 from small_results import written
 
@@ -31,9 +31,9 @@ def test_readers_look_at_the_unit_and_mediators_at_numbers() -> None:
 
 
 BUILDS = [
-    pytest.param(name, backend, marks=[] if (name, backend) == ("Llama", "bridge") else pytest.mark.slow)
+    pytest.param(name, backend, marks=[] if (name, backend) == ("Llama", "bridge") else [pytest.mark.slow, *marks])
     for name in ("Llama", "GPT-2", "Gemma 2")
-    for backend in BACKENDS
+    for backend, marks in (("hooked_transformer", [needs_hooked_transformer]), ("bridge", []), ("nnsight", []))
 ]
 
 
