@@ -276,7 +276,9 @@ def load_hugging_face(name: str, loading: Loading) -> tuple[PreTrainedModel, For
     except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
         where = "this directory" if local else "a local directory, 'demo', or a hub id that could be reached"
         meant = nearest(name, ["demo"])
-        raise ModelError(f"cannot load {what} {name!r} from {where}{meant}: {first_line(error)}") from error
+        same = "kimi_k2" in str(error)  # Kimi-K2's layers are DeepSeek-V3's
+        remedy = ' (in a copy of its folder write "model_type": "deepseek_v3" into config.json)' if same else ""
+        raise ModelError(f"cannot load {what} {name!r} from {where}{meant}: {first_line(error)}{remedy}") from error
 
 
 def copied(hf_model: Foreign, loading: Loading, *, name: str) -> PreTrainedModel:

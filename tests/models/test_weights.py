@@ -108,6 +108,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "config no JSON": (text("config.json", "{"), "is missing or damaged, it holds no JSON"),
     "config no object": (text("config.json", "[1]"), "is damaged: expected a JSON object, got a list"),
     "unknown model type": (config(model_type="nonsense"), "cannot load .*nonsense"),
+    "Kimi-K2's model type": (config(model_type="kimi_k2"), 'kimi_k2.* write "model_type": "deepseek_v3"'),
     "tokenizer of another kind": (text("tokenizer.json", "{}"), "cannot load the tokenizer of"),
     "no tokenizer": (
         lambda folder: [path.unlink() for path in folder.glob("*token*")],
