@@ -14,6 +14,7 @@ from mless_interp.runtime.engines import ShardDone
 
 EVERY = pytest.mark.parametrize("name", ANALYSES)
 LONG = {"located", "located, screened", "sets"}
+"""Analyses that take seconds: cut off and resumed among the slow tests."""
 MADE: dict[str, Any] = {}
 
 

@@ -238,10 +238,9 @@ class StudyResult(Result):
     def caveats(self) -> list[str]:
         """Return what effects of an emitted filler are, and that so few problems establish nothing, where they are too few."""
         emitted = {} if self.answers is None else self.answers.emitted_shares
-        told = [
-            f"Effects of {name!r} are those of the filler inserted; the model emitted {100 * share:.0f} % of it."
-            for name, share in emitted.items()
-        ][:1]
+        names, shares = listed(map(repr, emitted)), listed(f"{100 * share:.0f} %" for share in emitted.values())
+        of_filler = f"Effects of {names} are those of the filler inserted; the model emitted {shares} of it."
+        told = [of_filler] * bool(emitted)
         table = self._effects[self._effects["p"].notna()]
         n, m = table["n"].max(), len(table)
         if m and n < (needed := fewest_problems(2 * m, alpha=self.alpha)):

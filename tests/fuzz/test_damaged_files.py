@@ -108,6 +108,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*the last line was cut off and is computed again")
 @fuzz(few=60, share=10, **damages)
 def test_a_damaged_checkpoint_never_changes_a_number(
     checkpoint: bytes, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
