@@ -107,7 +107,8 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
         try:
             first, *others = computed.results.values()
             notes = [line for note in computed.notes for line in textwrap.wrap(one_line(note), WIDTH)]
-            tell("\n".join([*first.lines(), *notes, *(each.lines()[0] for each in others)][:MOST_LINES]))
+            more = (textwrap.shorten(one_line(each.headline()), WIDTH, placeholder=" ...") for each in others)
+            tell("\n".join([*first.lines(), *notes, *more][:MOST_LINES]))
             del computed  # the model goes before pictures are drawn
             asked.say("drawing pictures and writing tables ...")
             _finish(asked, present, report=asked.report)
