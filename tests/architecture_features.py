@@ -15,7 +15,7 @@ from mless_interp.answers.decoding import Request
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.certificate import certify_model
 from mless_interp.models.base import Model
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.pairs import PromptPair

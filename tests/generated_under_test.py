@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs
 from mless_interp.patching.interventions import Intervention, run_edits
 
 

@@ -13,7 +13,7 @@ from random_circuits import random_planted
 
 from mless_interp.ground_truth.planted import PlantedModel, planted_model
 from mless_interp.models.base import Model
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs
 from mless_interp.models.load import load_model, wrap_model
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.prompts.insertions import Insertion

@@ -18,7 +18,7 @@ from statsmodels.stats import contingency_tables, descriptivestats, multitest, p
 
 from mless_interp import statistics as st
 from mless_interp.core.heads import Head
-from mless_interp.metrics import activations, attention, logits, outputs, received, recovery
+from mless_interp.metrics import activations, attention, outputs, received, recovery
 from mless_interp.patching.sweep import patch_heads
 
 SIZES = (2, 3, 5, 9, 21, 64, 150)
@@ -259,9 +259,9 @@ def test_areas_of_curves_are_those_of_scipy() -> None:
         rng = np.random.default_rng(seed)
         n = int(rng.integers(2, 40))
         sizes, f = np.sort(rng.random(n)), rng.normal(1, 1, (3, n))
-        close(logits.circuit_performance(torch.tensor(sizes), torch.tensor(f)), integrate.trapezoid(f, sizes))
+        close(outputs.circuit_performance(torch.tensor(sizes), torch.tensor(f)), integrate.trapezoid(f, sizes))
         distance = integrate.trapezoid(np.abs(1 - f), sizes)
-        close(logits.circuit_distance(torch.tensor(sizes), torch.tensor(f)), distance)
+        close(outputs.circuit_distance(torch.tensor(sizes), torch.tensor(f)), distance)
 
 
 def patterns(count: int = 50) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
@@ -453,15 +453,15 @@ def test_outcomes_are_those_of_scipy() -> None:
         log_p, log_q = special.log_softmax(a, axis=-1), special.log_softmax(b, axis=-1)
         picked = log_p[:, np.arange(read), answer]
         given = (torch.tensor(a), torch.tensor(answer))
-        close(logits.answer_logprob(*given), picked.sum(-1), atol=1e-12)
-        close(logits.mean_logprob(*given), picked.mean(-1), atol=1e-12)
-        close(logits.answer_probability(*given), np.exp(picked.mean(-1)))
+        close(outputs.answer_logprob(*given), picked.sum(-1), atol=1e-12)
+        close(outputs.mean_logprob(*given), picked.mean(-1), atol=1e-12)
+        close(outputs.answer_probability(*given), np.exp(picked.mean(-1)))
         right, wrong = rng.integers(0, vocabulary, 2).tolist()
-        close(logits.logit_difference(given[0], right, wrong), a[:, -1, right] - a[:, -1, wrong])
+        close(outputs.logit_difference(given[0], right, wrong), a[:, -1, right] - a[:, -1, wrong])
         with np.errstate(divide="ignore", invalid="ignore"):
             kl = stats.entropy(np.exp(log_q), np.exp(log_p), axis=-1).mean(-1)
         finite = np.isfinite(kl)
-        close(logits.kl_divergence(given[0], torch.tensor(b))[finite], kl[finite], rtol=1e-6, atol=1e-12)
+        close(outputs.kl_divergence(given[0], torch.tensor(b))[finite], kl[finite], rtol=1e-6, atol=1e-12)
 
 
 def test_affine_maps_are_numpy_s_least_squares() -> None:

@@ -13,8 +13,7 @@ from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
 from ..models.hugging_face import reference_logits
-from ..models.info import ModelError
-from ..models.inputs import Edit
+from ..models.info import Edit, ModelError
 from ..models.sites import gate_edits, site
 from ..models.traced_ops import additive_mask
 from ..patching.interventions import HeadTransfer

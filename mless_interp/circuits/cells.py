@@ -13,8 +13,7 @@ from ..core.arguments import count_of
 from ..core.heads import Head
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
-from ..models.info import AttentionOutput, ModelError
-from ..models.inputs import Recording
+from ..models.info import AttentionOutput, ModelError, Recording
 from ..models.replay import Layers
 from ..patching.effect import SMALLEST_EFFECT, Parts
 from ..patching.interventions import Intervention, edit_named

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
-from ..metrics.logits import circuit_distance, circuit_performance
+from ..metrics.outputs import circuit_distance, circuit_performance
 from ..models.base import Model
 from ..patching.effect import Effect
 from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes

@@ -16,7 +16,7 @@ from ..core.heads import Head
 from ..mechanism.decomposition import AttentionDecomposition
 from ..mechanism.span_reads import DECOMPOSED, span_reads
 from ..models.base import Model
-from ..models.inputs import Inputs
+from ..models.info import Inputs
 from ..models.memory import rows_per_pass
 from ..models.sites import site
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for, share_words

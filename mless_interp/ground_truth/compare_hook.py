@@ -16,8 +16,7 @@ from ..core.arguments import checked, count_of, listed, nearest
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.checks import apart, worst
-from ..models.info import ModelError
-from ..models.inputs import Edit, Inputs
+from ..models.info import Edit, Inputs, ModelError
 from ..models.sites import parsed, site
 from ..patching.interventions import INTERVENTIONS, run_edits
 from ..patching.prepared import Settings, fit_pairs

@@ -24,7 +24,7 @@ from ..metrics.patterns import with_sink_key
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.checks import Finding, apart, size, worst
-from ..models.inputs import Edit
+from ..models.info import Edit
 from ..models.sites import site
 from ..patching.interventions import Intervention, Knockout, KnockoutZero, LayerState, PatchZ
 from ..prompts.conditions import CONTRASTS

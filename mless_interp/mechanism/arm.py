@@ -21,7 +21,7 @@ from ..data import paper_table
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.patterns import widened
 from ..models.base import Model
-from ..models.inputs import Edit, Inputs
+from ..models.info import Edit, Inputs
 from ..models.sites import gate_edits
 from ..runtime.folders import savable
 from ..statistics import derive_generator

@@ -12,8 +12,7 @@ from ..metrics.attention import retained_mass
 from ..metrics.outputs import span_output
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
-from ..models.info import AttentionRule
-from ..models.inputs import Reducer
+from ..models.info import AttentionRule, Reducer
 from ..models.sites import Held, attention_sites, site
 from ..patching.prepared import fit_pairs
 from ..prompts.conditions import CONTRASTS

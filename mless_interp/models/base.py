@@ -21,14 +21,22 @@ from .arithmetic import visibility
 from .info import (
     AttentionOutput,
     AttentionRule,
+    Edit,
     Foreign,
     GatedMlp,
+    Inputs,
     LeanAttentionError,
+    LogitsAt,
+    Masks,
     ModelChecks,
     ModelError,
     ModelInfo,
+    Recording,
+    Reducer,
+    Run,
+    Tap,
+    Taps,
 )
-from .inputs import Edit, Inputs, LogitsAt, Masks, Recording, Reducer, Run, Tap, Taps
 from .memory import added_hooks, computed_on, lock_of, threads_for, turn
 from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
@@ -42,10 +50,9 @@ if TYPE_CHECKING:  # importing transformers takes seconds, and whoever loads a m
 class Model(ABC):
     """One language model behind one of the backends; made by `load_model` or `wrap_model`.
 
-    `info` holds geometry and origin, `tokenizer` the Hugging Face tokenizer, `checks` the figures of the self-check at
-    loading, `underlying` the library's own object, `config` what it was made from (the Hugging Face config, or the
-    HookedTransformerConfig of a model that was wrapped), `hf_model` the Hugging Face module underneath (None for
-    HookedTransformer and for models run elsewhere). Several threads may use one model: what it computes takes turns.
+    `info` holds geometry and origin, `checks` the figures of the self-check at loading, `underlying` the library's own
+    object, `config` what it was made from, `hf_model` the Hugging Face module underneath (None for HookedTransformer and
+    for models run elsewhere). Several threads may use one model: what it computes takes turns.
     """
 
     info: ModelInfo
@@ -108,8 +115,6 @@ class Model(ABC):
             raise ModelError(f"{self.info.name} {reason} which other processes have not: compute here")
         return _here, (self.how, self.info.name, self.identity, self.checks)
 
-    # ------------------------------------------------------------------------------------------------- what it is, and can do
-
     def __repr__(self) -> str:
         i = self.info
         return (
@@ -132,8 +137,7 @@ class Model(ABC):
 
     @property
     def weights_hash(self) -> str | None:
-        """The hash of the weights as they are now (see `WeightsHash`): `info.weights_hash`, or another one if they were
-        changed since; None for a model run elsewhere."""
+        """The hash of the weights as they are now (see `WeightsHash`); None for a model run elsewhere."""
         if self._hashing is None or self.weights is None:
             return self.info.weights_hash
         now = self._hashing.of(self.weights)
@@ -155,8 +159,8 @@ class Model(ABC):
     @property
     def identity(self) -> dict[str, Foreign]:
         """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
-        info, hooks = self.info, self.hooks
-        here = computed_on(self.devices, threads=threads_for(info), tf32=self.tf32) if self.remote is not True else None
+        info, hooks, here = self.info, self.hooks, self.remote is not True
+        threads = threads_for(info)
         return {
             "model": info.name,
             "backend": info.backend,
@@ -165,7 +169,7 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": here or "elsewhere",
+            "computed_on": computed_on(self.devices, threads=threads, tf32=self.tf32) if here else "elsewhere",
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         } | ({"hooks": [*hooks, self._what_hooks_do()]} if hooks else {})
 
@@ -236,10 +240,10 @@ class Model(ABC):
         """Return how a layer's MLP makes its activations of `hook_pre`; `ModelError` for experts and unknown builds."""
         found = self._gated_mlp(self.info.check_layer(layer))
         if found is None:
-            lacks = (
-                f"layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts share none)"
+            raise ModelError(
+                f"{self._called}: layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts "
+                "share none), so activation metrics and ARM are undefined for it"
             )
-            raise ModelError(f"{self._called}: {lacks}, so activation metrics and ARM are undefined for it")
         return found
 
     def attention_output(self, layer: int) -> AttentionOutput:
@@ -263,8 +267,8 @@ class Model(ABC):
     def need_tokenizer(self, what: str) -> None:
         """Raise `ModelError` if there is no tokenizer, which `what` needs."""
         if self.tokenizer is None:
-            name = self.info.name
-            raise ModelError(f"{name} has no tokenizer, which {what} needs: give one, wrap_model(..., tokenizer=...)")
+            lacks = f"{self.info.name} has no tokenizer, which {what} needs"
+            raise ModelError(f"{lacks}: give one, wrap_model(..., tokenizer=...)")
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, as they are; the ids themselves where there is no tokenizer."""
@@ -275,8 +279,6 @@ class Model(ABC):
         `of_passes=False`: around passes and what is made of them, whose products are the process's own, not TF32."""
         tf32 = self.tf32 if of_passes else None
         return turn(self.underlying, self._modules, threads=threads_for(self.info), tf32=tf32)
-
-    # ------------------------------------------------------------------------------------------------------------------- runs
 
     def run(
         self,
@@ -294,11 +296,10 @@ class Model(ABC):
         Parameters
         ----------
         inputs : what goes in (`PromptPair.condition` makes one), or token ids `[batch, token]` alone (1D: one prompt).
-        position_ids, attention_mask : of token ids alone: `[batch, token]`, whole or fractional, None counts from 0;
-            boolean `[batch, 1 or n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window,
-            which is counted on position ids.
-        capture : hook name -> reducer, applied inside the forward pass after any edit of the same site, so that nothing
-            large outlives its layer; None as a reducer keeps the whole activation, as a copy (with `grad` itself).
+        position_ids, attention_mask : of token ids alone: `[batch, token]`, None counts from 0; boolean `[batch, 1 or
+            n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window.
+        capture : hook name -> reducer, applied inside the forward pass after any edit of the same site; None as a reducer
+            keeps the whole activation, as a copy (with `grad` itself).
         edits : hook name -> pure function from the activation to its replacement (same shape).
         logits_at : "all", "last", "none", or positions; only these are unembedded.
         grad : keep the autograd graph (off by default).
@@ -346,8 +347,6 @@ class Model(ABC):
 
     def record(self, inputs: Inputs, *, start: int, logits_at: LogitsAt = "none") -> Recording:
         """Run once and keep what `replay` needs for the positions from `start` on (per layer, nothing else)."""
-        if not 0 <= start < inputs.n_tokens:
-            raise ValueError(f"start must be a position of the prompt, 0 to {inputs.n_tokens - 1}, got {start}")
         later = partial(tail, start=start)
         kept: dict[str, Reducer] = {"attn.hook_z": later}
         if self.shows_rotated:
@@ -387,10 +386,10 @@ class Model(ABC):
 
         `z` is `[batch x row, changed, head, d_head]`: for each prompt of the recording `row` alternative outputs of all
         heads at the positions from `receiving.start` on (rows of one prompt together). `layer` is where they are put: one
-        number, or one per row in rising order, and a row joins the pass when its layer is reached. Only these positions and
-        the layers from the first edited one on are computed; the rest is the receiving run's own, under its own mask and
-        position ids. Returns logits `[batch x row, read, vocab]`; `logits_at` takes positions from `start` on, "last" or
-        "all" (all of these). `exact_forward=True` runs the whole model once per row: the slow definition of the same numbers.
+        number, or one per row in rising order. Only these positions and the layers from the first edited one on are
+        computed; the rest is the receiving run's own. Returns logits `[batch x row, read, vocab]`; `logits_at` takes
+        positions from `start` on, "last" or "all" (all of these). `exact_forward=True` runs the whole model once per row:
+        the slow definition of the same numbers.
         """
         batch, n_changed = receiving.inputs.batch, receiving.n_tokens - receiving.start
         expected = (n_changed, self.info.n_heads, self.info.d_head)
@@ -450,11 +449,11 @@ class Model(ABC):
             if positions.shape not in ((n_tokens,), (batch, n_tokens), (1, n_tokens)):
                 raise ValueError(f"position_ids must be [{batch}, {n_tokens}], got {list(positions.shape)}")
             positions = positions.expand(batch, n_tokens)
-            if self.whole_positions and positions.is_floating_point():
-                if not bool((positions == positions.round()).all()):
+            longest = float(positions.max()) + 1
+            if self.whole_positions:
+                if bool((positions != positions.round()).any()):
                     raise ValueError(f"{info.name} looks positions up in a table: position_ids must be whole numbers")
                 positions = positions.long()
-            longest = float(positions.max()) + 1
         if longest > info.context_length:
             raise ValueError(
                 f"the prompt needs {longest:g} positions but {info.name} has a context of {info.context_length}: insert "
@@ -471,8 +470,7 @@ class Model(ABC):
     def _check_name(self, name: str) -> None:
         found = parsed(name)
         if found is None:
-            known = ", ".join(f"blocks.{{l}}.{s}" for s in SITES)
-            raise ValueError(f"unknown hook name {name!r}; known names: {known}")
+            raise ValueError(f"unknown hook name {name!r}; known: {', '.join(site(0, known) for known in SITES)}")
         self.info.check_layer(found[0])
         if found[1] in EAGER_SITES and self.info.attention != "eager":
             lean = f"{name} does not exist under {self.info.attention!r} attention"
@@ -481,10 +479,7 @@ class Model(ABC):
     def _read_positions(self, logits_at: LogitsAt, n_tokens: int) -> Tensor | None:
         """The positions asked for, in memory: what is looked up there nobody waits for."""
         if isinstance(logits_at, str):
-            named = {"none": None, "all": torch.arange(n_tokens), "last": torch.arange(n_tokens - 1, n_tokens)}
-            if logits_at not in named:
-                raise ValueError(f'logits_at must be "all", "last", "none" or positions, got {logits_at!r}')
-            return named[logits_at]
+            return {"none": None, "all": torch.arange(n_tokens), "last": torch.tensor([n_tokens - 1])}[logits_at]
         read = torch.as_tensor(logits_at, dtype=torch.long).cpu()
         if read.dim() != 1 or not read.numel() or int(read.min()) < 0 or int(read.max()) >= n_tokens:
             raise ValueError(f"logits_at must be positions 0 to {n_tokens - 1}, got {logits_at!r}")
@@ -514,18 +509,18 @@ def _keeper(captured: dict[str, Foreign], name: str, reducer: Reducer, grad: boo
     return keep
 
 
-_HERE: "WeakValueDictionary[tuple[str, ...], Model]" = WeakValueDictionary()
+_HERE: WeakValueDictionary[tuple[str, ...], Model] = WeakValueDictionary()
 """Models that this process was sent, as long as anything uses them."""
 
 
-def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, object], checks: ModelChecks | None) -> Model:
+def _here(how: Callable[[], Model], name: str, identity: Mapping[str, object], checks: ModelChecks | None) -> Model:
     """The model that another process means: loaded when it is first named here, the same in all that numbers depend on."""
     known = name, str(identity["weights"]), repr(sorted(getattr(how, "keywords", {}).items()))
     model = (_HERE.get(known) or how()).checked(checks)
     found = model.identity
     keys = [key for key in identity if key != "model" and found[key] != identity[key]]
-    if keys:
-        differ = "; ".join(f"{key} {found[key]} (not {identity[key]})" for key in keys)
+    differ = "; ".join(f"{key} {found[key]} (not {identity[key]})" for key in keys)
+    if differ:
         raise ModelError(
             f"{name} is another model where it was loaded again: {differ}. Its weights were changed, or the workers are on "
             "other hardware: save the model and load that, on equal machines"

@@ -10,8 +10,7 @@ from torch import Tensor
 from ..core.arguments import checked
 from .arithmetic import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
-from .info import BY_LAYERS, ModelChecks, ModelError
-from .inputs import Inputs, Recording
+from .info import BY_LAYERS, Inputs, ModelChecks, ModelError, Recording
 from .sites import attention_sites, site
 from .traced_ops import is_half, look_at_self
 from .weights import first_line

@@ -27,8 +27,18 @@ from .decoder import (
     decoder_of,
     unwrapped,
 )
-from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, ModelError, ModelInfo, versions_of
-from .inputs import Inputs, Masks, Taps
+from .info import (
+    AttentionOutput,
+    AttentionRule,
+    Foreign,
+    GatedMlp,
+    Inputs,
+    Masks,
+    ModelError,
+    ModelInfo,
+    Taps,
+    versions_of,
+)
 from .sites import turned_taps
 from .traced_ops import additive_mask, unembedded
 from .weights import (

@@ -19,8 +19,7 @@ from transformers import AutoModelForCausalLM
 from . import traced_ops
 from .decoder import DecoderLayer, LatentInputs, layer_modules
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
-from .info import Foreign, ModelError, ModelInfo
-from .inputs import Inputs, Masks, Taps
+from .info import Foreign, Inputs, Masks, ModelError, ModelInfo, Taps
 from .sites import SITES, mixed_taps, site
 from .traced_ops import Part, Step, walked
 from .weights import Loading, device_of, first_line

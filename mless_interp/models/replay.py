@@ -9,8 +9,7 @@ from einops import rearrange
 from torch import Tensor
 
 from .arithmetic import finished_scores, softmax
-from .info import AttentionRule
-from .inputs import Recording
+from .info import AttentionRule, Recording
 from .traced_ops import is_half
 
 

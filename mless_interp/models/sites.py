@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .arithmetic import masked_scores, mix_values, softmax
-from .info import AttentionRule, GatedMlp, ModelError
-from .inputs import Edit, Reducer, Tap, Taps
+from .info import AttentionRule, Edit, GatedMlp, ModelError, Reducer, Tap, Taps
 
 SITES: dict[str, str] = {
     "hook_resid_pre": "[batch, token, d_model] residual stream before the layer",

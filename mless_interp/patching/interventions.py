@@ -16,8 +16,7 @@ from ..core.shapes import Z
 from ..metrics.patterns import widened
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
-from ..models.info import AttentionRule
-from ..models.inputs import Edit, Inputs, Recording
+from ..models.info import AttentionRule, Edit, Inputs, Recording
 from ..models.sites import Held, attention_sites, site
 from ..prompts.conditions import one_of
 from ..prompts.insertions import Insertion

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..models.base import Model
-from ..models.inputs import Inputs, Recording
+from ..models.info import Inputs, Recording
 from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of

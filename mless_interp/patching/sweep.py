@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.arguments import checked, count_of
 from ..core.heads import Head
 from ..models.base import Model
-from ..models.inputs import Recording
+from ..models.info import Recording
 from ..models.memory import halved, rows_per_pass, rows_per_request
 from ..models.traced_ops import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of

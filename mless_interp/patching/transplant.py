@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.arguments import check_count, check_share, checked, count_of
 from ..models.base import Model
-from ..models.inputs import Inputs
+from ..models.info import Inputs
 from ..models.sites import attention_sites
 from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.columns import columns_of

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ..core.arguments import checked
 from ..models.base import Model
-from ..models.info import ModelInfo
-from ..models.inputs import Inputs
+from ..models.info import Inputs, ModelInfo
 from ..runtime.engines import Compute, Tick, Unit
 from ..runtime.loop import over_problems
 from ..runtime.text_safety import one_line

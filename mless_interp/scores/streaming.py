@@ -17,8 +17,7 @@ from ..metrics.patterns import uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
-from ..models.info import AttentionRule
-from ..models.inputs import Inputs, Reducer
+from ..models.info import AttentionRule, Inputs, Reducer
 from ..models.sites import Held, attention_sites, site
 from .layout import Layout
 

@@ -20,8 +20,7 @@ from mless_interp.answers.vllm import Vllm
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
-from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.load import load_model
 from mless_interp.patching.interventions import Knockout
 from mless_interp.prompts.pairs import PromptPair

@@ -17,7 +17,7 @@ from mless_interp.__main__ import app
 from mless_interp.ground_truth.certificate import N_TOKENS, NOT_APPLICABLE, certify_model, short_pairs
 from mless_interp.ground_truth.identities import Case, Identity
 from mless_interp.models.checks import FailedCheck, Finding
-from mless_interp.models.inputs import Inputs, Run
+from mless_interp.models.info import Inputs, Run
 
 
 def check(*arguments: Any) -> Any:

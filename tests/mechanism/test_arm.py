@@ -10,7 +10,7 @@ from models_under_test import loaded, pairs_for
 
 from mless_interp.mechanism import ARM
 from mless_interp.models.base import Model
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs
 from mless_interp.models.sites import site
 
 EXAMPLE = torch.tensor([[-0.2, -0.05, 0, 0.01], [0.02, 0.1, 0.5, 1]], dtype=torch.float64)  # methods 13

@@ -17,8 +17,7 @@ from mless_interp.mechanism.decompose import runs_of
 from mless_interp.metrics.attention import retained_mass, span_mass_null
 from mless_interp.metrics.outputs import affine_parts, affine_residual, residual_share
 from mless_interp.models.base import Model
-from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.sites import site
 from mless_interp.prompts.conditions import CONDITIONS
 from mless_interp.prompts.insertions import Insertion

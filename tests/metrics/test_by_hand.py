@@ -7,7 +7,7 @@ import pytest
 import torch
 from formulas_under_test import A0, A1, NAN, QUESTION, SINK, SPAN, mask, random, random_pattern, same, visible_keys
 
-from mless_interp.metrics import activations, attention, logits, outputs, patterns, received, recovery
+from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
 
 
 def test_arm_threshold_uses_the_lower_median():
@@ -430,7 +430,7 @@ def test_width_and_place_of_one_token_are_allowed() -> None:
     same(recovery.recovery_latency(torch.tensor([0.1, 0.2]), torch.tensor([0.0]), width=1), NAN)
     same(received.received_from_sums(torch.tensor([0.5]), torch.tensor([1]), min_rows=1), 0.5)
     same(activations.quantile(torch.tensor([2.0, 1.0]), q=1.0), 2.0)
-    same(logits.circuit_performance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])), 0.5)
+    same(outputs.circuit_performance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])), 0.5)
     same(activations.median_variance(torch.tensor([[1.0], [3.0]])), 2.0)
     same(activations.histogram(torch.tensor([0.5, 2.0]), edges=torch.tensor([0.0, 1.0])), [2.0])
     same(attention.renormalised_rows(torch.tensor([[0.5, 0.5]]), alignment=torch.tensor([0, 1])), [[0.5, 0.5]])

@@ -10,7 +10,7 @@ import torch
 from formulas_under_test import NAN, SINK, mask, random, random_pattern, same, visible_keys
 
 from mless_interp import metrics
-from mless_interp.metrics import activations, attention, logits, outputs, patterns, received, recovery
+from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
 
 N = 12
 SPAN, BEFORE, AFTER = mask(4, 5, 6, 7, n=N), mask(0, 1, 2, 3, n=N), mask(8, 9, 10, 11, n=N)
@@ -43,8 +43,8 @@ OF_PROFILES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
     "kurtosis": lambda x, y, v: received.kurtosis(x),
     "sink_rate": lambda x, y, v: received.sink_rate(x, SPAN),
     "relative_received": lambda x, y, v: received.relative_received(x, y),
-    "circuit_performance": lambda x, y, v: logits.circuit_performance(FRACTIONS.to(patterns.widened(x)), x),
-    "circuit_distance": lambda x, y, v: logits.circuit_distance(FRACTIONS.to(patterns.widened(x)), x),
+    "circuit_performance": lambda x, y, v: outputs.circuit_performance(FRACTIONS.to(patterns.widened(x)), x),
+    "circuit_distance": lambda x, y, v: outputs.circuit_distance(FRACTIONS.to(patterns.widened(x)), x),
     "arm_threshold": lambda x, y, v: activations.arm_threshold(x, c=0.3),
     "arm_threshold_signed": lambda x, y, v: activations.arm_threshold(x, c=0.3, absolute=False),
     "quantile": lambda x, y, v: activations.quantile(x, q=0.3),
@@ -205,17 +205,17 @@ def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> 
 def test_outcomes_and_gains_of_half_precision_are_computed_in_float32(dtype: torch.dtype) -> None:
     found, rows = random(2, 2, 5).to(dtype), VECTORS[0, 0].to(dtype)
     for value in (
-        logits.answer_logprob(found, ANSWER),
-        logits.mean_logprob(found, ANSWER),
-        logits.answer_probability(found, ANSWER),
-        logits.logit_difference(found, 1, 2),
-        logits.kl_divergence(found, found.flip(0)),
+        outputs.answer_logprob(found, ANSWER),
+        outputs.mean_logprob(found, ANSWER),
+        outputs.answer_probability(found, ANSWER),
+        outputs.logit_difference(found, 1, 2),
+        outputs.kl_divergence(found, found.flip(0)),
         outputs.frozen_gain(lambda x: 2 * x, rows),
         outputs.residual_share(rows[None], rows, output_weights=torch.ones(1, 4, 4, dtype=dtype)),
         attention.span_log_odds(torch.zeros(4, 4, dtype=dtype), span=mask(1, n=4)),
     ):
         assert value.dtype == torch.float32
-    same(logits.answer_logprob(torch.full((1, 1, 2), 6e4, dtype=torch.float16), ANSWER[:1]), -0.6931472)
+    same(outputs.answer_logprob(torch.full((1, 1, 2), 6e4, dtype=torch.float16), ANSWER[:1]), -0.6931472)
     p, q = (3 * random(2, 40)).softmax(-1).to(dtype)
     for distance in (attention.total_variation, attention.hellinger, attention.jensen_shannon_distance):
         exact = distance(p.double() / p.double().sum(), q.double() / q.double().sum())
@@ -317,7 +317,7 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
         (lambda: activations.gini(THREE[:0]), "there are no activations: the selection of tokens is empty"),
         (lambda: activations.wasserstein(THREE, THREE[:2]), "same number of elements, got 3 and 2"),
         (lambda: activations.histogram(THREE, edges=torch.tensor([1.0])), r"strictly increasing numbers, got \[1.0\]"),
-        (lambda: logits.circuit_distance(torch.tensor([0.5, 0.5]), torch.ones(2)), "strictly increasing sizes"),
+        (lambda: outputs.circuit_distance(torch.tensor([0.5, 0.5]), torch.ones(2)), "strictly increasing sizes"),
         (lambda: attention.total_variation(HALF[0], HALF[0, :2]), "over the same tokens, got 3 and 2"),
         (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 3])), r"in 0 to 2, got \[1, 3\]"),
         (lambda: attention.renormalised_rows(HALF, alignment=torch.tensor([1, 1])), "strictly increasing"),

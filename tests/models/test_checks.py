@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 import mless_interp as mi
 from mless_interp.ground_truth.certificate import _self_check
 from mless_interp.models.checks import TOLERANCE, FailedCheck, check_model
-from mless_interp.models.info import BY_LAYERS
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import BY_LAYERS, Inputs
 
 
 def changes_the_pattern(change: Any) -> Any:

@@ -7,8 +7,7 @@ from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, logits_of, pairs_for
 
 from mless_interp.models.base import Model
-from mless_interp.models.info import LeanAttentionError, ModelError
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs, LeanAttentionError, ModelError
 from mless_interp.models.sites import SITES, site
 
 EDITABLE = [name for name in SITES if name != "hook_resid_mid"]

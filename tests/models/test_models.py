@@ -14,8 +14,7 @@ from models_under_test import hooked, loaded, pairs_for
 import mless_interp as mi
 from mless_interp.models import hugging_face
 from mless_interp.models.arithmetic import visibility
-from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.transformer_lens import has_hooked_transformer
 
 

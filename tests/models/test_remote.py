@@ -13,8 +13,7 @@ from ndif_under_test import Server, hosting, strictly
 
 import mless_interp as mi
 from mless_interp.models import traced_ops
-from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs, ModelError
 
 TOKENS = torch.arange(5, 29)[None]
 MEGABYTE = 2**20

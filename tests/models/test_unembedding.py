@@ -14,7 +14,7 @@ import mless_interp as mi
 from mless_interp.models import replay
 from mless_interp.models import traced_ops as sent
 from mless_interp.models.checks import _resolution
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs
 from mless_interp.models.traced_ops import float32_logits
 
 TOKENS = torch.arange(14)[None]

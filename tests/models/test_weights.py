@@ -26,8 +26,7 @@ from mless_interp.answers.complete import generate_completions
 from mless_interp.answers.decoding import Request
 from mless_interp.models import weights as looked_at
 from mless_interp.models.base import Model
-from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.sites import site
 from mless_interp.models.weights import WeightsHash, config_hash, first_line, refuse_not_finite
 from mless_interp.runtime.store import provenance

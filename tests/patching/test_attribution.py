@@ -12,8 +12,7 @@ from small_results import attributed
 from mless_interp.core.heads import Head
 from mless_interp.models import memory
 from mless_interp.models.base import Model
-from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Recording
+from mless_interp.models.info import ModelError, Recording
 from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
 from mless_interp.patching.outcomes import OUTCOMES
