@@ -99,7 +99,7 @@ def __dir__() -> list[str]:
     return sorted([*__all__, *SHOWN])
 
 
-def save(path: Any, *results: Any, **options: Any) -> Any:
+def save(path: Any, *results: object, **options: Any) -> Any:
     """Save results of this toolkit in one folder; see `mless_interp.runtime.store.save`.
 
     The one name that is not lazy: importing nnsight gives every Python object, this module too, a method `save`, which
@@ -110,7 +110,7 @@ def save(path: Any, *results: Any, **options: Any) -> Any:
     return save_results(path, *results, **options)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
         from importlib.metadata import version
 

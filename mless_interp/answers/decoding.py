@@ -189,7 +189,7 @@ class CompletionEngine:
     redraws = True  # MLP activations (ARM)
     moves = True  # outputs of heads (a transfer)
     shows_logits = True
-    settings: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, object] = MappingProxyType({})
     """What its answers depend on, beside the model."""
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:

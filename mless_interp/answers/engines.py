@@ -121,7 +121,7 @@ class HuggingFaceEngine(CompletionEngine):
                 **options,
             )
 
-    def _prefix_cache(self, rows: list[Row], shared: int, decoding: Decoding) -> Any:
+    def _prefix_cache(self, rows: list[Row], shared: int, decoding: Decoding) -> object:
         """Keys and values of the tokens that all rows begin with, computed once and repeated for each row."""
         from transformers import DynamicCache
 
@@ -173,13 +173,13 @@ class _Stops:
     def __init__(self, rows: list[Row], finished: Finished) -> None:
         self.rows, self.finished = rows, finished
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
         accept_all(self.rows, input_ids[:, -1], self.finished)
         return torch.tensor([row.stop is not None for row in self.rows], device=input_ids.device)
 
 
 @contextmanager
-def _generation_config(module: Any, config: Any) -> Iterator[None]:
+def _generation_config(module: Any, config: object) -> Iterator[None]:
     """The module's own generation config (whose penalties would be mixed in) is put aside."""
     before = getattr(module, "generation_config", None)
     module.generation_config = config
@@ -204,7 +204,7 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
 
 @contextmanager
 def _hooked(
-    registrations: Iterable[tuple[Any, Callable[..., Any]]], kind: str = "register_forward_pre_hook", **options: bool
+    registrations: Iterable[tuple[object, Callable[..., object]]], kind: str = "register_forward_pre_hook", **options: bool
 ) -> Iterator[None]:
     """Modules, each with its hook while the context lasts."""
     with ExitStack() as stack:
@@ -213,7 +213,7 @@ def _hooked(
         yield
 
 
-def attentions_of(model: Model) -> dict[int, Any]:
+def attentions_of(model: Model) -> dict[int, object]:
     """The attention module of each decoder layer whose name is known: where masks are put."""
     return {
         at: part.called_attention for at, part in enumerate(getattr(model, "parts", ())) if part.attention is not None
@@ -227,7 +227,7 @@ def finite_masks(model: Model) -> AbstractContextManager[None]:
     added. A row of -inf alone is NaN, and 0 times NaN is NaN in every later row. Half of the lowest number is as good.
     """
 
-    def clamp(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def clamp(module: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         mask = kwargs.get("attention_mask")
         if not isinstance(mask, Tensor) or not mask.is_floating_point():
             return None
@@ -252,7 +252,7 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> AbstractCon
         knocked[[head.head for head in decoding.knockout if head.layer == layer]] = True
         window = model.info.windows[layer]
 
-        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def hook(module: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
             hidden = kwargs.get("hidden_states", args[0] if args else None)
             if not isinstance(hidden, Tensor) or "attention_mask" not in kwargs:
                 raise ModelError(
@@ -295,7 +295,7 @@ def redistributed(model: Model, arm: ARM, rows: list[Row], pads: list[int]) -> A
     """Redraw the activations of the MLPs of some layers, row by row, on each row's own tokens."""
 
     def redraw(layer: int) -> Any:
-        def hook(module: Any, args: Any, output: Tensor) -> Tensor:
+        def hook(module: Any, args: object, output: Tensor) -> Tensor:
             given = output.reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
             return _row_by_row(given, rows, pads, lambda row, own: row.redrawn(own, layer)).reshape(output.shape)
 
@@ -315,7 +315,7 @@ def moved_heads(
     """
 
     def move(layer: int) -> Any:
-        def hook(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def hook(module: object, args: tuple[Any, ...]) -> tuple[object, ...]:
             z = args[0].reshape(len(rows), -1, model.info.n_heads, model.info.d_head)
             moved = _row_by_row(z, rows, begins, lambda _, own: transfer.moved(own, layer))
             return moved.reshape(args[0].shape), *args[1:]

@@ -18,7 +18,6 @@ import sys
 import threading
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
 
 CPU_SECONDS = 3
 """What one comparison may compute; CPU time, so that a busy machine does not change a grade."""
@@ -142,7 +141,7 @@ def compared(answer: str, gold: str) -> bool | None:
 
 
 @lru_cache(maxsize=256)
-def _read(latex: str) -> list[Any]:
+def _read(latex: str) -> list[object]:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 

@@ -229,7 +229,7 @@ def _ready(
     *,
     engine: str | Vllm,
     max_new_tokens: int | None,
-    **decoding: Any,
+    **decoding: object,
 ) -> tuple[CompletionEngine, list[_Run]]:
     """What answers, and every treatment's requests, all of them checked."""
     model.need_tokenizer("evaluate_accuracy")

@@ -91,7 +91,7 @@ class Comparison(Result):
 
     def table(self) -> pd.DataFrame:
         """One row."""
-        told: dict[str, Any] = {name: getattr(self, name) for name in WHICH}
+        told: dict[str, object] = {name: getattr(self, name) for name in WHICH}
         told |= {name: float(end) for name, end in interval_columns("difference", self.difference).items()}
         told |= {"gained": len(self.gained), "lost": len(self.lost)}
         told |= {name: getattr(self, name) for name in ("n", "p", "test", "detectable")}
@@ -307,7 +307,7 @@ class AccuracyResults(Result):
     decided: np.ndarray
     golds: tuple[str, ...] = ()
     emitted: np.ndarray | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
     axes: ClassVar = tuple(
@@ -338,7 +338,7 @@ class AccuracyResults(Result):
         n_samples: int = 1,
         golds: Sequence[str] = (),
         groups: tuple[str, ...] = (),
-        settings: dict[str, Any] | None = None,
+        settings: dict[str, object] | None = None,
         seed: int = 0,
     ) -> "AccuracyResults":
         """Results from finished answers in any order, one mapping each with problem, treatment, sample, completion, decided and

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
 
 from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
@@ -78,9 +77,9 @@ class Treatment:
         """Whether the prompt holds the insertion."""
         return self.insertion is not None and not self.emitted
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Everything that identifies the treatment, ready for JSON."""
-        more: dict[str, Any] = {} if self.transfer is None else {"transfer": self.transfer.record()}
+        more: dict[str, object] = {} if self.transfer is None else {"transfer": self.transfer.record()}
         more |= {"emitted": self.emitted} if self.emitted else {}
         return more | {
             "insertion": None if self.insertion is None else dataclasses.asdict(self.insertion),

@@ -8,7 +8,6 @@ with vLLM's version. Each further one is a batch, `[{"key", "ids", "sampling"}, 
 import json
 import os
 import sys
-from typing import Any
 
 
 def main() -> None:
@@ -17,7 +16,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever else is printed goes where errors go
     sys.path.pop(0)  # this script's folder, where vllm.py is the toolkit's
 
-    def say(**line: Any) -> None:
+    def say(**line: object) -> None:
         answers.write(json.dumps(line) + "\n")
 
     try:

@@ -86,7 +86,7 @@ def compute(options: Options) -> Computed:
     from ..answers.evaluate import check_asked
     from ..answers.vllm import Vllm
 
-    engine: Any = "auto" if options.engine == "ray" else options.engine
+    engine: object = "auto" if options.engine == "ray" else options.engine
     if engine == "vllm":
         engine = Vllm(options.vllm_python, options.tensor_parallel_size)
     elif options.vllm_python is not None or options.tensor_parallel_size != 1:

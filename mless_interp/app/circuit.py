@@ -105,7 +105,7 @@ def present(kept: Kept) -> Presented:
 
     circuit = kept.results["Circuit"]
     located, shown = circuit.located, [name for name in PARTS if getattr(circuit, name) is not None]
-    files: dict[str, Any] = {}
+    files: dict[str, object] = {}
     if located is not None:
         files |= {"heads.csv": located.table(), "head_map.png": views.head_map(located)}
     for name in shown:
@@ -132,11 +132,11 @@ DRAWN = {
 """The caption of a part's picture; edges have two."""
 
 
-def pictures_of(circuit: "Circuit", name: str) -> dict[str, Any]:
+def pictures_of(circuit: "Circuit", name: str) -> dict[str, object]:
     """Return the pictures of a part by caption; of edges one of each direction, None where there are no edges."""
     if name != "edges":
         return {DRAWN[name]: getattr(circuit, name).plot()}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for edges, caption in (
         (circuit.edges, "Edges that are needed (denoising)"),
         (circuit.sufficient, "Edges that suffice (noising)"),

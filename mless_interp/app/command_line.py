@@ -130,12 +130,12 @@ REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
 
 
-def option(default: Any, help: str, *names: str, **how: Any) -> Any:
+def option(default: object, help: str, *names: str, **how: Any) -> Any:
     """Return a field of a dataclass of options: its default, its help, and what else `typer.Option` takes."""
     return dataclasses.field(default=default, metadata={TYPER: Option(*names, help=help, **how)})
 
 
-def argument(default: Any, help: str, **how: Any) -> Any:
+def argument(default: object, help: str, **how: Any) -> Any:
     """Return such a field that has no name on the command line."""
     return dataclasses.field(default=default, metadata={TYPER: Argument(help=help, **how)})
 
@@ -306,7 +306,7 @@ class Inserting(Asking):
     n_tokens: int | None = None
     place: str = "before-question"
 
-    def filler(self, **changes: Any) -> "Insertion":
+    def filler(self, **changes: object) -> "Insertion":
         """Return the insertion that was asked for."""
         given: dict[str, Any] = {"n_tokens": self.n_tokens, "seed": self.seed, "place": self.place} | changes
         return chosen_insertion(self.insertion, self.unit, **given, pool=lambda: self.first(None))
@@ -404,7 +404,7 @@ def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[
     `PANELS`."""
 
     @functools.wraps(main)
-    def command(**given: Any) -> None:
+    def command(**given: object) -> None:
         main(options(**given))
 
     parameters: dict[str, list[inspect.Parameter]] = {title: [] for title in PANELS}
@@ -424,7 +424,7 @@ def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[
 def plain_warnings() -> Iterator[None]:
     """Show warnings as one line each, without the file and the line that they come from."""
 
-    def show(message: Warning | str, *rest: Any) -> None:
+    def show(message: Warning | str, *rest: object) -> None:
         sys.stderr.write(f"warning: {visible(' '.join(str(message).split()))}\n")
 
     with warnings.catch_warnings():
@@ -436,14 +436,14 @@ IN_ONE_LINE = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInte
 """What a user can mend, or did."""
 
 
-def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+def one_line_errors(command: Callable[..., object]) -> Callable[..., object]:
     """End the program with one line on standard error and exit code 2 for wrong input, and where memory ran out.
 
     Set MLESS_TRACEBACK=1 to see where it came from.
     """
 
     @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> object:
         try:
             return command(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:

@@ -193,7 +193,7 @@ def compare(
         tell(one_line(f"Results: {out}/{', '.join([*files, *['report.html'] * report])}"))
 
 
-def _differing(options: dict[str, dict[str, Any]]) -> Any:
+def _differing(options: dict[str, dict[str, object]]) -> Any:
     """Return the options on which numbers depend and that are not the same in all runs: a row each, a column per run."""
     import pandas as pd
 

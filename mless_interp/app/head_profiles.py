@@ -62,7 +62,7 @@ def compute(options: Options) -> Computed:
     common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, **options.common}
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
-    prompts: dict[str, Any] = {}
+    prompts: dict[str, object] = {}
 
     def scored(of: Any, number: int, filler: "Insertion", name: str) -> "tuple[Any, HeadScores]":
         pairs = make_pairs(of, questions, filler, template=options.template)
@@ -127,7 +127,7 @@ def present(kept: Kept) -> Presented:
 
     fillers = kept.run["insertions"]
     scores, profiles = ([kept.results[f"{name}_{at}"] for at in range(len(fillers))] for name in ("scores", "profile"))
-    pictures: dict[str, Any] = {}
+    pictures: dict[str, object] = {}
     for number, (filler, found) in enumerate(zip(fillers, scores, strict=True)):
         pictures[f"profile_{number}_{filler['kind']}.png"] = views.profiles(profiles[number])
         if "collapse_relative" in found.metrics:

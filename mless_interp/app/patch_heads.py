@@ -157,7 +157,7 @@ def answers_come_back(found: "AccuracyResults") -> str:
     )
 
 
-def _short(answered: "AccuracyResults") -> Any:
+def _short(answered: "AccuracyResults") -> object:
     """Return a row per treatment: what is cut off, right answers, and how they differ from those with the insertion alone."""
     from ..answers.results import CHANGE, RIGHT
     from ..answers.treatments import INSERTED

@@ -111,7 +111,7 @@ class Plan:
         """Return True where there is memory for everything that the system cannot take back."""
         return needed(self.memory) <= self.available
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything, ready for JSON."""
         return asdict(self) | {"seconds": self.seconds, "peak": self.peak, "fits": self.fits}
 

@@ -72,11 +72,11 @@ def compute(options: Options) -> Computed:
     from ..views.report import ShownPrompt
 
     results: dict[str, Any] = {}
-    shown: dict[str, Any] = {}
-    models: dict[str, Any] = {}
+    shown: dict[str, object] = {}
+    models: dict[str, object] = {}
     n = options.n_tokens
     filler = Insertion.meaningless(n_tokens=n)
-    common: dict[str, Any] = {"template": options.template, **options.common}
+    common: dict[str, object] = {"template": options.template, **options.common}
     how = {name: getattr(options, name) for name in ("n_tokens", "rows", "draws", "repeats", "twins")} | common
     if options.tiny:
         loading = {name: loading[name] for name in ("backend", "attn_implementation")}
@@ -201,7 +201,7 @@ def _bars(answered: dict[str, Any]) -> "pd.DataFrame":
     return pd.concat(parts, ignore_index=True)
 
 
-def _draw(figure: "Figure", found: dict[str, dict[str, Any]], names: dict[str, str], bars: "pd.DataFrame") -> "Picture":
+def _draw(figure: "Figure", found: dict[str, dict[str, object]], names: dict[str, str], bars: "pd.DataFrame") -> "Picture":
     """Draw the figure in the paper's arrangement, of the models that there are."""
     from .. import views
 

@@ -107,7 +107,7 @@ class StudyResult(Result):
             whole, total = made.whole, made.total_effect
             signs = whole.units(whole.turned(total))
             told = prevalence_test(signs, whole.rounding, senses=(1,), confidence=made.confidence)
-            row: dict[str, Any] = dict(zip(("insertion", "contrast", "outcome"), cell, strict=True))
+            row: dict[str, object] = dict(zip(("insertion", "contrast", "outcome"), cell, strict=True))
             row |= {name: float(end) for name, end in interval_columns("median", whole.median).items()}
             row |= {"unit": made.unit, "k": int(told.count[0]), "n": int(told.n)}
             row |= {"n_undefined": int(np.isnan(total).sum()), "prevalence": float(told.share[0])}
@@ -159,7 +159,7 @@ class StudyResult(Result):
         emitted = {} if self.answers is None else self.answers.emitted_shares
         rows = []
         for name in self.insertions:
-            row: dict[str, Any] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
+            row: dict[str, object] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
             for contrast, outcome in product(self.contrasts, self.outcomes):
                 cell, key = effects.loc[(name, contrast, outcome)], self.key(contrast, outcome)
                 ends = ("median", "median_ci_low", "median_ci_high", "k", "n", "n_undefined")

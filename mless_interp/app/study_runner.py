@@ -73,7 +73,7 @@ class InsertionAsked:
     def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
         """Return the insertion; `problems` are those that `other_questions` draws from."""
         place = {name: getattr(self, name) for name in ("before", "after", "at") if getattr(self, name) is not None}
-        options: dict[str, Any] = place or {"before": "question"}
+        options: dict[str, object] = place or {"before": "question"}
         return Insertion.named(
             self.kind, unit=self.unit, n_tokens=self.n_tokens, seed=seed, problems=problems, **options
         )
@@ -192,7 +192,7 @@ def slug(name: str) -> str:
 
 
 @checked
-def read_study(study: str | Path | Mapping[str, Any] | Study) -> Study:
+def read_study(study: str | Path | Mapping[str, object] | Study) -> Study:
     """Read a study: an included one by its name (`mless-interp study` lists them), a .toml file, or a mapping of what such a
     file holds.
 
@@ -277,7 +277,7 @@ def run_study(
     seed = asked.seeds[0]
     each = len(asked.contrasts) * len(asked.outcomes) + bool(asked.metrics) + (asked.heads == "all")
 
-    def done(into: dict[Any, Any], name: str, file: str, measure: Callable[..., Any], *given: Any, **how: Any) -> None:
+    def done(into: dict[Any, Any], name: str, file: str, measure: Callable[..., object], *given: object, **how: object) -> None:
         """Measure, with a file of its own; where other shards' parts are missing go on to the next."""
         kept = None if checkpoint is None else Path(checkpoint) / file
         if kept is not None:
@@ -293,7 +293,7 @@ def run_study(
             bar.set_description(one_line(f"study: {name}"))
             files, of = slug(name), effects.setdefault(name, {})
             for contrast, outcome in product(asked.contrasts, asked.outcomes):
-                what: dict[str, Any] = {"contrast": contrast, "outcome": outcome, "heads": ANY_HEAD}
+                what: dict[str, object] = {"contrast": contrast, "outcome": outcome, "heads": ANY_HEAD}
                 file = f"{files}/{contrast}-{outcome}.jsonl"
                 done(of.setdefault(contrast, {}), outcome, file, patch_heads, ready[name][outcome], **what)
             if asked.metrics:
@@ -345,7 +345,7 @@ def pairs_of(asked: Study, model: Model, problems: tuple[Problem, ...]) -> dict[
     }
 
 
-def _of(insertion: str, do: Callable[..., Found], *given: Any, **options: Any) -> Found:
+def _of(insertion: str, do: Callable[..., Found], *given: object, **options: object) -> Found:
     """Run one insertion's measurement; an error names the insertion."""
     try:
         return do(*given, **options)

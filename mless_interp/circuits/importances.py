@@ -5,7 +5,6 @@ import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,7 +47,7 @@ def save_importances(
         for row in patches.table().to_dict("records"):
             inside = row["p_corrected"] < patches.level if named is None else row["label"] in named
             nodes[_name(Head.parse(row["label"]))] = {"in_graph": bool(inside), "score": float(row["effect"])}
-    links: dict[str, dict[str, Any]] = {}
+    links: dict[str, dict[str, object]] = {}
     if edges is not None:
         found = set(edges.found)
         written = {(edge.sender, edge.receiver) for edge in found if edge.part in ("", *INPUTS)}
@@ -75,7 +74,7 @@ class Importances:
 
     nodes: pd.DataFrame
     edges: pd.DataFrame
-    cfg: dict[str, Any]
+    cfg: dict[str, object]
 
     def paths(self, *, in_graph: bool = True) -> PathEffects:
         """Return the edges (those of the circuit alone, or all) between heads, MLPs and logits, for

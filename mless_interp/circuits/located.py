@@ -275,7 +275,7 @@ class Confirmation(Verdicts, Result):
     def table(self) -> pd.DataFrame:
         """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits; and
         whether it does more than under random words (`control_table`)."""
-        columns: dict[str, Any] = head_columns(self.heads) | {
+        columns: dict[str, object] = head_columns(self.heads) | {
             "claimed": list(self.kinds),
             "confirmed": self.confirmed,
             "p_corrected": self.p,
@@ -419,7 +419,7 @@ class LocatedHeads(Verdicts, Result):
             inside = np.array(self.strata) == stratum
             effect = judged.effect.only(inside)
             for at, head in enumerate(self.heads):
-                row: dict[str, Any] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
+                row: dict[str, object] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
                 if made is not None:
                     row["confirmed"] = (head, stratum) in sure if row["passes"] else None
                 for side, test in judged.within(stratum).items():

@@ -255,7 +255,7 @@ class Controls:
 
     def held(
         self, prepared: Prepared, claims: Claims, knockouts: np.ndarray | None, spare: Head, *, fresh: bool
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Fields of a result: the named heads under other circumstances (`controls`); those that read, as a set (`joint`) and
         taken apart (`reads`); and for its settings, which controls were `left_out`, and digests of the others' prompts.
 
@@ -266,7 +266,7 @@ class Controls:
         left_out: dict[str, str] = {}
         prompts: dict[str, str] = {}
         controls = self._gap_alone(prepared, named, spare) if first.spans else {}
-        held: dict[str, Any] = {"controls": controls, "left_out": left_out, "control_prompts": prompts}
+        held: dict[str, object] = {"controls": controls, "left_out": left_out, "control_prompts": prompts}
         if not named:
             return held
         if first.given:

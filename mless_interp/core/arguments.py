@@ -15,7 +15,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeVar, Union, get_args, get_origin
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 REMEDIES = {
     "Model": "load_model(...) gives one, wrap_model(...) makes one of another library's",
@@ -177,11 +177,11 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
 
 
-_PLAIN: dict[Any, tuple[str, str, Callable[[Any], bool], Callable[[Any], Any]]] = {
+_PLAIN: dict[object, tuple[str, str, Callable[[object], bool], Callable[[Any], object]]] = {
     bool: ("True or False", "True or False", _is_flag, bool),
     int: ("a whole number", "whole numbers", _is_whole, int),
     float: ("a number", "numbers", _is_number, lambda value: int(value) if _is_whole(value) else float(value)),
@@ -192,7 +192,7 @@ _PLAIN: dict[Any, tuple[str, str, Callable[[Any], bool], Callable[[Any], Any]]] 
 """Kinds of arguments: in words, in the plural, what fits, and what it becomes."""
 
 
-def _fitted(value: Any, wanted: Any) -> Any:
+def _fitted(value: object, wanted: Any) -> object:
     """The value as the annotation wants it; `_Unfit` where it is something else."""
     origin, inner = get_origin(wanted), get_args(wanted)
     if origin is Literal and all(isinstance(word, str) for word in inner):
@@ -244,14 +244,14 @@ def _several(value: object, each: object) -> tuple[object, ...]:
     return tuple(found)
 
 
-def _is_object(wanted: Any) -> bool:
+def _is_object(wanted: object) -> bool:
     """Whether an annotation is a class that a value is or is not of: no shape of an array, no static protocol."""
     if not isinstance(wanted, type) or wanted in (Any, inspect.Parameter.empty) or "jaxtyping" in wanted.__module__:
         return False
     return not getattr(wanted, "_is_protocol", False) or getattr(wanted, "_is_runtime_protocol", False)
 
 
-def _words(wanted: Any, *, plural: bool = False) -> str:
+def _words(wanted: object, *, plural: bool = False) -> str:
     """What an annotation asks for, in words."""
     origin, inner = get_origin(wanted), get_args(wanted)
     if wanted in _PLAIN:
@@ -265,7 +265,7 @@ def _words(wanted: Any, *, plural: bool = False) -> str:
     return f"{name}s" if plural else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
-def _remedy(expected: str, wrong: Any) -> str:
+def _remedy(expected: str, wrong: object) -> str:
     """What to do, where it can be told."""
     if isinstance(wrong, str) and expected.startswith("several text"):
         return f"put it in a list, [{wrong!r}]"

@@ -20,7 +20,7 @@ def paper_entries(name: str) -> dict[str, Any]:
     return {key: _frozen(value) for key, value in found.items()}
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> object:
     if isinstance(value, dict):
         return {key: _frozen(inner) for key, inner in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -116,7 +116,7 @@ class HookComparison(Result):
 def compare_hook(
     model: Model,
     pairs: Iterable[PromptPair],
-    hook: Any,
+    hook: object,
     heads: Iterable[Head | str],
     *,
     edit: str | Callable[[Tensor], Tensor] = "zero",

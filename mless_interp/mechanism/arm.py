@@ -133,7 +133,7 @@ class ARM:
 
     @classmethod
     @checked
-    def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: Any) -> "ARM":
+    def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: object) -> "ARM":
         """The published setting for a model (its key, or a hub id) and a benchmark, upper or lower case.
 
         `source`: "table" (Table 9) or "code". With `reading="code_replace"` the rest follows the code for that model too

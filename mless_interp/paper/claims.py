@@ -81,7 +81,7 @@ class ClaimChecks(Result):
     """Hold the claims checked on one model; `twins` are the same checks of its untrained twins (`untrained_twin`), if any."""
 
     checks: tuple[ClaimCheck, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     twins: tuple["ClaimChecks", ...] = ()
 
     columns = columns_of("""
@@ -117,7 +117,7 @@ class ClaimChecks(Result):
         rows = []
         for check in self.checks:
             claim = check.claim
-            row: dict[str, Any] = {"claim": claim.text, "key": claim.key, "figures": " ".join(claim.figures)}
+            row: dict[str, object] = {"claim": claim.text, "key": claim.key, "figures": " ".join(claim.figures)}
             row["measure"] = claim.measure
             row |= {"measured": check.measured, "measured_ci_low": check.low, "measured_ci_high": check.high}
             row |= {"null": check.null, "null_is": claim.null, "above_null": check.measured - check.null}
@@ -182,7 +182,7 @@ def reproduce_figure(
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Measure what one of the paper's figures shows on a model, and check its claims.
 
     Parameters

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -32,7 +31,7 @@ class Enrichment(Result):
     p: float
     ranks: dict[str, float]
     limits: dict[str, tuple[float, float]] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
 
     columns = columns_of("""
         mean_rank | mean rank | count | of these heads in their layers; 1 is the largest effect

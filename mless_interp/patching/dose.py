@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -105,7 +104,7 @@ def dose_response(
         for dose in doses
     ]
 
-    def measured(unit: Unit, tick: Tick) -> list[dict[str, Any]]:
+    def measured(unit: Unit, tick: Tick) -> list[dict[str, object]]:
         found: dict[str, list[tuple[np.ndarray, float]]] = {condition: [] for condition in ANSWERED}
         for prepared in by_dose:
             runs = prepared.runs(unit)
@@ -223,7 +222,7 @@ class DoseResponse(Result):
 
     def table(self) -> pd.DataFrame:
         """One row per head: both slopes with their intervals over problems, and the log odds at the largest dose."""
-        table: dict[str, Any] = dict(head_columns(self.heads))
+        table: dict[str, object] = dict(head_columns(self.heads))
         for condition in READ[::-1]:
             slopes = self.by_group(self.slopes(condition))
             table |= interval_columns(f"slope_{condition}", mean_interval(slopes, seed=self.seed))

@@ -226,7 +226,7 @@ class Parts:
     values: np.ndarray
     total: np.ndarray
     unit: str
-    settings: dict[str, Any]
+    settings: dict[str, object]
     confidence: float
     smallest_effect: float
     resolution: float

@@ -427,7 +427,7 @@ class HeadTransfer:
                 f"{model.info.d_head}: measure it on this model"
             )
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """Everything that identifies it, ready for JSON."""
         digest = hashlib.sha256(self.lam.tobytes() + self.sigma.tobytes()).hexdigest()[:16]
         place = {name: self.place.get(name) for name in AT}

@@ -269,6 +269,6 @@ class Gated:
         self.tail = partial(self.model.stepper.tail, self.recording, torch.tensor(read, device=device) - start)
 
 
-def single(compute: Callable[[int], Any]) -> Compute:
+def single(compute: Callable[[int], object]) -> Compute:
     """A computation of one problem at a time, as the loop wants it."""
     return lambda unit, tick: [compute(at) for at in unit]

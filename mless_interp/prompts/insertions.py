@@ -72,7 +72,7 @@ class Insertion:
     @property
     def _spots(self) -> list[tuple[str, Any]]:
         """Every place, with its side: before, after, at."""
-        found: list[tuple[str, Any]] = []
+        found: list[tuple[str, object]] = []
         for side, given in (("before", self.before), ("after", self.after), ("at", self.at)):
             several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
             found += [(side, each) for each in several if each is not None]
@@ -204,7 +204,7 @@ class Insertion:
             raise ValueError(
                 f"insertion {kind!r} is as long as each problem's own text; leave its number of tokens out"
             )
-        given: dict[str, Any] = dict(place)
+        given: dict[str, object] = dict(place)
         if not asked.own_length:
             given["n_tokens"] = 55 if asked.counted and n_tokens is None else n_tokens
         if asked.drawn:

@@ -201,7 +201,7 @@ class PromptPair:
     def record(self) -> dict[str, object]:
         """Everything that identifies this pair's prompts, ready for JSON."""
         own = "span span_source special_as_text sink_moved answer_prefix answer_prefix_ids answer_ids".split()
-        found: dict[str, Any] = {"problem": self.id, "insertion": self.insertion.label}
+        found: dict[str, object] = {"problem": self.id, "insertion": self.insertion.label}
         found |= {name: getattr(self.base, name) for name in ("template", "bos_added", "joined_differs")}
         found |= {name: getattr(self, name) for name in own}
         found |= {"base_ids": self.base.ids, "inserted_ids": self.inserted.ids}
@@ -396,7 +396,7 @@ def over_pairs(
 ) -> list[Any]:
     """`over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
 
-    def in_turn(unit: Unit, tick: Tick) -> Sequence[Any]:
+    def in_turn(unit: Unit, tick: Tick) -> Sequence[object]:
         with model.turn(of_passes=False):  # as the model's identity says, also what is made of its passes
             return compute(unit, tick)
 

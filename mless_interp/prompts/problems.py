@@ -69,7 +69,7 @@ class Problem:
         return getattr(self, key) if key in FIELDS else self.tags.get(key)
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> "Problem":
+    def from_dict(cls, record: Mapping[str, object]) -> "Problem":
         """A problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
         (system, distractor, answer_prefix, examples, group); other keys that hold text are kept as `extra`."""
         missing = [key for key in REQUIRED_KEYS if record.get(key) is None]

@@ -43,7 +43,7 @@ class Checkpoint:
         if shard is not None and path is None:
             raise ValueError(f"{shard!r} of a run needs a checkpoint= in which it keeps its part: give one")
         self.path: Path | None = None
-        self._done: dict[tuple[str, str], Any] = {}
+        self._done: dict[tuple[str, str], object] = {}
         self._keys = dict(keys or {})
         if path is None:
             return
@@ -139,7 +139,7 @@ def key_of(value: object) -> str:
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return JSON's own types: arrays as lists, numbers of any library as numbers, all else as text."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()

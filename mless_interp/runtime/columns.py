@@ -198,7 +198,7 @@ def says(column: pd.Series) -> bool:
     return bool((column.notna() & (column.astype(object) != "")).any())
 
 
-def _numbers(values: Sequence[Any], ends: Sequence[Sequence[Any]], role: str = "") -> list[Cell]:
+def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str = "") -> list[Cell]:
     """Numbers of one column, with the `ends` of their intervals, all with the same number of decimals, signed if any is
     negative."""
     scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
@@ -235,7 +235,7 @@ def _counts(values: Sequence[Any], of: Sequence[Any]) -> list[Cell]:
     ]
 
 
-def _other(value: Any) -> Cell:
+def _other(value: object) -> Cell:
     text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
     return Cell(MISSING, "") if pd.isna(value) else Cell(text, text)
 
@@ -269,7 +269,7 @@ class Table(pd.DataFrame):
     def __repr__(self) -> str:
         return visible(super().__repr__())
 
-    def to_csv(self, path_or_buf: Any = None, **options: Any) -> Any:
+    def to_csv(self, path_or_buf: object = None, **options: object) -> object:
         """As pandas writes it, the texts in cells, index and heading with `'` before what would be a formula."""
         safe = pd.DataFrame(self, copy=True)
         for place, kind in enumerate(safe.dtypes):
@@ -281,7 +281,7 @@ class Table(pd.DataFrame):
         return safe.to_csv(path_or_buf, **options)
 
 
-def neutral(cell: Any) -> Any:
+def neutral(cell: object) -> object:
     """A cell of a .csv file: a text that begins like a formula (and is no number) with `'` in front, all else as it is.
 
     >>> neutral("=1+1"), neutral("-0.5"), neutral("'=x"), neutral(-0.5)

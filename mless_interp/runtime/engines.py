@@ -17,7 +17,7 @@ Unit = tuple[int, ...]
 """Problems, by their place in the list, that are computed in one go; planned from the whole list, never from what waits."""
 Tick = Callable[[Any], None]
 """Says that so many steps more are done, or what has just been."""
-Compute = Callable[[Unit, Tick], Sequence[Any]]
+Compute = Callable[[Unit, Tick], Sequence[object]]
 """What a unit gives: one value per problem, of arrays, numbers, lists and dicts of them."""
 Done = Iterator[tuple[Unit, Sequence[Any]]]
 
@@ -195,7 +195,7 @@ class RayWorkers:
         self._begin(min(self.count, len(units)))
         work = [ray.put(_pickled(compute))]  # in a list it is fetched when it is needed, once for each worker
         waiting, tries = deque(units), dict.fromkeys(units, 0)
-        running: dict[Any, tuple[Unit, Any]] = {}
+        running: dict[object, tuple[Unit, object]] = {}
         idle = list(self._workers)
         try:
             while waiting or running:
@@ -242,7 +242,7 @@ class RayWorkers:
                 )
         self._workers += [self._worker() for _ in range(wanted - len(self._workers))]
 
-    def _worker(self) -> Any:
+    def _worker(self) -> object:
         import torch
 
         made = _ray().remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0)(_Worker)
@@ -259,7 +259,7 @@ class _Worker:
         self._sent: object = None
         self._compute: Compute | None = None
 
-    def do(self, work: list[Any], unit: Unit) -> tuple[Sequence[Any] | None, BaseException | None]:
+    def do(self, work: list[object], unit: Unit) -> tuple[Sequence[object] | None, BaseException | None]:
         """Return the unit's values, or the error that came instead."""
         try:
             if self._compute is None or self._sent != work[0]:
@@ -278,7 +278,7 @@ def _pickled(compute: Compute) -> bytes:
     from ray import cloudpickle
 
     class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, thing: Any) -> Any:
+        def reducer_override(self, thing: object) -> Any:
             sent = getattr(type(thing), "sent", None)
             return super().reducer_override(thing) if sent is None else sent(thing)
 

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..core.arguments import check_count, count_of
 from .checkpoint import Checkpoint, key_of
@@ -64,7 +63,7 @@ def over_problems(
     steps: int = 1,
     options: RunOptions = RunOptions(),
     engine: Engine = here,
-) -> list[Any]:
+) -> list[object]:
     """Return what `compute` gives for every problem, in the order of `ids`.
 
     Parameters
@@ -91,7 +90,7 @@ def over_problems(
     shard = shard_of(engine)
     with Checkpoint(options.checkpoint, fixed, keys, shard=shard) as saved:
 
-        def kept() -> dict[int, Any]:
+        def kept() -> dict[int, object]:
             values = {at: saved.get(each) for at, each in enumerate(ids)}
             return {at: values[at] for unit in planned if all(values[at] is not None for at in unit) for at in unit}
 
@@ -153,7 +152,7 @@ class _Work:
     compute: Compute
     ids: tuple[str, ...]
 
-    def __call__(self, unit: Unit, tick: Tick) -> Sequence[Any]:
+    def __call__(self, unit: Unit, tick: Tick) -> Sequence[object]:
         ids = [self.ids[at] for at in unit]
         try:
             return self.compute(unit, tick)

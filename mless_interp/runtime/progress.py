@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from tqdm import tqdm
 
@@ -44,7 +43,7 @@ def progress_bar(total: int, label: str, *, enabled: bool = True) -> Iterator["_
     On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other.
     """
     file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
-    options: dict[str, Any] = {"leave": False, "dynamic_ncols": True, "miniters": 1, "file": file}
+    options: dict[str, object] = {"leave": False, "dynamic_ncols": True, "miniters": 1, "file": file}
     options["mininterval"] = 0.1 if file.isatty() else 2.0
     options["position"] = 0  # a bar inside another writes over its line
     options["bar_format"] = "{desc} {percentage:.0f} % {remaining} left"

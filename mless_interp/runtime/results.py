@@ -143,7 +143,7 @@ class Result(Grouped):
     axes: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Fields and the axes of their arrays, `("effect", "problem head")`: of every array where a field holds several. An axis is
     as long as the field of its plural, if there is one (`heads`, `problem_ids`)."""
-    settings: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, object] = MappingProxyType({})
     """What it was made with."""
 
     def __init_subclass__(cls) -> None:
@@ -191,7 +191,7 @@ class Result(Grouped):
         """Columns of its table that a researcher plots or reports, without the ends of intervals; (): all of them."""
         return ()
 
-    def summary(self, *which: Any, **options: Any) -> pd.DataFrame:
+    def summary(self, *which: object, **options: object) -> pd.DataFrame:
         """Return what a researcher reports of `table`: its `reported` columns, each interval right after its number.
 
         At most `MOST` columns (intervals go first where there would be more), and none that is empty in every row. `which` and
@@ -245,7 +245,7 @@ class Result(Grouped):
         table = self.summary()
         return table.drop(columns=["layer", "head", "paper_label"], errors="ignore") if "label" in table else table
 
-    def plot(self, **options: Any) -> Any:
+    def plot(self, **options: object) -> object:
         """Draw it as `mless_interp.views` draws its kind; `options` are those of the view (`picture`)."""
         return getattr(import_module("mless_interp.views"), self.picture)(self, **options)
 
@@ -428,7 +428,7 @@ def undefined(values: Found, heads: Sequence[Head]) -> str:
 
 
 def rows_of(
-    problem_ids: Sequence[str], heads: Sequence[Head], array: np.ndarray, metric: str, **fixed: Any
+    problem_ids: Sequence[str], heads: Sequence[Head], array: np.ndarray, metric: str, **fixed: object
 ) -> pd.DataFrame:
     """One tidy row per problem and head of a metric `[problem, layer, head]`; `fixed` columns stand after the problem."""
     return _tidy_heads(problem_ids, heads, of_heads(array, heads), fixed, metric=metric)
@@ -441,7 +441,7 @@ def rows_per_head(problem_ids: Sequence[str], heads: Sequence[Head], values: Map
 
 
 def _tidy_heads(
-    problem_ids: Sequence[str], heads: Sequence[Head], values: np.ndarray, fixed: Mapping[str, Any], **named: str
+    problem_ids: Sequence[str], heads: Sequence[Head], values: np.ndarray, fixed: Mapping[str, object], **named: str
 ) -> pd.DataFrame:
     places = head_columns(heads, times=len(problem_ids))
     del places["paper_label"]

@@ -25,9 +25,9 @@ PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsigh
 
 
 @checked
-def provenance(model: Any = None, *, command: Sequence[str] | None = None, **more: object) -> dict[str, Any]:
+def provenance(model: Any = None, *, command: Sequence[str] | None = None, **more: object) -> dict[str, object]:
     """Return where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(sys.argv if command is None else command),
         "python": platform.python_version(),
@@ -41,7 +41,7 @@ def provenance(model: Any = None, *, command: Sequence[str] | None = None, **mor
 
 
 @checked
-def save(path: str | Path, *results: object, overwrite: bool = False, model: Any = None, **named: object) -> Path:
+def save(path: str | Path, *results: object, overwrite: bool = False, model: object = None, **named: object) -> Path:
     """Save results of this toolkit in one folder: arrays as `arrays.npz`, everything else as `results.json`.
 
     `save("results/slashes", patches, scores)` keeps them under their public names, `save(path, first=a, second=b)` under
@@ -64,7 +64,7 @@ def save(path: str | Path, *results: object, overwrite: bool = False, model: Any
 
 
 @checked
-def load(path: str | Path) -> dict[str, Any]:
+def load(path: str | Path) -> dict[str, object]:
     """Load the results of a folder by name, with their provenance under "provenance": one that `save` wrote, or the `--out`
     of a run.
 
@@ -95,7 +95,7 @@ def load(path: str | Path) -> dict[str, Any]:
     return results | {"provenance": document["provenance"]}
 
 
-def _describe(result: object, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+def _describe(result: object, name: str, arrays: dict[str, np.ndarray]) -> dict[str, object]:
     kind = type(result)
     if SAVED.get(kind.__name__) is not kind:
         raise TypeError(f"{name}: only results of this toolkit can be saved, got {kind.__name__}")
@@ -107,7 +107,7 @@ def _describe(result: object, name: str, arrays: dict[str, np.ndarray]) -> dict[
     return {"class": kind.__name__, "fields": fields}
 
 
-def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
+def _encode(value: object, key: str, arrays: dict[str, np.ndarray]) -> object:
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f":  # one kind of NaN: those that a resumed run has read back have lost their sign
             value = np.where(np.isnan(value), value.dtype.type(np.nan), value)
@@ -139,7 +139,7 @@ def _part(name: str) -> str:
     return name.replace("%", "%25").replace(".", "%2E")
 
 
-def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def _decode(value: object, arrays: Mapping[str, np.ndarray]) -> object:
     if isinstance(value, list):
         return [_decode(v, arrays) for v in value]
     if not isinstance(value, dict):

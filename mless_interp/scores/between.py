@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -133,7 +132,7 @@ class SegmentAttention(Result):
     heads: tuple[Head, ...]
     segments: tuple[str, ...]
     values: dict[str, np.ndarray]
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
 
     columns = columns_of("""

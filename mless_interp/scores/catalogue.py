@@ -68,7 +68,7 @@ class Metric:
     kind: Kind
     unit: str
     meaning: str
-    formula: Callable[[Any], Tensor]
+    formula: Callable[[object], Tensor]
     needs: tuple[Need, ...] = ()
     default: bool = True
     signed: bool = False

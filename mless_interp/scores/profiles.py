@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -140,7 +139,7 @@ class AttentionProfile(Result):
     spans: tuple[tuple[int, int], ...]
     base_texts: tuple[tuple[str, ...], ...]
     inserted_texts: tuple[tuple[str, ...], ...]
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
 
@@ -277,7 +276,7 @@ class AttentionProfile(Result):
         """Return one row per head and condition: mean received attention and its ratio to uniform, by segment."""
         parts = []
         for condition in self.conditions:
-            columns: dict[str, Any] = {**head_columns(self.heads), "condition": condition}
+            columns: dict[str, object] = {**head_columns(self.heads), "condition": condition}
             for segment, (name, relative) in product(SEGMENTS, (("received", False), ("relative", True))):
                 level = self.level(condition, segment, relative=relative)
                 columns[f"{segment}_{name}"] = defined_mean(self.by_group(level))

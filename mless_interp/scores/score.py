@@ -131,10 +131,10 @@ def score_heads(
 
 @checked
 def score_cache(
-    cache: Mapping[str, Tensor] | Any,
+    cache: Mapping[str, Tensor] | object,
     pair: PromptPair,
     *,
-    base: Mapping[str, Tensor] | Any = None,
+    base: Mapping[str, Tensor] | object = None,
     metrics: str | Iterable[str] | None = None,
     rows: RowChoice = "shared",
     exclude_sink: bool = True,
@@ -345,7 +345,7 @@ def described(
     rows: str,
     *,
     min_rows: int = 1,
-) -> tuple[tuple[PromptPair, ...], tuple[Head, ...], dict[str, Any]]:
+) -> tuple[tuple[PromptPair, ...], tuple[Head, ...], dict[str, object]]:
     """The pairs and heads to describe, with the settings that say so; errors for unknown conditions, sources or rows, for no
     pairs, or repeated problems."""
     several_of(conditions, CONDITIONS, "condition")

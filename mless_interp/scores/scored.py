@@ -1,7 +1,6 @@
 """`HeadScores`: what every head does with an insertion, `[problem, layer, head]` per metric and condition."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -56,7 +55,7 @@ class HeadScores(Result):
     heads: tuple[Head, ...]
     values: Found
     null: Found
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
     n_resamples: int = 2000
@@ -110,7 +109,7 @@ class HeadScores(Result):
         `_untrained`. Intervals of means are `mean_interval`'s (t below 20 problems), of medians those of order statistics.
         """
         condition = self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
-        columns: dict[str, Any] = dict(head_columns(self.heads))
+        columns: dict[str, object] = dict(head_columns(self.heads))
         for metric in self._in(condition):
             cells = self.by_group(of_heads(self.values[metric][condition], self.heads))
             columns |= interval_columns(metric, self._interval(cells, censored=metric_named(metric).censored))

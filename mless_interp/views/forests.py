@@ -175,7 +175,7 @@ def read_effects(found: ReadEffects) -> Picture:
     rows = -(-len(labels) // columns)
     picture = Picture(figsize=(2.7 * columns + 1.9, 1.9 * rows + 1.0), layout="constrained")
     reach = found.whole.delta / (abs(float(found.whole.median.estimate)) if value == "share" else 1)
-    axes: Any = None
+    axes: object = None
     for number, label in enumerate(labels):
         axes = picture.add_subplot(rows, columns, number + 1, sharex=axes)
         here = table[table["label"] == label]

@@ -1,7 +1,6 @@
 """The graph of a circuit: heads and MLPs by layer, edges as wide as the part of the effect that they carry."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -103,7 +102,7 @@ def _draw_edges(
     for rank, row in enumerate(rows.to_dict("records")):
         start, end = (np.array(places[row[node]]) for node in ("sender", "receiver"))
         size = WIDEST * abs(row[column]) / float(rows[column].abs().max())
-        arrow: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": max(size, 0.6), "mutation_scale": 9 + size}
+        arrow: dict[str, object] = {"arrowstyle": "-|>", "linewidth": max(size, 0.6), "mutation_scale": 9 + size}
         arrow |= {"linestyle": SOLID if row[column] >= 0 else DASHED, "color": "0.25", "shrinkA": 13, "shrinkB": 13}
         axes.annotate("", tuple(end), tuple(start), arrowprops=arrow, zorder=1)
         if rank < NUMBERED:

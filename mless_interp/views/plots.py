@@ -190,7 +190,7 @@ def key(entries: Sequence[tuple[str, Style]]) -> list[Artist]:
     ]
 
 
-def key_below(picture: Figure, *, ncols: int = 2, **options: Any) -> None:
+def key_below(picture: Figure, *, ncols: int = 2, **options: object) -> None:
     """The legend of a whole picture, under it: in fewer columns, and wrapped, where the picture is too narrow for it."""
     made: dict[str, Any] = {"loc": "outside lower center", "fontsize": 7, "frameon": False, **options}
     legend, room = picture.legend(ncols=ncols, **made), int(LETTERS_PER_INCH * picture.get_figwidth())
@@ -201,7 +201,7 @@ def key_below(picture: Figure, *, ncols: int = 2, **options: Any) -> None:
         text.set_text(textwrap.fill(text.get_text(), room))
 
 
-def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: str, **options: Any) -> None:
+def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: str, **options: object) -> None:
     """The line of the series of this number, `with_limits`, with its interval as a band where there is one."""
     colour, dashes, marker = LINES[number % len(LINES)]
     style: Style = {"marker": marker, "markersize": 3.5} | options

@@ -61,7 +61,7 @@ class HeadMap:
     undefined: bool
     n_layers: int
     n_heads: int
-    squares: tuple[Mapping[str, Any], ...]
+    squares: tuple[Mapping[str, object], ...]
     marked_means: str = ""
     note: str = ""
     below: str = ""
@@ -341,7 +341,7 @@ _ELSEWHERE = frozenset(
 """Facts that stand elsewhere on the page."""
 
 
-def _flat(facts: Mapping[str, Any], name: str = "") -> list[tuple[str, str]]:
+def _flat(facts: Mapping[str, object], name: str = "") -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     for key, value in facts.items():
         here = f"{name}{str(key).replace('_', ' ')}"
@@ -349,7 +349,7 @@ def _flat(facts: Mapping[str, Any], name: str = "") -> list[tuple[str, str]]:
     return found
 
 
-def _told(value: Any) -> str:
+def _told(value: object) -> str:
     if value in (None, "", {}):
         return "none"
     if isinstance(value, list | tuple):
