@@ -204,7 +204,9 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
 
 @contextmanager
 def _hooked(
-    registrations: Iterable[tuple[object, Callable[..., object]]], kind: str = "register_forward_pre_hook", **options: bool
+    registrations: Iterable[tuple[object, Callable[..., object]]],
+    kind: str = "register_forward_pre_hook",
+    **options: bool,
 ) -> Iterator[None]:
     """Modules, each with its hook while the context lasts."""
     with ExitStack() as stack:

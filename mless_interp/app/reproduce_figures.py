@@ -201,7 +201,9 @@ def _bars(answered: dict[str, Any]) -> "pd.DataFrame":
     return pd.concat(parts, ignore_index=True)
 
 
-def _draw(figure: "Figure", found: dict[str, dict[str, object]], names: dict[str, str], bars: "pd.DataFrame") -> "Picture":
+def _draw(
+    figure: "Figure", found: dict[str, dict[str, object]], names: dict[str, str], bars: "pd.DataFrame"
+) -> "Picture":
     """Draw the figure in the paper's arrangement, of the models that there are."""
     from .. import views
 

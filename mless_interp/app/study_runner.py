@@ -277,7 +277,9 @@ def run_study(
     seed = asked.seeds[0]
     each = len(asked.contrasts) * len(asked.outcomes) + bool(asked.metrics) + (asked.heads == "all")
 
-    def done(into: dict[Any, Any], name: str, file: str, measure: Callable[..., object], *given: object, **how: object) -> None:
+    def done(
+        into: dict[Any, Any], name: str, file: str, measure: Callable[..., object], *given: object, **how: object
+    ) -> None:
         """Measure, with a file of its own; where other shards' parts are missing go on to the next."""
         kept = None if checkpoint is None else Path(checkpoint) / file
         if kept is not None:
