@@ -194,6 +194,7 @@ class Stepper:
         span: Tensor | None = None,
         rows: Tensor | None = None,
         offsets: list[Tensor] | None = None,
+        gated_layers: Sequence[int] = (),
     ) -> Tensor:
         r"""Every layer of the changed positions, in one differentiable pass: logits `[batch x row, read, vocab]`.
 
@@ -203,22 +204,34 @@ class Stepper:
 
         $$ A'_j = \frac{A_j\, (g\,[j \in S] + [j \notin S])}{\sum_i A_i\, (g\,[i \in S] + [i \notin S])} $$
 
-        `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z).
+        `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z). `gated_layers`: where gates are
+        0 or 1, the layers that have a 0 (none named: gates of any value, in all layers).
         """
         batch, n_rows = receiving.inputs.batch, 1 if gates is None else gates.shape[0]
         gated = None if span is None else span[:, None, :]
         if gated is not None and rows is not None:
             gated = gated & rows[:, receiving.start :, None]
         positions = receiving.inputs.positions[:, receiving.start :]
-        positions = positions.repeat_interleave(n_rows, 0) if batch > 1 else positions
-        resid = _stream(receiving.resid_pre[0]).repeat_interleave(n_rows, 0)
+        first = min(gated_layers, default=0)  # the layers below are the run's own
+        resid = _stream(receiving.resid_pre[first]).repeat_interleave(2 if gated_layers else n_rows, 0)
         with self._turn():
-            for layer in range(self.layers.n_layers):
+            for layer in range(first, self.layers.n_layers):
                 place = receiving.resid_pre[layer].device
                 resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
-                q, k, v = self.layers.project(layer, resid.to(receiving.z[layer].dtype), positions)
-                gate = None if gates is None or gated is None else (gates[:, layer].to(place), gated.to(place))
-                z = self._attend(receiving, layer, q, k, v, gate=gate)
+                each = positions.repeat_interleave(len(resid) // batch, 0) if batch > 1 else positions
+                q, k, v = self.layers.project(layer, resid.to(receiving.z[layer].dtype), each)
+                gate = None
+                if gates is not None and gated is not None and (not gated_layers or layer in gated_layers):
+                    gate = gates[:, layer].to(place), gated.to(place)
+                if gate is not None and gated_layers and layer == first:
+                    # rows do not differ yet: a head's output is one of two, with its gate open or closed
+                    both = torch.stack([torch.ones_like(gate[0][0]), torch.zeros_like(gate[0][0])])
+                    z = self._attend(receiving, layer, q, k, v, gate=(both, gate[1]))
+                    opened, closed = rearrange(z, "(b two) dest h d -> two b 1 dest h d", two=2)
+                    z = torch.where(rearrange(gate[0], "row h -> row 1 h 1") == 1, opened, closed).flatten(0, 1)
+                    resid = resid[::2].repeat_interleave(n_rows, 0)
+                else:
+                    z = self._attend(receiving, layer, q, k, v, gate=gate)
                 resid = finished(self.layers, layer, resid, z if offsets is None else z + offsets[layer])
             return self.layers.unembed(resid[:, read.to(resid.device)])
 
