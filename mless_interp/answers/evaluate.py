@@ -27,7 +27,7 @@ from ..prompts.prompt import (
 )
 from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
-from ..runtime.progress import progress_bar
+from ..runtime.loop import progress_bar
 from ..runtime.text_safety import visible
 from .complete import check_requests, complete_all
 from .decoding import Completion, CompletionEngine, Decoding, Request, check_numbers, decoding_for

@@ -93,7 +93,7 @@ def compute(options: Options) -> Computed:
     from ..circuits.locate import locate_heads
     from ..core.heads import Head
     from ..patching.sweep import patch_heads
-    from ..runtime.progress import stage, stages
+    from ..runtime.loop import stage, stages
 
     model, (pairs, fresh, others) = options.begin(*parts)
     heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))

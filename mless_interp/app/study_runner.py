@@ -27,7 +27,7 @@ from ..prompts.problems import Problem, groups_of, whole_groups
 from ..prompts.prompt import template_named
 from ..prompts.texts import problems_of
 from ..runtime.engines import ShardDone
-from ..runtime.progress import progress_bar
+from ..runtime.loop import progress_bar
 from ..runtime.text_safety import one_line
 from ..scores.catalogue import metric_named
 from ..scores.score import score_heads

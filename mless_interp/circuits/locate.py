@@ -16,8 +16,7 @@ from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.conditions import CONTRASTS, one_of
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..prompts.problems import overlap
-from ..runtime.loop import RunOptions
-from ..runtime.progress import stage
+from ..runtime.loop import RunOptions, stage
 from ..runtime.text_safety import visible
 from ..scores import score_heads
 from ..statistics import CONFIDENCE, derive_generator

@@ -80,6 +80,16 @@ def as_head(head: Head | str) -> Head:
     return head if isinstance(head, Head) else Head.parse(head)
 
 
+def both_names(head: Head | str) -> str:
+    """A head in both ways of counting.
+
+    >>> both_names(Head(0, 13))
+    'L0H13 (paper: layer 1, head 14)'
+    """
+    head = as_head(head)
+    return f"{head} (paper: {head.paper_label.replace(' head', ', head')})"
+
+
 def as_heads(heads: Iterable[Head | str]) -> tuple[Head, ...]:
     """Heads and labels of heads as heads, in their order.
 

@@ -19,7 +19,7 @@ from ..prompts.pairs import PromptPair, followed, pairs_of_any
 from ..prompts.problems import Problem
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
-from ..runtime.progress import progress_bar
+from ..runtime.loop import progress_bar
 from ..runtime.results import Result, Shown, ShownTable
 from .identities import IDENTITIES, Case, Identity, tolerance_of
 

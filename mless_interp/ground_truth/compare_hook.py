@@ -22,7 +22,7 @@ from ..patching.interventions import INTERVENTIONS, run_edits
 from ..patching.prepared import Settings, fit_pairs
 from ..prompts.pairs import PromptPair, own_pairs
 from ..runtime.columns import columns_of
-from ..runtime.progress import progress_bar
+from ..runtime.loop import progress_bar
 from ..runtime.results import Result
 from .identities import tolerance_of
 

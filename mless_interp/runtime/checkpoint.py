@@ -5,6 +5,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from."""
 
 
-class Checkpoint:
+class Checkpoint(AbstractContextManager["Checkpoint"]):
     """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing.
 
     The first line holds the run's settings and the toolkit's version; a file made with others is refused, the differences
@@ -40,12 +41,12 @@ class Checkpoint:
         *,
         shard: Shard | None = None,
     ) -> None:
-        if shard is not None and path is None:
-            raise ValueError(f"{shard!r} of a run needs a checkpoint= in which it keeps its part: give one")
         self.path: Path | None = None
         self._done: dict[tuple[str, str], object] = {}
         self._keys = dict(keys or {})
         if path is None:
+            if shard is not None:
+                raise ValueError(f"{shard!r} of a run needs a checkpoint= in which it keeps its part: give one")
             return
         self._whole = Path(path).resolve()
         self.path = self._whole if shard is None else shard.file(self._whole)
@@ -72,9 +73,6 @@ class Checkpoint:
         if self.path is not None:
             self._lock.release()
 
-    def __enter__(self) -> "Checkpoint":
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -87,7 +85,7 @@ class Checkpoint:
 
     def put(self, values: Mapping[str, object]) -> None:
         """Keep the problems that have finished at the same moment, a line each, on disk before this returns."""
-        if self.path is None or not values:
+        if self.path is None:
             return
         lines = [{"id": name, "key": self._keys.get(name, ""), "value": plain(value)} for name, value in values.items()]
         self._append([line | {"digest": self._digest(line)} for line in lines])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -86,8 +86,8 @@ def column_of(name: str, known: Mapping[str, Column] = DECLARED) -> Column:
 class Cell:
     """What a cell shows, the limits of its interval, and what it sorts by ("" = undefined, which always comes last)."""
 
-    text: str
-    key: str
+    text: str = MISSING
+    key: str = ""
     limits: str = ""
 
     def __str__(self) -> str:
@@ -126,22 +126,32 @@ class TextTable:
             raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(frame.columns)}")
         means = {name: column_of(name, known) for name in names}
         limits = {name: _limits(name, frame) for name in names}
-        merged = {role[3:] for role in (column.role for column in means.values()) if role.startswith("of ")}
+        merged = {each.role.removeprefix("of ") for each in means.values() if each.role.startswith("of ")}
         merged |= {end for ends in limits.values() for end in ends}
-        ordered, at_once = _ordered([means[name] for name in names if name not in merged], frame)
+        shown = [means[name] for name in names if name not in merged]
+
+        def rank(column: Column) -> int:
+            """First, verdicts, the others; where there are many, last those that matter less or say nothing."""
+            if column is shown[0]:
+                return 0
+            if len(shown) > AT_ONCE and (column.role == "later" or not says(frame[column.name])):
+                return 3
+            return 1 if column.role == "verdict" else 2
+
         made, cells = [], []
-        for column in ordered:
+        for column in sorted(shown, key=rank):
             name, role, label = column.name, column.role, names[column.name] or column.heading
             values, numeric = frame[name].tolist(), frame[name].dtype.kind in "fiu"
             ends = [frame[end].tolist() for end in limits[name]]
             if ends and not pd.isna([*ends[0], *ends[1]]).all():
                 label += f" [{interval if limits[name][0].endswith('_ci_low') else 'from, to'}]"
                 cells.append(_numbers(values, ends, role))
-            elif numeric and role.startswith("of ") and role[3:] in frame.columns:
-                cells.append(_counts(values, frame[role[3:]].tolist()))
+            elif numeric and role.startswith("of ") and (of := role.removeprefix("of ")) in frame.columns:
+                cells.append([_count(k, n) for k, n in zip(values, frame[of].tolist(), strict=True)])
             else:
                 cells.append(_numbers(values, [], role) if numeric else [_other(value) for value in values])
             made.append(replace(column, heading=label, note=column.note or label, role=role if numeric else "text"))
+        at_once = min(AT_ONCE, sum(rank(each) < 3 for each in shown))
         return cls(caption, tuple(made), tuple(zip(*cells, strict=True)), at_once)
 
     def sentence(self, row: int) -> str:
@@ -151,19 +161,15 @@ class TextTable:
 
     def lines(self) -> list[str]:
         """Return the table as a print shows it: as many columns as go into one line."""
-        texts = [[one_line(column.heading)] for column in self.columns]
-        for at, column in enumerate(texts):
-            cells = (one_line(str(row[at])) for row in self.rows)
-            column += [text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…" for text in cells]
-        wide = [max(map(len, column)) for column in texts]
-        fit = max(at for at in range(1, len(wide) + 1) if at == 1 or sum(wide[:at]) + 2 * at <= WIDTH)
-        left = [column.role == "text" for column in self.columns]
-        return [
-            "  ".join(
-                t.ljust(w) if le else t.rjust(w) for t, w, le in zip(row[:fit], wide, left, strict=False)
-            ).rstrip()
-            for row in zip(*texts, strict=True)
-        ]
+        texts = []
+        for at, column in enumerate(self.columns):
+            cells = [one_line(str(row[at])) for row in self.rows]
+            cut = [text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…" for text in cells]
+            wide = max(map(len, (heading := one_line(column.heading), *cut)))
+            texts.append([f"{text:{'<' if column.role == 'text' else '>'}{wide}}" for text in (heading, *cut)])
+        ends = accumulate(len(column[0]) + 2 for column in texts)
+        fit = max(1, sum(end <= WIDTH for end in ends))
+        return ["  ".join(row[:fit]).rstrip() for row in zip(*texts, strict=True)]
 
     def html(self) -> str:
         """The same for a notebook, all columns, every text escaped; a wide table scrolls in a frame of its own."""
@@ -177,20 +183,6 @@ def _limits(name: str, frame: pd.DataFrame) -> tuple[str, ...]:
     """The columns with the ends of a column's interval; () without."""
     pairs = ((f"{name}_ci_low", f"{name}_ci_high"), (f"{name}_low", f"{name}_high"))
     return next((pair for pair in pairs if set(pair) <= set(frame.columns)), ())
-
-
-def _ordered(columns: Sequence[Column], frame: pd.DataFrame) -> tuple[list[Column], int]:
-    """The first column, verdicts, the others; where there are many, last those that matter less or say nothing. And how
-    many of them are shown at once."""
-
-    def rank(column: Column) -> int:
-        if column is columns[0]:
-            return 0
-        if len(columns) > AT_ONCE and (column.role == "later" or not says(frame[column.name])):
-            return 3
-        return 1 if column.role == "verdict" else 2
-
-    return sorted(columns, key=rank), min(AT_ONCE, sum(rank(each) < 3 for each in columns))
 
 
 def says(column: pd.Series) -> bool:
@@ -220,24 +212,19 @@ def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str 
     cells = []
     for value, pair in zip(values, zip(*ends, strict=True) if ends else repeat(()), strict=False):
         limits = f"[{', '.join(map(number, pair))}]" if pair and not any(map(pd.isna, pair)) else ""
-        text, key = (MISSING, "") if pd.isna(value) else (f"{number(value)}{unit}", _key(float(value)))
-        cells.append(Cell(text, key, limits))
+        undefined = pd.isna(value)
+        cells.append(Cell(limits=limits) if undefined else Cell(f"{number(value)}{unit}", _key(value), limits))
     return cells
 
 
-def _counts(values: Sequence[Any], of: Sequence[Any]) -> list[Cell]:
-    """Counts with the number that they are of; undefined of none."""
-    return [
-        Cell(MISSING, "")
-        if pd.isna(value) or pd.isna(n) or not n
-        else Cell(f"{int(value)}/{int(n)}", _key(float(value)))
-        for value, n in zip(values, of, strict=True)
-    ]
+def _count(value: Any, of: Any) -> Cell:
+    """A count with the number that it is of; undefined of none."""
+    return Cell() if pd.isna(value) or pd.isna(of) or not of else Cell(f"{int(value)}/{int(of)}", _key(value))
 
 
 def _other(value: object) -> Cell:
     text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
-    return Cell(MISSING, "") if pd.isna(value) else Cell(text, text)
+    return Cell() if pd.isna(value) else Cell(text, text)
 
 
 def _number(value: float, decimals: int, signed: bool) -> str:
@@ -250,9 +237,9 @@ def _number(value: float, decimals: int, signed: bool) -> str:
     return f"{abs(value):.{decimals}f}" if value == 0 else f"{value:{plus}z.{decimals}f}"
 
 
-def _key(value: float) -> str:
+def _key(value: float | int) -> str:
     """A number as JavaScript's Number() reads it."""
-    return ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else f"{value:.9g}"
+    return ("Infinity" if value > 0 else "-Infinity") if math.isinf(value) else f"{float(value):.9g}"
 
 
 class Table(pd.DataFrame):

@@ -61,7 +61,7 @@ class Shard:
     Each run does and keeps its own part (`run.jsonl` becomes `run.0-of-4.jsonl`), then ends with `ShardDone`. The same
     analysis without a shard takes what all of them kept, computes what is missing, and has the same bits as one that was
     never split. Before a next step (locating has several) a shard `wait`s for the others' parts as many seconds as nothing
-    new comes, or is started again. `engine` computes the shard's units, here by default.
+    new comes, or is started again. `engine` computes the shard's units.
 
     >>> Shard(1, 4), Shard.parse("1/4") == Shard(1, 4), Shard(1, 4).units([(0, 1), (2,), (3,), (4,), (5,), (6,)])
     (Shard 1/4, True, [(2,), (6,)])
@@ -128,7 +128,7 @@ ANSWERS_WITHIN = 2.0
 """Seconds in which a cluster must take a connection."""
 
 
-class RayWorkers:
+class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):
     """Long analyses on several workers, each a process of [Ray](https://docs.ray.io) with a model of its own.
 
         with mi.RayWorkers(4, gpus=1) as workers:
@@ -167,9 +167,6 @@ class RayWorkers:
     def __repr__(self) -> str:
         return f"RayWorkers({self.count})"
 
-    def __enter__(self) -> "RayWorkers":
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -191,8 +188,7 @@ class RayWorkers:
         """Each unit with its values as it ends, in any order; of several errors, the first that came."""
         if not units:
             return
-        ray = _ray()
-        self._begin(min(self.count, len(units)))
+        ray = self._begin(min(self.count, len(units)))
         work = [ray.put(_pickled(compute))]  # in a list it is fetched when it is needed, once for each worker
         waiting, tries = deque(units), dict.fromkeys(units, 0)
         running: dict[object, tuple[Unit, object]] = {}
@@ -226,7 +222,8 @@ class RayWorkers:
                 self.close()
             raise
 
-    def _begin(self, wanted: int) -> None:
+    def _begin(self, wanted: int) -> Any:
+        """Ray, with so many workers at least."""
         ray = _ray()
         if not ray.is_initialized():
             self._workers = []
@@ -241,6 +238,7 @@ class RayWorkers:
                     f"{has.get(name, 0):g}: ask for less"
                 )
         self._workers += [self._worker() for _ in range(wanted - len(self._workers))]
+        return ray
 
     def _worker(self) -> object:
         import torch

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -42,7 +41,7 @@ def savable(kind: Class) -> Class:
     return kind
 
 
-class Lock:
+class Lock(contextlib.AbstractContextManager["Lock"]):
     """Holds `path` until `release`, by a hidden file beside it that the system frees when the process ends.
 
     Within one thread the same path may be held again. `BlockingIOError` where another run holds it for longer than `patience`
@@ -66,9 +65,6 @@ class Lock:
             with contextlib.suppress(OSError):
                 self._file.unlink()
         self._lock.release()
-
-    def __enter__(self) -> "Lock":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.release()
@@ -129,7 +125,7 @@ def _sha256(path: Path) -> str:
 # ---------------------------------------------------------------------------------------------------------- whole folders
 
 
-@contextmanager
+@contextlib.contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Make a folder that appears under its name only when everything in it is written; it gets a manifest of its files.
 
@@ -147,7 +143,7 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
             yield making
             write_manifest(making)
             if target.exists():
-                refuse_existing(path, overwrite=overwrite)
+                refuse_existing(path, overwrite=overwrite)  # what came meanwhile is never replaced
                 os.replace(target, _beside(target, "old"))
             os.replace(making, target)
         finally:
@@ -171,7 +167,7 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     With `overwrite` only a folder is replaced that this toolkit has written, and holds nothing else.
     """
     target = Path(path)
-    if target.exists() and not target.is_dir():
+    if target.is_file():
         raise FileExistsError(f"{str(target)!r} is a file, not a folder; choose another name")
     if Path.cwd().is_relative_to(target.resolve()):
         raise FileExistsError(f"{str(target)!r} holds the current directory and is never replaced; choose another name")
@@ -191,7 +187,7 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
 # ---------------------------------------------------------------------------------------------------------- a whole run
 
 
-@contextmanager
+@contextlib.contextmanager
 def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | None = None) -> Iterator[Path]:
     """Claim the folder `path` for one run of an analysis, from its beginning; give its `.partial` folder for what it keeps.
 

@@ -1,14 +1,19 @@
 """The one loop over problems of every long analysis: units of work, what has finished, how far it is, what went wrong."""
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from tqdm import tqdm
 
 from ..core.arguments import check_count, count_of
 from .checkpoint import Checkpoint, key_of
 from .engines import Compute, Engine, Tick, Unit, here, shard_of
-from .progress import progress_bar
+from .text_safety import one_line
 
 OF_THE_LIST = frozenset({"prompts", "control_prompts", "special_tokens_as_text"})
 """Settings that tell of all problems together; a unit is told by its own prompts."""
@@ -95,8 +100,7 @@ def over_problems(
             return {at: values[at] for unit in planned if all(values[at] is not None for at in unit) for at in unit}
 
         found = kept()
-        asked_for = planned if shard is None else shard.units(planned)
-        waiting = [unit for unit in asked_for if unit[0] not in found]
+        waiting = [unit for unit in (planned if shard is None else shard.units(planned)) if unit[0] not in found]
         with progress_bar((len(found) + sum(map(len, waiting))) * steps, label, enabled=options.progress) as bar:
             bar.update(len(found) * steps)
             ticked = 0
@@ -123,26 +127,18 @@ def over_problems(
                 error.add_note(f"({said})")
                 raise
         if shard is not None:
-            for _ in _waiting(saved, shard.wait):
+            since, seen = time.monotonic(), -1
+            while True:  # until all is there, or nothing new came for `wait` seconds
+                saved.join()
+                if len(saved) > seen:
+                    since, seen = time.monotonic(), len(saved)
                 found |= kept()
                 if len(found) == len(ids):
                     break
-            else:
-                raise shard.done(label, f"{len(found)} of {len(ids)} problems", saved.path)
+                if (left := since + shard.wait - time.monotonic()) <= 0:
+                    raise shard.done(label, f"{len(found)} of {len(ids)} problems", saved.path)
+                time.sleep(min(POLL, left))
     return [found[at] for at in range(len(ids))]
-
-
-def _waiting(saved: Checkpoint, patience: int | float) -> Iterator[None]:
-    """Each look at what other shards have kept, until nothing new came for some seconds; once at least."""
-    seen, since = -1, time.monotonic()
-    while True:
-        saved.join()
-        if len(saved) > seen:
-            seen, since = len(saved), time.monotonic()
-        yield
-        if (left := since + patience - time.monotonic()) <= 0:
-            return
-        time.sleep(min(POLL, left))
 
 
 @dataclass(frozen=True)
@@ -196,3 +192,56 @@ def in_context(error: ValueError, where: str) -> ValueError:
         return type(error)(f"{where}: {error}")
     except TypeError:  # an error with more than a text of its own
         return ValueError(f"{where}: {error}")
+
+
+# ------------------------------------------------------------------------------------------------------------- progress
+
+_STAGE: ContextVar[str] = ContextVar("stage", default="")
+_PLAN: ContextVar[list[int] | None] = ContextVar("plan", default=None)
+
+
+@contextmanager
+def stages(total: int) -> Iterator[None]:
+    """Count the stages of a command: those inside are shown as `[1/3] naming heads`."""
+    token = _PLAN.set([0, total])
+    try:
+        yield
+    finally:
+        _PLAN.reset(token)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Name a part of a long run: the lines inside say so, whatever is computed."""
+    if (plan := _PLAN.get()) is not None:
+        plan[0] += 1
+        name = f"[{plan[0]}/{plan[1]}] {name}"
+    token = _STAGE.set(name)
+    try:
+        yield
+    finally:
+        _STAGE.reset(token)
+
+
+class _Bar(tqdm):
+    monitor_interval = 0  # tqdm's thread, which redraws bars that skip updates, would outlive the run
+
+
+def progress_bar(total: int, label: str, *, enabled: bool = True) -> _Bar:
+    """Show `label 41 % 0:12 left` in one line, overwritten; a context whose `.update(n)` moves it. Silent unless `enabled`.
+
+    On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other.
+    """
+    file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
+    return _Bar(
+        total=total,
+        desc=one_line(_STAGE.get() or label),
+        disable=not enabled,
+        file=file,
+        leave=False,
+        dynamic_ncols=True,
+        miniters=1,
+        mininterval=0.1 if file.isatty() else 2.0,
+        position=0,  # a bar inside another writes over its line
+        bar_format="{desc} {percentage:.0f} % {remaining} left",
+    )

@@ -7,7 +7,6 @@ import textwrap
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from html import escape
 from importlib import import_module
 from types import MappingProxyType
@@ -173,9 +172,19 @@ class Result(Grouped):
 
     def caveats(self) -> list[str]:
         """Return what limits the finding, at most three lines."""
-        n = count_of(len(set(self.groups)), "group")
-        variants = f"These {len(self.groups)} problems are variants in {n}; each group counts once."
-        return [*[variants] * bool(self.groups), *self._precision()]
+        said = []
+        if self.groups:
+            n = count_of(len(set(self.groups)), "group")
+            said.append(f"These {len(self.groups)} problems are variants in {n}; each group counts once.")
+        if (dtype := str(self.settings.get("dtype"))) in HALF:
+            noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
+            words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
+            if np.isfinite(noise):
+                words += f"; it moves rows that are not edited by {noise:.1e} {unit}"
+            elif (resolution := getattr(self, "resolution", self.settings.get("resolution"))) is not None:
+                words += f"; effects up to {resolution:.1e} {unit} are taken for rounding"
+            said.append(f"{words.rstrip()}.")
+        return said
 
     def rest(self) -> str:
         """Return one line on what its printed table leaves out."""
@@ -192,11 +201,8 @@ class Result(Grouped):
         return ()
 
     def summary(self, *which: object, **options: object) -> pd.DataFrame:
-        """Return what a researcher reports of `table`: its `reported` columns, each interval right after its number.
-
-        At most `MOST` columns (intervals go first where there would be more), and none that is empty in every row. `which` and
-        `options` are those of `table`.
-        """
+        """Return what a researcher reports of `table` (whose arguments it takes): its `reported` columns, each interval right
+        after its number, at most `MOST` (intervals go first where there would be more), none that is empty in every row."""
         table = self.table(*which, **options)
         wanted = [each for name in self.reported or table.columns for each in (name, *_ends(name))]
         names = [name for name in dict.fromkeys(wanted) if name in table and (table.empty or says(table[name]))]
@@ -228,18 +234,6 @@ class Result(Grouped):
                     if length != known:
                         raise ValueError(f"{where} has {length} along {axis!r}, {by} has {known}")
 
-    def _precision(self) -> list[str]:
-        dtype = str(self.settings.get("dtype"))
-        if dtype not in HALF:
-            return []
-        noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
-        words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
-        if np.isfinite(noise):
-            words += f"; it moves rows that are not edited by {noise:.1e} {unit}"
-        elif (resolution := getattr(self, "resolution", self.settings.get("resolution"))) is not None:
-            words += f"; effects up to {resolution:.1e} {unit} are taken for rounding"
-        return [f"{words.rstrip()}."]
-
     def printed(self) -> pd.DataFrame:
         """Return the table that a print begins."""
         table = self.summary()
@@ -267,19 +261,20 @@ class Result(Grouped):
         drawn = head_map(table, numbers, columns) if {"layer", "head"} <= set(table.columns) else None
         return Shown((ShownTable(table, self.caption or f"Summary of {type(self).__name__}.", columns),), drawn)
 
+    def _first_rows(self, table: pd.DataFrame) -> TextTable:
+        return TextTable.of(table.head(ROWS), "", known=self.declared(), interval=self.interval_words)
+
     def lines(self) -> list[str]:
         """Return the print: headline, table, the rest and the first caveat, at most 11 lines of at most 110 letters."""
-        table, short = self.printed(), partial(textwrap.shorten, width=WIDTH, placeholder=" ...")
+        table = self.printed()
         more = len(table) - ROWS
-        rest = " ".join([f"... and {count_of(more, 'more row')}."] * (more > 0) + [self.rest()])
+        rest = f"... and {count_of(more, 'more row')}. " * (more > 0) + self.rest()
+        below = [one_line(text) for text in (rest, *self.caveats()[:1]) if text]
         return [
             *textwrap.wrap(one_line(self.headline()), WIDTH, max_lines=3, placeholder=" ..."),
             *(self._first_rows(table).lines() if len(table) else []),
-            *(short(one_line(text)) for text in (rest, *self.caveats()[:1]) if text.strip()),
+            *(textwrap.shorten(text, width=WIDTH, placeholder=" ...") for text in below),
         ]
-
-    def _first_rows(self, table: pd.DataFrame) -> TextTable:
-        return TextTable.of(table.head(ROWS), "", known=self.declared(), interval=self.interval_words)
 
     def __repr__(self) -> str:
         return "\n".join([*self.lines(), "More: .summary() .to_frame() .explain() .plot()"])
@@ -419,35 +414,33 @@ def stacked(parts: Sequence[Any], order: Iterable[str] | None = None) -> Found:
 
 def undefined(values: Found, heads: Sequence[Head]) -> str:
     """How many cells of each metric are NaN, as words; "" where none is."""
-    counted = []
-    for metric, named in values.items():
-        cells = np.stack([of_heads(array, heads) for array in named.values()])
-        if np.isnan(cells).any():
-            counted.append(f"{metric} {int(np.isnan(cells).sum())}/{cells.size}")
-    return ", ".join(counted)
+    missing = {
+        metric: np.isnan([of_heads(array, heads) for array in named.values()]) for metric, named in values.items()
+    }
+    return ", ".join(f"{metric} {cells.sum()}/{cells.size}" for metric, cells in missing.items() if cells.any())
 
 
 def rows_of(
-    problem_ids: Sequence[str], heads: Sequence[Head], array: np.ndarray, metric: str, **fixed: object
+    problem_ids: Sequence[str],
+    heads: Sequence[Head],
+    array: np.ndarray,
+    metric: str,
+    *,
+    called: str = "metric",
+    **fixed: object,
 ) -> pd.DataFrame:
-    """One tidy row per problem and head of a metric `[problem, layer, head]`; `fixed` columns stand after the problem."""
-    return _tidy_heads(problem_ids, heads, of_heads(array, heads), fixed, metric=metric)
+    """One tidy row per problem and head of a metric `[problem, layer, head]`, or `[problem, head]`; first `fixed` columns."""
+    cells = of_heads(array, heads) if array.ndim == 3 else array
+    places = head_columns(heads, times=len(problem_ids))
+    del places["paper_label"]
+    of = {"problem": np.repeat(problem_ids, len(heads)), **fixed, **places, called: metric}
+    return pd.DataFrame(of | {"value": cells.ravel()})
 
 
 def rows_per_head(problem_ids: Sequence[str], heads: Sequence[Head], values: Mapping[str, np.ndarray]) -> pd.DataFrame:
     """One tidy row per measure, problem and head of arrays `[problem, head]`: `problem, layer, head, label, measure, value`."""
-    parts = (_tidy_heads(problem_ids, heads, each, {}, measure=name) for name, each in values.items())
+    parts = [rows_of(problem_ids, heads, array, name, called="measure") for name, array in values.items()]
     return pd.concat(parts, ignore_index=True)
-
-
-def _tidy_heads(
-    problem_ids: Sequence[str], heads: Sequence[Head], values: np.ndarray, fixed: Mapping[str, object], **named: str
-) -> pd.DataFrame:
-    places = head_columns(heads, times=len(problem_ids))
-    del places["paper_label"]
-    return pd.DataFrame(
-        {"problem": np.repeat(problem_ids, len(heads)), **fixed, **places, **named, "value": values.ravel()}
-    )
 
 
 def tidy(axes: Mapping[str, Any], **values: np.ndarray) -> pd.DataFrame:

@@ -108,6 +108,7 @@ def _describe(result: object, name: str, arrays: dict[str, np.ndarray]) -> dict[
 
 
 def _encode(value: object, key: str, arrays: dict[str, np.ndarray]) -> object:
+    """A field as JSON: one entry with its kind, or as it is; arrays go into `arrays` by their key."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f":  # one kind of NaN: those that a resumed run has read back have lost their sign
             value = np.where(np.isnan(value), value.dtype.type(np.nan), value)
@@ -117,12 +118,11 @@ def _encode(value: object, key: str, arrays: dict[str, np.ndarray]) -> object:
         return {"head": [value.layer, value.head]}
     if SAVED.get(type(value).__name__) is type(value):
         return {"result": _describe(value, key, arrays)}
-    if isinstance(value, tuple):
-        return {"tuple": [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]}
-    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {"dict": {k: _encode(v, f"{key}.{_part(k)}", arrays) for k, v in value.items()}}
-    if isinstance(value, list):
-        return [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]
+    if isinstance(value, list | tuple):
+        parts = [_encode(inner, f"{key}.{at}", arrays) for at, inner in enumerate(value)]
+        return parts if isinstance(value, list) else {"tuple": parts}
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return {"dict": {name: _encode(inner, f"{key}.{_part(name)}", arrays) for name, inner in value.items()}}
     if value is None or isinstance(value, bool | int | float | str | np.generic):
         return plain(value)
     raise TypeError(
@@ -141,19 +141,21 @@ def _part(name: str) -> str:
 
 def _decode(value: object, arrays: Mapping[str, np.ndarray]) -> object:
     if isinstance(value, list):
-        return [_decode(v, arrays) for v in value]
+        return [_decode(inner, arrays) for inner in value]
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
-    if kind == "array":
-        return arrays[inner]
-    if kind == "head":
-        return Head(*inner)
-    if kind == "result":
-        return _rebuild(inner, arrays)
-    if kind == "tuple":
-        return tuple(_decode(v, arrays) for v in inner)
-    return {k: _decode(v, arrays) for k, v in inner.items()}
+    match kind:
+        case "array":
+            return arrays[inner]
+        case "head":
+            return Head(*inner)
+        case "result":
+            return _rebuild(inner, arrays)
+        case "tuple":
+            return tuple(_decode(inner, arrays))
+        case _:
+            return {name: _decode(held, arrays) for name, held in inner.items()}
 
 
 def _rebuild(part: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> object:
@@ -162,9 +164,9 @@ def _rebuild(part: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> object:
         getattr(package, name)  # its module enters it into SAVED
     if name not in SAVED:
         raise ValueError(f"this version of the toolkit has no result {name!r}")
-    fields = {key: _decode(value, arrays) for key, value in part["fields"].items()}
-    gone = GONE - {field.name for field in dataclasses.fields(SAVED[name])}
-    made = SAVED[name](**{key: value for key, value in fields.items() if key not in gone})
+    known = {field.name for field in dataclasses.fields(SAVED[name])}
+    fields = {key: value for key, value in part["fields"].items() if key in known or key not in GONE}
+    made = SAVED[name](**{key: _decode(value, arrays) for key, value in fields.items()})
     if isinstance(made, Result):
         made.check_axes()
     return made

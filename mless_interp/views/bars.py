@@ -11,35 +11,14 @@ from ..circuits.head_writes import KINDS, LOOKS, SIDES, UNITS, HeadWrites
 from ..circuits.paths import WAYS, DirectEffects
 from ..circuits.transfer import Transfer
 from ..core.arguments import count_of
-from ..core.heads import Head
+from ..core.heads import Head, both_names
 from ..mechanism import ActivationShift, AttentionDecomposition
 from ..runtime.results import place_of, turned
 from ..scores import AttentionProfile
 from ..statistics import median_interval
-from .forests import FILLED
+from . import plots
 from .lines import draw_curve, label_curve, shade_span
-from .plots import (
-    GREY,
-    HATCHES,
-    LINES,
-    MADE_WITH,
-    Axes,
-    Picture,
-    Style,
-    draw_forest,
-    draw_stack,
-    key,
-    key_below,
-    name_axes,
-    name_ticks,
-    panel,
-    plain_numbers,
-    reach_of,
-    shortened,
-    with_limits,
-    words_of,
-)
-from .pooling import both_names
+from .plots import GREY, HATCHES, LINES, Axes, Picture, Style, name_axes, name_ticks, reach_of, with_limits, words_of
 
 _BOX = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
 STAR: Style = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none"}
@@ -55,7 +34,7 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
     table, marks = results.table(), _published(published)
     names = list(dict.fromkeys([*table["treatment"].astype(str), *marks["treatment"]]))
     percent = 100 * with_limits(table, "accuracy")
-    picture, axes = panel(max(4.2, 1.1 * len(names) + 1.6), 3.6)
+    picture, axes = plots.panel(max(4.2, 1.1 * len(names) + 1.6), 3.6)
     for at, n in enumerate(table["n"]):
         colour, hatch = LINES[at % len(LINES)][0], HATCHES[at % len(HATCHES)]
         axes.bar(at, percent[0, at], 0.7, color=colour, alpha=0.85, hatch=hatch, edgecolor="white", zorder=1)
@@ -65,12 +44,11 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
                 axes.errorbar(at, percent[0, at], yerr=reach_of(percent[:, [at]]), color=ink, zorder=order, **line)
         words = f"{percent[0, at]:.1f} %" if np.isfinite(percent[0, at]) else "undefined"
         axes.text(at, 1.0, f"{words}\nn = {int(n)}", ha="center", va="bottom", fontsize=7, zorder=4, bbox=_BOX)
+    style: Style = {"linestyle": "none", "color": "black", "markerfacecolor": "white", "markersize": 7, "zorder": 5}
     for number, (source, here) in enumerate(marks.groupby("source", sort=False)):
         places = [names.index(name) + 0.2 + 0.1 * number for name in here["treatment"]]
-        style: Style = {"linestyle": "none", "color": "black", "markerfacecolor": "white", "markersize": 7, "zorder": 5}
-        axes.plot(
-            places, 100 * here["share"], marker="Dv^sPX"[number % 6], label=f"published: {shortened(source)}", **style
-        )
+        label = f"published: {plots.shortened(source)}"
+        axes.plot(places, 100 * here["share"], marker="Dv^sPX"[number % 6], label=label, **style)
     name_ticks(axes.xaxis, names, rotation=20 if len(names) > 4 else 0)
     axes.set_xlim(-0.6, len(names) - 0.4)
     axes.set_ylim(0, min(100.0, 1.15 * float(np.nanmax([*percent.ravel(), *(100 * marks["share"]), 1.0]))))
@@ -120,7 +98,7 @@ def bars_and_profiles(
         places = np.arange(len(models)) + (number - (len(treatments) - 1) / 2) * width
         values = np.stack([wide[name][treatment].to_numpy() for name in ("percent", "low", "high")])
         style = {"color": LINES[number][0], "hatch": HATCHES[number % 4], "edgecolor": "white"}
-        drawn = axes.bar(places, values[0], width, label=shortened(treatment), **style)
+        drawn = axes.bar(places, values[0], width, label=plots.shortened(treatment), **style)
         axes.bar_label(drawn, fmt="%.0f", fontsize=7, label_type="center", bbox=_BOX)
         known = np.isfinite(values[1])
         line: Style = {"fmt": "none", "color": "black", "capsize": 3, "linewidth": 1}
@@ -136,7 +114,8 @@ def bars_and_profiles(
         draw_curve(above, found.curve(head, "inserted", aligned=True, relative=relative), name, number)
         draw_curve(below, found.curve(head, "inserted", relative=relative), name, number)
     shade_span(below, first, "inserted")
-    label_curve(above, f"{first.settings.get('model', '')}: {both_names(head)}", aligned=True, relative=relative)
+    title = f"{first.settings.get('model', '')}: {both_names(head)}"
+    label_curve(above, title, aligned=True, relative=relative)
     label_curve(below, "", aligned=False, relative=relative)
     return picture
 
@@ -146,9 +125,9 @@ def activation_histograms(
 ) -> Picture:
     """Draw MLP activations before and after, as shares per unit of activation (log scale), and what changes.
 
-    Below, after minus before in the same bins: where activations go to and come from. Right, one `metric` by token class
-    with its 95 % interval over problems. Activations are no replicates: the histogram is a picture, the
-    intervals are the evidence. The outer bins hold everything beyond them. Source: methods §5.
+    Below, after minus before in the same bins. Right, one `metric` by token class with its 95 % interval over problems.
+    Activations are no replicates: the histogram is a picture, the intervals are the evidence. The outer bins hold
+    everything beyond them. Source: methods §5.
     """
     counts = shift.histograms()
     contrast = str(counts["contrast"].iloc[0]) if contrast is None else contrast
@@ -157,33 +136,31 @@ def activation_histograms(
         known = ", ".join(dict.fromkeys(counts["contrast"] + "/" + counts["token_class"]))
         raise ValueError(f"no histogram of contrast {contrast!r}, token class {token_class!r}; there are {known}")
     edges = np.append(here["bin_low"], here["bin_high"].iloc[-1])
-    shares = {run: here[f"{run}_density"].to_numpy() for run in ("before", "after")}
+    before, after = (here[f"{run}_density"].to_numpy() for run in ("before", "after"))
     picture = Picture(figsize=(9.6, 4.6), layout="constrained")
     halves: Any = picture.add_gridspec(2, 2, height_ratios=(2.0, 1.0))
-    above, below = picture.add_subplot(halves[0, 0]), picture.add_subplot(halves[1, 0])
-    before, after = LINES[0], LINES[1]
-    above.stairs(shares["before"], edges, fill=True, color=before[0], alpha=0.35, label="before")
-    above.stairs(shares["before"], edges, color=before[0], linewidth=1.0)
-    above.stairs(shares["after"], edges, color=after[0], linestyle=after[1], linewidth=1.4, label="after")
-    positive = np.concatenate([values[values > 0] for values in shares.values()])
-    if positive.size:
+    above, below, beside = (picture.add_subplot(halves[at]) for at in ((0, 0), (1, 0), (slice(None), 1)))
+    above.stairs(before, edges, fill=True, color=LINES[0][0], alpha=0.35, label="before")
+    above.stairs(before, edges, color=LINES[0][0], linewidth=1.0)
+    above.stairs(after, edges, color=LINES[1][0], linestyle=LINES[1][1], linewidth=1.4, label="after")
+    shares = np.concatenate([before, after])
+    if (shares > 0).any():
         above.set_yscale("log")
-        plain_numbers(above.yaxis)
-        above.set_ylim(bottom=positive.min() / 2)
+        plots.plain_numbers(above.yaxis)
+        above.set_ylim(bottom=shares[shares > 0].min() / 2)
     above.legend(fontsize=7)
-    below.stairs(here["density_change"], edges, fill=True, color="0.45", hatch="//", edgecolor="white")
-    below.axhline(0, color="0.4", linewidth=0.8)
-    name_axes(below, x="activation (the outer bins hold everything beyond)", y="after − before")
     where = f"MLP of layer {shift.layer} (paper: layer {shift.layer + 1})"
     title = f"{words_of(shift, 'model', 'insertion')}\n{where}, contrast {contrast}, {token_class} tokens"
     name_axes(above, y="share of activations\nper unit", title=title)
+    below.stairs(here["density_change"], edges, fill=True, color="0.45", hatch="//", edgecolor="white")
+    below.axhline(0, color="0.4", linewidth=0.8)
+    name_axes(below, x="activation (the outer bins hold everything beyond)", y="after − before")
     table = shift.by_class()
     place_of(metric, dict.fromkeys(table["metric"]), "metric")
     rows = table[(table["contrast"] == contrast) & (table["metric"] == metric) & (table["n"] > 0)]
     names = [f"{row.token_class} (n = {int(row.n)})" for row in rows.itertuples()]
     unit = f" ({rows['unit'].iloc[0]})" if len(rows) else ""
-    beside = picture.add_subplot(halves[:, 1])
-    draw_forest(beside, names, [(metric, with_limits(rows, "change"), FILLED)])
+    plots.draw_forest(beside, names, [(metric, with_limits(rows, "change"), plots.FILLED)])
     name_axes(beside, x=f"{metric.replace('_', ' ')}: after − before{unit}")
     beside.set_title("by token class, n problems, 95 % intervals", fontsize=8)
     return picture
@@ -205,14 +182,16 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
     axes.plot(at, table["fit_slope"], "s", label="slope of the fit (not lambda)", **hollow)
     axes.errorbar(at, lam[0], yerr=reach_of(lam), fmt="none", ecolor=LINES[0][0], linewidth=1.2, capsize=2)
     sure = (table["lam_p"] < found.alpha).to_numpy()
-    for filled, words in ((True, "lambda (differs from uniform)"), (False, "lambda (no difference shown)")):
-        rows = sure == filled
-        face: Style = {"color": LINES[0][0], "markerfacecolor": LINES[0][0] if filled else "white", "markersize": 5}
+    for rows, style, words in (
+        (sure, plots.FILLED, "differs from uniform"),
+        (~sure, plots.OPEN, "no difference shown"),
+    ):
         if rows.any():
-            axes.plot(at[rows], lam[0][rows], "o", label=words, **face)
+            face: Style = {"markerfacecolor": style["color"]} | style
+            axes.plot(at[rows], lam[0][rows], label=f"lambda ({words})", linestyle="none", markersize=5, **face)
     axes.set_ylim(min(0.0, float(np.nanmin(table["fit_slope"].fillna(0))) - 0.05), None)
     name_axes(axes, y="share of attention kept\noutside the span")
-    key_below(picture)
+    plots.key_below(picture)
     return picture
 
 
@@ -235,12 +214,12 @@ def shares(
         for number, (name, words) in enumerate(parts.items())
         if f"{name}_share{end}" in table and (name != "rest" or layer > 0)
     ]
-    draw_stack(axes, series, 0.75)
+    plots.draw_stack(axes, series, 0.75)
     points: Style = {"fmt": "D", "color": "black", "markersize": 3, "linewidth": 1, "capsize": 2}
     whole = with_limits(table, f"share{end}")
     axes.errorbar(np.arange(len(table)), whole[0], yerr=reach_of(whole), label="sum", **points)
     name_axes(axes, y="share of the layer's\nresidual change", title=axes.get_title() + ", after the norm" * after_norm)
-    key_below(picture, ncols=5)
+    plots.key_below(picture, ncols=5)
     return picture
 
 
@@ -250,7 +229,7 @@ def _of_layer(found: AttentionDecomposition, layer: int, contrast: str | None) -
     rows = table[table["layer"] == layer].sort_values("head").reset_index(drop=True)
     if not len(rows):
         raise ValueError(f"layer {layer} (zero-based) is not in this result; there are {sorted(set(table['layer']))}")
-    picture, axes = panel(max(5.0, 0.3 * len(rows) + 2.0), 3.6)
+    picture, axes = plots.panel(max(5.0, 0.3 * len(rows) + 2.0), 3.6)
     name_ticks(axes.xaxis, list(rows["head"]))
     where = [f"contrast {contrast or found.contrasts[0]}", count_of(len(found.problem_ids), "problem")]
     title = ", ".join(filter(None, [words_of(found, "model", "insertion"), *where]))
@@ -270,12 +249,12 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     heads = [str(found.heads[at]) for at in np.argsort(-np.abs(found.effect.mean(0)), kind="stable")[:top]]
     ways = {way: table[table["way"] == way].set_index("of").loc[heads] for way in WAYS}
     told = ("straight to the logits", "through later parts of the model")
-    picture, axes = panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)
+    picture, axes = plots.panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)
     series = [
         (f"{way}: {told[number]}", rows[column], {"color": LINES[number][0], "hatch": HATCHES[2 * number]})
         for number, (way, rows) in enumerate(ways.items())
     ]
-    sums = draw_stack(axes, series)
+    sums = plots.draw_stack(axes, series)
     for number, (bars, rows) in enumerate(zip(axes.containers, ways.values(), strict=True)):
         sure = (rows["p_corrected"] < found.level).to_numpy()
         middle = np.array([bar.get_y() + bar.get_height() / 2 for bar in bars])
@@ -283,8 +262,8 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
         axes.plot(np.flatnonzero(sure), middle[sure], "*", label=label, **STAR)
     axes.plot(np.arange(len(heads)), sums, "D", color="black", markersize=4, label="both together: the head's")
     name_ticks(axes.xaxis, heads, rotation=45, ha="right")
-    name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found, *MADE_WITH))
-    key_below(picture)
+    name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found))
+    plots.key_below(picture)
     return picture
 
 
@@ -299,19 +278,17 @@ def transfer_bars(found: Transfer) -> Picture:
     made = median_interval(found.by_group(np.stack(list(values.values()), 1)), confidence=found.confidence)
     levels = np.array([made.estimate, made.low, made.high], dtype=float)
     sure = np.concatenate([[False, False], np.nan_to_num(found.p_corrected, nan=1.0) < found.level])
-    picture, axes = panel(0.8 * len(values) + 2.0, 3.4)
+    picture, axes = plots.panel(0.8 * len(values) + 2.0, 3.4)
     for at, name in enumerate(values):
         colour = (GREY, LINES[0][0], LINES[1][0], *[LINES[5][0]] * len(values))[at]
         axes.bar(at, levels[0, at], 0.7, color=colour, hatch=HATCHES[at % len(HATCHES)], edgecolor="white", label=name)
-    known = np.isfinite(levels[1])
-    axes.errorbar(
-        np.flatnonzero(known), levels[0, known], reach_of(levels[:, known]), fmt="none", color="black", linewidth=1.2
-    )
+    known = np.flatnonzero(np.isfinite(levels[1]))
+    axes.errorbar(known, levels[0, known], reach_of(levels[:, known]), fmt="none", color="black", linewidth=1.2)
     axes.plot(np.flatnonzero(sure), levels[0, sure], "*", **STAR)
     axes.axhline(levels[0, 0], color="0.4", linestyle=":", linewidth=0.9)
     axes.axhline(levels[0, 1], color=LINES[0][0], linestyle=":", linewidth=0.9)
     name_ticks(axes.xaxis, [name.replace(" + ", "\n+ ") for name in values], rotation=30, ha="right")
-    name_axes(axes, y=f"median outcome ({found.unit})", title=words_of(found, *MADE_WITH))
+    name_axes(axes, y=f"median outcome ({found.unit})", title=words_of(found))
     return picture
 
 
@@ -319,11 +296,7 @@ def token_bars(found: HeadWrites, *, heads: Iterable[Head | str] | None = None, 
     """Draw a row of panels per head: the tokens that its Sigma and its change promote and suppress, and those whose keys its
     query prefers and avoids, at most `top` each; lines are standard deviations over problems. A description, not evidence.
 
-    Panels of one column share no scale: what a head writes may be small. Means within rounding are left out.
-
-    Parameters
-    ----------
-    heads : which, of the result's; default its first six.
+    Panels of one column share no scale. Means within rounding are left out. `heads`: of the result's; default its first six.
     """
     wanted = found.heads[:6] if heads is None else heads
     chosen = [found.heads[place_of(str(head), map(str, found.heads), "head")] for head in wanted]
@@ -345,19 +318,17 @@ def token_bars(found: HeadWrites, *, heads: Iterable[Head | str] | None = None, 
             upper = np.arange(len(shown)) < len(up.head(top))
             for part, style in ((upper, styles[0]), (~upper, styles[1])):
                 axes.barh(places[part], amount[part], 0.75, **style)
-            line: Style = {"linestyle": "none", "color": "black", "linewidth": 0.8, "capsize": 1.5}
-            axes.errorbar(amount, places, xerr=spread, **line)
+            axes.errorbar(amount, places, xerr=spread, linestyle="none", color="black", linewidth=0.8, capsize=1.5)
             axes.axvline(0, color="0.4", linewidth=0.8)
             name_ticks(axes.yaxis, list(shown["token"]), places)
             axes.set_ylim(-0.7, max(len(shown), 1) - 0.3)
             axes.locator_params(axis="x", nbins=3)
             if shown.empty:
                 axes.set_xticks([])
-                nothing = "nothing above rounding"
-                axes.text(0.5, 0.5, nothing, transform=axes.transAxes, ha="center", va="center", fontsize=8)
+                plots.say(axes, "nothing above rounding")
             name_axes(axes, x=UNITS[kind] if row == len(chosen) - 1 else None)
             axes.set_title(f"{head} {titles[kind]}", fontsize=8)
-    picture.suptitle(words_of(found, *MADE_WITH), fontsize=9)
+    picture.suptitle(words_of(found), fontsize=9)
     words = ("promoted, preferred", "suppressed, avoided")
-    key_below(picture, handles=key(list(zip(words, styles, strict=True))))
+    plots.key_below(picture, handles=plots.key(list(zip(words, styles, strict=True))))
     return picture

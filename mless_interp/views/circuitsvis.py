@@ -19,25 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.arguments import count_of
-from ..core.heads import Head, as_heads
+from ..core.arguments import check_count, count_of
+from ..core.heads import Head, as_heads, both_names
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.text_safety import visible
 from ..scores import AttentionProfile
-from . import show_after_cell
-from .pooling import (
-    MARK,
-    PairAttention,
-    both_names,
-    difference_of,
-    problem_index,
-    read_attention,
-    readable,
-    scale_of,
-    with_few_tokens,
-)
+from . import pooling, show_after_cell
+from .pooling import MARK, PairAttention, problem_index, readable
 
 COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
 """More, less, inserted: the ends of the still pictures' colours, told apart by colour-blind people."""
@@ -124,7 +114,7 @@ def attention(
     """Show attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
 
     A button per head; all panels show the chosen one. Inserted tokens are marked (texts, a yellow band beyond the diagonal).
-    Neighbouring tokens may be drawn as one block, a prompt of more than 128 as so many: its column is the sum of its tokens'
+    Neighbouring tokens may be drawn as one block (prompts of more than 128 are): its column is the sum of its tokens'
     attention, its row the mean of theirs, so every row sums to 1. Of more than 32 heads the first are drawn. The difference is
     last minus first condition, on the tokens that both have.
 
@@ -139,9 +129,11 @@ def attention(
     scale : attention with the darkest colour, the same in all panels. None: the 99th percentile of all cells shown, so that
         a sink does not pale everything else. Larger values keep their number.
     """
-    if max_span is not None and max_span < 1:
-        raise ValueError(f"max_span must be 1 or more, or None, got {max_span}")
-    read = read_attention(model, pair, heads, problem=problem, conditions=conditions)
+    if max_span is not None:
+        check_count(max_span, name="max_span")
+    if scale is not None and not 0 < scale < np.inf:
+        raise ValueError(f"scale must be a positive attention probability, got {scale}")
+    read = pooling.read_attention(model, pair, heads, problem=problem, conditions=conditions)
     return attention_view(read, difference=difference, max_span=max_span, scale=scale)
 
 
@@ -150,8 +142,8 @@ def attention_view(
 ) -> View:
     """The view that `attention` gives, of what was read before (`pooling.read_attention`), without the model."""
     heads = read.heads[:MOST_HEADS]
-    panels, size = with_few_tokens([panel.with_short_span(max_span) for panel in read.panels], MOST_TOKENS)
-    scale, several = scale_of(panels, scale), read.n_problems > 1
+    panels, size = pooling.with_few_tokens([panel.with_short_span(max_span) for panel in read.panels], MOST_TOKENS)
+    scale, several = scale or pooling.scale_of(panels), read.n_problems > 1
     words = ["Rows attend, columns are attended to; the number after a token counts what is drawn."]
     drawn = max(int(panel.inserted.sum()) for panel in panels)
     if read.n_inserted:
@@ -165,13 +157,12 @@ def attention_view(
         words.append("A block's column is the sum of its tokens' attention, its row the mean of theirs.")
     if len(read.heads) > len(heads):
         words.append(f"To keep the page small, the first {len(heads)} of {len(read.heads)} heads are drawn.")
-    lengths = ["" if several else f", {count_of(int(panel.sizes.sum()), 'token')}" for panel in panels]
-    charts = [
-        (panel.title + length, panel.texts, panel.inserted, panel.values)
-        for panel, length in zip(panels, lengths, strict=True)
-    ]
+    charts = []
+    for panel in panels:
+        length = "" if several else f", {count_of(int(panel.sizes.sum()), 'token')}"
+        charts.append((panel.title + length, panel.texts, panel.inserted, panel.values))
     if difference and len(panels) > 1:
-        texts, values, on = difference_of(panels[0], panels[-1])
+        texts, values, on = pooling.difference_of(panels[0], panels[-1])
         title = f"difference: {panels[-1].condition} − {panels[0].condition} on {on} tokens"
         charts.append((title, texts, np.zeros(len(texts), dtype=bool), values))
     title = visible(f"Attention, {read.of}: {read.insertion}")
@@ -191,22 +182,14 @@ def attention_view(
         f'<div class="mless-panels">{figures}</div>'
         "<noscript>CircuitsVis draws these charts with JavaScript, which is switched off here.</noscript>"
     )
-    numbers = [
-        {
-            "tokens": [_cut(MARK + text.strip() if mark else text) for text, mark in zip(texts, marked, strict=True)],
-            "marked": marked.astype(int).tolist(),
-            "values": np.rint(values[: len(heads), *np.tril_indices(len(texts))] * 10_000).astype(int).tolist(),
-        }
-        for _, texts, marked, values in charts
-    ]
-    data = {
-        "kind": "attention",
-        "heads": [both_names(head) for head in heads],
-        "scale": float(f"{scale:.4g}"),
-        "colours": COLOURS,
-        "charts": _packed(json.dumps(numbers, separators=(",", ":")).encode()),
-    }
-    return View(title, body, data)
+    numbers = []
+    for _, texts, marked, values in charts:
+        tokens = [_cut(MARK + text.strip() if mark else text) for text, mark in zip(texts, marked, strict=True)]
+        cells = np.rint(values[: len(heads), *np.tril_indices(len(texts))] * 10_000).astype(int)
+        numbers.append({"tokens": tokens, "marked": marked.astype(int).tolist(), "values": cells.tolist()})
+    packed = _packed(json.dumps(numbers, separators=(",", ":")).encode())
+    data = {"kind": "attention", "heads": [both_names(head) for head in heads], "scale": float(f"{scale:.4g}")}
+    return View(title, body, data | {"colours": COLOURS, "charts": packed})
 
 
 def _cut(text: str) -> str:
@@ -274,10 +257,9 @@ def tokens(
 
 
 def inert(text: str) -> str:
-    """A text that HTML and plain text show alike: no tag or entity can begin in it.
+    """A text in which no tag or entity can begin, by an invisible word joiner after `<` and `&`.
 
-    CircuitsVis' ColoredTokens puts texts into the page as HTML, and the same text as text into its tooltip. An invisible word
-    joiner after `<` and `&` leaves nothing for HTML to read.
+    CircuitsVis' ColoredTokens puts texts into the page as HTML, and the same text as text into its tooltip.
 
     >>> inert("<b>&amp;").encode("ascii", "backslashreplace").decode()
     '<\\\\u2060b>&\\\\u2060amp;'

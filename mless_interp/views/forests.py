@@ -7,33 +7,15 @@ import numpy as np
 
 from ..circuits.judge import NAMED
 from ..circuits.located import LocatedHeads
-from ..core.heads import Head, as_heads
+from ..core.heads import Head, as_heads, both_names
 from ..mechanism import Mediation
 from ..patching.reads import ReadEffects
 from ..runtime.columns import column_of
 from ..runtime.results import Result, largest_first, turned
 from ..runtime.text_safety import one_line
-from .plots import (
-    GREY,
-    LINES,
-    MADE_WITH,
-    Picture,
-    Style,
-    chosen_column,
-    draw_forest,
-    head_table,
-    key,
-    key_below,
-    label_of,
-    name_axes,
-    panel,
-    with_limits,
-    words_of,
-)
-from .pooling import both_names
+from . import plots
+from .plots import FILLED, LINES, OPEN, Picture, Style, draw_forest, key_below, name_axes, panel, with_limits, words_of
 
-FILLED: Style = {"marker": "o", "color": LINES[0][0]}
-OPEN: Style = FILLED | {"markerfacecolor": "white"}
 LOCATED: tuple[tuple[str, str, Style], ...] = (
     ("removed_median", "undone: its output patched out", FILLED),
     ("added_median", "reproduced: its output patched in", OPEN),
@@ -76,15 +58,15 @@ def forest(
     heads : default: the named heads and then the largest, `top` in all.
     value : the column to draw; of `LocatedHeads` in place of the measures.
     """
-    table = head_table(found)
+    table = plots.head_table(found)
     located = found if isinstance(found, LocatedHeads) and value is None else None
-    value, quantity = chosen_column(found, table, value)
+    value, quantity = plots.chosen_column(found, table, value)
     if located is not None:
         measures = [measure for measure in LOCATED if measure[0] in table and table[measure[0]].notna().any()]
         label = f"part of the insertion's effect ({located.unit}; below 0: against it)"
     else:
         measures = [(value, value.replace("_", " "), FILLED)]
-        label, table = label_of(value, quantity), largest_first(table, value)
+        label, table = plots.label_of(value, quantity), largest_first(table, value)
     names = [str(Head(int(a), int(b))) for a, b in zip(table["layer"], table["head"], strict=True)]
     table = table.set_axis(names)
     if heads is None:
@@ -103,12 +85,11 @@ def forest(
     series = [(name, with_limits(shown, each, found.quantity(each).limits), style) for each, name, style in measures]
     picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))
     draw_forest(axes, rows, series)
-    if located is not None and located.judged.effect.delta > 0:
-        reach = located.judged.effect.delta
+    if located is not None and (reach := located.judged.effect.delta) > 0:
         line: Style = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
         axes.axvline(-reach, label=f"smallest effect of interest, {reach:.3g}", **line)
         axes.axvline(reach, **line)
-    name_axes(axes, x=label, title=words_of(found, *MADE_WITH))
+    name_axes(axes, x=label, title=words_of(found))
     if len(axes.get_legend_handles_labels()[0]) > 1:
         key_below(picture)
     return picture
@@ -128,7 +109,7 @@ def summary_plot(found: Result, *, value: str | None = None, top: int = 12) -> P
     names = table.select_dtypes(exclude="number").iloc[:, :2].astype(str)
     picture, axes = panel(7.2, 1.2 + 0.33 * len(table))
     draw_forest(axes, [one_line(" ".join(row)) for row in names.to_numpy()], [(value, drawn, FILLED)])
-    name_axes(axes, x=column.heading, title=words_of(found, *MADE_WITH))
+    name_axes(axes, x=column.heading, title=words_of(found))
     return picture
 
 
@@ -137,20 +118,17 @@ def mediation(found: Mediation) -> Picture:
 
     Medians over problems with 95 % intervals; filled: corrected p < 0.05, a sign test, Holm over the effects on a reading.
     """
-    table = found.table()
-    readings = list(dict.fromkeys(table["reading"]))
-    picture = Picture(figsize=(10.2, 2.1 * -(-len(readings) // 3) + 0.5), layout="constrained")
-    for number, reading in enumerate(readings):
-        axes = picture.add_subplot(-(-len(readings) // 3), 3, number + 1)
-        here = table[table["reading"] == reading].set_index("effect").loc[list(SHOWN_EFFECTS)]
-        sure = (here["p_corrected"] < 1 - found.confidence).to_numpy()
+    readings = {name: rows.set_index("effect") for name, rows in found.table().groupby("reading", sort=False)}
+    outcome = f"{found.settings.get('outcome', 'outcome')} ({found.unit})"
+    rows = -(-len(readings) // 3)
+    picture = Picture(figsize=(10.2, 2.1 * rows + 0.5), layout="constrained")
+    for number, (reading, table) in enumerate(readings.items()):
+        axes = picture.add_subplot(rows, 3, number + 1)
+        here = table.loc[list(SHOWN_EFFECTS)]
         drawn = with_limits(here, "median")
-        draw_forest(axes, SHOWN_EFFECTS, [(reading, drawn, OPEN)])
-        axes.plot(
-            drawn[0][sure], np.arange(len(here))[::-1][sure], linestyle="none", markersize=4.5, zorder=5, **FILLED
-        )
-        outcome = f"{found.settings.get('outcome', 'outcome')} ({found.unit})"
-        axes.set_title(READING_NAMES.get(reading, outcome), fontsize=8)
+        draw_forest(axes, SHOWN_EFFECTS, [(str(reading), drawn, OPEN)])
+        plots.draw_marks(axes, drawn[0], here["p_corrected"] < 1 - found.confidence, 4.5, FILLED)
+        axes.set_title(READING_NAMES.get(str(reading), outcome), fontsize=8)
         axes.locator_params(axis="x", nbins=4)
         if number % 3:
             axes.set_yticklabels([])
@@ -169,48 +147,41 @@ def read_effects(found: ReadEffects) -> Picture:
     shown to be less; open: neither is shown. The band is the smallest effect of interest.
     """
     table = turned(found, found.table())
-    value, quantity = chosen_column(found, table, None)
-    labels = list(dict.fromkeys(table["label"]))
-    columns = min(3, len(labels))
-    rows = -(-len(labels) // columns)
+    value, quantity = plots.chosen_column(found, table, None)
+    heads = dict(list(table.groupby("label", sort=False)))
+    columns = min(3, len(heads))
+    rows = -(-len(heads) // columns)
     picture = Picture(figsize=(2.7 * columns + 1.9, 1.9 * rows + 1.0), layout="constrained")
     reach = found.whole.delta / (abs(float(found.whole.median.estimate)) if value == "share" else 1)
     axes: object = None
-    for number, label in enumerate(labels):
+    for number, (label, here) in enumerate(heads.items()):
         axes = picture.add_subplot(rows, columns, number + 1, sharex=axes)
-        here = table[table["label"] == label]
         drawn = with_limits(here, value, quantity.limits)
-        draw_forest(axes, here["intervention"].str.replace("_", " ").tolist(), [(label, drawn, OPEN)])
-        places = np.arange(len(here))[::-1]
+        draw_forest(axes, here["intervention"].str.replace("_", " ").tolist(), [(str(label), drawn, OPEN)])
         for shown, (style, _) in list(READ_MARKS.items())[:3]:
-            at = (here["shown"] == shown).to_numpy()
-            axes.plot(drawn[0][at], places[at], linestyle="none", markersize=5, zorder=5, **style)
-        for place in places[np.isnan(drawn[0])]:
-            axes.text(0, place, "undefined", fontsize=7, color=GREY, ha="left", va="center")
+            plots.draw_marks(axes, drawn[0], here["shown"] == shown, 5, style)
+        for place in np.arange(len(here))[::-1][np.isnan(drawn[0])]:
+            axes.text(0, place, "undefined", fontsize=7, color=plots.GREY, ha="left", va="center")
         if np.isfinite(reach):
             axes.axvspan(-reach, reach, color="0.9", zorder=0)
         axes.set_title(f"{label} (paper: {here['paper_label'].iloc[0]})", fontsize=8)
         axes.locator_params(axis="x", nbins=5)
         if number % columns:
             axes.set_yticklabels([])
-        if number + columns >= len(labels):
+        if number + columns >= len(heads):
             axes.set_xlabel(f"removed ({quantity.unit})", fontsize=7)
     picture.suptitle(words_of(found, "model", "insertion", "contrast", "outcome"), fontsize=9)
     point: Style = {"linestyle": "none", "markersize": 5}
     marks = [(words, point | style) for each, (style, words) in READ_MARKS.items() if (table["shown"] == each).any()]
     if np.isfinite(reach):
         marks.append(("smallest effect of interest", {"facecolor": "0.9", "edgecolor": "none"}))
-    key_below(picture, ncols=3, handles=key(marks))
+    key_below(picture, ncols=3, handles=plots.key(marks))
     return picture
 
 
 def study_effects(found: Any, *, outcome: str | None = None) -> Picture:
-    """Draw the median effect of every insertion of a study with its 95 % interval over problems, a row each; one series per
-    contrast.
-
-    `found`: a `StudyResult`. `outcome`: one of the study's (default: the first); effects are in its unit, below 0 where
-    the insertion lowers it.
-    """
+    """Draw the median effect of every insertion of a `StudyResult` with its 95 % interval over problems, a row each; one
+    series per contrast. `outcome`: one of the study's (default: the first); below 0 the insertion lowers it."""
     outcome = found.outcomes[0] if outcome is None else outcome
     table = found.effect_table().query("outcome == @outcome")
     series = []

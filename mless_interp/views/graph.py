@@ -10,7 +10,7 @@ from ..circuits.paths import PathEffects
 from ..core.arguments import count_of
 from ..core.heads import Head
 from ..runtime.results import largest_first, turned
-from .plots import MADE_WITH, Axes, Picture, Style, key, key_below, name_axes, panel, words_of
+from .plots import Axes, Picture, Style, key, key_below, name_axes, panel, words_of
 
 WIDEST = 6.0
 """Points of the widest edge."""
@@ -28,15 +28,13 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
 
     Solid lines are with the insertion's effect, dashed ones against it; grey tones do not carry meaning. On the 20 widest
     edges stand their number and, into a head, those of q, k and v that most problems show: "k+v" where they act only together,
-    "k|v" in each other's place. Where a node stands in its layer means nothing.
+    "k|v" in each other's place. Where a node stands in its layer means nothing. Without edges a sentence says why.
 
     Parameters
     ----------
     part : through what edges enter heads: "qkv" (where that is not among those to draw, the largest of the others), "q", "k"
         or "v".
     only_found : draw the edges that most problems show (corrected p) alone; False draws all whose share is `smallest` or more.
-
-    Where there is no such edge, a sentence under the nodes says so and, as far as it is known, why.
     """
     table = turned(found, found.table())
     column, words = ("share", "share of the insertion's effect")
@@ -53,23 +51,24 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     _draw_edges(axes, rows, column, places, _letters(found, table[sure]))
     linked = {*rows["sender"], *rows["receiver"]}
     for node, (x, y) in places.items():
-        box, color = {"facecolor": "white", "edgecolor": "black", "linewidth": 1.1}, "black"
-        if node not in linked:
-            box["edgecolor"], color = "0.7", "0.55"
-        box["boxstyle"] = "round,pad=0.3" if node.startswith("L") else "square,pad=0.3"
+        edge, color = ("black", "black") if node in linked else ("0.7", "0.55")
+        shape = "round,pad=0.3" if node.startswith("L") else "square,pad=0.3"
+        box = {"facecolor": "white", "edgecolor": edge, "linewidth": 1.1, "boxstyle": shape}
         axes.text(x, y, node, fontsize=8, ha="center", va="center", bbox=box, color=color, zorder=3)
     axes.set_xlim(min(across) - 0.6, max(across) + 0.6)
     axes.set_ylim(-0.6, max(up) + 0.6)
     axes.set_axis_off()
-    name_axes(axes, title=words_of(found, *MADE_WITH))
+    name_axes(axes, title=words_of(found))
     which = f"that most problems show (p < {found.level:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
-    drawn = f"{count_of(len(rows), 'edge')} {which}" + f"; numbers on the {NUMBERED} widest" * (len(rows) > NUMBERED)
     none: Style = {"linestyle": "none"}
     line: Style = {"color": "0.25", "linewidth": 1.5}
     entries = [
         (f"with the effect; width and number: {words}", {"linestyle": SOLID, **line}),
         ("against the effect", {"linestyle": DASHED, **line}),
-        (drawn, none),
+        (
+            f"{count_of(len(rows), 'edge')} {which}" + f"; numbers on the {NUMBERED} widest" * (len(rows) > NUMBERED),
+            none,
+        ),
     ]
     if rows.empty:
         enters = f"that enters by {part} " * (part != TOGETHER)
@@ -87,7 +86,7 @@ def _letters(found: PathEffects, sure: pd.DataFrame) -> dict[tuple[str, str], st
         each: ", ".join(name for name in "qkv" if name in set(parts)) for each, parts in sure.groupby(ends)["part"]
     }
     how = found.together().query("how != ''").sort_values("inputs", key=lambda each: -each.str.len(), kind="stable")
-    both = zip(*(how[name] for name in (*ends, "how", "inputs")), strict=True)
+    both = how[[*ends, "how", "inputs"]].itertuples(index=False)
     return shown | {(sender, receiver): JOINED[way].join(inputs) for sender, receiver, way, inputs in both}
 
 

@@ -8,27 +8,13 @@ import numpy as np
 from ..circuits.curves import CircuitCurve
 from ..circuits.minimal_sets import MinimalSets
 from ..core.arguments import count_of
-from ..core.heads import Head, as_heads
+from ..core.heads import Head, as_heads, both_names
 from ..mechanism import AttentionDecomposition
 from ..patching.dose import DoseResponse
 from ..runtime.results import limits_of
 from ..scores import AttentionProfile, Curve
-from .plots import (
-    GREY,
-    LINES,
-    MADE_WITH,
-    Axes,
-    Picture,
-    Style,
-    draw_series,
-    key_below,
-    name_axes,
-    name_ticks,
-    panel,
-    with_limits,
-    words_of,
-)
-from .pooling import both_names
+from . import plots
+from .plots import GREY, LINES, Axes, Picture, Style, draw_series, name_axes, name_ticks, with_limits, words_of
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
 SIDES = {
@@ -50,10 +36,8 @@ def profiles(
     """Draw attention received per token, a column per head; of several models' profiles side by side.
 
     Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
-    inserted span shaded.
-
-    Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what
-    uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
+    inserted span shaded. Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey
+    is what uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
     """
     every = [profile] if isinstance(profile, AttentionProfile) else list(profile)
     chosen = None if heads is None else as_heads(heads)
@@ -65,8 +49,7 @@ def profiles(
     picture, rows = _grid(len(shown), 2 if whole else 1)
     for column, (profile, head) in enumerate(shown):
         title = f"{words_of(profile, 'model')}\n{both_names(head)}"
-        for row, (drawn, aligned) in enumerate(((conditions, True), ((last,), False))[: len(rows)]):
-            axes = rows[row, column]
+        for axes, drawn, aligned in zip(rows[:, column], (conditions, (last,)), (True, False), strict=False):
             for condition in drawn:
                 curve = profile.curve(head, condition, aligned=aligned, relative=relative)
                 draw_curve(axes, curve, names.get(condition, condition), conditions.index(condition))
@@ -124,7 +107,7 @@ def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None)
     Means over heads with 95 % intervals over problems. 0 in layer 0 is an identity, not a finding.
     """
     table = found.layer_table(contrast)
-    picture, axes = panel(max(4.6, 0.25 * len(table) + 2.2), 3.2)
+    picture, axes = plots.panel(max(4.6, 0.25 * len(table) + 2.2), 3.2)
     names = {"residual": "residual of lambda z + Sigma", "fit_r2": "R squared of the best affine fit", "lam": "lambda"}
     for number, (column, name) in enumerate(names.items()):
         draw_series(axes, table["layer"], with_limits(table, column), number, name, markersize=4)
@@ -133,7 +116,7 @@ def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None)
     name_ticks(axes.xaxis, list(some), some)
     words = f"{words_of(found, 'model', 'insertion')}, contrast {contrast or found.contrasts[0]}"
     name_axes(axes, x="layer (zero-based)", y="ratio, R squared, share", title=words)
-    key_below(picture)
+    plots.key_below(picture)
     return picture
 
 
@@ -144,7 +127,7 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     nothing, 1: everything; the area under the ranking's line is CPR.
     """
     table = found.table()
-    picture, axes = panel(5.6, 3.7)
+    picture, axes = plots.panel(5.6, 3.7)
     at, random = table["n_heads"], (table["random_low"], table["random_high"])
     style: Style = {"facecolor": "0.88", "hatch": "....", "edgecolor": "0.7", "linewidth": 0.0}
     axes.fill_between(at, *random, label="range of random orders", **style)
@@ -156,8 +139,7 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     name_ticks(axes.xaxis, list(at), at)
     axes.set_xlim(left=0)
     if not table["faithfulness"].notna().any():
-        undefined = "undefined: the whole effect is not established,\nor its mean is not told from 0"
-        axes.text(0.5, 0.5, undefined, transform=axes.transAxes, ha="center", va="center", fontsize=8)
+        plots.say(axes, "undefined: the whole effect is not established,\nor its mean is not told from 0")
     heads = f"heads that see the inserted tokens (of {len(found.ranking)})"
     title = words_of(found, "model", "insertion", "outcome")
     name_axes(axes, x=heads, y="share of the effect restored (1: all of it)", title=title)
@@ -171,15 +153,14 @@ def set_growth(found: MinimalSets) -> Picture:
     Heads come (+) from left to right and go (-) where the set was pruned; the last step is the set. The dotted line is the
     share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
     """
-    halves = {"share": "problems of the search", "fresh_share": "fresh problems"}
     longest = max(1, *(len(each.steps) for each in found.both))
     picture = Picture(figsize=(2 * (0.32 * longest + 2.8), 4.4), layout="constrained")
     places: np.ndarray = picture.subplots(1, 2, sharey=True)
     for axes, each in zip(places, found.both, strict=True):
         table = found.growth(each)[lambda made: made["set"] == "step"]
         x = np.arange(len(table))
-        for number, (column, words) in enumerate(halves.items()):
-            draw_series(axes, x, with_limits(table, column), number, f"{words} (band: its limits)")
+        draw_series(axes, x, with_limits(table, "share"), 0, "problems of the search (band: its limits)")
+        draw_series(axes, x, with_limits(table, "fresh_share"), 1, "fresh problems (band: its limits)")
         axes.axhline(found.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
         axes.axhline(0, color="0.4", linewidth=0.8)
         if each.sets and found.established[1]:
@@ -191,9 +172,9 @@ def set_growth(found: MinimalSets) -> Picture:
         axes.set_xlim(-0.5, max(len(table), 1))
         title = f"{each.side}: {count_of(len(each.heads), 'head') if each.heads else 'none found'}"
         name_axes(axes, x="head that comes or goes", y=textwrap.fill(SIDES[each.side], 34), title=title)
-    picture.suptitle(words_of(found, *MADE_WITH), fontsize=8)
+    picture.suptitle(words_of(found), fontsize=8)
     handles = {label: one for axes in places for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    key_below(picture, handles=list(handles.values()), labels=list(handles), ncols=1)
+    plots.key_below(picture, handles=list(handles.values()), labels=list(handles), ncols=1)
     return picture
 
 

@@ -1,6 +1,6 @@
 """Maps: layer × head, layer or head × token; 0 in the middle of the colours, strokes where a test says so."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,33 +13,25 @@ from ..core.arguments import count_of
 from ..mechanism import AttentionDecomposition, SpanReadings
 from ..mechanism.span_readings import READERS
 from ..runtime.results import Quantity, Result, largest_first, turned
+from . import plots
 from .plots import (
-    MADE_WITH,
     STROKES,
     Axes,
     Colorbar,
     Picture,
     Rectangle,
     Style,
-    chosen_column,
-    colour_bar,
     draw_cells,
     end_of,
-    head_table,
-    is_dark,
-    key,
     key_below,
-    label_of,
     name_axes,
-    name_ticks,
-    negative_cells,
-    panel,
     words_of,
 )
 
 FRAMES = {(True, False): "-", (False, True): "--", (True, True): "-.", (False, False): ":"}
 """Frames of named heads, by whether they read and mediate."""
-Cells = list[tuple[int, int]]
+Cell = tuple[int, int]
+"""Layer and head, or row and column."""
 
 
 def head_map(
@@ -60,8 +52,8 @@ def head_map(
     top : how many heads of largest magnitude carry their number.
     limit : the end of the colour scale, in the value's unit (None: the largest magnitude).
     """
-    table = head_table(found)
-    value, quantity = chosen_column(found, table, value)
+    table = plots.head_table(found)
+    value, quantity = plots.chosen_column(found, table, value)
     level = quantity.level if level is None else level
     grid = _grid_of(table, value)
     limit = limit or end_of(grid)
@@ -72,10 +64,10 @@ def head_map(
     texts |= {cell: f"{cell[1]}{letters}" for cell, (letters, _) in named.items()}
     frames = {cell: FRAMES[kind.reads, kind.mediates] for cell, (_, kind) in named.items()}
     signed = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
-    picture, axes = panel(*_map_size(grid))
-    marks: dict[str, Any] = {"hatched": hatched, "outlined": frames, "texts": texts}
-    _draw_heads(axes, grid, label=label_of(value, quantity), diverging=signed, limit=limit, **marks)
-    name_axes(axes, title=words_of(found, *MADE_WITH))
+    picture, axes = plots.panel(*_map_size(grid))
+    label = plots.label_of(value, quantity)
+    _draw_heads(axes, grid, label, limit, diverging=signed, hatched=hatched, outlined=frames, texts=texts)
+    name_axes(axes, title=words_of(found))
     entries: list[tuple[str, Style]] = []
     if hatched:
         words = quantity.claim or f"{count_of(len(table), 'head')} tested"
@@ -86,14 +78,14 @@ def head_map(
         entries.append((f"{letters}: {kind.name.replace('+', ' and ')}{against}", frame | {"linewidth": 1.5}))
     if set(largest) - set(named):
         entries.append((f"number alone: the head, of the {len(largest)} largest", {"linestyle": "none"}))
-    if signed and negative_cells(grid, limit):
+    if signed and plots.negative_cells(grid, limit):
         minus = {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3}
         entries.append((f"clearly negative{quantity.below and f': {quantity.below}'}", minus))
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
         picture.set_figheight(picture.get_figheight() + 0.17 * max(0, len(entries) - 2))
-        key_below(picture, handles=key(entries))
+        key_below(picture, handles=plots.key(entries))
     return picture
 
 
@@ -109,10 +101,10 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
     rows, columns = (2, 1) if width > 2 * height else (1, 2)  # wide maps one below the other, to be readable
     picture = Picture(figsize=(width * columns, height * rows), layout="constrained")
     axes, beside = picture.add_subplot(rows, columns, 1), picture.add_subplot(rows, columns, 2)
-    _draw_heads(axes, grid, label="lambda (share)", diverging=False, limit=1.0)
-    name_axes(axes, title=words_of(found, *MADE_WITH))
+    _draw_heads(axes, grid, "lambda (share)", 1.0, diverging=False)
+    name_axes(axes, title=words_of(found))
     hatched = _significant(table, found.quantity("lam_minus_uniform"), level)
-    _draw_heads(beside, against, label="lambda − uniform's (share)", limit=end_of(against), hatched=hatched)
+    _draw_heads(beside, against, "lambda − uniform's (share)", end_of(against), hatched=hatched)
     passed = f"strokes: {len(hatched)} of {count_of(len(table), 'head')}" if hatched else "no head passes"
     words = f"minus sign: below it\n{passed} (corrected p < {level:g})"
     beside.set_title(f"against uniform attention; {words}", fontsize=8)
@@ -122,13 +114,13 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
 def _draw_heads(
     axes: Axes,
     grid: np.ndarray,
-    *,
     label: str,
     limit: float,
+    *,
     diverging: bool = True,
-    hatched: Sequence[tuple[int, int]] = (),
-    outlined: dict[tuple[int, int], str] | None = None,
-    texts: dict[tuple[int, int], str] | None = None,
+    hatched: Sequence[Cell] = (),
+    outlined: Mapping[Cell, str] | None = None,
+    texts: Mapping[Cell, str] | None = None,
 ) -> None:
     """A map `[layer, head]`: its cells, frames of `outlined` ones (by line style), `texts` in cells, numbers at its axes."""
     image = draw_cells(axes, grid, limit=limit, diverging=diverging, hatched=hatched)
@@ -136,7 +128,7 @@ def _draw_heads(
     for (layer, head), style in (outlined or {}).items():
         axes.add_patch(Rectangle((head - 0.45, layer - 0.45), 0.9, 0.9, linestyle=style, **frame))
     for (layer, head), text in (texts or {}).items():
-        ink, ground = ("white", "black") if is_dark(image, layer, head) else ("black", "white")
+        ink, ground = ("white", "black") if plots.is_dark(image, layer, head) else ("black", "white")
         box = {"facecolor": ground, "alpha": 0.85, "linewidth": 0, "pad": 0.8}
         size = min(7.5, 27.0 / len(text))  # as wide as its cell at most
         axes.text(head, layer, text, ha="center", va="center", fontsize=size, color=ink, bbox=box, zorder=3)
@@ -151,17 +143,17 @@ def _draw_heads(
         paper.set_ticks(range(1, n + 1, step))
         paper.set_tick_params(labelsize=7, colors="0.4")
     above.set_xlabel("head in the paper's counting", fontsize=8, color="0.4")
-    colour_bar(image, axes, label, shrink=0.95)
+    plots.colour_bar(image, axes, label, shrink=0.95)
 
 
-def _named(table: pd.DataFrame) -> dict[tuple[int, int], tuple[str, Kind]]:
-    """(layer, head) of the named heads -> the letters of their kind, a minus before them for heads against the effect."""
+def _named(table: pd.DataFrame) -> dict[Cell, tuple[str, Kind]]:
+    """The named heads -> the letters of their kind, a minus before them for heads against the effect."""
     if "kind" not in table:
         return {}
     rows = table[table["kind"].isin(NAMED)]
     return {
         (layer, head): ("−" * (sense == "against") + KINDS[kind].letters, KINDS[kind])
-        for layer, head, kind, sense in zip(*(rows[name] for name in ("layer", "head", "kind", "sense")), strict=True)
+        for layer, head, kind, sense in rows[["layer", "head", "kind", "sense"]].itertuples(index=False)
     }
 
 
@@ -176,8 +168,8 @@ def _map_size(grid: np.ndarray) -> tuple[float, float]:
     return max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9)
 
 
-def _significant(table: pd.DataFrame, quantity: Quantity, level: float) -> Cells:
-    """(layer, head) of the rows whose corrected p-value is below the level."""
+def _significant(table: pd.DataFrame, quantity: Quantity, level: float) -> list[Cell]:
+    """The heads whose corrected p-value is below the level."""
     rows = table[table[quantity.p] < level] if quantity.p in table else table.head(0)
     return list(zip(rows["layer"].astype(int), rows["head"].astype(int), strict=True))
 
@@ -188,13 +180,11 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     0 in the middle of the colours, a minus in clearly negative cells, strokes where most problems show it (corrected p), grey
     where no problem has that token. The questions' first tokens stand left, their last ones right, all of them at the end.
 
-    Parameters
-    ----------
-    value : the column of the table to draw; default the share of the effect, where that is known.
-    limit : the end of the colour scale.
+    `value`: the column of the table to draw (default: the share of the effect, where that is known); `limit`: the end of the
+    colour scale.
     """
     table = turned(found, found.table())
-    value, quantity = chosen_column(found, table, value)
+    value, quantity = plots.chosen_column(found, table, value)
     if isinstance(found, SitePatches):
         of_span = "; of the span" if found.positions[-1].startswith("span ") else ""
         x, y = f"token of the question, from either end{of_span}", "layer (zero-based)"
@@ -209,16 +199,13 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     with np.errstate(invalid="ignore"):
         hatched = p < found.level
     ticks = [name.removeprefix("row ").removeprefix(POSITION) for name in names]
-    picture, _ = _draw_panels(
-        grids, titles, ticks, rows, hatched, limit=limit or end_of(grids), label=label_of(value, quantity), axes=(x, y)
-    )
-    picture.suptitle(words_of(found, *MADE_WITH), fontsize=9)
+    options: Style = {"limit": limit or end_of(grids), "label": plots.label_of(value, quantity), "axes": (x, y)}
+    picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, quantity.claim, found.level, **options)
+    picture.suptitle(words_of(found), fontsize=9)
     kinds = [(tick.startswith("span "), _end(tick.removeprefix("span "))) for tick in ticks]
     for edge in (at for at in range(1, len(kinds)) if kinds[at] != kinds[at - 1]):
         for axes in picture.axes[: len(titles)]:
             axes.axvline(edge - 0.5, color="black", linewidth=0.9)
-    if hatched.any():
-        key_below(picture, handles=key([(f"p < {found.level:.3g}, corrected: {quantity.claim}", STROKES)]))
     return picture
 
 
@@ -237,14 +224,13 @@ def span_map(found: SpanReadings) -> Picture:
     shape = len(READERS), len(found.layers), len(found.places)
     shares = table["pairs_share"].where(table["p_corrected"].notna()).to_numpy(dtype=float).reshape(shape) - 0.5
     rows, names = ["embedding", *map(str, found.layers[1:])], ("inserted tokens", "after layer (zero-based)")
-    options: dict[str, Any] = {"limit": 0.5, "label": "pairs read right", "axes": names, "wide": 0.3}
-    picture, bar = _draw_panels(shares, tuple(READERS), found.places, rows, found.found, **options)
+    options: Style = {"limit": 0.5, "label": "pairs read right", "axes": names, "wide": 0.3}
+    claim = "most pairs show it"
+    picture, bar = _draw_panels(shares, tuple(READERS), found.places, rows, found.found, claim, found.level, **options)
     picture.suptitle(words_of(found, "model", "insertion", "what"), fontsize=9)
     bar.set_ticks([-0.5, 0.0, 0.5], labels=["0 %", "50 %", "100 %"])
     for axes in picture.axes[: len(READERS)]:
         axes.invert_yaxis()
-    if found.found.any():
-        key_below(picture, handles=key([(f"p < {found.level:.3g}, corrected: most pairs show it", STROKES)]))
     return picture
 
 
@@ -254,13 +240,16 @@ def _draw_panels(
     columns: Sequence[str],
     rows: Sequence[str],
     hatched: np.ndarray,
+    claim: str,
+    level: float,
     *,
     limit: float,
     label: str,
     axes: tuple[str, str],
     wide: float = 0.21,
 ) -> tuple[Picture, Colorbar]:
-    """Maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`; the picture and its colour bar."""
+    """Maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`, which claims something; the picture
+    and its colour bar."""
     width, height = max(2.7, wide * len(columns) + 0.95), max(2.2, 0.24 * len(rows) + 1.2)
     picture = Picture(figsize=(width * len(grids) + 1.0, height + 0.5), layout="constrained")
     places: np.ndarray = picture.subplots(1, len(grids), squeeze=False)
@@ -268,7 +257,9 @@ def _draw_panels(
     for at, (here, grid) in enumerate(zip(places[0], grids, strict=True)):
         marked = [(int(row), int(column)) for row, column in np.argwhere(hatched[at])]
         image = draw_cells(here, grid, limit=limit, hatched=marked)
-        name_ticks(here.xaxis, columns, rotation=90)
-        name_ticks(here.yaxis, rows)
+        plots.name_ticks(here.xaxis, columns, rotation=90)
+        plots.name_ticks(here.yaxis, rows)
         name_axes(here, x=axes[0], y=axes[1] if at == 0 else None, title=titles[at] or None)
-    return picture, colour_bar(image, places, label, shrink=0.9)
+    if hatched.any():
+        key_below(picture, handles=plots.key([(f"p < {level:.3g}, corrected: {claim}", STROKES)]))
+    return picture, plots.colour_bar(image, places, label, shrink=0.9)

@@ -56,6 +56,8 @@ STROKES = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewid
 """What a legend shows of cells with strokes."""
 MADE_WITH = ("model", "insertion", "contrast", "direction", "edit", "outcome")
 """Settings that stand over a picture."""
+FILLED: Style = {"marker": "o", "color": LINES[0][0]}
+OPEN: Style = FILLED | {"markerfacecolor": "white"}
 LETTERS_PER_INCH = 15
 """Of a legend's size, with what stands before its words."""
 LONGEST_NAME = 60
@@ -129,8 +131,8 @@ def panel(width: float, height: float) -> tuple[Picture, Axes]:
 
 
 def words_of(result: Result, *names: str) -> str:
-    """What a result was made with, as far as it says, for the title of its picture."""
-    said = {name: str(result.settings[name]) for name in names if result.settings.get(name)}
+    """What a result was made with (`MADE_WITH`, or these settings), as far as it says, for the title of its picture."""
+    said = {name: str(result.settings[name]) for name in names or MADE_WITH if result.settings.get(name)}
     return ", ".join(shortened(one_line(short_name(each) if name == "model" else each)) for name, each in said.items())
 
 
@@ -201,6 +203,11 @@ def key_below(picture: Figure, *, ncols: int = 2, **options: object) -> None:
         text.set_text(textwrap.fill(text.get_text(), room))
 
 
+def say(axes: Axes, words: str) -> None:
+    """Words in the middle of empty axes."""
+    axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=8)
+
+
 def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: str, **options: object) -> None:
     """The line of the series of this number, `with_limits`, with its interval as a band where there is one."""
     colour, dashes, marker = LINES[number % len(LINES)]
@@ -224,6 +231,13 @@ def draw_forest(axes: Axes, rows: Sequence[str], series: Sequence[tuple[str, np.
     for place in places[1:] + 0.5:
         axes.axhline(place, color="0.9", linewidth=0.6, zorder=0)
     axes.tick_params(axis="x", labelsize=7)
+
+
+def draw_marks(axes: Axes, x: np.ndarray, rows: pd.Series, size: float, style: Style) -> None:
+    """Marks over the points of those `rows` of a forest of one series."""
+    at = rows.to_numpy()
+    places = np.arange(len(at))[::-1]
+    axes.plot(x[at], places[at], linestyle="none", markersize=size, zorder=5, **style)
 
 
 def reach_of(values: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import count_of
-from ..core.heads import Head, as_head
+from ..core.heads import Head
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
@@ -44,10 +44,7 @@ class Patterns:
 
     def pooled(self, begins: np.ndarray) -> "Patterns":
         """Neighbouring tokens drawn as one, from each that `begins` a block: a column is the sum of their attention, a row the
-        mean of their rows.
-
-        So a row still sums to 1, and a span that gets 93 % of a token's attention has a cell of 0.93, however long it is.
-        """
+        mean of their rows. So a row still sums to 1, and a span that gets 93 % has a cell of 0.93, however long it is."""
         first = np.flatnonzero(begins)
         member = np.cumsum(begins) - 1 == np.arange(len(first))[:, None]
         weights = member * self.sizes
@@ -108,14 +105,10 @@ def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.
     return tuple(first.texts[at] for at in before), values, "shared"
 
 
-def scale_of(panels: Sequence[Patterns], scale: float | None) -> float:
-    """The colour scale's end: the one asked for, or the 99th percentile of all cells on and below the diagonal."""
-    if scale is None:
-        cells = np.concatenate([panel.values[:, *np.tril_indices(len(panel.texts))].ravel() for panel in panels])
-        scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
-    if not (np.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale must be a positive attention probability, got {scale}")
-    return float(scale)
+def scale_of(panels: Sequence[Patterns]) -> float:
+    """The colour scale's end: the 99th percentile of all cells on and below the diagonal."""
+    cells = np.concatenate([panel.values[:, *np.tril_indices(len(panel.texts))].ravel() for panel in panels])
+    return float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
 
 
 def mean_patterns(model: Model, pairs: Sequence[PromptPair], condition: str, heads: Sequence[Head]) -> Patterns:
@@ -131,17 +124,15 @@ def mean_patterns(model: Model, pairs: Sequence[PromptPair], condition: str, hea
                 f"problems {pairs[0].id!r} and {pair.id!r} have other segments, so there is no mean of their attention; "
                 "choose pairs of one template and one insertion, or show one problem (problem=...)"
             )
+    segments = [name for name, _ in runs[0]]
     lengths = np.array([[length for _, length in each] for each in runs])
-    low, high = lengths.min(0).tolist(), lengths.max(0).tolist()
-    found, names = [], []
-    for pair, own in zip(pairs, lengths.tolist(), strict=True):
-        ends = zip(own, low, high, strict=True)
-        sizes = [size for n, least, most in ends for size in ([1] * n if least == most else _blocks(n, least))]
+    found = []
+    for pair, own in zip(pairs, lengths, strict=True):
+        parts = zip(segments, own.tolist(), lengths.min(0).tolist(), lengths.max(0).tolist(), strict=True)
+        names, sizes = zip(*(block for part in parts for block in _blocks(*part)), strict=True)
         found.append(read_patterns(model, pair, condition, heads).in_blocks(np.repeat(np.arange(len(sizes)), sizes)))
     if len({len(panel.texts) for panel in found}) > 1:  # spans of several lengths
         found = [panel.with_short_span(1) for panel in found]
-    for (segment, _), least, most in zip(runs[0], low, high, strict=True):
-        names += _block_names(segment, least, least != most)
     first, texts = found[0], []
     for token, text in enumerate(first.texts):
         name = "span" if first.inserted[token] else names[first.base[token]]
@@ -156,26 +147,17 @@ def _runs(pair: PromptPair) -> list[tuple[str, int]]:
     return [(segments[start], stop - start) for start, stop in pairwise([*cuts, len(segments)])]
 
 
-def _blocks(length: int, shortest: int) -> list[int]:
-    """How many tokens of a segment are drawn as one, block by block: alike for all lengths from the shortest on.
+def _blocks(segment: str, length: int, shortest: int, longest: int) -> list[tuple[str, int]]:
+    """A segment's blocks, which are alike for all its lengths: their names, counted from its ends, and numbers of tokens.
 
-    >>> _blocks(5, 5), _blocks(9, 5), _blocks(9, 6)
-    ([1, 1, 1, 1, 1], [1, 1, 5, 1, 1], [1, 1, 5, 1, 1])
+    >>> _blocks("q", 9, 6, 9)
+    [('q +1', 1), ('q +2', 1), ('q …', 5), ('q −2', 1), ('q −1', 1)]
     """
-    aside = [1] * ((shortest - 1) // 2)
-    return [*aside, length - 2 * len(aside), *aside]
-
-
-def _block_names(segment: str, shortest: int, differ: bool) -> list[str]:
-    """What blocks are called whose tokens differ between problems: their segment, counted from its ends.
-
-    >>> _block_names("question", 5, True)
-    ['question +1', 'question +2', 'question …', 'question −2', 'question −1']
-    """
-    if not differ:
-        return [f"{segment} +{place}" for place in range(1, shortest + 1)]
+    if shortest == longest:
+        return [(f"{segment} +{place}", 1) for place in range(1, length + 1)]
     aside = range(1, (shortest - 1) // 2 + 1)
-    return [f"{segment} {place}" for place in (*(f"+{i}" for i in aside), "…", *(f"−{i}" for i in reversed(aside)))]
+    ends = [(f"{segment} +{place}", 1) for place in aside], [(f"{segment} −{place}", 1) for place in reversed(aside)]
+    return [*ends[0], (f"{segment} …", length - 2 * len(aside)), *ends[1]]
 
 
 @savable
@@ -262,13 +244,3 @@ def patterns_of(model: Model, pair: PromptPair, condition: str, heads: Sequence[
 def readable(text: str) -> str:
     """A token's text with line breaks and tabs made visible, and whatever else would act and not show."""
     return visible(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"))
-
-
-def both_names(head: Head | str) -> str:
-    """A head in both ways of counting.
-
-    >>> both_names(Head(0, 13))
-    'L0H13 (paper: layer 1, head 14)'
-    """
-    head = as_head(head)
-    return f"{head} (paper: {head.paper_label.replace(' head', ', head')})"

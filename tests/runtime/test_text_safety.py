@@ -13,7 +13,7 @@ from hypothesis import strategies as texts
 from small_results import RESULTS
 
 from mless_interp.runtime.columns import Table, TextTable, neutral
-from mless_interp.runtime.progress import progress_bar
+from mless_interp.runtime.loop import progress_bar
 from mless_interp.runtime.text_safety import one_line, visible
 
 ACTS = "\x1b[31m\x1b]0;title\x07\b\r\x00\x7f\x9b31m\u202e\u2066\u2028\ud800\ufeff"
