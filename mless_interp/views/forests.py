@@ -159,7 +159,7 @@ def read_effects(found: ReadEffects) -> Picture:
         drawn = with_limits(here, value, quantity.limits)
         draw_forest(axes, here["intervention"].str.replace("_", " ").tolist(), [(str(label), drawn, OPEN)])
         for shown, (style, _) in list(READ_MARKS.items())[:3]:
-            plots.draw_marks(axes, drawn[0], here["shown"] == shown, 5, style)
+            plots.draw_marks(axes, drawn[0], here["shown"] == shown, 5.0, style)
         for place in np.arange(len(here))[::-1][np.isnan(drawn[0])]:
             axes.text(0, place, "undefined", fontsize=7, color=plots.GREY, ha="left", va="center")
         if np.isfinite(reach):

@@ -232,7 +232,7 @@ def test_wrong_arguments_say_what_to_do(tiny_model_dir: Any) -> None:
         ([mi.Head(0, 99)], {}, r"head 99 is out of range \(zero-based\)"),
         (heads, {"conditions": ()}, "at least one, each once; got none"),
         (heads, {"conditions": ("base", "base")}, "each once; got base, base"),
-        (heads, {"max_span": 0}, "max_span must be 1 or more, or None, got 0"),
+        (heads, {"max_span": 0}, "max_span must be 1 or more, got 0"),
         (heads, {"scale": -1.0}, "scale must be a positive"),
     ):
         with pytest.raises(ValueError, match=words):
