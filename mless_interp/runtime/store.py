@@ -153,7 +153,7 @@ def _decode(value: object, arrays: Mapping[str, np.ndarray]) -> object:
         case "result":
             return _rebuild(inner, arrays)
         case "tuple":
-            return tuple(_decode(inner, arrays))
+            return tuple(_decode(held, arrays) for held in inner)
         case _:
             return {name: _decode(held, arrays) for name, held in inner.items()}
 
