@@ -1,8 +1,7 @@
 """Metrics of activations: near zero, size, inequality, tails, the shift between two runs, and what a linear probe reads.
 
-Every function of MLP activations reduces the last axis (`element`); flatten tokens and neurons into it, of the *shared* tokens
-only (span tokens exist in one run, so including them changes the distribution by composition), or keep tokens as a leading axis
-for one number per token. Activations are act(gate(x)), before the product with up(x), or act(up(x)) without a gate.
+Functions of MLP activations reduce the last axis (`element`): flatten tokens and neurons into it, of the *shared* tokens only
+(span tokens exist in one run), or keep tokens as a leading axis for one number per token.
 """
 
 import numpy as np
@@ -23,8 +22,8 @@ def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) 
        \operatorname{MAD} = \operatorname{med}\bigl|\,|a| - \operatorname{med}|a|\,\bigr| $$
 
     Both medians are the *lower* middle value for an even number of elements, and MAD is at least 1e-12, as in the released
-    code; the paper's text says MAD of the activations (`absolute=False`), the code takes their absolute values. c runs from
-    0.05 to 0.45 over the paper's models and benchmarks, without a rule: vary it.
+    code; the paper's text takes MAD of the activations themselves (`absolute=False`). c runs from 0.05 to 0.45 over the
+    paper's models and benchmarks, without a rule: vary it.
 
     >>> arm_threshold(torch.tensor([0.0, 1.0, -2.0, 3.0]), c=1.0)
     tensor(1.4826)
@@ -36,9 +35,7 @@ def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) 
 
 
 def quantile(activations: Activations, *, q: float) -> Summary:
-    """The `q` quantile of the activations, linearly interpolated, in their unit; no limit on the number of elements.
-
-    `torch.quantile` stops at 16 million elements, far below a long prompt's activations.
+    """The `q` quantile of the activations, linearly interpolated, in their unit; `torch.quantile` stops at 16 million.
 
     >>> quantile(torch.tensor([0.0, 4.0, 1.0]), q=0.75)
     tensor(2.5000)
@@ -124,8 +121,6 @@ def gini(values: Activations) -> Summary:
 def histogram(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Float[Tensor, "*lead bin"]:
     r"""How many activations fall into each bin; values beyond the outer edges count in the outer bins.
 
-    $$ n_b = |\{a : e_b \le a < e_{b+1}\}| $$
-
     >>> histogram(torch.tensor([0.1, 0.2, 0.9, 7.0]), edges=torch.tensor([0.0, 0.5, 1.0]))
     tensor([2., 2.])
     """
@@ -141,10 +136,8 @@ def histogram(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Flo
 def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Summary:
     r"""Gini coefficient of the histogram's bin counts, in [0, 1 - 1/bins]: how unevenly activations fill their range.
 
-    $$ G(n_1, \dots, n_B) $$
-
-    0: every bin equally full; $1 - 1/B$: all in one bin. The same `edges` for both runs, or it compares bins instead of
-    activations. Source: arXiv 2510.01032, Fig. 4 (bins not given).
+    0: every bin equally full; $1 - 1/B$: all in one bin. Use the same `edges` for both runs. Source: arXiv 2510.01032, Fig. 4
+    (bins not given).
 
     >>> histogram_gini(torch.tensor([0.1, 0.2, 0.9]), edges=torch.tensor([0.0, 0.5, 1.0]))
     tensor(0.1667)
@@ -219,15 +212,13 @@ def ridge_scores(
 ) -> Float[np.ndarray, "test label"]:
     r"""Return the score of every label in the tested rows by a ridge regression on the training rows, in the dual.
 
-    Labels 0, 1, ... become indicators $Y$; with $K$ the centred products of training rows and $k$ those of a tested row with
-    them, as the training rows' mean centres them,
+    Labels 0, 1, ... become indicators $Y$; $K$ are the centred products of training rows, $k$ those of a tested row with them:
 
     $$ s = \bar y + k\, (K + \alpha I)^{-1} (Y - \bar y) $$
 
-    so that scores of one row sum to 1, and that of a label is about its probability. $\alpha$ is the one of `PENALTIES` (times
-    the mean eigenvalue of $K$) with the smallest leave-one-out error of the training rows (PRESS). NaN for labels that no
-    training row has. The penalty is that of a reader which cannot tell rows that differ by less than `least` of their length,
-    $\alpha \ge n\, \ell^2\, \overline{|x|^2}$: of what is smaller little comes through, however regular. Source: Hoerl &
+    Scores of one row sum to 1. $\alpha$ is the one of `PENALTIES` (times the mean eigenvalue of $K$) with the smallest
+    leave-one-out error of the training rows (PRESS), and at least $n\, \ell^2\, \overline{|x|^2}$: a reader's which cannot
+    tell rows that differ by less than `least` of their length. NaN for labels that no training row has. Source: Hoerl &
     Kennard 1970; Allen 1974 (PRESS); linear probes Alain & Bengio (1610.01644).
 
     >>> x = np.array([[0.0], [1], [0], [1], [0.9]])

@@ -1,9 +1,8 @@
 """Metrics of attention rows: mass on a segment, entropy, and distances between the rows of two runs.
 
 Every metric works row by row (`[*lead, dest, src]` in, `[*lead, dest]` out), so blocks of rows of one prompt concatenate;
-average over a question with `segment_mean`. Rows that see no key (padding) are NaN. Entropies of prompts of different lengths
-are not comparable as they stand: use `normalised_entropy` or the chain rule. Distances take rows over the same tokens: bring
-the inserted run's to the base run's with `renormalised_rows`.
+average over a question with `segment_mean`. Rows that see no key (padding) are NaN. Compare prompts of different lengths by
+`normalised_entropy` or the chain rule, and the rows of two runs over the same tokens (`renormalised_rows`).
 """
 
 import math
@@ -34,9 +33,8 @@ def span_mass(
 
     $$ m_i = \sum_{k \in I} A_{ik} = 1 - \lambda_i $$
 
-    0: the row ignores the span; 1: it reads nothing else. The masses of segments that partition the prompt sum to 1. Source:
-    arXiv 2510.01032, Eq. 1-2, whose text calls lambda "the drop percentage" although it multiplies what is *kept*; here
-    `retained_mass` is lambda and the drop is this function.
+    0: the row ignores the span; 1: it reads nothing else. Source: arXiv 2510.01032, Eq. 1-2, whose text calls lambda "the drop
+    percentage" although it multiplies what is *kept*; here `retained_mass` is lambda and the drop is this function.
 
     >>> span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.2500])
@@ -54,8 +52,7 @@ def retained_mass(
     $$ \lambda_i = \sum_{j \notin I} A_{ij} = 1 - m_i $$
 
     1: the row ignores the span; 0: it reads nothing else. Summed over the other keys rather than taken from 1, so that a tiny
-    lambda keeps its digits; where the *drop* is tiny use `span_mass`. Source: arXiv 2510.01032, Eq. 1-2, per query and per head
-    instead of one number.
+    lambda keeps its digits. Source: arXiv 2510.01032, Eq. 1-2, per query and per head instead of one number.
 
     >>> retained_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]))
     tensor([1.0000, 0.7500])
@@ -104,8 +101,7 @@ def non_sink_span_mass(
 
     $$ \frac{m_i}{1 - A_{i,K_0}} $$
 
-    0: what is not parked on the sink ignores the span; 1: all of it goes to the span. NaN where less than `min_mass` escapes
-    the sink.
+    0: what is not parked on the sink ignores the span; 1: all of it goes there. NaN where less than `min_mass` does.
 
     >>> non_sink_span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]),
     ...                    sink=torch.tensor([True, False]))
@@ -123,8 +119,8 @@ def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torc
 
     $$ m_i^{\text{unif}} = |I \cap V_i| / |V_i| $$
 
-    Source: project's own (methods 4.2). With 55 of 115 tokens inserted at 18 it averages 0.59 over the question: a large span
-    mass is no preference for the span. Any other metric's null is that metric of `uniform_pattern(visible)`.
+    With 55 of 115 tokens inserted at 18 it averages 0.59 over the question: a large span mass is no preference for the span.
+    Any other metric's null is that metric of `uniform_pattern(visible)`. Source: project's own (methods 4.2).
 
     >>> span_mass_null(torch.tensor([[True, False], [True, True]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.5000])
@@ -146,9 +142,8 @@ def log_density_ratio(
 
     with $c_i$ visible keys, $n_i$ of them in the span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None` keeps the sink among
     the others). Below 0 the span is avoided token by token, 0 is uniform, above 0 preferred. NaN where the row sees no span key
-    or no other key. Infinite where the probabilities of either have underflowed: take `log_density_ratio_from_scores`. Source:
-    project's own (methods 4.3), with the row's visible span instead of the whole: the same for question rows without a sliding
-    window.
+    or no other key; infinite where probabilities have underflowed: take `log_density_ratio_from_scores`. Source: project's own
+    (methods 4.3).
 
     >>> log_density_ratio(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.4, 0.4, 0.2]]),
     ...                   span=torch.tensor([False, False, True])).exp()
@@ -194,6 +189,7 @@ def log_density_ratio_from_scores(
 def _check_sink(sink: Tensor, span: Tensor) -> None:
     check_segment(sink, name="sink", n_tokens=span.shape[-1])
     if (sink & span).any():
+        raise ValueError("the sink and the span share a token: take the first token outside the span as the sink")
         raise ValueError(
             "the sink and the span share a token; where the span holds the first token, take the first token outside "
             "it as the sink"
@@ -255,7 +251,7 @@ def participation(
 
     $$ 1 / \textstyle\sum_j A_{ij}^2 $$
 
-    1: a single token; $c_i$: all visible tokens evenly. Less moved by many small weights than order 1.
+    1: a single token; $c_i$: all visible tokens evenly.
 
     >>> participation(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([1., 2.])
@@ -285,8 +281,8 @@ def entropy_chain(
 
     $$ H(A_i) = h_2(\lambda_i) + \lambda_i H(A_{i,\bar I} / \lambda_i) + (1 - \lambda_i) H(A_{i,I} / (1 - \lambda_i)) $$
 
-    `between` is the first term (0 when all mass is on one side), `outside` the second: the only one that a prompt without the
-    span has too, after division by lambda. A side without mass contributes 0. Source: Shannon's grouping axiom (methods I11).
+    `between` is the first term (0 when all mass is on one side), `outside` the second, which a prompt without the span has too
+    (divided by lambda), `inside` the third. A side without mass contributes 0. Source: Shannon's grouping axiom (methods I11).
 
     >>> chain = entropy_chain(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), span=torch.tensor([False, True]))
     >>> chain.between, chain.outside
@@ -316,8 +312,8 @@ def within_span_entropy(
 
     $$ H(A_{i,I} / m_i) / \ln |I \cap V_i| $$
 
-    1: all alike (the paper's claim for meaningless tokens); 0: a single span token. NaN where the row sees fewer than two span
-    tokens or gives them less than `min_mass`.
+    1: all alike (the paper's claim for meaningless tokens); 0: a single span token. NaN where fewer than two are seen or they
+    get less than `min_mass`.
 
     >>> within_span_entropy(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]),
     ...                     span=torch.tensor([False, True, True]))
@@ -343,8 +339,7 @@ def entropy_without_sink(
 
     $$ H(A_{i,\bar K_0} / (1 - A_{i,K_0})) $$
 
-    Tells a head that reads one token from a head that parks its mass on the sink and spreads the rest. NaN where less than
-    `min_mass` escapes the sink.
+    Tells a head that reads one token from one that parks its mass on the sink. NaN where less than `min_mass` escapes it.
 
     >>> entropy_without_sink(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.8, 0.1, 0.1]]),
     ...                      sink=torch.tensor([True, False, False]))
@@ -393,6 +388,8 @@ def renormalised_rows(
     tensor([[0.5000, 0.5000]])
     """
     if (alignment.diff() <= 0).any() or (alignment < 0).any() or (alignment >= pattern.shape[-1]).any():
+        last, got = pattern.shape[-1] - 1, alignment.tolist()
+        raise ValueError(f"the alignment must be strictly increasing positions in 0 to {last}, got {got}")
         raise ValueError(
             f"the alignment must be strictly increasing positions in 0 to {pattern.shape[-1] - 1}, got {alignment.tolist()}"
         )

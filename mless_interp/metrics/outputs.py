@@ -30,8 +30,8 @@ def span_output(
 
     $$ \Sigma_i = \sum_{k \in I} A_{ik} v_k $$
 
-    Zero where the span is ignored or its values are zero. With `retained_mass`, in the first layer and at held positions, $z'_i
-    = \lambda_i z_i + \Sigma_i$ exactly. Source: arXiv 2510.01032, Eq. 1-2.
+    With `retained_mass`, in the first layer and at held positions, $z'_i = \lambda_i z_i + \Sigma_i$ exactly. Source: arXiv
+    2510.01032, Eq. 1-2.
 
     >>> span_output(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), torch.tensor([[5.0], [4.0]]),
     ...             span=torch.tensor([False, True]))
@@ -59,8 +59,7 @@ def span_output_weight(
                   {\lVert \sum_{k \in I} A_{ik} v_k W_O \rVert + \lVert \sum_{j \notin I} A_{ij} v_j W_O \rVert} $$
 
     0: the span writes nothing (however much attention it gets); 1: nothing else does. NaN where the output is zero. Without
-    `output_weights` norms are taken before $W_O$. Source: norms of weighted vectors after Kobayashi et al. 2020 (arXiv
-    2004.10102), summed over each side first.
+    `output_weights` norms are taken before $W_O$. Source: after Kobayashi et al. 2020 (arXiv 2004.10102), each side summed.
 
     >>> span_output_weight(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), torch.tensor([[1.0], [9.0]]),
     ...                    span=torch.tensor([False, True]))
@@ -81,9 +80,8 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
 
     $$ \frac{1}{N(N-1)} \sum_{k \ne l \in I} \cos(v_k, v_l) $$
 
-    1: all point the same way, so attention to the span adds one direction whatever its spread; about 0: unrelated. Exactly 1
-    for identical tokens in the first layer of a model with rotary positions. Zero vectors leave the mean; NaN with fewer than
-    two others.
+    1: all point the same way, so attention to the span adds one direction whatever its spread; about 0: unrelated. Zero vectors
+    leave the mean; NaN with fewer than two others.
 
     >>> value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=torch.tensor([True, False, True]))
     tensor(0.)
@@ -132,7 +130,7 @@ def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> Per
     $$ R = \left\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \right\rVert $$
 
     1: the span pushes every question token in one direction; 0: the pushes cancel. `vectors` are usually `span_output` rows.
-    Zero and undefined vectors leave the mean; NaN where none is left.
+    Zero and undefined vectors leave the mean.
 
     >>> direction_coherence(torch.tensor([[2.0, 0.0], [5.0, 0.0]])), direction_coherence(torch.tensor([[1.0], [-3.0]]))
     (tensor(1.), tensor(0.))
@@ -183,10 +181,9 @@ def affine_parts(
 
     $$ z'_i - z_i = (\lambda_i - 1) z_i + \Sigma_i + \lambda_i (z^{\text{matched}}_i - z_i) + \text{rest} $$
 
-    Without `matched`, `before` itself has the inserted run's positions and there is no third term. With it, `before` is the
-    plain run and `matched` the one without the span at the inserted run's positions: the third term is the shift of rotary
-    positions, which the paper's Eq. 2 leaves out. In the first layer the rest is 0 exactly. Source: arXiv 2510.01032, Eq. 2;
-    methods §3, I1, I2, I10.
+    Without `matched`, `before` has the inserted run's positions. With it, `before` is the plain run and `matched` the one
+    without the span at the inserted run's positions: the third term is the shift of rotary positions, which the paper's Eq. 2
+    leaves out. In the first layer the rest is 0 exactly. Source: arXiv 2510.01032, Eq. 2; methods §3, I1, I2, I10.
 
     >>> parts = affine_parts(torch.tensor([[0.92]]), torch.tensor([[1.4]]), lam=torch.tensor([0.8]),
     ...                      sigma=torch.tensor([[-0.2]]))
@@ -208,8 +205,7 @@ def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead |
     $$ \epsilon = \frac{\lVert \text{rest} \rVert_F}{\lVert z' - z \rVert_F} $$
 
     0: the form is exact, as it must be in the first layer; 1: it explains nothing; above 1: it points elsewhere. NaN where the
-    change is less than ten times `rounding` (the norm that rounding alone may have). Source: methods §3 (the test of "later
-    layers do not undergo an affine transformation").
+    change is less than ten times `rounding` (the norm that rounding alone may have). Source: methods §3.
 
     >>> affine_residual(torch.tensor([[0.0, 3.0]]), torch.tensor([[4.0, 3.0]]))
     tensor(0.6000)
@@ -222,10 +218,7 @@ def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead |
 
 @dataclass(frozen=True, eq=False)
 class AffineFit:
-    """The best global affine map of all rows: `slope` (a number), `offset` `[*lead, d]`, `r2` at most 1.
-
-    `slope` is a regression slope, not the retained mass: it may be negative or above 1.
-    """
+    """The best global affine map of all rows: `slope` (no retained mass: it may be negative or above 1), `offset`, `r2`."""
 
     slope: Float[Tensor, "*lead"]
     offset: Float[Tensor, "*lead d"]
@@ -239,9 +232,9 @@ def affine_fit(before: RowVectors, after: RowVectors) -> AffineFit:
        b = \bar z' - a \bar z, \quad R^2 = 1 - \frac{\sum_i \lVert z'_i - a z_i - b \rVert^2}
                                                     {\sum_i \lVert z'_i - \bar z' \rVert^2} $$
 
-    $R^2 = 1$: one affine map moves every row. That says nothing about the retained mass: rows with lambda 0.8 and 0.5 can have
-    $a = -0.94$ with $R^2 = 1$. NaN where the rows before (for $a$) or after (for $R^2$) do not differ. Source: methods §3
-    (lam*, sig*); arXiv 2510.01032 reads Eq. 2 in this way.
+    $R^2 = 1$: one affine map moves every row, which says nothing about the retained mass: rows with lambda 0.8 and 0.5 can have
+    $a = -0.94$. NaN where the rows before (for $a$) or after (for $R^2$) do not differ. Source: methods §3 (lam*, sig*); arXiv
+    2510.01032 reads Eq. 2 in this way.
 
     >>> fit = affine_fit(torch.tensor([[0.0], [1.0]]), torch.tensor([[3.0], [1.0]]))
     >>> fit.slope, fit.offset, fit.r2
@@ -275,10 +268,9 @@ def residual_share(
     $$ s_h = \frac{\langle u_h W_O^h, \delta \rangle}{\langle \delta, \delta \rangle}, \qquad
        \delta = \sum_h (z'_h - z_h) W_O^h $$
 
-    The shares of all heads' whole changes sum to 1, those of a head's scale, bias, shift and rest to its own. Below 0: the part
-    works against the change. `gain` multiplies what heads write before it is added (`frozen_gain`; `change` is then the one
-    after the norm, and what is missing to 1 is the norm's own rescaling). NaN where nothing changes. Source: methods §3, I9 and
-    I10.
+    The shares of all heads' whole changes sum to 1. Below 0: the part works against the change. `gain` multiplies what heads
+    write before it is added (`frozen_gain`; `change` is then the one after the norm, and what is missing to 1 is the norm's own
+    rescaling). NaN where nothing changes. Source: methods §3, I9 and I10.
 
     >>> residual_share(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[4.0]]), output_weights=torch.ones(2, 1, 1))
     tensor([0.2500, 0.7500])
@@ -325,8 +317,8 @@ def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 
     $$ Y = \sum_k \ln p(a_k \mid \text{prompt}, a_{<k}) $$
 
-    0 means that the model is certain of the answer; more negative is less likely. `logits[:, k]` are those of the position that
-    predicts answer token `k`. Source: methods §7 (`Y_lp`).
+    0: the model is certain of the answer. `logits[:, k]` are those of the position that predicts answer token `k`. Source:
+    methods §7 (`Y_lp`).
 
     >>> answer_logprob(torch.tensor([[[0.0, 0.0]]]), torch.tensor([1])).exp()
     tensor([0.5000])
@@ -337,8 +329,7 @@ def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 
 
 def mean_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
-    r"""Mean over tokens of the teacher-forced log-probability, in nats per token; for solutions of unequal length. Source:
-    methods §7 (`solution_logprob`).
+    """Mean over tokens of the teacher-forced log-probability, in nats per token. Source: methods §7 (`solution_logprob`).
 
     >>> mean_logprob(torch.zeros(1, 3, 4), torch.tensor([0, 1, 2])).exp()
     tensor([0.2500])
@@ -351,8 +342,8 @@ def answer_probability(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 
     $$ Y = \exp\Big(\frac{1}{K} \sum_k \ln p(a_k \mid \text{prompt}, a_{<k})\Big) $$
 
-    1 means that the model is certain of the answer, 0 that it excludes it. A single problem can move it by 1 at most, where a
-    log-probability can fall without end. Source: methods §9 (`answer_prob`).
+    1: the model is certain of the answer; 0: it excludes it. A single problem moves it by 1 at most. Source: methods §9
+    (`answer_prob`).
 
     >>> answer_probability(torch.zeros(1, 2, 4), torch.tensor([0, 1]))
     tensor([0.2500])
@@ -365,8 +356,7 @@ def logit_difference(logits: Logits, right: int, wrong: int) -> PerRun:
 
     $$ Y = \ell_{\text{right}} - \ell_{\text{wrong}} $$
 
-    0 means that both are as likely; positive favours the right one. Source: Heimersheim & Nanda (2404.15255); methods §7
-    (`Y_ld`).
+    0: both are as likely. Source: Heimersheim & Nanda (2404.15255); methods §7 (`Y_ld`).
 
     >>> logit_difference(torch.tensor([[[1.0, 3.0]]]), 1, 0)
     tensor([2.])
@@ -380,8 +370,7 @@ def kl_divergence(logits: Logits, reference: Logits) -> PerRun:
 
     $$ Y = \frac{1}{|R|} \sum_{t \in R} \sum_w p_{\text{ref}}(w) \ln \frac{p_{\text{ref}}(w)}{p_{\text{run}}(w)} $$
 
-    0 means the same predictions. With the clean run as reference, a patch that brings the value down brings the run towards the
-    clean one. Source: methods §7 (`Y_kl`).
+    0: the same predictions. Source: methods §7 (`Y_kl`).
 
     >>> kl_divergence(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
     tensor([0.])
@@ -395,8 +384,8 @@ def circuit_performance(fractions: Float[Tensor, " size"], faithfulness: Float[T
 
     $$ \mathrm{CPR} = \int_0^1 f(k)\, dk $$
 
-    1: the first heads restore everything; above 1: they overshoot. It rewards heads that push the effect up. By the trapezoid
-    rule over the given fractions of heads, linear in the fraction. Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
+    1: the first heads restore everything; above 1: they overshoot. By the trapezoid rule, linear in the fraction of heads.
+    Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
 
     >>> circuit_performance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
     tensor(0.5000)
@@ -410,8 +399,7 @@ def circuit_distance(fractions: Float[Tensor, " size"], faithfulness: Float[Tens
 
     $$ \mathrm{CMD} = \int_0^1 |1 - f(k)|\, dk $$
 
-    0: every circuit behaves like the whole model. It counts heads of both signs. Source: MIB, Mueller et al. 2025 (arXiv
-    2504.13151).
+    0: every circuit behaves like the whole model. Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
 
     >>> circuit_distance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
     tensor(0.5000)

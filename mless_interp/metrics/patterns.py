@@ -59,9 +59,8 @@ def span_bounds(span: Segment) -> tuple[Int[Tensor, "*lead"], Int[Tensor, "*lead
 def row_mask(rows: RowChoice, *, question: Segment, span: Segment | None = None) -> Segment:
     """The destination tokens that take part in a mean over rows.
 
-    `"all"` is every token; `"shared"` leaves out the span (the choice for comparing a prompt with and without it, since span
-    rows exist in one of them only); `"question"` is the question; `"last"` its last token. Padding needs no entry: padded rows
-    see no key and drop out wherever `visible` is given.
+    `"all"` is every token; `"shared"` leaves out the span (for comparing a prompt with and without it); `"question"` is the
+    question; `"last"` its last token.
 
     >>> row_mask("shared", question=torch.tensor([False, False, True]), span=torch.tensor([False, True, False]))
     tensor([ True, False,  True])
@@ -101,7 +100,7 @@ def segment_mean(values: PerColumn, segment: Segment) -> PerHead:
 
     $$ \bar x_S = \frac{1}{|S'|} \sum_{j \in S'} x_j, \qquad S' = \{j \in S : x_j \text{ defined}\} $$
 
-    NaN entries leave the mean; NaN where nothing is left.
+    NaN where nothing is left.
 
     >>> segment_mean(torch.tensor([1.0, 2.0, 4.0, float("nan")]), torch.tensor([False, True, True, True]))
     tensor(3.)
@@ -124,9 +123,9 @@ def prepared(
 ) -> tuple[Pattern, Visible]:
     """The pattern in at least float32 with zeros outside the visible keys, and these keys (causal where none are given).
 
-    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype; ValueError names one that does not sum to 1 or has a negative entry
-    (a tiny one is rounding, and 0). Half-precision rows are renormalised in float32 (bfloat16 rows are off by up to 2e-3, which
-    an entropy would show); others stay as they are. Rows that see no key (padding) may hold anything and come back as zeros.
+    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype; ValueError names one that does not sum to 1 or has a negative entry.
+    Half-precision rows are renormalised in float32 (bfloat16 rows are off by up to 2e-3, which an entropy shows). Rows that
+    see no key (padding) may hold anything and come back as zeros.
     """
     visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
     cleaned = torch.where(visible, widened(pattern), 0)
@@ -155,9 +154,9 @@ def with_sink_key(
 
     $$ A_{i,T} = 1 - \textstyle\sum_{j < T} A_{ij}, \qquad V_{i,T} = \text{true} $$
 
-    So a learned sink is a key outside every span, seen by every row, with value 0 and no token, and what is defined for rows
-    that sum to 1 is defined here. Masks over the tokens get one more entry (False for a span, True for a sink), and a block its
-    `dest_positions`. Source: GPT-OSS (arXiv 2508.10925), whose heads each learn a logit that joins the softmax and is dropped.
+    So a learned sink is a key outside every span, seen by every row, with value 0 and no token. Masks over the tokens get one
+    more entry (False for a span, True for a sink), and a block its `dest_positions`. Source: GPT-OSS (arXiv 2508.10925), whose
+    heads each learn a logit that joins the softmax and is dropped.
 
     >>> with_sink_key(torch.tensor([[0.5, 0.0], [0.25, 0.25]]))[0]
     tensor([[0.5000, 0.0000, 0.5000],

@@ -1,10 +1,8 @@
 """The attention that each token receives, and whether tokens are attention sinks.
 
-Received attention is a mean over the rows that read a token, so it is a sum and a count: `received_sums` of blocks of rows add
-up, and `received_from_sums` divides at the end. Collapse, recovery and spikes (`recovery.py`) are functions of the result.
-
-A sink token has a residual stream many times longer than others', in the direction of the first token's, and a value vector
-that is nearly nothing, so that attention on it does little.
+Received attention is a mean over the rows that read a token: `received_sums` of blocks of rows add up, and
+`received_from_sums` divides at the end. A sink token has a residual stream many times longer than others', in the direction of
+the first token's, and a value vector that is nearly nothing, so that attention on it does little.
 """
 
 import torch
@@ -115,8 +113,8 @@ def kurtosis(values: PerColumn) -> PerHead:
     $$ \frac{\tfrac1n \sum_j (x_j - \bar x)^4}{\bigl(\tfrac1n \sum_j (x_j - \bar x)^2\bigr)^2} - 3 $$
 
     Of a received-attention profile it is the head's "receiver-headness": large when a few tokens get the attention, about -1.2
-    when all levels occur alike. NaN for constant values. Fisher's definition, biased. Source: the head score of Bogdan et al.
-    2025 (arXiv 2506.19143), there of sentences, here of tokens.
+    when all levels occur alike. NaN for constant values. Fisher's definition, biased. Source: Bogdan et al. 2025 (arXiv
+    2506.19143), there of sentences, here of tokens.
 
     >>> kurtosis(torch.tensor([0.0, 0.0, 1.0, 1.0, float("nan")]))
     tensor(-2.)
@@ -137,11 +135,9 @@ def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> P
 
     $$ \frac{1}{|S|} \sum_{k \in S} [\alpha_k > \epsilon] $$
 
-    With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate. Over a span
-    it finds secondary sinks.
-
-    `alpha` is received attention with `diag=True` and `min_rows=1`: from the token itself and all later ones that see it.
-    Source: Gu et al. 2024 (arXiv 2410.10781), epsilon = 0.3; they take prompts of 64 tokens, and alpha depends on that.
+    With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate. `alpha` is
+    received attention with `diag=True` and `min_rows=1`: from the token itself and all later ones that see it. Source: Gu et
+    al. 2024 (arXiv 2410.10781), on prompts of 64 tokens.
 
     >>> sink_rate(torch.tensor([0.7, 0.35, 0.2]), torch.tensor([False, True, True]))
     tensor(0.5000)
@@ -155,10 +151,9 @@ def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:
 
     $$ \frac{\lVert x_j \rVert}{\operatorname{med}_{k \in S} \lVert x_k \rVert} $$
 
-    1: as long as usual; tens and more: a massive activation; near 0, of values: attention there moves nothing. `others` are the
-    tokens that make up "usual": without the span, which may be most of the prompt, and without the first token. Of an even
-    number the median is the mean of the middle two; NaN where there are no others, or their median is 0. Source: Sun et al.
-    2024 (arXiv 2402.17762), who compare entries, not norms, with the median.
+    1: as long as usual; tens and more: a massive activation; near 0, of values: attention there moves nothing. `others` make up
+    "usual": without the span and the first token. NaN where there are none, or their median is 0. Source: Sun et al. 2024
+    (arXiv 2402.17762), who compare entries, not norms, with the median.
 
     >>> x = torch.tensor([[30.0, 40.0], [3.0, 4.0], [0.0, 5.0], [0.0, 0.0]])
     >>> relative_norms(x, others=torch.tensor([False, True, True, False]))
@@ -204,8 +199,7 @@ def first_against_rest(values: PerColumn, span: Segment) -> Float[torch.Tensor, 
 
     $$ \frac{x_a}{\frac{1}{|S| - 1} \sum_{j \in S, j > a} x_j} $$
 
-    1: the span's tokens are alike; far above: the first stands for the sink, the others do not. NaN where the span is a single
-    token, or the mean of the others is 0.
+    1: the span's tokens are alike; far above: the first stands for the sink. NaN where the span is a single token.
 
     >>> first_against_rest(torch.tensor([9.0, 6.0, 1.0, 3.0]), torch.tensor([False, True, True, True]))
     tensor(3.)

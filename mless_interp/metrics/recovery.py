@@ -1,10 +1,8 @@
 """Collapse inside the span, recovery after it, and spikes: from the attention that each token receives.
 
-The inputs are profiles (`received_attention`, or better `relative_received`, which has no positional trend), NaN where
-undefined. "Collapse" has three readings with three names: `span_collapse` (low attention on the span), entropy collapse
-(a pathology of training) and rank collapse (of the residual stream over layers). Two profiles are compared over the same
-(shared) tokens, `inserted` already taken at the aligned positions (`profile[..., pi]`): tokens undefined in either run leave
-the comparison.
+Profiles are `received_attention`, or better `relative_received`, which has no positional trend, NaN where undefined. Two are
+compared over the same (shared) tokens, `inserted` already taken at the aligned positions (`profile[..., pi]`); tokens undefined
+in either run leave the comparison. "Collapse" is low attention on the span (`span_collapse`), not entropy or rank collapse.
 """
 
 import numpy as np
@@ -26,9 +24,8 @@ def span_collapse(
     $$ C = 1 - \bar r_I / \bar r_{\text{ref}} \in (-\infty, 1] $$
 
     1: the span receives nothing; 0: as much as the reference; below 0: more. `reference` is a mask (the prefix without its
-    sink, or `flanks`) or a level per head (such as the other run's). NaN without a reference token or where its level is under
-    `min_reference`. Source: project's own (methods 4.4). On relative received attention it is the headline $C_\rho$; on the raw
-    profile it also falls with position.
+    sink, or `flanks`) or a level per head. NaN without a reference token or where its level is under `min_reference`. Source:
+    project's own (methods 4.4). On relative received attention it is the headline $C_\rho$.
 
     >>> span_collapse(torch.tensor([0.4, 0.1, 0.1]), span=torch.tensor([False, True, True]),
     ...               reference=torch.tensor([True, False, False]))
@@ -44,7 +41,7 @@ def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.
 
     $$ |\{j \in I : \rho_j < \theta\}| / |I| $$
 
-    0: none is collapsed; 1: all are. Undefined tokens leave the count. Usual thresholds: 0.1, 0.25, 0.5.
+    0: none is collapsed; 1: all are. Usual thresholds: 0.1, 0.25, 0.5.
 
     >>> collapsed_share(torch.tensor([1.0, 0.1, 0.3]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
@@ -59,8 +56,8 @@ def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead
 
     $$ \operatorname{mean}(\rho_{a}, \dots, \rho_{a+w-1}) - \operatorname{mean}(\rho_{a-w}, \dots, \rho_{a-1}) $$
 
-    Negative: attention drops as the span begins; 0: no step. Windows stop at the span's end and the prompt's start; NaN where
-    nothing defined precedes the span. Make the sink NaN first (`sink=` of the profile), or it counts.
+    Negative: attention drops as the span begins. Windows stop at the span's end and the prompt's start; NaN where nothing
+    defined precedes it. Make the sink NaN first (`sink=` of the profile), or it counts.
 
     >>> onset_step(torch.tensor([1.0, 1.0, 0.25, 0.25, 1.0]), span=torch.tensor([False, False, True, True, False]))
     tensor(-0.7500)
@@ -78,8 +75,8 @@ def span_variation(received: PerColumn, *, span: Segment, min_mean: float = 1e-1
 
     $$ \mathrm{CV} = \operatorname{sd}_{j \in I}(r_j) \,/\, \bar r_I $$
 
-    0: every span token receives the same (the paper's claim for meaningless tokens); 1: spread as large as the level. NaN with
-    fewer than two defined tokens or a mean under `min_mean`.
+    0: every span token receives the same (the paper's claim for meaningless tokens). NaN with fewer than two defined tokens or
+    a mean under `min_mean`.
 
     >>> span_variation(torch.tensor([9.0, 1.0, 3.0]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
@@ -98,7 +95,7 @@ def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment, min_
     $$ R_{\text{ratio}} = \bar r_{\text{post}} / \bar r_{\text{pre}} $$
 
     1: the level is back; 0: nothing is received any more. NaN where the level before is under `min_level`. `before` is the
-    prefix without its sink, `after` the question. On the raw profile largely positional: prefer relative attention.
+    prefix without its sink, `after` the question. On the raw profile largely positional.
 
     >>> recovery_ratio(torch.tensor([0.4, 0.1, 0.2]), before=torch.tensor([True, False, False]),
     ...                after=torch.tensor([False, False, True]))
@@ -116,8 +113,7 @@ def recovery_fraction(
     $$ R_{\text{frac}} = (\bar r_{\text{post}} - \bar r_{\text{span}}) / (\bar r_{\text{pre}} - \bar r_{\text{span}}) $$
 
     0: none; 1: full; above 1: overshoot. NaN where there is no step to recover from: $|\text{pre} - \text{span}| <
-    \text{tolerance} \cdot \max(\text{pre}, \text{span})$. A span *above* its prefix (a rise) also has a fraction: read it with
-    `span_collapse`.
+    \text{tolerance} \cdot \max(\text{pre}, \text{span})$. A span *above* its prefix also has a fraction.
 
     >>> recovery_fraction(torch.tensor([0.5, 0.1, 0.2]), before=torch.tensor([True, False, False]),
     ...                   span=torch.tensor([False, True, False]), after=torch.tensor([False, False, True]))
@@ -135,9 +131,8 @@ def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -
 
     $$ R_{\text{aligned}} = \frac{\sum_{j \in S} r'_{\pi(j)}}{\sum_{j \in S} r_j} $$
 
-    1: all of it; 0: none. `inserted` is the other run's profile at the aligned positions (`profile[..., pi]`), both over shared
-    rows; `tokens` is usually the question. Tokens undefined in either run leave both sums; NaN where the base sum is 0. Against
-    the gap or masked condition instead of the plain prompt it is content only.
+    1: all of it; 0: none. Both profiles are over shared rows; `tokens` is usually the question. NaN where the base sum is 0.
+    Against the gap or masked condition instead of the plain prompt it is content only.
 
     >>> aligned_recovery(torch.tensor([0.5, 0.3]), torch.tensor([0.4, 0.15]), tokens=torch.tensor([False, True]))
     tensor(0.5000)
@@ -170,10 +165,9 @@ def recovery_latency(
 
     $$ t^* = \min\{t \ge 0 : \operatorname{mean}(\rho'_{b+t}, \dots, \rho'_{b+t+w-1}) \ge \theta \cdot \text{ref}_t\} $$
 
-    0: at once; inf: never within the question (censored: summarise by the median and the share recovered, not the mean).
-    `after` is the profile from the span's end on; `reference` that of the same tokens without the span, averaged over the same
-    window (preferred), or one level per head, as `[..., None]`. A window counts where all its values are defined and the
-    reference is above 0; NaN if there is none.
+    0: at once; inf: never within the question (censored: summarise by the median and the share recovered). `after` is the
+    profile from the span's end on; `reference` that of the same tokens without the span (preferred), or one level per head, as
+    `[..., None]`. NaN if no window has all its values defined and a reference above 0.
 
     >>> recovery_latency(torch.tensor([0.1, 0.2, 0.6, 0.8]), torch.tensor([1.0]), width=2)
     tensor(2.)
@@ -194,8 +188,6 @@ def recovery_latency(
 def running_median(series: PerColumn, *, width: int = 5) -> PerColumn:
     """Median of each value and its neighbours, NaN left out; windows shrink symmetrically at the ends.
 
-    A monotone series passes unchanged; an isolated spike does not pass.
-
     >>> running_median(torch.tensor([1.0, 2.0, 9.0, 3.0, 4.0]), width=3)
     tensor([1., 2., 3., 4., 4.])
     """
@@ -215,10 +207,9 @@ def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squar
 
     $$ y(t) = y_\infty - (y_\infty - y_0)\, e^{-t/\tau}, \qquad \tau \in [0.2, n] $$
 
-    Small: back within a few tokens; at an end of the range: shorter or longer than the series can tell. `ratio` is
-    `running_median(aligned_ratio(...))` from the span's end on. For each tau on a logarithmic grid, refined twice around its
-    best point, the other two are linear. NaN with fewer than `min_points` defined values or an R squared below `min_r_squared`.
-    Spiky curves rarely support a tau: report `recovery_latency` first.
+    At an end of the range: shorter or longer than the series can tell. `ratio` is `running_median(aligned_ratio(...))` from the
+    span's end on. For each tau on a logarithmic grid, refined twice around its best point, the other two are linear. NaN with
+    fewer than `min_points` defined values or an R squared below `min_r_squared`.
 
     >>> recovery_time_constant(0.3 - 0.2 * torch.exp(-torch.arange(8.0) / 2))
     tensor(2.0000)
@@ -271,9 +262,8 @@ def timing_pearson(base: PerColumn, inserted: PerColumn) -> PerHead:
 def timing_spearman(base: PerColumn, inserted: PerColumn) -> PerHead:
     r"""Spearman rank correlation of two aligned profiles, in [-1, 1]: do the same tokens rank high?
 
-    Pearson's formula on ranks, ties sharing their mean rank. 1: the same order, whatever the heights; NaN where either is
-    constant. High together with an `attenuation_slope` below 1 is "same timing, modulated magnitude". In the first layer
-    against the gap condition that is nearly automatic.
+    Pearson's formula on ranks, ties sharing their mean rank; NaN where either is constant. High together with an
+    `attenuation_slope` below 1 is "same timing, modulated magnitude". In the first layer against the gap that is automatic.
 
     >>> round(timing_spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.4])).item(), 4)
     1.0
@@ -301,8 +291,8 @@ def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
 
     $$ R_0^2 = 1 - \frac{\sum_j (y_j - \beta x_j)^2}{\sum_j y_j^2} $$
 
-    1: the same profile at another height; 0: a scaling explains nothing. About zero, not about the mean, as the line runs
-    through the origin. NaN where either profile is all zero.
+    1: the same profile at another height; 0: a scaling explains nothing. About zero, as the line runs through the origin. NaN
+    where either profile is all zero.
 
     >>> attenuation_r_squared(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]))
     tensor(1.)

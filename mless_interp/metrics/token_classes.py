@@ -70,8 +70,8 @@ def token_classes(texts: Sequence[str]) -> tuple[str, ...]:
 def token_texts(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[str, ...]:
     """What each token adds to the text of those before it, so that spaces stand as in the text.
 
-    Decoding a token by itself loses its leading space with some tokenizers. `decode` is a tokenizer's, special tokens kept. A
-    character of several tokens appears with its last one, and a stand-in (U+FFFD) before.
+    `decode` is a tokenizer's, special tokens kept. A character of several tokens appears with its last one, and a stand-in
+    (U+FFFD) before.
 
     >>> token_texts([1, 2], lambda ids: " ".join("_ab"[i] for i in ids))
     ('a', ' b')

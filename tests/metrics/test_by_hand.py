@@ -9,134 +9,97 @@ from formulas_under_test import A0, A1, NAN, QUESTION, SINK, SPAN, mask, random,
 
 from mless_interp.metrics import activations, attention, outputs, patterns, received, recovery
 
-
-def test_arm_threshold_uses_the_lower_median():
-    # upper or averaged medians would give another MAD: |a| = 1 2 3 10, median 2, deviations 1 0 1 8, median 1
-    same(activations.arm_threshold(torch.tensor([1.0, -2.0, 3.0, 10.0]), c=1.0), 1.4826)
+T, F = True, False
 
 
-def test_arm_threshold_of_constant_activations_is_tiny_not_zero():
-    same(activations.arm_threshold(torch.ones(4, dtype=torch.float64), c=1.0), 1.4826e-12)
+def marks(*values: bool) -> torch.Tensor:
+    return torch.tensor(values)
 
 
-def test_span_mass_and_lambda_of_the_worked_example():
-    same(attention.span_mass(A1, span=SPAN)[3:], [0.2, 0.5])  # .1 + .1, .25 + .25
-    same(attention.retained_mass(A1, span=SPAN)[3:], [0.8, 0.5])
-    same(patterns.segment_mean(attention.retained_mass(A1, span=SPAN), QUESTION), 0.65)
-
-
-def test_density_ratio_is_undefined_before_the_span_and_minus_infinity_where_it_gets_nothing():
-    same(attention.log_density_ratio(A1, span=SPAN)[0], NAN)
-    ignoring = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0.5, 0, 0.5]])
-    same(attention.log_density_ratio(ignoring, span=torch.tensor([False, True, False])), [NAN, -math.inf, -math.inf])
-
-
-def test_lambda_from_scores_is_lambda_of_the_softmax():
-    scores, visible = 3 * random(4, 2, 9, 9), visible_keys(9, window=5)
-    span = (torch.arange(9) > 2) & (torch.arange(9) < 5)
-    pattern = torch.where(visible, scores, -torch.inf).softmax(-1)
-    same(
-        (-attention.span_log_odds(scores, span=span, visible=visible)).sigmoid(),
-        attention.retained_mass(pattern, span=span, visible=visible),
-    )
-
-
-def test_log_odds_survive_where_probabilities_underflow():
-    scores = torch.tensor([[0.0, 0.0], [0.0, -200.0]])
-    span = torch.tensor([False, True])
-    assert (
-        attention.span_mass(scores.softmax(-1).tril().clamp(max=1) + torch.tensor([[0.5, 0], [0, 0]]), span=span)[1]
-        == 0
-    )
-    same(attention.span_log_odds(scores, span=span), [-math.inf, -200.0])
-
-
-def rows(*shape: int, seed: int) -> torch.Tensor:
-    scores = 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return scores.softmax(-1)
-
-
-def test_nearly_equal_rows_in_float32_have_no_negative_divergence():
-    p = rows(100, 500, seed=0).float()
-    q = p * (1 + 1e-6 * torch.randn(100, 500, generator=torch.Generator().manual_seed(1)))
-    q = q / q.sum(-1, keepdim=True)
-    assert (
-        attention.jensen_shannon_distance(p, q).max() < 1e-5
-        and not attention.jensen_shannon_distance(p, q).isnan().any()
-    )
-
-
+HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
 # methods 13: base prompt [P Q Q]; inserted prompt [P I I Q Q], positions held; values 1; -1, -1; 2, 4
 V1 = torch.tensor([[1], [-1], [-1], [2], [4]], dtype=torch.float64)
 
 
-def test_head_output_of_the_worked_example_is_lambda_z_plus_sigma():
-    base = (A0 @ V1[[0, 3, 4]])[1:]
-    inserted = (A1 @ V1)[3:]
-    sigma, lam = outputs.span_output(A1, V1, span=SPAN)[3:], attention.retained_mass(A1, span=SPAN)[3:, None]
-    same(base, [[1.4], [1.9]])
-    same(inserted, [[0.92], [0.45]])
+def test_the_worked_example() -> None:
+    lam, sigma = attention.retained_mass(A1, span=SPAN), outputs.span_output(A1, V1, span=SPAN)[3:]
+    same(attention.span_mass(A1, span=SPAN)[3:], [0.2, 0.5])  # .1 + .1, .25 + .25
+    same(lam[3:], [0.8, 0.5])
+    same(patterns.segment_mean(lam, QUESTION), 0.65)
     same(sigma, [[-0.2], [-0.5]])  # (1 - lambda) times -1, as the span is one repeated token
-    same(lam * base + sigma, inserted)
-
-
-def test_output_weight_compares_norms_of_the_two_sides():
+    same(lam[3:, None] * (A0 @ V1[[0, 3, 4]])[1:] + sigma, (A1 @ V1)[3:])
+    same((A1 @ V1)[3:], [[0.92], [0.45]])
     # row 3: |-.2| and |.48 + .64|; row 4: |-.5| and |.25 + .3 + .4|
     same(outputs.span_output_weight(A1, V1, span=SPAN)[3:], [0.2 / 1.32, 0.5 / 1.45])
-
-
-def test_output_weight_reads_what_the_output_projection_keeps():
-    pattern = random_pattern(3, visible=visible_keys(6))
-    values, weights = random(3, 6, 4, seed=1), random(3, 4, 7, seed=2)
-    span = torch.isin(torch.arange(6), torch.tensor([2, 3]))
-    inside = torch.einsum("hqk,hkd,hde->hqe", pattern * span, values, weights).norm(dim=-1)
-    outside = torch.einsum("hqk,hkd,hde->hqe", pattern * ~span, values, weights).norm(dim=-1)
-    same(outputs.span_output_weight(pattern, values, span=span, output_weights=weights), inside / (inside + outside))
-    silent = weights.clone()
-    silent[0] = 0
-    assert outputs.span_output_weight(pattern, values, span=span, output_weights=silent)[0].isnan().all()
-
-
-def test_sink_columns_are_dropped_and_rows_renormalised_on_request():
     same(received.received_attention(A1, sink=SINK, min_rows=1), [NAN, 0.55 / 3, 0.175, 0.15, NAN])
     # rows 2-4 without the sink: .2/.4; .1/.52, .32/.52; .25/.75, .15/.75
     expected = [NAN, (0.2 / 0.4 + 0.1 / 0.52 + 0.25 / 0.75) / 3, (0.1 / 0.52 + 0.25 / 0.75) / 2, 0.15 / 0.75, NAN]
     same(received.received_attention(A1, sink=SINK, renorm=True, min_rows=1), expected)
 
 
-def test_rows_with_everything_on_the_sink_leave_the_renormalised_mean():
+def test_the_threshold_of_arm() -> None:
+    # upper or averaged medians would give another MAD: |a| = 1 2 3 10, median 2, deviations 1 0 1 8, median 1
+    same(activations.arm_threshold(torch.tensor([1.0, -2.0, 3.0, 10.0]), c=1.0), 1.4826)
+    same(activations.arm_threshold(torch.ones(4, dtype=torch.float64), c=1.0), 1.4826e-12)
+
+
+def test_lambda_from_scores_is_lambda_of_the_softmax_also_where_it_underflows() -> None:
+    scores, visible = 3 * random(4, 2, 9, 9), visible_keys(9, window=5)
+    span = (torch.arange(9) > 2) & (torch.arange(9) < 5)
+    pattern = torch.where(visible, scores, -torch.inf).softmax(-1)
+    odds = attention.span_log_odds(scores, span=span, visible=visible)
+    same((-odds).sigmoid(), attention.retained_mass(pattern, span=span, visible=visible))
+    scores = torch.tensor([[0.0, 0.0], [0.0, -200.0]])
+    same(attention.span_log_odds(scores, span=marks(F, T)), [-math.inf, -200.0])
+    same(attention.span_mass(torch.tensor([[1.0, 0.0], [1.0, math.exp(-200)]]), span=marks(F, T)), 0.0)
+    same(attention.log_density_ratio(A1, span=SPAN)[0], NAN)
+    ignoring = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0.5, 0, 0.5]])
+    same(attention.log_density_ratio(ignoring, span=marks(F, T, F)), [NAN, -math.inf, -math.inf])
+
+
+def test_nearly_equal_rows_in_float32_have_no_negative_divergence() -> None:
+    p = (3 * random(100, 500)).softmax(-1).float()
+    q = p * (1 + 1e-6 * random(100, 500, seed=1).float())
+    distance = attention.jensen_shannon_distance(p, q / q.sum(-1, keepdim=True))
+    assert distance.max() < 1e-5 and not distance.isnan().any()
+
+
+def test_output_weight_reads_what_the_output_projection_keeps() -> None:
+    pattern = random_pattern(3, visible=visible_keys(6))
+    values, weights = random(3, 6, 4, seed=1), random(3, 4, 7, seed=2)
+    span = torch.isin(torch.arange(6), torch.tensor([2, 3]))
+    inside, outside = (
+        torch.einsum("hqk,hkd,hde->hqe", pattern * side, values, weights).norm(dim=-1) for side in (span, ~span)
+    )
+    same(outputs.span_output_weight(pattern, values, span=span, output_weights=weights), inside / (inside + outside))
+    silent = weights.clone()
+    silent[0] = 0
+    assert outputs.span_output_weight(pattern, values, span=span, output_weights=silent)[0].isnan().all()
+
+
+def test_rows_with_everything_on_the_sink_leave_the_renormalised_mean() -> None:
     pattern = torch.tensor([[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [1.0, 0, 0, 0], [0.5, 0.2, 0.2, 0.1]])
-    sink = torch.tensor([True, False, False, False])
-    sums, counts = received.received_sums(pattern, sink=sink, renorm=True)
+    sums, counts = received.received_sums(pattern, sink=marks(T, F, F, F), renorm=True)
     same(sums, [0, 0.4, 0.4, 0])
     assert counts.tolist() == [0, 1, 1, 0]
 
 
-def test_constant_or_missing_profiles_have_no_timing():
+def test_constant_or_missing_profiles_have_no_timing_and_nothing_has_no_slope() -> None:
     x = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.2, 0.3], [NAN, NAN, NAN], [NAN, 1.0, NAN]])
     y = torch.tensor([0.3, 0.1, 0.2]).expand(4, 3)
-    expected = [NAN, -0.5, NAN, NAN]
-    same(recovery.timing_pearson(x, y), expected)
-    same(recovery.timing_spearman(x, y), expected)
-
-
-def test_slope_of_nothing_is_undefined():
+    for timing in (recovery.timing_pearson, recovery.timing_spearman):
+        same(timing(x, y), [NAN, -0.5, NAN, NAN])
     zero, some = torch.zeros(3), torch.tensor([0.1, 0.2, 0.3])
-    same(recovery.attenuation_slope(zero, some), NAN)
-    same(recovery.attenuation_r_squared(zero, some), NAN)
-    same(recovery.attenuation_slope(some, zero), 0.0)
+    for slope, given, expected in (("slope", zero, NAN), ("r_squared", zero, NAN), ("slope", some, 0.0)):
+        same(getattr(recovery, f"attenuation_{slope}")(given, some if given is zero else zero), expected)
     same(recovery.attenuation_r_squared(some, zero), NAN)
 
 
-def test_peaks_take_the_left_of_a_plateau_and_never_the_ends():
+def test_peaks_take_the_left_of_a_plateau_and_never_the_ends_and_match_once() -> None:
     profile = torch.tensor([5.0, 0.0, 3.0, 3.0, 3.0, 0.0, 1.0, 0.0, 9.0])
     assert recovery.spike_peaks(profile, min_prominence=2.0).nonzero()[:, 0].tolist() == [2]
     assert recovery.spike_peaks(profile, min_prominence=0.0).nonzero()[:, 0].tolist() == [2, 6]
-
-
-def test_matched_peaks_use_each_peak_once():
-    x = torch.tensor([False, True, False, True, False, False])
-    y = torch.tensor([False, False, True, False, False, False])
+    x, y = mask(1, 3, n=6), mask(2, n=6)
     same(recovery.matched_peaks_f1(x, y), 0.0)
     same(recovery.matched_peaks_f1(x, y, tolerance=1), 2 / 3)  # one pair of 2 + 1 peaks
     same(recovery.matched_peaks_f1(x, x), 1.0)
@@ -144,121 +107,87 @@ def test_matched_peaks_use_each_peak_once():
     same(recovery.matched_peaks_f1(x, x & y), 0.0)
 
 
-def checked(pattern: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
-    return patterns.prepared(pattern, visible=visible, dest_positions=None)[0]
-
-
-def test_row_masks_are_what_their_names_say():
+def test_masks_are_what_their_names_say() -> None:
     question, span = mask(3, 4, n=5), mask(1, 2, n=5)
-    assert patterns.row_mask("all", question=question, span=span).tolist() == [True] * 5
-    assert patterns.row_mask("shared", question=question, span=span).tolist() == [True, False, False, True, True]
-    assert patterns.row_mask("question", question=question).tolist() == question.tolist()
-    assert patterns.row_mask("last", question=question).tolist() == mask(4, n=5).tolist()
+    for rows, expected in (("all", marks(T, T, T, T, T)), ("shared", ~span), ("question", question)):
+        assert patterns.row_mask(rows, question=question, span=span).equal(expected)
     assert patterns.row_mask("shared", question=question).all()
-
-
-def test_last_row_is_found_per_prompt():
-    question = torch.stack([mask(1, 2, n=4), mask(2, 3, n=4)])
-    assert patterns.row_mask("last", question=question).tolist() == [
-        [False, False, True, False],
-        [False, False, False, True],
-    ]
-
-
-def test_flanks_stop_at_the_edges_and_leave_out_the_excluded():
+    two = torch.stack([mask(1, 2, n=4), mask(2, 3, n=4)])
+    assert patterns.row_mask("last", question=two).equal(torch.stack([mask(2, n=4), mask(3, n=4)])), "of each prompt"
     span = mask(2, 3, n=7)
-    assert patterns.flanks(span, width=2).tolist() == mask(0, 1, 4, 5, n=7).tolist()
-    assert patterns.flanks(span, width=5, exclude=mask(0, n=7)).tolist() == mask(1, 4, 5, 6, n=7).tolist()
-    assert patterns.flanks(torch.stack([span, mask(6, n=7)]), width=1).tolist() == [
-        mask(1, 4, n=7).tolist(),
-        mask(5, n=7).tolist(),
-    ]
-
-
-def test_bfloat16_rows_are_renormalised_in_float32():
-    pattern = torch.rand(2, 50, 50).tril().softmax(-1).tril()
-    pattern = (pattern / pattern.sum(-1, keepdim=True)).bfloat16()
-    assert (pattern.float().sum(-1) - 1).abs().max() > 1e-4
-    row = checked(pattern)
-    assert row.dtype == torch.float32
-    same(row.sum(-1), torch.ones(2, 50))
-
-
-def test_padded_rows_may_hold_anything():
-    visible = visible_keys(3, real=mask(1, 2, n=3))
-    pattern = torch.tensor([[NAN, NAN, NAN], [0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
-    same(checked(pattern, visible), [[0, 0, 0], [0, 1, 0], [0, 0.5, 0.5]])
-
-
-def test_bounds_of_one_block_only():
+    assert patterns.flanks(span, width=2).equal(mask(0, 1, 4, 5, n=7))
+    assert patterns.flanks(span, width=5, exclude=mask(0, n=7)).equal(mask(1, 4, 5, 6, n=7))
+    both = patterns.flanks(torch.stack([span, mask(6, n=7)]), width=1)
+    assert both.equal(torch.stack([mask(1, 4, n=7), mask(5, n=7)]))
     start, stop = patterns.span_bounds(torch.stack([mask(1, 2, n=5), mask(4, n=5)]))
     assert (start.tolist(), stop.tolist()) == ([1, 4], [3, 5])
-    with pytest.raises(ValueError, match="one unbroken block of tokens here, but it has several pieces"):
-        patterns.span_bounds(mask(1, 3, n=5))
 
 
-def test_collapse_takes_a_level_or_flanks_as_its_reference():
+def test_rows_are_renormalised_in_float32_and_padded_ones_may_hold_anything() -> None:
+    pattern = random_pattern(2, visible=visible_keys(50)).bfloat16()
+    assert (pattern.float().sum(-1) - 1).abs().max() > 1e-4
+    row = patterns.prepared(pattern, visible=None, dest_positions=None)[0]
+    assert row.dtype == torch.float32
+    same(row.sum(-1), torch.ones(2, 50))
+    visible = visible_keys(3, real=mask(1, 2, n=3))
+    pattern = torch.tensor([[NAN, NAN, NAN], [0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
+    same(patterns.prepared(pattern, visible=visible, dest_positions=None)[0], [[0, 0, 0], [0, 1, 0], [0, 0.5, 0.5]])
+
+
+def test_collapse_and_onset() -> None:
     profile = torch.tensor([[0.9, 0.4, 0.1, 0.1, 0.2], [0.9, 0.2, 0.2, 0.2, 0.2]])
     span = mask(2, 3, n=5)
     same(recovery.span_collapse(profile, span=span, reference=patterns.flanks(span, width=1)), [1 - 0.1 / 0.3, 0.0])
     same(recovery.span_collapse(profile, span=span, reference=torch.tensor([0.2, 0.1])), [0.5, -1.0])
-
-
-def test_collapsed_share_counts_defined_span_tokens():
-    relative = torch.tensor([1.0, 0.05, 0.2, 0.4, NAN, 1.0])
-    span = mask(1, 2, 3, 4, n=6)
+    relative, span = torch.tensor([1.0, 0.05, 0.2, 0.4, NAN, 1.0]), mask(1, 2, 3, 4, n=6)
     shares = [recovery.collapsed_share(relative, span=span, threshold=theta) for theta in (0.1, 0.25, 0.5)]
     same(torch.stack(shares), [1 / 3, 2 / 3, 1])
-
-
-def test_onset_step_compares_equal_windows_around_the_start():
-    relative = torch.tensor([9.0, 1.0, 1.2, 0.2, 0.4, 0.9, 1.0])
-    span = mask(3, 4, 5, n=7)
+    relative, span = torch.tensor([9.0, 1.0, 1.2, 0.2, 0.4, 0.9, 1.0]), mask(3, 4, 5, n=7)
     same(recovery.onset_step(relative, span=span, width=2), 0.3 - 1.1)
-    same(
-        recovery.onset_step(relative, span=span, width=5), 0.5 - 11.2 / 3
-    )  # the windows stop at the span's end and at the start
+    same(recovery.onset_step(relative, span=span, width=5), 0.5 - 11.2 / 3)  # within the span, and from the start on
     sinkless = torch.cat([torch.tensor([NAN]), relative[1:]])
     same(recovery.onset_step(sinkless, span=span, width=5), 0.5 - 1.1)
     same(recovery.onset_step(relative, span=mask(0, 1, n=7)), NAN)
 
 
-def test_latency_is_the_first_window_back_at_its_share():
+def test_latency_is_the_first_defined_window_back_at_its_share() -> None:
     after = torch.tensor([[0.1, 0.2, 0.6, 0.8], [1.0, 1.0, 1.0, 1.0], [0.1, 0.1, 0.1, 0.1]])
     # windows of 2 against .5: .15 .4 .7; at once; never
     same(recovery.recovery_latency(after, torch.ones(3, 1), width=2), [2, 0, math.inf])
+    one = torch.ones(1)
+    for series, reference, width, expected in (
+        ([NAN, 1.0, 1.0, 1.0], one, 2, 1),
+        ([0.1, NAN, 0.1], one, 2, NAN),
+        ([1.0, 1.0], one, 5, NAN),
+        ([1.0, 1.0], 0 * one, 2, NAN),
+        ([1.0], one, 1, 0.0),
+        ([1.0], one, 2, NAN),
+        ([NAN, 0.1], one, 1, math.inf),
+        ([0.1, 0.2], 0 * one, 1, NAN),
+    ):
+        same(recovery.recovery_latency(torch.tensor(series), reference, width=width), expected)
+    short = recovery.recovery_latency(torch.ones(2, 3, 4), one)
+    assert short.shape == (2, 3) and short.isnan().all()
 
 
-def test_latency_skips_windows_that_are_not_defined():
-    reference = torch.ones(1)
-    same(recovery.recovery_latency(torch.tensor([NAN, 1.0, 1.0, 1.0]), reference, width=2), 1)
-    same(recovery.recovery_latency(torch.tensor([0.1, NAN, 0.1]), reference, width=2), NAN)
-    same(recovery.recovery_latency(torch.tensor([1.0, 1.0]), reference, width=5), NAN)
-    same(recovery.recovery_latency(torch.tensor([1.0, 1.0]), torch.zeros(1), width=2), NAN)
-
-
-def test_time_constant_is_fitted_per_head_with_gaps():
+def test_a_time_constant_is_fitted_per_head_with_gaps_to_curves_alone() -> None:
     t = torch.arange(30, dtype=torch.float64)
     series = 1 - torch.exp(-t / torch.tensor([[1.0], [4.0], [8.0]]))
     series[1, 3:8] = NAN
     same(recovery.recovery_time_constant(series), [1.0, 4.0, 8.0], rtol=1e-3, atol=0)
-
-
-def test_time_constant_needs_a_curve():
     noise = torch.rand(200, generator=torch.Generator().manual_seed(3))
     series = torch.stack([torch.full((200,), 0.3), noise, torch.full((200,), NAN)])
-    same(recovery.recovery_time_constant(series), [NAN, NAN, NAN])
+    same(recovery.recovery_time_constant(series), NAN)
+    for tau, found in ((36.0, 12.0), (0.02, 0.2), (6.0, 6.0)):  # beyond the grid: its ends
+        fit = recovery.recovery_time_constant(0.3 - 0.2 * torch.exp(-t[:12] / tau))
+        assert fit.item() == pytest.approx(found, rel=10 if tau < 0.2 else 1e-3)
+    flat = torch.tensor([1e8, 1e8 + 2**-26] * 6, dtype=torch.float64)
+    assert recovery.recovery_time_constant(flat, min_r_squared=0.0).isnan(), "rounding is no recovery"
+    assert recovery.recovery_time_constant(1e-8 * random(12).abs(), min_r_squared=0.0).isfinite()
 
 
 X = torch.tensor([[0.0, 60.0], [0.0, 30.0], [3.0, 0.0], [3.0, 4.0], [0.0, 1.0]])  # norms 60 30 3 5 1
-
-
-FIRST = torch.tensor([True, False, False, False, False])
-
-
-TWO = torch.tensor([False, True, True, False, False])
-
-
+FIRST, TWO = marks(T, F, F, F, F), marks(F, T, T, F, F)
 OTHERS = torch.tensor([False, False, False, True, True])  # median norm 3
 
 
@@ -320,16 +249,6 @@ def test_the_dual_is_the_primal_and_its_penalty_leaves_one_out() -> None:
     unseen = activations.ridge_scores(x @ x.T, np.where(np.arange(20) == 19, 3, labels), train, test)
     assert np.isnan(unseen[:, 3]).all() and np.isfinite(unseen[:, :3]).all()
     np.testing.assert_allclose(unseen[:, :3].sum(1), 1)
-
-
-T, F = True, False
-
-
-def marks(*values: bool) -> torch.Tensor:
-    return torch.tensor(values)
-
-
-HALF = torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]], dtype=torch.float64)
 
 
 def test_a_mass_or_level_exactly_at_its_limit_is_enough() -> None:
@@ -424,13 +343,8 @@ def test_limits_of_mass_by_default() -> None:
 def test_width_and_place_of_one_token_are_allowed() -> None:
     same(recovery.onset_step(torch.tensor([1.0, 0.25, 1.0]), span=marks(F, T, F), width=1), -0.75)
     same(recovery.running_median(torch.tensor([1.0, NAN, 3.0]), width=1), [1.0, NAN, 3.0])
-    same(recovery.recovery_latency(torch.tensor([1.0]), torch.tensor([1.0]), width=1), 0.0)
-    same(recovery.recovery_latency(torch.tensor([1.0]), torch.tensor([1.0]), width=2), NAN)
-    same(recovery.recovery_latency(torch.tensor([NAN, 0.1]), torch.tensor([1.0]), width=1), math.inf)
-    same(recovery.recovery_latency(torch.tensor([0.1, 0.2]), torch.tensor([0.0]), width=1), NAN)
     same(received.received_from_sums(torch.tensor([0.5]), torch.tensor([1]), min_rows=1), 0.5)
     same(activations.quantile(torch.tensor([2.0, 1.0]), q=1.0), 2.0)
-    same(outputs.circuit_performance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0])), 0.5)
     same(activations.median_variance(torch.tensor([[1.0], [3.0]])), 2.0)
     same(activations.histogram(torch.tensor([0.5, 2.0]), edges=torch.tensor([0.0, 1.0])), [2.0])
     same(attention.renormalised_rows(torch.tensor([[0.5, 0.5]]), alignment=torch.tensor([0, 1])), [[0.5, 0.5]])
@@ -472,21 +386,6 @@ def test_a_gain_is_undefined_in_the_rows_where_the_norm_is_no_product() -> None:
     slightly = lambda x: 2 * x + 0.01 * x.flip(-1) * (len(x) > 1)  # noqa: E731
     assert outputs.frozen_gain(slightly, wrote[[0, 2]]).isfinite().all(), "half a per cent is within the default"
     same(outputs.residual_share(torch.zeros(1, 1, 1), torch.zeros(1, 1), output_weights=torch.ones(1, 1, 1)), NAN)
-
-
-def test_time_constants_beyond_the_grid_are_its_ends() -> None:
-    times = torch.arange(12, dtype=torch.float64)
-    for tau, found in ((36.0, 12.0), (0.02, 0.2), (6.0, 6.0)):
-        fit = recovery.recovery_time_constant(0.3 - 0.2 * torch.exp(-times / tau))
-        assert fit.item() == pytest.approx(found, rel=10 if tau < 0.2 else 1e-3)
-
-
-def test_rounding_is_no_recovery() -> None:
-    flat = torch.tensor([1e8, 1e8 + 2**-26] * 6, dtype=torch.float64)
-    assert recovery.recovery_time_constant(flat, min_r_squared=0.0).isnan()
-    assert recovery.recovery_time_constant(1e-8 * random(12).abs(), min_r_squared=0.0).isfinite()
-    short = recovery.recovery_latency(torch.ones(2, 3, 4), torch.ones(1))
-    assert short.shape == (2, 3) and short.isnan().all()
 
 
 def test_what_is_undefined_in_a_row_decides_nothing_of_the_rest() -> None:
