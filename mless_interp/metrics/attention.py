@@ -101,7 +101,7 @@ def non_sink_span_mass(
 
     $$ \frac{m_i}{1 - A_{i,K_0}} $$
 
-    0: what is not parked on the sink ignores the span; 1: all of it goes there. NaN where less than `min_mass` does.
+    0: what is not parked on the sink ignores the span; 1: all of it goes there. NaN where it is less than `min_mass`.
 
     >>> non_sink_span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]),
     ...                    sink=torch.tensor([True, False]))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from models_under_test import pairs_for, problems
 from torch import Tensor
-from virtual_devices import ONE, OTHER, watched
+from virtual_devices import watched
 
 import mless_interp as mi
 from mless_interp.models import load, memory
@@ -113,23 +113,28 @@ def certified(model: Model, pairs: Any) -> Any:
     return [(verdict.error, verdict.status == "pass") for verdict in mi.certify_model(model, progress=False).verdicts]
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "decompose_attention": {"contrasts": ["content", "total", "held"], "n_control_draws": 1},
+    "score_heads": {"metrics": "all"},
+    "attention_profile": {},
+    "activation_shift": {"layer": 2},
+    "mediate": {"layer": 2},
+    "joint_knockout": {"heads": ["L0H1", "L2H3"], "n_random_sets": 2},
+    "read_effects": {"heads": ["L0H1", "L2H3"]},
+}
 ANALYSES: dict[str, Callable[[Model, Any], Any]] = {
     "capture": everything_captured,
     "patch_heads with every edit": edits,
     "patch_heads between other conditions": contrasts,
     "attribute_heads": gradients,
-    "decompose_attention": lambda model, pairs: mi.decompose_attention(
-        model, pairs, contrasts=["content", "total", "held"], n_control_draws=1, **QUIET
-    ),
-    "score_heads": lambda model, pairs: mi.score_heads(model, pairs, metrics="all", **QUIET),
-    "attention_profile": lambda model, pairs: mi.attention_profile(model, pairs, **QUIET),
-    "activation_shift": lambda model, pairs: mi.activation_shift(model, pairs, layer=2, **QUIET),
-    "mediate": lambda model, pairs: mi.mediate(model, pairs, layer=2, **QUIET),
-    "joint_knockout": lambda model, pairs: mi.joint_knockout(model, pairs, ["L0H1", "L2H3"], n_random_sets=2, **QUIET),
+} | {
+    name: lambda model, pairs, name=name, options=options: getattr(mi, name)(model, pairs, **options, **QUIET)
+    for name, options in OPTIONS.items()
+}
+ANALYSES |= {
     "dose_response": lambda model, pairs: mi.dose_response(
         model, problems()[:2], SLASHES, doses=(2, 4), layer=2, **QUIET
     ),
-    "read_effects": lambda model, pairs: mi.read_effects(model, pairs, ["L0H1", "L2H3"], **QUIET),
     "evaluate_accuracy": answers,
     "locate_heads": located,
     "circuits": circuits,
@@ -298,16 +303,3 @@ def test_a_sweep_waits_once_a_pass_and_never_for_a_head(edit: str, tiny_model_di
     assert few == all_of_them, "one pass each, 3 heads or 24"
     passes = 27 - 1  # in single rows: 24 heads and one row of each layer without an edit
     assert (stops(max_rows=1) - all_of_them) / passes <= 10
-
-
-def test_virtual_devices_do_not_mix() -> None:
-    one, other, memory = torch.ones(2, device=ONE), torch.ones(2, device=OTHER), torch.ones(2)
-    assert (one.device, other.device) == (ONE, OTHER) and (one + one).device == ONE
-    for mixed in ((one, other), (one, memory), (memory, other)):
-        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
-            torch.add(*mixed)
-    with pytest.raises(RuntimeError, match="same device"):
-        one[torch.zeros(1, dtype=torch.long, device=OTHER)]
-    assert torch.equal((one + torch.tensor(1.0)).cpu(), memory + 1), "single numbers may join"
-    assert torch.equal(one.to(other).cpu() + memory, 2 * memory) and one.to(other).device == OTHER
-    assert torch.arange(3, device=OTHER).tolist() == [0, 1, 2] and torch.zeros_like(other).device == OTHER

@@ -1,13 +1,11 @@
 """Weights that stay in their memory-mapped files: which do, that no bit depends on where, and what a changed file does."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from architectures_under_test import folder_of
 from files_under_test import save_at
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -86,27 +84,6 @@ def test_products_in_half_precision_have_the_same_bits_wherever_a_weight_lies(
                     assert torch.equal(made, first[n, name]), f"{name}, {n} rows, {offset} bytes behind a cache line"
     finally:
         torch.set_num_threads(before)
-
-
-@linux
-@pytest.mark.slow
-@pytest.mark.parametrize("offset", [0, 8])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", ["Llama", "GPT-OSS"])
-def test_only_weights_that_may_stay_in_their_file_do(name: str, dtype: str, offset: int, tmp_path: Path) -> None:
-    folder = tmp_path / "there"
-    shutil.copytree(folder_of(name), folder)
-    file = folder / "model.safetensors"
-    stored = {label: weight.to(getattr(torch, dtype)) for label, weight in load_file(file).items()}
-    save_at(stored, file, offset)
-    model = mi.load_model(folder, backend="nnsight", dtype=dtype)
-    held = list(model.weights.parameters())  # type: ignore[union-attr]
-    stays = [lies_in(file, weight) for weight in held]
-    two_axes = [there for weight, there in zip(held, stays, strict=True) if weight.dim() < 3]
-    if dtype == "bfloat16":
-        assert all(two_axes), "none is copied"
-    for weight, there in zip(held, stays, strict=True):
-        assert not there or weight.dtype in ANYWHERE or weight.data_ptr() % CACHE_LINE == 0
 
 
 @linux

@@ -74,15 +74,6 @@ def test_runs_records_scores_and_sweeps_are_equal_to_those_here(both: Any) -> No
     assert {name.partition(".")[0] for name in server.modules} <= {*known, "operator", "_operator", "types"}
 
 
-def test_what_is_sent_imports_torch_alone() -> None:
-    import ast
-
-    tree = ast.parse(Path(traced_ops.__file__).read_text(encoding="utf-8"))
-    roots = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    roots |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    assert roots == {"torch", "collections", "functools", "typing"}
-
-
 def test_what_can_be_sent_is_plain() -> None:
     scale = torch.ones(2)
     assert traced_ops.can_be_sent(partial(traced_ops.tail, start=3)) and traced_ops.can_be_sent(torch.zeros_like)
