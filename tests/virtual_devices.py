@@ -1,8 +1,6 @@
 """Devices that are not there: CPU numbers under tensors that lie on `virtual:1`, `virtual:2`, ..., which do not mix.
 
-A tensor on a virtual device says so (`tensor.device`), an operation on tensors of two devices raises as CUDA's does, and
-whatever would make a program wait for a GPU is counted (`watched`): `.item()`, `bool()`, `.cpu()`, `.tolist()`, a boolean
-mask as an index, `nonzero`; and, apart from these, what is sent there from memory (a copy that PyTorch waits for, too). What
+A tensor on a virtual device says so (`tensor.device`), and an operation on tensors of two devices raises as CUDA's does. What
 is not imitated: kernels, streams, memory, speed.
 
 The device type is PyTorch's own place for another backend (PrivateUse1), so that `torch.zeros(3, device="virtual:1")`, `.to`,
@@ -13,9 +11,7 @@ backward pass therefore runs in one thread, takes gradients from device to devic
 two devices mix, but not when something of the memory joins one.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,34 +37,6 @@ class _Nothing(backend_registration._DummyBackendModule):
 _HOOK, _GUARD = backend_registration._DummyPrivateUse1Hook(), backend_registration._DummyDeviceGuard()
 backend_registration._setup_privateuseone_for_python_backend("virtual", _Nothing(), _HOOK, _GUARD)
 INSIDE = torch.device("virtual:0")
-ONE, OTHER = torch.device("virtual:1"), torch.device("virtual:2")
-
-
-@dataclass
-class Seen:
-    """How often a program waited for a device, and how often it sent something there."""
-
-    waits: int = 0
-    sends: int = 0
-
-
-_WATCHES: list[Seen] = []
-
-
-@contextmanager
-def watched() -> Iterator[Seen]:
-    """Counts what happens inside."""
-    seen = Seen()
-    _WATCHES.append(seen)
-    try:
-        yield seen
-    finally:
-        _WATCHES.remove(seen)
-
-
-def _count(what: str) -> None:
-    for seen in _WATCHES:
-        setattr(seen, what, getattr(seen, what) + 1)
 
 
 class VirtualTensor(Tensor):
@@ -177,10 +145,6 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if func in (aten._to_copy.default, aten.copy_.default):
         return _copied(func, args, kwargs)
     place = _common_place(func, args, flat)
-    if func in _WAITING or (func in _INDEXING and any(_is_mask(x) for x in args[1])):
-        _count("waits")
-    if func in _INDEXING and any(isinstance(x, Tensor) and not _is_virtual(x) for x in args[1]):
-        _count("sends")  # indices of the memory are brought
     if isinstance(kwargs.get("device"), torch.device):  # a factory: zeros_like, new_zeros ...
         given = kwargs["device"]
         kwargs["device"] = torch.device("cpu")
@@ -202,19 +166,6 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 _INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
-_WAITING = (
-    aten._local_scalar_dense.default,
-    aten.nonzero.default,
-    aten.equal.default,
-    aten.masked_select.default,
-    aten._unique2.default,
-    aten.repeat_interleave.Tensor,
-)
-"""Their results, or the shapes of these, are read by the program."""
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def _common_place(func: Any, args: Any, flat: list[Any]) -> torch.device | None:
@@ -243,30 +194,17 @@ def _common_place(func: Any, args: Any, flat: list[Any]) -> torch.device | None:
 
 
 def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """From device to device nobody waits; from memory and to memory the program does."""
+    """From anywhere to anywhere."""
     if func is aten.copy_.default:
-        target, source, *non_blocking = args
-        if not (non_blocking and non_blocking[0]) or not _is_virtual(target):
-            _count_move(source, target.device.type)
+        target, source, *_ = args
         (target.numbers if _is_virtual(target) else target).copy_(source.numbers if _is_virtual(source) else source)
         return target
     (source,) = args
     wanted = kwargs.get("device")
     place = source.device if wanted is None else torch.device(wanted)
-    if not kwargs.get("non_blocking") or place.type != "virtual":
-        _count_move(source, place.type)
     kwargs["device"] = MEMORY if place.type == "virtual" else place  # "meta" among them
     made = func(_numbers(source), **kwargs)
     return VirtualTensor(made, place) if place.type == "virtual" else made
-
-
-def _count_move(source: Tensor, to: str) -> None:
-    if _going_back():
-        return
-    if _is_virtual(source) and to != "virtual":
-        _count("waits")
-    elif not _is_virtual(source) and to == "virtual" and source.dim():
-        _count("sends")
 
 
 def _factory(make: Any) -> Callable[..., Tensor]:

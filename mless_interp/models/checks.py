@@ -76,7 +76,12 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """
     try:
         return _figures(model.checked(None), reference)
-    except (RuntimeError, ValueError) as error:  # of a library that does not run it so, or ours
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # of a library that does not run it so, or ours
         where = f"{model.info.name} on backend {model.info.backend!r}"
         raise FailedCheck(f"{where} failed its check: {first_line(error)}; use another backend or dtype") from error
 

@@ -70,7 +70,23 @@ def hugging_face_info(
     reason = _not_taken(hf_model, config)
     if reason is not None:
         raise ModelError(f"{name} ({type(hf_model).__name__}) {reason}: it is not taken")
-    n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
+    n_layers, n_heads, kind = config.num_hidden_layers, config.num_attention_heads, config.model_type
+
+    def said(*names: str) -> int | None:
+        """The first of these that the config says."""
+        return next((found for name in names if (found := getattr(config, name, None))), None)
+
+    n_key_value_heads = said("num_key_value_heads", "num_kv_heads") or n_heads
+    if kind == "falcon" and not config.new_decoder_architecture:
+        n_key_value_heads = 1 if config.multi_query else n_heads
+    d_mlp = said("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
+    d_mlp = d_mlp or (4 * config.hidden_size if kind in ("gpt2", "gptj", "gpt_neo") else None)
+    if said("num_local_experts", "num_experts", "n_routed_experts"):  # which share no `hook_post`
+        d_mlp = None
+    # up to these lengths tokens are rotated by their positions alone: longrope's frequencies change beyond
+    ropes = getattr(config, "rope_parameters", None) or {}
+    ropes = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
+    lengths = [rope["original_max_position_embeddings"] for rope in ropes if rope.get("rope_type") == "longrope"]
     latent = any(hasattr(each, "kv_a_proj_with_mqa") for each in hf_model.modules())
     # a key that a config's class has not, as a field or a property, its model does not read
     known = {*inspect.signature(type(config).__init__).parameters, *dir(type(config))}
@@ -85,12 +101,12 @@ def hugging_face_info(
         architecture=(getattr(hf_model.config, "architectures", None) or [type(hf_model).__name__])[0],
         n_layers=n_layers,
         n_heads=n_heads,
-        n_key_value_heads=_n_key_value_heads(config),
+        n_key_value_heads=n_key_value_heads,
         d_head=config.v_head_dim if latent else getattr(config, "head_dim", None) or config.hidden_size // n_heads,
         d_model=config.hidden_size,
-        d_mlp=_d_mlp(config),
+        d_mlp=d_mlp,
         d_vocab=config.vocab_size,
-        context_length=_one_rotation(config),
+        context_length=min([config.max_position_embeddings, *lengths]),
         windows=tuple(width if kind in ("sliding_attention", "local") else None for kind in kinds[:n_layers]),
         dtype=str(next(hf_model.parameters()).dtype).removeprefix("torch."),
         device=str(device_of(hf_model)),
@@ -131,33 +147,6 @@ def _not_taken(hf_model: Foreign, config: Foreign) -> str | None:
         "norms the outputs of all heads together": any(path.endswith("attn_sub_norm") for path, _ in modules),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
-
-
-def _one_rotation(config: Foreign) -> int:
-    """The context length up to which tokens are rotated by their positions alone: longrope's frequencies change beyond."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    kinds = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
-    lengths = [rope["original_max_position_embeddings"] for rope in kinds if rope.get("rope_type") == "longrope"]
-    return min([config.max_position_embeddings, *lengths])
-
-
-def _any_of(config: object, *names: str) -> int | None:
-    """The first of these that a config says."""
-    return next((found for name in names if (found := getattr(config, name, None))), None)
-
-
-def _n_key_value_heads(config: Foreign) -> int:
-    if config.model_type == "falcon" and not config.new_decoder_architecture:
-        return 1 if config.multi_query else config.num_attention_heads
-    return _any_of(config, "num_key_value_heads", "num_kv_heads") or config.num_attention_heads
-
-
-def _d_mlp(config: Foreign) -> int | None:
-    """Width of a layer's MLP, by whatever name; None for experts, which share no `hook_post`."""
-    if _any_of(config, "num_local_experts", "num_experts", "n_routed_experts"):
-        return None
-    found = _any_of(config, "intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
-    return found or (4 * config.hidden_size if config.model_type in ("gpt2", "gptj", "gpt_neo") else None)
 
 
 class HuggingFaceModel(Model):
@@ -226,7 +215,10 @@ class HuggingFaceModel(Model):
 def _weights(kind: Foreign, source: str | None, loading: Loading, *, name: str, **options: object) -> PreTrainedModel:
     """The model that `kind.from_pretrained` makes of `source`; `ModelError` for weights that do not fit or are not finite."""
     places = loading.device_map
-    if places is None and (loading.quantization_config or _says_quantised(source, options.get("config"))):
+    said = getattr(options.get("config"), "quantization_config", None)
+    if source is not None and (Path(source) / "config.json").is_file():
+        said = document(Path(source), "config.json").get("quantization_config")
+    if places is None and (loading.quantization_config or said is not None):
         places = {"": loading.place}  # quantised where they lie, never whole elsewhere
     given = {"device_map": places, "max_memory": loading.max_memory, "quantization_config": loading.quantization_config}
     options |= {option: value for option, value in given.items() if value is not None}
@@ -301,13 +293,6 @@ def copied(hf_model: Foreign, loading: Loading, *, name: str) -> PreTrainedModel
     made = _weights(type(hf_model), None, loading, name=name, config=config, state_dict=weights)
     made.generation_config = copy.deepcopy(hf_model.generation_config)
     return made
-
-
-def _says_quantised(source: str | None, config: object) -> bool:
-    """Whether a saved model's own config says that its weights are quantised."""
-    if config is None and source is not None and (Path(source) / "config.json").is_file():
-        return "quantization_config" in document(Path(source), "config.json")
-    return getattr(config, "quantization_config", None) is not None
 
 
 def only_here(source: str) -> bool:
@@ -404,10 +389,6 @@ def hooked_for_run(attentions: Sequence[nn.Module], masks: Masks, unembedding: n
     def override(visible: Tensor) -> Callable[..., Foreign]:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
             hidden = kwargs.get("hidden_states", args[0] if args else None)
-            if "attention_mask" not in kwargs or not isinstance(hidden, Tensor):
-                raise ModelError(
-                    f"{type(unwrapped(module)).__name__} takes no attention_mask by name: it cannot be masked"
-                )
             return args, {**kwargs, "attention_mask": additive_mask(visible.to(hidden.device), hidden.dtype)}
 
         return hook

@@ -61,8 +61,8 @@ def load_model(
         directory may hold a HookedTransformer: its config's fields as config.json, its state as model.safetensors. Or a model
         in memory: anything with `name`, `hf_model` and `tokenizer` (a `PlantedModel`), which is copied.
     backend : "hooked_transformer" (TransformerLens 3.9), "bridge" (3.9 and 4.x), "nnsight"; "auto" takes the first that is
-        installed and reproduces the model. It begins with the bridge for quantised weights and those of more than
-        `CONVERTED_AT_MOST` bytes, with nnsight if `device_map`, `remote` or another attention than eager is given.
+        installed and reproduces the model, from the bridge on for quantised weights and those of more than
+        `CONVERTED_AT_MOST` bytes, nnsight if `device_map`, `remote` or another attention than eager is given.
     dtype : "float32" (default), "float64", "bfloat16" or "float16".
     device : default: the first GPU if there is one, else the CPU.
     device_map : spreads a model over devices (nnsight, bridge): "auto", "balanced", "sequential", or module -> device,
@@ -71,11 +71,10 @@ def load_model(
     quantization_config : quantises while loading (nnsight, bridge): a config of transformers, or a dict with its
         "quant_method". A directory that is quantised says so itself.
     attn_implementation : nnsight only. "eager" shows patterns; "sdpa" is faster and lean and has none.
-    tf32 : on a GPU, products of float32 are made in TF32 (factors of 10 bits, sums of float32); False: in full. Set for this
-        model's own passes alone, and part of what results were `computed_on`.
+    tf32 : on a GPU, products of float32 are made in TF32 (factors of 10 bits, sums of float32), in this model's passes alone.
     trust_remote_code : off; running code from a model's repository is your decision.
     remote : nnsight only. True: on NDIF, a hub id that it hosts; no weight is read here ([how](../larger-models.md)). "local":
-        each request is written down as for NDIF, and answered here.
+        written down as for NDIF, and answered here.
 
     Raises `ModelError` with what to do if the model is unknown, cannot be taken by the backend, or fails its check.
     """
@@ -162,15 +161,20 @@ def wrap_model(thing: Foreign, *, name: str | None = None, tokenizer: Foreign = 
     it for a bridge of TransformerLens 4, which loads its own anew with a beginning-of-sequence token in front.
     Raises `TypeError` for anything else, `ModelError` if the model fails its check.
     """
-    from .transformer_lens import model_around
+    from .transformer_lens import BridgeModel, HookedTransformerModel
 
-    label = name or f"wrapped {type(thing).__name__}"
-    model = model_around(thing, name=label, tokenizer=tokenizer)
-    if model is None and any(kind.__module__.split(".")[0] == "nnsight" for kind in type(thing).__mro__):
+    label, mro = name or f"wrapped {type(thing).__name__}", type(thing).__mro__
+    kinds = {kind.__name__ for kind in mro} | {kind.__module__.split(".")[0] for kind in mro}
+    model: Model
+    if "HookedTransformer" in kinds:
+        model = HookedTransformerModel(thing, name=label, tokenizer=tokenizer)
+    elif "TransformerBridge" in kinds:
+        model = BridgeModel(thing, name=label, tokenizer=tokenizer)
+    elif "nnsight" in kinds:
         from .nnsight import NnsightModel
 
         model = NnsightModel(thing, name=label, tokenizer=tokenizer)
-    if model is None:
+    else:
         raise TypeError(
             f"wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model, got {type(thing).__name__}; load "
             "a plain Hugging Face model by load_model(SimpleNamespace(name=..., hf_model=..., tokenizer=...))"

@@ -132,14 +132,10 @@ def rows_per_graph(
     return max(1, int(budget / (numbers * bytes_each)))
 
 
-def gpu_memory(device: str) -> int:
-    """Bytes of a GPU's memory, whoever uses it now."""
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
 def smallest_gpu(devices: Sequence[str]) -> int | None:
     """Bytes of the smallest GPU's memory among these devices; None where there is none."""
-    return min((gpu_memory(device) for device in devices if "cuda" in device), default=None)
+    gpus = [torch.cuda.get_device_properties(device) for device in devices if "cuda" in device]
+    return min((int(gpu.total_memory) for gpu in gpus), default=None)
 
 
 def computed_on(devices: Sequence[str], *, threads: int, tf32: bool | None = None) -> dict[str, object]:

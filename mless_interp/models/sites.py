@@ -50,9 +50,6 @@ def parsed(name: str) -> tuple[int, str] | None:
     return (int(match.group(1)), match.group(2)) if match and match.group(2) in SITES else None
 
 
-# ------------------------------------------------------------------------------------------------------------- derived sites
-
-
 class Held:
     """Activations by hook name, from when a forward pass reaches them until a later site of it takes them."""
 
@@ -73,9 +70,6 @@ class Held:
 
     def take(self, *names: str) -> tuple[Tensor, ...]:
         """Return these activations, held no longer."""
-        missing = [name for name in names if name not in self._values]
-        if missing:
-            raise ModelError(f"{', '.join(missing)} did not come before the site that is computed from it")
         return tuple(self._values.pop(name) for name in names)
 
 

@@ -86,9 +86,7 @@ class HookedTransformerModel(Model):
             reason = f"whose attention is {seen!r} sees later tokens"
             reason = reason if seen != "causal" else f"with {placed!r} positions has no position ids"
             raise ModelError(f"{name}: a HookedTransformer {reason}, so conditions are undefined for it")
-        if cfg.use_attn_in or cfg.use_split_qkv_input:  # its projections take a stream per head
-            self.why_not_by_layers = "its cfg.use_attn_in or cfg.use_split_qkv_input is set"
-        elif not cfg.load_in_4bit:
+        if not cfg.load_in_4bit:
             self.layers = self._own
         self.quantised = "4bit" if cfg.load_in_4bit else ""
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
@@ -126,12 +124,8 @@ class HookedTransformerModel(Model):
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         block = self.underlying.blocks[layer]
-        attn, norm = block.attn, None
-        if self.underlying.cfg.use_normalization_before_and_after:
-            norm = block.ln1_post.forward
-        elif norms_after(self.underlying):
-            norm = block.ln1.forward
-        return AttentionOutput(attn.W_O.detach(), attn.b_O.detach(), norm)
+        norm = block.ln1_post.forward if self.underlying.cfg.use_normalization_before_and_after else None
+        return AttentionOutput(block.attn.W_O.detach(), block.attn.b_O.detach(), norm)
 
     def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         hooked = self.underlying
@@ -198,7 +192,7 @@ class HookedLayers:
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         block, kind = self.hooked.blocks[layer], self.hooked.cfg.positional_embedding_type
-        h = resid if norms_after(self.hooked) else block.ln1(resid)
+        h = block.ln1(resid)
         placed = h + self.hooked.pos_embed.W_pos[positions.long()].to(h.dtype) if kind == "shortformer" else h
         q, k, v = _queries_keys_values(block.attn, placed, h)
         if kind == "rotary":
@@ -212,16 +206,14 @@ class HookedLayers:
     def attention_out(self, layer: int, z: Tensor) -> Tensor:
         block, cfg = self.hooked.blocks[layer], self.hooked.cfg
         out = product(z.flatten(-2), block.attn.W_O.flatten(0, 1).T, block.attn.b_O)
-        if cfg.use_normalization_before_and_after:
-            out = block.ln1_post(out)
-        return block.ln1(out) if norms_after(self.hooked) else out
+        return block.ln1_post(out) if cfg.use_normalization_before_and_after else out
 
     def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
         """As `apply_mlp` of the normed stream, written out for a plain one without hooks."""
         block = self.hooked.blocks[layer]
         if self.hooked.cfg.attn_only:
             return torch.zeros_like(resid)
-        x = resid if norms_after(self.hooked) else block.ln2(resid)
+        x = block.ln2(resid)
         mlp, kind = block.mlp, type(block.mlp).__name__
         if kind not in ("MLP", "GatedMLP") or getattr(mlp, "ln", None) is not None or is_hooked(mlp):
             return block.apply_mlp(x.contiguous())
@@ -231,9 +223,7 @@ class HookedLayers:
         else:
             post = act(product(x, mlp.W_gate.T)) * product(x, mlp.W_in.T) + mlp.b_in
         out = product(post, mlp.W_out.T, mlp.b_out)
-        if self.hooked.cfg.use_normalization_before_and_after:
-            out = block.ln2_post(out)
-        return block.ln2(out) if norms_after(self.hooked) else out
+        return block.ln2_post(out) if self.hooked.cfg.use_normalization_before_and_after else out
 
     def unembed(self, resid: Tensor, *, bit_for_bit: bool = False) -> Tensor:
         """At least float32; in float32 the library's own, bit for bit, or else without its copy of W_U each time."""
@@ -267,11 +257,6 @@ def _queries_keys_values(attn: Foreign, placed: Tensor, x: Tensor) -> tuple[Tens
     if attn.cfg.use_qk_norm:
         q, k = attn._apply_qk_norm(q, attn.q_norm), attn._apply_qk_norm(k, attn.k_norm)
     return q, k, v
-
-
-def norms_after(hooked: Foreign) -> bool:
-    """Whether a HookedTransformer norms after attention and MLP instead of before (`apply_mlp` does the second)."""
-    return str(hooked.cfg.original_architecture).startswith(("Olmo2", "Olmo3"))
 
 
 def turned(attn: Foreign, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -311,6 +296,9 @@ class BridgeModel(HuggingFaceModel):
     """A TransformerBridge: Hugging Face's own modules with TransformerLens' hook names, always eager attention."""
 
     def __init__(self, bridge: Foreign, *, name: str, tokenizer: Foreign = None) -> None:
+        if not hasattr(bridge.original_model, "config"):
+            holds = f"this bridge holds a {type(bridge.original_model).__name__} and no Hugging Face model"
+            raise ModelError(f"{holds}: wrap a bridge of boot_transformers")
         super().__init__(
             bridge,
             bridge.original_model,
@@ -569,18 +557,3 @@ def untrained_hooked(cfg: Foreign) -> Foreign:
     hooked = _hooked(copy.deepcopy(cfg))
     hooked.init_weights()
     return hooked.to(cfg.device)
-
-
-def model_around(thing: Foreign, *, name: str, tokenizer: Foreign) -> Model | None:
-    """The seam around a user's own HookedTransformer or TransformerBridge; None for anything else."""
-    kinds = {base.__name__ for base in type(thing).__mro__}
-    if "HookedTransformer" in kinds:
-        return HookedTransformerModel(thing, name=name, tokenizer=tokenizer)
-    if "TransformerBridge" in kinds:
-        if not hasattr(thing.original_model, "config"):
-            kind = type(thing.original_model).__name__
-            raise ModelError(
-                f"this bridge holds a {kind} and no Hugging Face model: wrap a bridge of boot_transformers"
-            )
-        return BridgeModel(thing, name=name, tokenizer=tokenizer)
-    return None

@@ -55,34 +55,6 @@ def test_nnsight_and_bridge_are_equal_bit_for_bit(bridge: Model, architecture: s
 
 
 @EITHER
-@pytest.mark.parametrize("place", [{}, {"before": "system"}, {"at": 3}])
-def test_gap_equals_masked_on_shared_tokens_at_every_layer(model: Model, place: dict) -> None:
-    names = [site(layer, "hook_resid_post") for layer in range(model.info.n_layers)]
-    for pair in pairs_for(model, count=2, **place):
-        gap, masked = (model.run(pair.condition(name), capture=dict.fromkeys(names)) for name in ("gap", "masked"))
-        assert all(close(masked.captured[name][:, pair.shared], gap.captured[name], 1e-4) for name in names)
-        assert close(masked.logits[:, pair.shared], gap.logits, 1e-4)
-
-
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_gap_positions_survive_the_library_with_and_without_its_cache(
-    bridge: Model, architecture: str, use_cache: bool, tiny_model_dir
-) -> None:
-    """Without an explicit mask and cache, transformers takes gapped ids for packed sequences and drops the prefix."""
-    from transformers import AutoModelForCausalLM
-
-    plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir(architecture), attn_implementation="eager").eval()
-    inputs = pairs_for(bridge)[0].condition("gap")
-    with torch.no_grad():
-        options = {"position_ids": inputs.position_ids, "use_cache": use_cache}
-        masked = plain(inputs.tokens, attention_mask=torch.ones_like(inputs.tokens), **options).logits
-        trap = plain(inputs.tokens, **options).logits
-    assert close(masked, logits_of(bridge, inputs), 1e-5)
-    assert use_cache or not close(trap, masked, 1e-2), "the trap is gone: an explicit mask is no longer needed"
-
-
-@EITHER
 @pytest.mark.parametrize("name", EDITABLE)
 def test_an_edit_of_every_site_changes_the_logits_as_in_the_bridge(model: Model, bridge: Model, name: str) -> None:
     inputs = pairs_for(model)[0].condition("inserted")

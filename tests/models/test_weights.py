@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 import torch
 import transformers
 from conftest import BACKENDS, qwen2_tokenizer, tiny_model, word_tokenizer
+from files_under_test import save_at
 from models_under_test import pairs_for
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -34,6 +36,7 @@ from mless_interp.runtime.store import provenance
 State = dict[str, torch.Tensor]
 Change = Callable[[Path], Any]
 TOKENS = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
+MAPS = Path("/proc/self/maps")
 
 
 # ------------------------------------------------------------------------------------------------- what a folder must hold
@@ -324,20 +327,53 @@ def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, tmp_path:
 # ----------------------------------------------------------------------------------------------------- in memory, in threads
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_numbers_do_not_depend_on_where_a_file_has_the_weights(backend: str, tmp_path: Path) -> None:
-    """A weight that lies across cache lines is multiplied by another kernel, which rounds otherwise."""
+def test_numbers_do_not_depend_on_where_a_file_has_the_weights(backend: str, dtype: str, tmp_path: Path) -> None:
+    """A weight that lies across cache lines is multiplied by another kernel: of bfloat16 to the same bits, others are moved."""
     planted = mi.planted_model(n_heads=8, n_key_value_heads=4)
-    held = mi.load_model(planted, backend=backend)
-    pairs = mi.make_pairs(held, planted.problems(3), mi.Insertion.meaningless(" /", 12))
-    expected = mi.patch_heads(held, pairs, edit="knockout", progress=False)
     folder = planted.save(tmp_path / "planted", n_problems=1)
-    for more in ("", "x", "more in the header"):
-        save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt", "more": more})
-        saved = mi.load_model(folder, backend=backend)
-        assert all(weight.data_ptr() % 64 == 0 for weight in saved.weights.parameters())
-        assert np.array_equal(mi.patch_heads(saved, pairs, edit="knockout", progress=False).patched, expected.patched)
+    file, found = folder / "model.safetensors", []
+    weights = {name: weight.to(getattr(torch, dtype)) for name, weight in load_file(file).items()}
+    for offset in (0, 8, 40):
+        save_at(weights, file, offset)
+        saved = mi.load_model(folder, backend=backend, dtype=dtype)
+        assert dtype == "bfloat16" or all(weight.data_ptr() % 64 == 0 for weight in saved.weights.parameters())
+        pairs = mi.make_pairs(saved, planted.problems(3), mi.Insertion.meaningless(" /", 12))
+        found.append(mi.patch_heads(saved, pairs, edit="knockout", progress=False).patched)
+    assert all(np.array_equal(each, found[0]) for each in found)
+
+
+def lies_in(file: Path, tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in a mapped file."""
+    form = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ [0-9a-f]+ \S+ \S+ +(.*\.safetensors)$", re.MULTILINE)
+    mapped = [
+        (int(first, 16), int(last, 16))
+        for first, last, name in form.findall(MAPS.read_text())
+        if Path(name) == file.resolve()
+    ]
+    return any(first <= tensor.data_ptr() < last for first, last in mapped)
+
+
+@pytest.mark.skipif(not MAPS.is_file(), reason="what is mapped is told by Linux alone")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+def test_edits_never_reach_the_file(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = mi.planted_model(n_heads=8, n_key_value_heads=4).save(tmp_path / "planted", n_problems=1)
+    file = folder / "model.safetensors"
+    save_at({name: weight.to(dtype) for name, weight in load_file(file).items()}, file, 8)
+    before = file.read_bytes()
+    model = mi.load_model(folder, backend=backend, dtype=dtype)
+    mapped = [weight for weight in model.weights.parameters() if lies_in(file, weight)]  # type: ignore[union-attr]
+    assert mapped and (backend == "bridge" or len(mapped) == len(list(model.weights.parameters())))  # type: ignore[union-attr]
+    known, logits = model.weights_hash, model.run(TOKENS).logits
+    with torch.no_grad():
+        for weight in mapped:
+            weight.mul_(2)
+    assert model.weights_hash != known and not torch.equal(model.run(TOKENS).logits, logits)
+    assert file.read_bytes() == before
+    again = mi.load_model(folder, backend=backend, dtype=dtype)
+    assert again.weights_hash == known
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
