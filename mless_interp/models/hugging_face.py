@@ -388,7 +388,7 @@ def hooked_for_run(attentions: Sequence[nn.Module], masks: Masks, unembedding: n
 
     def override(visible: Tensor) -> Callable[..., Foreign]:
         def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-            hidden = kwargs.get("hidden_states", args[0] if args else None)
+            hidden: Foreign = kwargs.get("hidden_states", args[0] if args else None)
             return args, {**kwargs, "attention_mask": additive_mask(visible.to(hidden.device), hidden.dtype)}
 
         return hook
