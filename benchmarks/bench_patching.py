@@ -193,7 +193,7 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
             torch.no_grad(),
             traced.trace({"input_ids": inserted.tokens, "attention_mask": torch.ones_like(inserted.tokens)}),
         ):
-            output = attrgetter(model.parts[head.layer].output_path)(model.traced_layers[head.layer])
+            output = attrgetter(f"{model.paths[head.layer]}.{model.parts[head.layer].output_path}")(traced)
             output.input[0, start:, part] = new
             shown["logits"] = traced.lm_head.output[0, read]
             nnsight.save(shown)

@@ -168,7 +168,7 @@ class Judged:
         enough = [
             k
             for k, size in enumerate(order.values(), start=1)
-            if size >= self.effect.fewest(PER_HEAD * len(self.heads) * (1 + k))
+            if size >= fewest_for(PER_HEAD * len(self.heads) * (1 + k), self.effect.confidence)
         ]
         return tuple(order)[: max(enough, default=0)]
 

@@ -58,8 +58,7 @@ def attribute_heads(
     "atp": (z_inserted - z_masked) . dY/dz at the inserted run; it sees mediators too.
 
     contrast: "content", "computed", "inside" or, for "atp", any whose runs have equal length.
-    verify: so many of the best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly, by the edit that the
-        method estimates; they come first, by `exact`.
+    verify: so many of the best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly; they come first.
     checkpoint, progress: as in `patch_heads`.
 
     Positive: the head's response raises the outcome. Raises `ModelError` where no gradients can be had (quantised weights,
@@ -171,7 +170,7 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
 
 
 def _atp(passes: _Gradients) -> list[dict[str, np.ndarray]]:
-    """Scores `[layer, head]` and both ends of each problem of one geometry."""
+    """The same by attribution patching, of each problem of one geometry."""
     recording, masked, runs = passes.recording, passes.masked, passes.runs
     if len(runs.pairs) > passes.most:
         parts = [runs.pairs[at : at + passes.most] for at in range(0, len(runs.pairs), passes.most)]
@@ -196,8 +195,8 @@ class HeadAttribution(Result):
     """Estimated contribution of every head, `[problem, layer, head]`, in the outcome's unit.
 
     `masked` and `inserted` `[problem]` are the outcome in C3 and C1 (the clean and the corrupted run of another contrast).
-    `knockout` and `edge_noise` estimate the `PatchScores.effect` of the exact sweeps of these edits ("gate_ig" only); `exact`
-    is that of the best heads, NaN for all others; None if none was swept.
+    `knockout` and `edge_noise` estimate the `PatchScores.effect` of these edits ("gate_ig" only); `exact` is that of the best
+    heads, NaN for all others; None if none was swept.
     """
 
     problem_ids: tuple[str, ...]
@@ -232,7 +231,7 @@ class HeadAttribution(Result):
 
     @property
     def best(self) -> np.ndarray:
-        """Return the best value of each head, `[problem, layer, head]`: exact where `verified`, else that sweep's estimate."""
+        """The best value of each head, `[problem, layer, head]`: exact where `verified`, else that sweep's estimate."""
         estimate = self.scores if self.knockout is None else self.knockout
         return estimate if self.exact is None else np.where(self.verified, self.exact, estimate)
 
@@ -251,7 +250,6 @@ class HeadAttribution(Result):
 
     @property
     def _given(self) -> dict[str, np.ndarray]:
-        """The measures that are here, each `[problem, layer, head]`."""
         every = {"score": self.scores} | {name: getattr(self, name) for name in ("knockout", "edge_noise", "exact")}
         return {name: values for name, values in every.items() if values is not None}
 
@@ -262,15 +260,13 @@ class HeadAttribution(Result):
         return rows_per_head(self.problem_ids, heads, measures)
 
     def table(self) -> pd.DataFrame:
-        """One row per head, best first: whether it was verified (`ranked_by` exact or estimate), and the means over problems of
-        the `score`, the estimates of `knockout` and `edge_noise`, and the `exact` sweep."""
+        """One row per head, best first: whether it was verified (`ranked_by` exact or estimate), and its measures' means."""
         ranked = self.ranking()
         means = {name: of_heads(self.by_group(values).mean(0), ranked) for name, values in self._given.items()}
         ranked_by = np.where(of_heads(self.verified, ranked), "exact", "estimate")
         return pd.DataFrame({**head_columns(ranked), "ranked_by": ranked_by, **means})
 
     def headline(self) -> str:
-        """Return which heads the method ranks first, and of which total effect."""
         mean = float(self.by_group(self.inserted - self.masked).mean())
         contrast = CONTRASTS[self.settings.get("contrast", "content")]
         return (
@@ -281,7 +277,6 @@ class HeadAttribution(Result):
         )
 
     def details(self) -> list[str]:
-        """Return how well the integral adds up, and what was verified."""
         size, found = np.abs(self.inserted - self.masked).max(), []
         if size <= self.resolution:
             found.append("The outcome does not change at all in any problem: there is nothing to attribute.")

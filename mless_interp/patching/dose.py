@@ -39,7 +39,7 @@ def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> 
 
     $$ b = \frac{\sum_N (\ln N - \overline{\ln N})\, y_N}{\sum_N (\ln N - \overline{\ln N})^2} $$
 
-    1 for the log odds of reading N identical tokens whose positions change nothing; 0: the number does not matter. NaN where a
+    1: the log odds of reading N identical tokens whose positions change nothing; 0: the number does not matter; NaN where a
     value is. Source: methods I12.
 
     >>> float(slope_in_log_dose(np.log([1.0, 10.0, 100.0]) + 3, [1, 10, 100]).round(6))
@@ -52,14 +52,14 @@ def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> 
 
 def checked_doses(doses: Sequence[int] | np.ndarray) -> tuple[int, ...]:
     """The numbers of tokens; `ValueError` unless they are two or more, increasing, from 1 up."""
-    found = tuple(int(dose) for dose in doses)
+    found = tuple(map(int, doses))
     if len(found) < 2 or min(found) < 1 or list(found) != sorted(set(found)):
         raise ValueError(f"doses must be at least two increasing numbers of tokens from 1 up, got {list(found)}")
     return found
 
 
 def check_has_doses(kind: str) -> None:
-    """`ValueError` where insertions of this kind have no length that could be chosen."""
+    """`ValueError` where insertions of this kind have one length only."""
     if one_of(kind, KINDS, "insertion").own_length or kind == "text":
         raise ValueError(f"an insertion of kind {kind!r} has one length only, so it has no dose")
 
@@ -85,10 +85,10 @@ def dose_response(
 
     $$ \operatorname{logit}(1 - \lambda_i) = \ln N + \text{const} $$
 
-    In the condition "inserted" positions move as well, so the slope says how far that matters. Log odds are means over the rows
+    In the condition "inserted" positions move as well: the slope says how far that matters. Log odds are means over the rows
     after the insertion that see the span at every dose.
 
-    insertion : what to insert; its `n_tokens` is replaced by each of `doses`.
+    insertion : its `n_tokens` is replaced by each of `doses`.
     layer : whose heads are read (zero-based).
     checkpoint, progress : as in `patch_heads`.
     Source: methods I12, E8.
@@ -120,16 +120,9 @@ def dose_response(
 
     last = by_dose[-1]
     settings = {"doses": list(doses), "layer": layer, "template": last.pairs[0].template.name, **last.settings}
-    done = over_pairs(
-        model,
-        last.pairs,
-        measured,
-        label="doses",
-        settings=settings,
-        prompts=[[pair.fingerprint() for pair in each] for each in zip(*(each.pairs for each in by_dose), strict=True)],
-        steps=len(doses),
-        options=options,
-    )
+    prompts = [[pair.fingerprint() for pair in each] for each in zip(*(each.pairs for each in by_dose), strict=True)]
+    how: dict[str, Any] = {"label": "doses", "settings": settings, "prompts": prompts, "options": options}
+    done = over_pairs(model, last.pairs, measured, steps=len(doses), **how)
     return DoseResponse(
         doses=np.array(doses),
         layer=layer,
@@ -196,7 +189,7 @@ class DoseResponse(Result):
         return tuple(Head(self.layer, head) for head in range(self.log_odds["held"].shape[-1]))
 
     def slopes(self, condition: str = "held") -> np.ndarray:
-        """Slope of logit(1 - lambda) in log N, `[problem, head]`: 1 for N identical tokens at held positions in layer 0."""
+        """Slope of logit(1 - lambda) in log N, `[problem, head]`."""
         return slope_in_log_dose(np.moveaxis(one_of(condition, self.log_odds, "condition"), 1, -1), self.doses)
 
     def mean_slope(self, condition: str = "held") -> Interval:
@@ -209,8 +202,8 @@ class DoseResponse(Result):
         `together`: wider intervals that hold for all doses at once (Bonferroni), for a dose that is picked by its effect.
         """
         found = one_of(contrast, CONTRASTS, "contrast")
-        values = self._outcome(found.corrupted) - self._outcome(found.clean)
         confidence = 1 - (1 - CONFIDENCE) / len(self.doses) if together else CONFIDENCE
+        values = self._outcome(found.corrupted) - self._outcome(found.clean)
         return median_interval(self.by_group(values), confidence=confidence)
 
     def _outcome(self, condition: str) -> np.ndarray:
@@ -230,8 +223,8 @@ class DoseResponse(Result):
         return pd.DataFrame(table | {"n": np.isfinite(self.by_group(self.slopes("inserted"))).sum(0)})
 
     def outcome_table(self) -> pd.DataFrame:
-        """One row per dose: the mean outcome, and each contrast's median effect with its interval over problems (each dose by
-        itself; `total_together_ci_low`, `total_together_ci_high` hold for all doses at once)."""
+        """One row per dose: the mean outcome, and each contrast's median effect with its interval over problems
+        (`total_together_ci_low`, `total_together_ci_high` hold for all doses at once)."""
         inserted = self.by_group(self.outcomes["inserted"])
         table = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
         for contrast in ("total", "content", "shift", "held"):
@@ -258,7 +251,6 @@ class DoseResponse(Result):
         return tidy(axes, **read, outcome=np.repeat(self.outcomes["inserted"][..., None], len(self.heads), -1))
 
     def headline(self) -> str:
-        """Return the number of tokens that moves the outcome most, and the slope of attention to the span."""
         total, slope, outcome = self.effects(together=True), self.mean_slope("inserted"), self.settings.get("outcome")
         most = int(np.nanargmax(np.abs(total.estimate)))
         low, high, moved = float(total.low[most]), float(total.high[most]), float(total.estimate[most])
@@ -272,18 +264,15 @@ class DoseResponse(Result):
         )
 
     def details(self) -> list[str]:
-        """Return the range of slopes over heads."""
         slopes = {name: self.slopes(name)[np.isfinite(self.slopes(name))] for name in READ[::-1]}
         ranges = [f"{name} {each.min():.4f} to {each.max():.4f}" for name, each in slopes.items() if each.size]
         exact = " (held: 1 for identical tokens: arithmetic, no finding)" * (self.layer == 0)
         return [f"Slope of logit(1 - lambda) in log N over heads of layer {self.layer}: {'; '.join(ranges)}{exact}."]
 
     def printed(self) -> pd.DataFrame:
-        """Return the outcome's table."""
         return self.outcome_table()
 
     def shown(self) -> Shown:
-        """The outcome by dose, and the slopes by head."""
         doses, slopes = self.outcome_table(), self.table().drop(columns=["layer", "head"])
         named = dict.fromkeys(doses.columns, "") | {"n_tokens": "inserted tokens"}
         outcome = ShownTable(doses, f"Outcome by number of inserted tokens, in {self.unit}.", named)

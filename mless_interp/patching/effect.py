@@ -36,8 +36,6 @@ OF_THE_LIMIT = 0.2
 """Part of alpha that may go wrong in estimating the smallest effect; the rest is for the tests of cells."""
 WHOLE = "1: the whole effect"
 """The axis label of a share."""
-FEWEST = 6
-"""Problems from which on it is said that a few of them carry the mean; of fewer, one always may."""
 
 
 def check_smallest_effect(share: float) -> None:
@@ -52,9 +50,8 @@ def fewest_for(n_tests: int, confidence: float = CONFIDENCE) -> int:
     >>> fewest_for(2 * 2 * 112), fewest_for(1)
     (14, 7)
     """
-    alpha = 1 - confidence
-    of_cells = fewest_problems(n_tests, alpha=(1 - OF_THE_LIMIT) * alpha)
-    return max(of_cells, fewest_problems(1, alpha=OF_THE_LIMIT * alpha))
+    for_cells, for_limit = (1 - OF_THE_LIMIT) * (1 - confidence), OF_THE_LIMIT * (1 - confidence)
+    return max(fewest_problems(n_tests, alpha=for_cells), fewest_problems(1, alpha=for_limit))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,17 +111,17 @@ class Effect:
 
     @cached_property
     def p(self) -> float:
-        """Two-sided sign test of the total effect, beyond rounding: do most problems show one, of one sign?"""
+        """Two-sided sign test of the total effect, beyond rounding."""
         return float(sign_test(self.units(self.total), rounding=self.rounding))
 
     @cached_property
     def established(self) -> bool:
-        """Return True where most problems show a total effect (of the claimed sign); without one no cell has a part."""
+        """Most problems show a total effect (of the claimed sign); without one no cell has a part."""
         return self.p < self.alpha and self.direction * float(self.median.estimate) > 0
 
     @cached_property
     def _limits(self) -> tuple[float, float]:
-        """The lower and the upper limit of |median total|, each one-sided at its part of alpha; NaN with too few problems."""
+        """Both limits of |median total|, each one-sided at its part of alpha; NaN with too few problems."""
         made = median_interval(self.units(self.turned(self.total)), confidence=1 - 2 * OF_THE_LIMIT * self.alpha)
         return float(made.low), float(made.high)
 
@@ -146,48 +143,40 @@ class Effect:
     def prevalence(
         self, cells: np.ndarray, *, senses: tuple[int, ...] = SENSES, tested: np.ndarray | None = None
     ) -> Prevalence:
-        """In how many problems each cell does more than `delta`, with the total effect and against it, `[sense, *cells]`.
-
-        p is corrected (Holm) over cells and senses, to be held against `level`; NaN where nothing can be tested.
-        """
+        """In how many problems each cell does more than `delta`, with the total effect and against it, `[sense, *cells]`; p
+        after Holm over both, to be held against `level`, NaN where nothing can be tested."""
         made = self.units(self.turned(cells))
         return prevalence_test(made, self.delta, senses=senses, tested=tested, confidence=self.confidence)
 
     def within(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(p, p after Holm) that most problems show less than the smallest effect, of either sense, `[*cells]`.
-
-        The smallest effect is here of the lower limit of |median total|, the least that the total may be. NaN without one.
-        """
+        """(p, p after Holm) that most problems show less than the smallest effect, of either sense, `[*cells]`: here of the
+        lower limit of |median total|, the least that the total may be. NaN without one."""
         delta = self._least(max(self._limits[0], 0.0))
         return within_test(self.units(cells), delta if delta > 0 else float("nan"))
 
     def cell_medians(self, cells: np.ndarray) -> Interval:
-        """The median of each cell with the interval of its order statistics, as they come."""
+        """The median of each cell with the interval of its order statistics."""
         return median_interval(self.units(cells), confidence=self.confidence)
 
     def share(self, cells: np.ndarray) -> Interval:
-        """The share of the total that each cell is, with limits (`share_of_total`); NaN where the total is not established."""
+        """The share of the total that each cell is, with limits; NaN where the total is not established."""
         total = self.units(self.total if self.established else 0 * self.total)
         return share_of_total(self.units(cells), total, confidence=self.confidence)
 
     @cached_property
     def mean(self) -> float:
-        """The mean total effect; NaN, as no mean is a share of it, unless its interval leaves out 0 with the median's sign."""
+        """The mean total effect; NaN, as no mean is a share of it, where its interval holds 0 or has not the median's sign."""
         made = mean_interval(self.units(self.total), confidence=self.confidence)
         nearest = min(self.direction * float(end) for end in (made.low, made.high))
         return float(defined_mean(self.total)) if nearest > self.rounding else float("nan")
 
-    def fewest(self, n_tests: int) -> int:
-        """Return the fewest problems with which any of `n_tests` tests can pass."""
-        return fewest_for(n_tests, self.confidence)
-
     def detectable(self, n_tests: int) -> float:
         """The prevalence that these problems find with 80 % power among so many tests; NaN where they find none."""
-        enough = self.n >= self.fewest(n_tests)
+        enough = self.n >= fewest_for(n_tests, self.confidence)
         return detectable_prevalence(self.n, n_tests, alpha=self.level) if enough else float("nan")
 
     def headline(self, what: object, outcome: object, unit: str) -> str:
-        """Return what the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
+        """What the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
         what, outcome = str(what or "the insertion"), outcome or "the outcome"
         what, several = what[0].upper() + what[1:], what.endswith(" tokens")
         if not self.established:
@@ -200,25 +189,24 @@ class Effect:
         return f"{what} {does} {outcome} by {size} in {same} of {self.counted(self.n)}"
 
     def details(self, unit: str, name: str = "") -> str:
-        """Return the median with its limits, the sign test and the mean, as a sentence."""
+        """The median with its limits, the sign test and the mean, as a sentence."""
         return (
             f"Total {name}{' ' * bool(name)}effect: median {with_limits(self.median, unit)}, sign test p = {self.p:.2g} over "
             f"{self.counted(self.n)}, mean {defined_mean(self.total):+.4f}."
         )
 
     def delta_words(self, unit: str) -> str:
-        """Return the smallest effect that was used: `0.031 nats, 5 % of the upper limit of the median total`."""
+        """The smallest effect that was used: `0.031 nats, 5 % of the upper limit of the median total`."""
         if self.delta > self.smallest_effect * self._limits[1]:
             return f"{self.delta:.3g} {unit}, which rounding may reach"
         return f"{self.delta:.3g} {unit}, {100 * self.smallest_effect:.3g} % of the upper limit of the median total"
 
 
 class Parts:
-    """Share what results have in common that take an effect apart into heads, edges or sites ("cells").
+    """What results have in common that take an effect apart into heads, edges or sites ("cells").
 
-    `per_cell` `[problem, *cells]` and `total_effect` `[problem]` are a result's `values` and `total` unless it says otherwise.
-    What is claimed of a cell is how many problems show it: more than the smallest effect of interest, with the total effect or
-    against it, in more than half of all problems (`whole`, an `Effect`, has the rules). Means describe.
+    What is claimed of a cell is that most problems show it: more than the smallest effect of interest, with the total effect or
+    against it (`whole`, an `Effect`, has the rules). Means describe.
     """
 
     problem_ids: tuple[str, ...]
@@ -254,12 +242,12 @@ class Parts:
 
     @cached_property
     def whole(self) -> Effect:
-        """The whole effect, by which its parts are judged."""
+        """The whole effect, by which the parts are judged."""
         return Effect(self.total_effect, self.confidence, self.smallest_effect, self.rounding, groups=self.groups)
 
     @property
     def established(self) -> bool:
-        """Most problems show a total effect; without one no cell is tested."""
+        """Whether most problems show a total effect; without one no cell is tested."""
         return self.whole.established
 
     @property
@@ -274,7 +262,7 @@ class Parts:
 
     @cached_property
     def prevalence(self) -> Prevalence:
-        """In how many problems each cell does more than the smallest effect, with the total and against it, `[sense, cell]`."""
+        """In how many problems each cell does more than the smallest effect, `[sense, cell]`."""
         return self.whole.prevalence(self.per_cell)
 
     @cached_property
@@ -299,7 +287,7 @@ class Parts:
 
     @cached_property
     def share(self) -> Interval:
-        """The share of the total effect that each cell is, with exact limits; NaN where the total is not established."""
+        """The share of the total effect that each cell is, with exact limits."""
         return self.whole.share(self.per_cell)
 
     @cached_property
@@ -309,11 +297,11 @@ class Parts:
 
     @property
     def effect_fraction(self) -> np.ndarray:
-        """Ratio of means per cell: a description; NaN where the mean total is not one to have a share of (`Effect.mean`)."""
+        """Ratio of means per cell: a description; NaN where `Effect.mean` is."""
         return self.mean_effect / self.whole.mean + 0.0
 
     def claim_columns(self) -> dict[str, np.ndarray]:
-        """The columns of a summary that say what is claimed, and the means that describe."""
+        """The columns of a table that say what is claimed, and the means that describe."""
         told = self.prevalence
         counted = {"prevalence": told.share, "prevalence_ci_low": told.low, "prevalence_ci_high": told.high}
         return {
@@ -329,7 +317,6 @@ class Parts:
         }
 
     def quantity(self, column: str) -> Quantity:
-        """Parts of the effect, or shares of it or of the problems; all rest on the same test."""
         limits, tested = (f"{column}_ci_low", f"{column}_ci_high"), ("p_corrected", self._claim())
         if column == "prevalence":
             return Quantity("share of problems", False, limits, *tested, level=self.level)
@@ -344,7 +331,6 @@ class Parts:
         return f"more than {self._least} of the effect in most problems"
 
     def headline(self) -> str:
-        """Return the total effect with its direction, and which cells carry more than the smallest effect of it."""
         s = self.settings
         if s.get("contrast") == "":
             return f"Scores that were read from {s.get('model')}: nothing is tested."
@@ -354,7 +340,7 @@ class Parts:
         return f"{whole}{name}{'; ' if self.established else ', so '}{self.claim()}."
 
     def claim(self) -> str:
-        """Return which cells carry more than the smallest effect in most problems, as a clause."""
+        """Which cells carry more than the smallest effect in most problems, as a clause."""
         one, several = self.what
         if not self.established:
             return f"no {one} is tested"
@@ -370,11 +356,10 @@ class Parts:
         )
 
     def caveats(self) -> list[str]:
-        """Return that a few problems carry most of the effect, where they do, and what limits every result."""
         return [*concentration_words(self.total_effect, self.problem_ids, self.unit), *super().caveats()]  # type: ignore[misc]
 
     def _claim_words(self) -> list[str]:
-        """Return the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
+        """The total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
         return [self.whole.details(self.unit), self.why_none() or f"Shown in most problems: {self._test_words()}."]
 
     @property
@@ -398,16 +383,16 @@ class Parts:
         said = f"No {one} is shown to do {self._claim()}"
         if not m:
             return f"{said}: none is defined on any problem."
-        if self.whole.n < (least := self.whole.fewest(tests)):
+        if self.whole.n < (least := fewest_for(tests, self.confidence)):
             return f"No {one} can pass with {self.whole.counted(self.whole.n)}: that takes at least {least}."
         found = f"one that does in {100 * self.whole.detectable(tests):.0f} % of all problems"
         return f"{said} ({self._test_words()}); {found} would be found with 80 % power."
 
 
 def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> list[str]:
-    """Return which problems carry most of an effect, where a few do, and the mean without them."""
+    """Which problems carry most of an effect, where a few do, and the mean without them."""
     few = concentration(total)
-    if not few.concentrated or len(total) < FEWEST:
+    if not few.concentrated or len(total) < 6:  # of fewer, one always may
         return []
     return [
         f"{len(few.problems)} of {len(total)} problems carry {100 * few.share:.0f} % of the effect "

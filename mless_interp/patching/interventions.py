@@ -29,9 +29,8 @@ class LayerState:
     """One layer of a recorded run, at the positions from the recording's `start` on (dest) and at all positions (src).
 
     `q`, `z` `[b, dest, H, d]`; `k`, `v` `[b, src, KV, d]`; `visible` `[b, 1|H, dest, src]` under the run's own mask, `unmasked`
-    without the input's; `span` `[b, src]` the keys that a knockout cuts off (`Contrast.cut`), `rows` `[b, dest]` from which
-    rows (None: all); `donor` the same layer of the donor run. `layer` and `names` (of the problems) key what is drawn at
-    random.
+    without the input's; `span` `[b, src]` the keys that a knockout cuts off, `rows` `[b, dest]` from which rows (None: all);
+    `donor` the same layer of the donor run. `layer` and `names` (of the problems) key what is drawn at random.
     """
 
     q: Tensor
@@ -64,7 +63,11 @@ class LayerState:
             model.need_rotated("edits of attention (other than edit='z')")
         place, start = recording.k[layer].device, recording.start
         return cls(
-            *(recording.q[layer], recording.k[layer], recording.v[layer], recording.z[layer], recording.masks[layer]),
+            q=recording.q[layer],
+            k=recording.k[layer],
+            v=recording.v[layer],
+            z=recording.z[layer],
+            visible=recording.masks[layer],
             unmasked=model.visible(recording.inputs.unmasked)[layer].to(place)[:, :, start:],
             rule=model.attention_rule(layer),
             span=span.to(place),
@@ -76,19 +79,24 @@ class LayerState:
 
     @property
     def sink(self) -> Tensor:
-        """The first token that is not cut off (outside the span), boolean `[b, 1, 1, src]`."""
+        """The first token outside the span, boolean `[b, 1, 1, src]`."""
         first = torch.nn.functional.one_hot((~self.span).int().argmax(-1), self.span.shape[1])
         return first.bool()[:, None, None, :]
 
     @property
     def span_keys(self) -> Tensor:
-        """What the edit hides, in the shape of a pattern: `[b, 1, 1 or dest, src]`."""
+        """What the edit hides, boolean `[b, 1, 1 or dest, src]`."""
         keys = self.span[:, None, None, :]
         return keys if self.rows is None else keys & self.rows[:, None, :, None]
 
     def pattern(self, visible: Tensor | None = None) -> Tensor:
-        """Attention probabilities `[b, H, dest, src]`, under the run's own visibility or another."""
+        """Attention `[b, H, dest, src]`, under the run's own visibility or another."""
         return pattern_of(self.q, self.k, self.visible if visible is None else visible, self.rule)
+
+    def split(self) -> tuple[Tensor, Tensor]:
+        """The pattern outside the span (0 inside), and how much of each row is inside, `[b, H, dest, 1]`."""
+        pattern = self.pattern()
+        return pattern * ~self.span_keys, (pattern * self.span_keys).sum(-1, keepdim=True)
 
     def renormalised(self, edited: Tensor, pattern: Tensor) -> Tensor:
         """`edited` with rows that sum to 1, together with what learned sinks had in `pattern`, where there are any."""
@@ -107,7 +115,7 @@ class Intervention(ABC):
     """A named edit of head outputs.
 
     `needs_donor`: another run to take from. `needs_span`: a span that can be read. `needs_attention`: the receiving run's
-    queries and keys (without it, the donor's z is all that it takes).
+    queries and keys (else the donor's z is all that it takes).
     """
 
     name: ClassVar[str]
@@ -168,7 +176,7 @@ class KnockoutZero(Intervention):
     name = "knockout_zero"
 
     def __call__(self, state: LayerState) -> Z:
-        return state.mixed(state.pattern() * ~state.span_keys)
+        return state.mixed(state.split()[0])
 
 
 class EdgeNoise(Intervention):
@@ -219,12 +227,9 @@ class RerouteToSink(Intervention):
     name = "reroute_to_sink"
 
     def __call__(self, state: LayerState) -> Z:
-        pattern = state.pattern()
-        kept = pattern * ~state.span_keys
-        mass = (pattern * state.span_keys).sum(-1, keepdim=True)
+        kept, mass = state.split()
         sees_sink = (state.visible & state.sink).any(-1, keepdim=True)
-        moved = kept + mass * state.sink
-        return state.mixed(torch.where(sees_sink, moved, torch.nan))
+        return state.mixed(torch.where(sees_sink, kept + mass * state.sink, torch.nan))
 
 
 class RerouteUniform(Intervention):
@@ -233,19 +238,17 @@ class RerouteUniform(Intervention):
     name = "reroute_uniform"
 
     def __call__(self, state: LayerState) -> Z:
-        pattern = state.pattern()
-        others = state.visible & ~state.span_keys
-        mass = (pattern * state.span_keys).sum(-1, keepdim=True)
-        return state.mixed(pattern * ~state.span_keys + mass * others / others.sum(-1, keepdim=True).clamp(min=1))
+        (kept, mass), others = state.split(), state.visible & ~state.span_keys
+        return state.mixed(kept + mass * others / others.sum(-1, keepdim=True).clamp(min=1))
 
 
 @dataclass(frozen=True)
 class MatchedMassKnockout(Intervention):
     """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself).
 
-    The control for generic mask damage: keys are gated down in a random order, the last one in part, until the removed share
-    equals the span's, and the row is renormalised. NaN where the others hold too little. The order is drawn for each problem,
-    layer and head from their names, `seed` and `draw`; average over draws.
+    The control for generic mask damage: keys are gated down in a random order, the last one in part, until as much is gone,
+    and the row is renormalised. NaN where the others hold too little. The order is drawn for each problem, layer and head from
+    their names, `seed` and `draw`; average over draws.
     """
 
     seed: int = 0
@@ -306,12 +309,10 @@ def run_edits(
 ) -> dict[str, Edit]:
     """Edits for one `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on.
 
-    Each layer's intervention is computed from the run as the earlier ones left it. `span` is boolean `[batch, token]`, the keys
-    that are cut off, `rows` the rows that they are cut off from (None: all); `donor` is the recording that a patch takes from.
+    Each layer's intervention is computed from the run as the earlier ones left it. `span` and `rows` are boolean `[batch,
+    token]`, as in `LayerState`; `donor` is the recording that a patch takes from.
     """
     chosen = model.info.chosen(heads, what="edit")
-    if intervention.needs_donor and donor is None:
-        raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
     masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
     span = span.expand(inputs.tokens.shape)
     cut = None if rows is None else rows.expand(inputs.tokens.shape)[:, start:]
@@ -355,9 +356,9 @@ KNOCKOUTS: dict[str, Intervention] = {"denoising": Knockout(), "noising": EdgeNo
 
 def edit_named(edit: str | Intervention, direction: str) -> Intervention:
     """The intervention of a name in this direction, or the given one."""
-    if isinstance(edit, Intervention):
-        return edit
-    return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")
+    if isinstance(edit, str):
+        return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")
+    return edit
 
 
 AT = "before", "after", "at"
@@ -380,17 +381,8 @@ class HeadTransfer:
     insertion: str = ""
     place: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        n = len(set(self.heads))
-        if self.lam.shape[:1] != (n,) or self.sigma.shape[:2] != self.lam.shape or self.sigma.ndim != 3:
-            raise ValueError(
-                f"lam must be [head, row] and sigma [head, row, d_head] of {n} heads, got {list(self.lam.shape)} and "
-                f"{list(self.sigma.shape)}"
-            )
-
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers in which heads are moved."""
         return tuple(sorted({head.layer for head in self.heads}))
 
     @property

@@ -56,12 +56,12 @@ def joint_knockout(
     Each random set holds as many heads of each layer as the given one, some perhaps of the given ones: only if any set could
     have been any other is its rank a p-value. Where no more than `n_random_sets` exist, all are taken and p is exact.
 
-    contrast : "content", or "computed": what is taken is then the span's sight of the question, `Contrast.cut`.
+    contrast : "content", or "computed": what is taken is then the span's sight of the question.
     singles : effects of the single knockouts `[problem, head]` in the order of `heads`; swept here otherwise.
     chosen_elsewhere : True says that the heads were chosen without these problems; only then is there a p.
     checkpoint, progress : as in `patch_heads`.
-    Source: the necessity test of Shi et al. (2410.13032), methods §8 | differs in: attention to the span is knocked out,
-    not the head; whole sets keep their layers; the effect itself comes with an interval over problems.
+    Source: the necessity test of Shi et al. (2410.13032), methods §8 | differs in: attention to the span is knocked out, not
+    the head; whole sets keep their layers.
     """
     options, between = RunOptions(checkpoint, progress, seed), cutting(contrast)
     prepared = prepare(model, pairs, outcome, signed_for="a joint knockout").under(between)
@@ -76,9 +76,8 @@ def joint_knockout(
     gates = torch.stack([gate_row(members, info) for members in ((), chosen, *sets)])
     names = [str(head) for head in chosen]
     settings: Settings = {"heads": names, "contrast": contrast, "n_random_sets": n_random_sets, "seed": seed}
-    values = gated_outcomes(
-        prepared, gates, label="knocking out sets of heads", settings=settings, contrast=between, options=options
-    )
+    label = "knocking out sets of heads"
+    values = gated_outcomes(prepared, gates, label=label, settings=settings, contrast=between, options=options)
     if singles is None:
         one_by_one = {"singles": Sweep.named(contrast, edit="knockout" if between.cuts else "z")}
         swept = sweep_heads(prepared, one_by_one, chosen, options=options.beside("singles", chosen))
@@ -97,7 +96,7 @@ def joint_knockout(
 
 
 def cutting(contrast: str) -> Contrast:
-    """The contrast of that name; `ValueError` where heads can neither be cut off in it nor given what they wrote clean."""
+    """The contrast of that name, in which heads can be cut off or given what they wrote clean."""
     found = one_of(contrast, CONTRASTS, "contrast")
     if not found.cuts and found.changes_from != "tokens":
         known = ", ".join(repr(name) for name, made in CONTRASTS.items() if made.cuts or made.changes_from == "tokens")
@@ -108,8 +107,7 @@ def cutting(contrast: str) -> Contrast:
 
 
 def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: int) -> tuple[tuple[Head, ...], ...]:
-    """Other sets with the same number of heads in each layer (some hold some of these heads): all of them, or `n_sets` at
-    random, each once."""
+    """Other sets with as many heads in each layer (some hold some of these heads): all, or `n_sets` at random, each once."""
     counts = sorted(Counter(head.layer for head in heads).items())
     given, others = set(heads), {layer: [head for head in info.heads if head.layer == layer] for layer, _ in counts}
     if math.prod(math.comb(info.n_heads, count) for _, count in counts) - 1 <= n_sets:
@@ -182,9 +180,8 @@ def _by_forward(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarr
 class JointKnockout(Result):
     """A set of heads knocked out together: `effect` `[problem]`, what that removes of the insertion's effect.
 
-    `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` (random sets of the
-    same size and layers) removes together. Heads that were not `chosen_elsewhere` have no `p`: the choice alone makes them beat
-    random ones.
+    `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` removes together.
+    Heads that were not `chosen_elsewhere` have no `p`: the choice alone makes them beat random ones.
     """
 
     problem_ids: tuple[str, ...]
@@ -214,8 +211,7 @@ class JointKnockout(Result):
 
     @property
     def p(self) -> float:
-        """Rank of the set's |median effect| among the random ones', itself included; NaN where there are none, or where the
-        heads were chosen on these problems."""
+        """Rank of the set's |median effect| among the random ones', itself included; NaN without any, or where chosen here."""
         return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.chosen_elsewhere else float("nan")
 
     @property
@@ -242,7 +238,6 @@ class JointKnockout(Result):
         return rows[["problem", "measure", "value"]]
 
     def headline(self) -> str:
-        """Return what the set removes together."""
         together = " together" if len(self.heads) > 1 else ""
         return (
             f"Knocking out {listed(self.heads)}{together} removes {with_limits(self.interval, self.unit)} of the effect "
@@ -250,7 +245,6 @@ class JointKnockout(Result):
         )
 
     def details(self) -> list[str]:
-        """Return whether other sets of these layers do as much, and whether the heads add up."""
         found = []
         if self.sets:
             middle = float(np.median(np.median(self.by_group(self.random), axis=0)))
@@ -277,5 +271,4 @@ class JointKnockout(Result):
         return found
 
     def printed(self) -> pd.DataFrame:
-        """Return the given set."""
         return self.table().head(1)

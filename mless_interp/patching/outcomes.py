@@ -30,7 +30,7 @@ class Outcome:
     needs_distractor: bool = False
 
     def asked(self, pair: PromptPair, info: ModelInfo) -> PromptPair:
-        """Return the pair with what is appended; what nothing is read behind is left out where it does not fit the context.
+        """The pair with what is appended; what nothing is read behind is left out where it does not fit the context.
 
         A class is no token, so none is appended. `ValueError` for an answer or a distractor that the model cannot give.
         """
@@ -58,11 +58,6 @@ class Outcome:
             )
 
 
-def _reads(n: int, pair: PromptPair) -> list[int]:
-    """Where `n` tokens right after the prompt are predicted."""
-    return [pair.n_answer + 1 - at for at in range(n)]
-
-
 def _apart(pair: PromptPair) -> int:
     """The first token at which the answer and the distractor differ; -1: none."""
     both = zip(pair.answer_ids, pair.distractor_ids, strict=False)
@@ -76,13 +71,11 @@ def _of_tokens(
     appended: Literal["answer", "solution"] = "answer",
 ) -> Outcome:
     ids: Callable[[PromptPair], tuple[int, ...]] = attrgetter(f"{appended}_ids")
-    return Outcome(
-        name,
-        appended,
-        unit,
-        reads=lambda pair: _reads(len(ids(pair)), pair),
-        value=lambda logits, pair, clean: formula(logits, torch.tensor(ids(pair))),
-    )
+
+    def reads(pair: PromptPair) -> list[int]:
+        return [pair.n_answer + 1 - at for at in range(len(ids(pair)))]
+
+    return Outcome(name, appended, unit, reads, lambda logits, pair, clean: formula(logits, torch.tensor(ids(pair))))
 
 
 def _divergence(name: str, unit: str, reads: Callable[[PromptPair], list[int]]) -> Outcome:
@@ -91,6 +84,10 @@ def _divergence(name: str, unit: str, reads: Callable[[PromptPair], list[int]]) 
         return kl_divergence(logits, clean.expand_as(logits))
 
     return Outcome(name, "answer", unit, reads, value, needs_clean=True)
+
+
+def _reads_apart(pair: PromptPair) -> list[int]:
+    return [pair.n_answer + 1 - _apart(pair)]
 
 
 def _difference(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
@@ -104,16 +101,9 @@ OUTCOMES = {
         _of_tokens("answer_logprob", "nats", answer_logprob),
         _of_tokens("answer_prob", "probability", answer_probability),
         _of_tokens("solution_logprob", "nats per token", mean_logprob, "solution"),
-        Outcome(
-            "logit_diff",
-            "answer",
-            "logits",
-            reads=lambda pair: [pair.n_answer + 1 - _apart(pair)],
-            value=_difference,
-            needs_distractor=True,
-        ),
+        Outcome("logit_diff", "answer", "logits", _reads_apart, _difference, needs_distractor=True),
         _divergence("kl", "nats per position", lambda pair: list(range(pair.n_after, 0, -1))),
-        _divergence("kl_last", "nats", lambda pair: _reads(1, pair)),
+        _divergence("kl_last", "nats", lambda pair: [pair.n_answer + 1]),
     )
 }
 

@@ -29,8 +29,8 @@ PER_UNIT = 8
 class Prepared:
     """Problems ready for a model and an outcome: `bare` pairs, and `pairs` with what the outcome appends.
 
-    `units`: problems of equal geometry, which share a batch; planned from the whole list, so that numbers depend on nothing
-    else. `beside`: the insertion whose tokens are the clean ones, in words.
+    `units`: problems of equal geometry, which share a batch; planned from the whole list, so that nothing else decides numbers.
+    `beside`: the insertion whose tokens are the clean ones, in words.
     """
 
     model: Model
@@ -46,7 +46,6 @@ class Prepared:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The group of each problem; () where every problem is its own."""
         return groups_of(pair.problem for pair in self.bare)
 
     @property
@@ -61,18 +60,14 @@ class Prepared:
 
     @property
     def settings(self) -> Settings:
-        """Return the settings that every result of these problems records."""
+        """The settings that every result of these problems records."""
         said = {"special_tokens_as_text": sum(bool(pair.special_as_text) for pair in self.bare), "beside": self.beside}
-        return {
-            "outcome": self.outcome.name,
-            "insertion": self.insertion,
-            **{name: value for name, value in said.items() if value},
-            **self.model.identity,
-            "prompts": digest_of(self.pairs),
-        }
+        some = {name: value for name, value in said.items() if value}
+        made: Settings = {"outcome": self.outcome.name, "insertion": self.insertion}
+        return made | some | self.model.identity | {"prompts": digest_of(self.pairs)}
 
     def fields(self, settings: Settings) -> dict[str, Any]:
-        """Return the fields that every result of these problems has, made with these settings."""
+        """The fields that every result of these problems has, made with these settings."""
         return {
             "problem_ids": self.ids,
             "groups": self.groups,
@@ -82,8 +77,7 @@ class Prepared:
         }
 
     def under(self, contrast: Contrast) -> "Prepared":
-        """The problems as a contrast compares them; `ValueError` where it would count two of them twice, as they differ in a
-        clean prompt alone that it does not use."""
+        """The problems as a contrast compares them; `ValueError` where two differ in a clean prompt alone that it ignores."""
         if contrast.changes_from == "tokens":
             given = not self.beside and all(pair.given for pair in self.bare)
             return replace(self, bare=tuple(replace(pair, insertion=REPLACED) for pair in self.bare)) if given else self
@@ -123,7 +117,7 @@ class Prepared:
         alone: bool = False,
         options: RunOptions = RunOptions(),
     ) -> list[Any]:
-        """`over_problems` for these: in their units, or every problem `alone`."""
+        """`over_pairs` for these: in their units, or every problem `alone`."""
         how: dict[str, Any] = {"label": label, "settings": {**settings, **self.settings}, "options": options}
         return over_pairs(self.model, self.pairs, compute, units=None if alone else self.units, steps=steps, **how)
 
@@ -172,18 +166,15 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
             f"{merged} of {len(found)} pairs merged tokens at the border of a text-level insertion, so their positions "
             'cannot be aligned: make them with template="raw" for patching'
         )
-    if empty := [pair.id for pair in found if followed_by(pair) == 0]:
+    # what follows the insertion: the prompt's tokens and, where it is bare, the answer's
+    appended = {pair.id: 0 if pair.n_answer else len(pair.answer_prefix_ids) + len(pair.answer_ids) for pair in found}
+    if empty := [pair.id for pair in found if pair.n_after + appended[pair.id] == 0]:
         raise ValueError(
             f"{len(empty)} of {len(found)} pairs have no tokens after the insertion, nor an answer (first: {empty[0]!r}), so "
             'nothing can change there: insert before="question"'
         )
     distinct(pair.problem for pair in found)
     return found
-
-
-def followed_by(pair: PromptPair) -> int:
-    """Count the tokens after the insertion: those of the prompt and, where it is bare, of the answer."""
-    return pair.n_after or (0 if pair.n_answer else len(pair.answer_prefix_ids) + len(pair.answer_ids))
 
 
 def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
@@ -221,7 +212,7 @@ class Runs:
         return [self.length(condition) - back for back in self.outcome.reads(self.first)]
 
     def cut(self, contrast: Contrast) -> Hidden:
-        """Which keys a knockout cuts off, and from which rows, `[b, token]` each; nothing where the contrast cuts nothing."""
+        """From which rows a knockout cuts off which keys, `[b, token]` each; nothing where the contrast cuts nothing."""
         if not contrast.cuts:
             nothing = torch.zeros(len(self.pairs), self.length(contrast.corrupted), dtype=torch.bool)
             return Hidden(nothing, nothing)
@@ -234,10 +225,9 @@ class Runs:
 
     def recording(self, condition: str, start: int) -> Recording:
         """The condition's run, with what a replay of its rows from `start` on needs and the outcome's logits."""
-        key = (condition, start)
-        if key not in self._recorded:
-            made = self.model.record(self.inputs(condition), start=start, logits_at=self.read(condition))
-            self._recorded[key] = made
+        if (key := (condition, start)) not in self._recorded:
+            inputs, read = self.inputs(condition), self.read(condition)
+            self._recorded[key] = self.model.record(inputs, start=start, logits_at=read)
         return self._recorded[key]
 
     def outcomes(self, logits: Tensor | None, *, clean: Tensor | None = None) -> np.ndarray:

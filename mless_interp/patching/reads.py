@@ -26,7 +26,7 @@ from ..runtime.results import (
     tidy,
 )
 from ..statistics import CONFIDENCE, holm, prevalence_test
-from .effect import SMALLEST_EFFECT, WHOLE, Parts
+from .effect import SMALLEST_EFFECT, WHOLE, Parts, fewest_for
 from .joint import CHOSEN_HERE
 from .outcomes import Outcome
 from .prepared import Prepared, Settings, prepare
@@ -40,29 +40,17 @@ READ_EDITS = {
     "reroute_uniform": "spreading it evenly over the other tokens",
 }
 """The edits of a read and their words; the last axis of `ReadEffects.values`."""
-FOLLOWS = {
-    "knockout_zero": "what it takes from the span: matters (bias), hardly matters by itself, acts the other way",
-    "restore_scale": "the attention that it keeps for the rest: matters (scale), (scale) hardly matters by itself, "
-    "(scale) acts the other way",
-    "reroute_to_sink": "sending that attention to the first token: does not replace the span, replaces the span, "
-    "does even more",
-    "reroute_uniform": "spreading it over all other tokens: does not replace the span, replaces the span, does even more",
-}
-"""What follows of an edit that is shown to act as the knockout does ("same"), next to nothing and less than half of it
-("less"), or against it ("other"), in this order."""
 ACTS = ("same", "less", "other")
-_UNLIKE_SCALE = {"knockout_zero same", "knockout_zero other", "restore_scale less", "restore_scale other"}
-SO = {
-    "knockout_zero less": ("so the knockout acts by renormalising", {"restore_scale less", "restore_scale other"}),
-    "reroute_to_sink same": (
-        "so the span is more than a place to park attention",
-        {"knockout_zero less", "reroute_uniform less"},
-    ),
-    "reroute_to_sink less": ("so the span is just a place to park attention", _UNLIKE_SCALE),
-    "reroute_uniform same": ("so this is more than dilution", {"knockout_zero less", "reroute_to_sink less"}),
-    "reroute_uniform less": ("so this is only dilution", _UNLIKE_SCALE),
+"""How an edit acts beside the knockout: as it does, next to nothing and less than half of it, or against it."""
+MATTERS = ("matters", "hardly matters by itself", "acts the other way")
+REPLACES = ("does not replace the span", "replaces the span", "does even more")
+FOLLOWS = {
+    "knockout_zero": ("what it takes from the span (bias)", MATTERS),
+    "restore_scale": ("the attention that it keeps for the rest (scale)", MATTERS),
+    "reroute_to_sink": ("sending that attention to the first token", REPLACES),
+    "reroute_uniform": ("spreading it over all other tokens", REPLACES),
 }
-"""The conclusions from these, and what contradicts them."""
+"""What follows of each edit that acts in one of these ways."""
 ASKED = ("more", "against", "less")
 """The possible verdicts of a cell: beyond the smallest effect with or against the insertion's effect, or below it."""
 BESIDE = ("half", "half_against")
@@ -95,9 +83,8 @@ def read_effects(
       deeper it also undoes what earlier layers changed, so nothing is concluded from it there.
     - `reroute_to_sink`, $\lambda z_- + (1 - \lambda) u$ with the value $u$ of the first token outside the span. Where next to
       nothing goes, the span is just a place to park attention. NaN where a row cannot see that token.
-    - `reroute_uniform`, the same with the mean value of the other tokens: where next to nothing goes, it is only dilution.
+    - `reroute_uniform`, the same with the mean value of the other tokens: only dilution, where next to nothing goes.
 
-    heads : usually the readers that `locate_heads` names.
     outcome : one with a sign: "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
     smallest_effect : of interest, as a share of the |median total effect|, above 0.
     confidence : of intervals; 1 - confidence is the level of all tests together.
@@ -127,13 +114,12 @@ def read_effects(
 class ReadEffects(Parts, Result):
     """The effect that each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`).
 
-    `total` `[problem]` is the insertion's content effect (inserted - masked), in the outcome's unit. A problem where a cell is
-    NaN (undefined) leaves its n.
+    `total` `[problem]` is the insertion's content effect (inserted - masked), in the outcome's unit. NaN: undefined.
 
     A cell is *shown* to remove "more" than the smallest effect (with the effect, or "against" it), or "less" than that, where
-    most problems do. That an edit does next to nothing is concluded where it is also smaller than half of what the knockout
-    removes, in most problems and in the knockout's sense. Exact tests, Holm over all of them. Nothing is shown where the total
-    effect is not established. Unless the heads were `chosen_elsewhere` p is NaN, and what is shown describes these problems.
+    most problems do (exact tests, Holm over all). That an edit does next to nothing is concluded where it is also smaller than
+    half of what the knockout removes, in most problems and in its sense. Nothing is shown without an established total effect.
+    Unless the heads were `chosen_elsewhere` p is NaN, and what is shown describes these problems.
     """
 
     problem_ids: tuple[str, ...]
@@ -186,19 +172,17 @@ class ReadEffects(Parts, Result):
     @property
     def p(self) -> np.ndarray:
         """`[more | against | less | half | half_against, head, intervention]`, Holm over all of them; the last two: the edit is
-        smaller than half of what the knockout removes with the effect, or against it. NaN where nothing can be tested, and
-        where the heads were chosen on these problems."""
+        smaller than half of what the knockout removes with the effect, or against it. NaN where the heads were chosen here."""
         return self._corrected if self.chosen_elsewhere else np.full_like(self._corrected, np.nan)
 
     @cached_property
     def verdicts(self) -> np.ndarray:
-        """The verdict of each cell, `[head, intervention]`: one of `ASKED` (each is about most problems), "" for none."""
+        """The verdict of each cell, `[head, intervention]`: one of `ASKED`, "" for none."""
         return np.select(list(self._sure[: len(ASKED)]), ASKED, default="")
 
     def table(self) -> pd.DataFrame:
         """One row per head and intervention: `median` of what the edit removes of the insertion's effect, in `unit`; `share` of
-        the total effect; `k` of `n` problems in which more than delta is removed; corrected p of each question; `shown`.
-        """
+        the total effect; `k` of `n` problems in which more than delta is removed; corrected p of each question; `shown`."""
         made, counted = self.median, self.prevalence
         columns = interval_columns("median", made) | interval_columns("share", self.share)
         columns |= {"k": counted.count[0], "prevalence": counted.share[0], "prevalence_ci_low": counted.low[0]}
@@ -210,7 +194,6 @@ class ReadEffects(Parts, Result):
         return pd.concat([heads.reset_index(drop=True), edits], axis=1)
 
     def quantity(self, column: str) -> Quantity:
-        """An amount in the outcome's unit, a share of the median total effect, or of the problems."""
         unit = {"share": WHOLE, "prevalence": "1: every problem"}.get(column, self.unit)
         return Quantity(unit, column != "prevalence", (f"{column}_ci_low", f"{column}_ci_high"))
 
@@ -222,14 +205,13 @@ class ReadEffects(Parts, Result):
     def printed(self) -> pd.DataFrame:
         """One row per head: every edit's median with its interval, and what is shown of it."""
         said = {"": "", "more": f" (> {self._least})", "less": f" (< {self._least})", "against": " (against)"}
-        amounts = [
-            {name: f"{self._amount(at, k)}{said[self.verdicts[at, k]]}" for k, name in enumerate(READ_EDITS)}
-            for at in range(len(self.heads))
-        ]
-        return pd.DataFrame([{"label": str(head), **row} for head, row in zip(self.heads, amounts, strict=True)])
+        rows = []
+        for at, head in enumerate(self.heads):
+            amounts = {name: f"{self._amount(at, k)}{said[self.verdicts[at, k]]}" for k, name in enumerate(READ_EDITS)}
+            rows.append({"label": str(head), **amounts})
+        return pd.DataFrame(rows)
 
     def shown(self) -> Shown:
-        """Every edit of every head."""
         caption = (
             f"What each edit of a head's attention to the span removes of the insertion's effect (median, {self.unit}); shown: "
             f"more than {self._least} of the total, as much against it, or less "
@@ -241,7 +223,6 @@ class ReadEffects(Parts, Result):
         return Shown((ShownTable(self.table(), caption, [*named, "prevalence", *asked, "n"]),))
 
     def headline(self) -> str:
-        """Return what cutting each head's attention to the span removes of the total effect."""
         if not self.established:
             s = self.settings
             return f"{self.whole.headline(s.get('insertion'), s.get('outcome'), self.unit)}, so no read is judged."
@@ -250,11 +231,10 @@ class ReadEffects(Parts, Result):
         return f"Without attention to the span, this share of the effect disappears (median over {n}): {told}."
 
     def details(self) -> list[str]:
-        """Return what is concluded of each head's read."""
         if not self.established:
             return []
         n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * (len(READ_EDITS) - 1))
-        needed, least = self.whole.fewest(n_tests), f"smallest effect {self.whole.delta_words(self.unit)}"
+        needed, least = fewest_for(n_tests, self.confidence), f"smallest effect {self.whole.delta_words(self.unit)}"
         first = f"{CHOSEN_HERE.capitalize()}: what follows describes these problems, most of them: {least}."
         if len(self.total) < needed:
             first = f"Nothing can be shown with fewer than {needed} problems: the edits are described, no more."
@@ -283,20 +263,16 @@ class ReadEffects(Parts, Result):
         if head.layer > 0:
             del found["restore_scale"]  # there it undoes more than the scale
         smaller = dict(zip(READ_EDITS, self._sure[len(ASKED) + (whole == "against"), at], strict=True))
-        alike = [READ_EDITS[name] for name, shown in found.items() if shown == "less" and not smaller[name]]
-        says = {
-            name: "same" if shown == whole else "less" if shown == "less" else "other"
-            for name, shown in found.items()
-            if shown and (shown != "less" or smaller[name])
-        }
-        shown = {f"{name} {acts}" for name, acts in says.items()}
-        against, unknown = ", against the effect" * (whole == "against"), ", which part of it is not shown" * (not says)
-        said = [f"its read matters{against}{unknown}"]
-        for name, acts in says.items():
-            what, ways = FOLLOWS[name].split(": ")
-            so, unless = SO.get(f"{name} {acts}", ("", set()))
-            follows = f", {so}" if so and unless.isdisjoint(shown) else ""
-            said.append(f"{what} {ways.split(', ')[ACTS.index(acts)]}{follows}")
+        said, alike = [], []
+        for name, shown in found.items():
+            if shown == "less" and not smaller[name]:
+                alike.append(READ_EDITS[name])
+            elif shown:
+                acts = "same" if shown == whole else "less" if shown == "less" else "other"
+                what, ways = FOLLOWS[name]
+                said.append(f"{what} {ways[ACTS.index(acts)]}")
+        against, unknown = ", against the effect" * (whole == "against"), ", which part of it is not shown" * (not said)
+        said = [f"its read matters{against}{unknown}", *said]
         if alike:
             said.append(f"small, but not told apart from the knockout: {', '.join(alike)}")
         return f"{head}: {'; '.join(said)}."

@@ -42,7 +42,7 @@ from .prepared import Prepared, Runs, Settings, prepare
 
 Kept = TypeVar("Kept")
 POSITIONS = ("question", "last", "prefix", "span", "all")
-"""Where heads are edited; see `patch_heads`."""
+"""Where heads are edited (`patch_heads`)."""
 Row = tuple[int, Tensor | None]
 """Where a row joins a pass (the layer of head outputs, the stage of a change of the stream), and what is put there; None:
 nothing is edited."""
@@ -90,10 +90,8 @@ def patch_heads(
     """
     options = RunOptions(checkpoint, progress, seed, max_rows)
     check_smallest_effect(smallest_effect)
-    sweep = Sweep.named(contrast, direction, edit, positions)
-    prepared = prepare(model, pairs, outcome)
-    chosen = model.info.chosen(heads, what="patch")
-    found = sweep_heads(prepared, {"patch": sweep}, chosen, options=options)
+    sweep, prepared = Sweep.named(contrast, direction, edit, positions), prepare(model, pairs, outcome)
+    found = sweep_heads(prepared, {"patch": sweep}, model.info.chosen(heads, what="patch"), options=options)
     return replace(found["patch"], smallest_effect=smallest_effect)
 
 
@@ -104,7 +102,6 @@ class Places:
         self._sent = {rows.device: rows}
 
     def on(self, z: Tensor) -> Tensor:
-        """Where z lies."""
         if z.device not in self._sent:
             self._sent[z.device] = next(iter(self._sent.values())).to(z.device)
         return self._sent[z.device]
@@ -112,7 +109,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Specify a sweep: two conditions, a direction, an edit, positions."""
+    """What is swept: two conditions, a direction, an edit, positions."""
 
     contrast: Contrast
     direction: str
@@ -127,7 +124,6 @@ class Sweep:
         edit: str | Intervention = "z",
         positions: str = "question",
     ) -> "Sweep":
-        """The sweep of these names; `ValueError` for what is unknown or does not go together."""
         found = one_of(contrast, CONTRASTS, "contrast")
         one_of(direction, DIRECTIONS, "direction")
         one_of(positions, dict.fromkeys(POSITIONS), "positions")
@@ -157,10 +153,10 @@ class Sweep:
         """The first row of a condition's run that is recorded."""
         if self.positions == "question":
             return runs.start(self.contrast, condition)
-        return runs.length(condition) - runs.outcome.reads(runs.first)[0] if self.positions == "last" else 0
+        return runs.read(condition)[0] if self.positions == "last" else 0
 
     def edited(self, runs: Runs, donor: Recording, receiving: Recording) -> tuple[Places, Places]:
-        """Where activations are replaced, and by which of the donor's: places among the rows that were recorded of each run."""
+        """Where activations are replaced, and by which of the donor's, among the rows that were recorded of each run."""
         pair, has_span = runs.first, self.contrast.conditions[0].has_span
         if not self.contrast.equal_length:  # only what both prompts have crosses
             base = torch.arange(len(pair.base))
@@ -181,14 +177,13 @@ class Sweep:
         return at, at
 
     def enters_as(self, other: "Sweep") -> bool:
-        """This sweep's edits in layer 0 are those of the other, of knockouts: nothing precedes that layer, so all that a head
+        """Whether its edits in layer 0 are those of the other, of knockouts: nothing precedes that layer, so all that a head
         answers to the contrast there is its own read (methods §3, I7 and I14)."""
         knockouts = replace(self, intervention=KNOCKOUTS[self.direction])
         return bool(self.contrast.cuts) and self.intervention == PatchZ() and other == knockouts
 
     @property
     def settings(self) -> Settings:
-        """What distinguishes this sweep from others."""
         named = {"contrast": self.contrast.name, "direction": self.direction, "edit": self.intervention.label}
         return {**named, "positions": self.positions}
 
@@ -196,15 +191,16 @@ class Sweep:
 def sweep_heads(
     prepared: Prepared, sweeps: Mapping[str, Sweep], heads: Sequence[Head], *, options: RunOptions = RunOptions()
 ) -> "dict[str, PatchScores]":
-    """Several sweeps of the same heads and problems, by name: every run that they share is made once, and what is one edit in
-    two of them (`Sweep.enters_as`)."""
+    """Several sweeps of the same heads and problems, by name: what they share, runs and edits (`Sweep.enters_as`), is made
+    once."""
     chosen, labels = tuple(heads), list(map(str, heads))
     for sweep in sweeps.values():
         prepared = prepared.under(sweep.contrast)
     knockouts = {name: other for name in sweeps for other in sweeps if sweeps[name].enters_as(sweeps[other])}
 
     def of_unit(unit: Unit, tick: Tick) -> list[dict[str, dict[str, np.ndarray]]]:
-        runs, done = prepared.runs(unit), {}  # type: tuple[Runs, dict[str, dict[str, np.ndarray]]]
+        runs = prepared.runs(unit)
+        done: dict[str, dict[str, np.ndarray]] = {}
         for name in sorted(sweeps, key=knockouts.__contains__):  # what others enter as comes first
             first = done[knockouts[name]] if name in knockouts else None
             done[name] = _swept(Engine(runs, sweeps[name], options.max_rows), chosen, tick, first=first)
@@ -213,22 +209,14 @@ def sweep_heads(
             for place in range(len(unit))
         ]
 
-    found = prepared.each(
-        of_unit,
-        label=f"patching {count_of(len(chosen), 'head')} ({prepared.insertion})",
-        settings={
-            "sweeps": {name: sweep.settings for name, sweep in sweeps.items()},
-            "heads": labels,
-            "noise": "one unedited row per layer",
-            **({"layer 0 by": knockouts} if knockouts else {}),
-        },
-        options=options,
-        steps=len(chosen) * len(sweeps),
-    )
-
-    def scores(name: str, sweep: Sweep) -> PatchScores:
+    settings: Settings = {"sweeps": {name: sweep.settings for name, sweep in sweeps.items()}, "heads": labels}
+    settings |= {"noise": "one unedited row per layer", **({"layer 0 by": knockouts} if knockouts else {})}
+    label = f"patching {count_of(len(chosen), 'head')} ({prepared.insertion})"
+    found = prepared.each(of_unit, label=label, settings=settings, options=options, steps=len(chosen) * len(sweeps))
+    scores = {}
+    for name, sweep in sweeps.items():
         made = {key: np.array([each[name][key] for each in found], dtype=float) for key in ("patched", "ends", "noise")}
-        return PatchScores(
+        scores[name] = PatchScores(
             patched=made["patched"],
             receiving=made["ends"][:, 0],
             donor=made["ends"][:, 1],
@@ -238,8 +226,7 @@ def sweep_heads(
             direction=sweep.direction,
             **prepared.fields({**sweep.settings, "heads": labels}),
         )
-
-    return {name: scores(name, sweep) for name, sweep in sweeps.items()}
+    return scores
 
 
 class Engine:
@@ -255,10 +242,10 @@ class Engine:
         self.read, self.n_changed = runs.read(sweep.receiving), run.n_tokens - run.start
         sizes = {"batch": len(runs.pairs), "changed": self.n_changed, "length": run.n_tokens}
         if self.model.remote:
-            self.rows = max_rows or rows_per_request(self.model.info, **sizes)
+            most = rows_per_request(self.model.info, **sizes)
         else:
-            devices = self.model.devices
-            self.rows = max_rows or rows_per_pass(self.model.info, **sizes, read=len(self.read), devices=devices)
+            most = rows_per_pass(self.model.info, **sizes, read=len(self.read), devices=self.model.devices)
+        self.rows = max_rows or most
         self._kept: dict[str, tuple[object, Any]] = {}
 
     @cached_property
@@ -268,7 +255,7 @@ class Engine:
         return np.stack([self.runs.outcomes(run.logits, clean=self._clean)[:, 0] for run in both], -1)
 
     def kept(self, what: str, key: object, make: Callable[[], Kept]) -> Kept:
-        """What is asked for again and again with one key, made once."""
+        """What is asked for several times in a row with one key, made once."""
         if what not in self._kept or self._kept[what][0] != key:
             self._kept[what] = (key, make())
         return self._kept[what][1]
@@ -278,14 +265,14 @@ class Engine:
         return self.kept("z", layer, lambda: self._new_z(layer))
 
     def _new_z(self, layer: int) -> Tensor:
-        runs, intervention, z = self.runs, self.sweep.intervention, self.donor.z[layer]
+        intervention, z = self.sweep.intervention, self.donor.z[layer]
         if not intervention.needs_attention:
             return z[:, self.there.on(z)]
-        (rows, keys), source = runs.cut(self.sweep.contrast), None
+        (rows, keys), source = self.runs.cut(self.sweep.contrast), None
         if intervention.needs_donor:
             source = LayerState.of(self.model, self.donor, layer, span=keys, rows=rows)
+        names = [pair.id for pair in self.runs.pairs]
         with torch.no_grad():
-            names = [pair.id for pair in runs.pairs]
             state = LayerState.of(self.model, self.receiving, layer, span=keys, rows=rows, donor=source, names=names)
             new = intervention.edited(state)
             return new[:, self.here.on(new)]
@@ -305,8 +292,8 @@ class Engine:
         left unedited for edits of heads, and in half precision, where rounding that is common to the rows that join at one
         place is taken off. Where memory runs out, passes are halved.
         """
-        base, half = self.ends[:, 0], is_half(self.receiving.z[0])
-        made, noise = [np.empty((len(base), 0))], {}  # type: tuple[list[np.ndarray], dict[int, np.ndarray]]
+        base, half, made = self.ends[:, 0], is_half(self.receiving.z[0]), [np.empty((len(self.ends), 0))]
+        noise: dict[int, np.ndarray] = {}
         rows = _with_unedited(edits) if of_heads or half else iter(edits)
         with torch.no_grad():  # the edits are made here too
             while part := list(islice(rows, self.rows)):
@@ -334,7 +321,7 @@ class Engine:
             return np.concatenate([first[0], second[0]], 1), np.concatenate([first[1], second[1]], 1)
 
     def _acting(self, edits: list[Row], of_heads: bool) -> np.ndarray:
-        """Where an edit changes anything that is read, `[problem, edit]`; all are looked at together: nobody waits for each."""
+        """Where an edit changes anything that is read, `[problem, edit]`."""
         same = torch.zeros(len(self.runs.pairs), dtype=torch.bool)
         read, last = torch.tensor(self.read) - self.receiving.start, 2 * self.model.info.n_layers
         found: list[Tensor] = []
@@ -345,6 +332,7 @@ class Engine:
                 found.append((edited != self.receiving.z[at]).flatten(1).any(1))
             else:
                 found.append((edited[:, read.to(edited.device)] if at == last else edited).ne(0).flatten(1).any(1))
+        # all are brought from the device together: nobody waits for each
         place = next((each.device for each in found if each is not same), same.device)
         return torch.stack([each.to(place) for each in found], 1).cpu().numpy()
 
@@ -398,8 +386,7 @@ class PatchScores(Parts, Result):
 
     `total_effect` is the insertion's own (corrupted - clean) and `effect` the part of it that a head carries: what denoising
     the head takes out, what noising it brings in. What is *claimed* of a head is how many problems show more than the smallest
-    effect, with the total effect or against it, and its `share` of the total effect. Means describe, and have no limits: a few
-    problems often carry them.
+    effect, and its `share` of the total. Means describe, and have no limits: a few problems often carry them.
 
     `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
     unedited: rounding (NaN: not swept; None: not measured). A head whose mean effect does not exceed `noise_floor` has no rank.
@@ -461,7 +448,7 @@ class PatchScores(Parts, Result):
 
     @property
     def per_cell(self) -> np.ndarray:
-        """The same: a cell of an exact sweep is a head."""
+        """The same: a cell is a head."""
         return self.per_head
 
     @property
@@ -484,13 +471,13 @@ class PatchScores(Parts, Result):
 
     @cached_property
     def rank(self) -> np.ndarray:
-        """Rank of each head by |effect|, 1 the largest, in the order of `heads`; NaN where undefined or within the noise."""
+        """Rank of each head by |mean effect|, 1 the largest; NaN where undefined or within the noise."""
         size = np.abs(self.mean_effect)
         return pd.Series(np.where(self.within_noise, np.nan, size)).rank(ascending=False, method="min").to_numpy()
 
     @property
     def within_noise(self) -> np.ndarray:
-        """Return True for heads whose mean effect is no larger than `noise_floor`, in the order of `heads`."""
+        """Whether a head's mean effect is no larger than `noise_floor`, in the order of `heads`."""
         return np.abs(self.mean_effect) <= self.noise_floor
 
     def table(self) -> pd.DataFrame:
@@ -500,20 +487,15 @@ class PatchScores(Parts, Result):
         effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. What describes: means; `effect_fraction` =
         mean effect / mean total effect, `recovered` = (patched - corrupted) / (clean - corrupted), `rank`.
         """
-        fraction = self.effect_fraction
-        return pd.DataFrame(
-            {
-                **head_columns(self.heads),
-                **self.claim_columns(),
-                "patching_changes": self.sign * self.mean_effect + 0.0,
-                "recovered": 1 - fraction if self.sign > 0 else fraction,
-                "noise": self.noise_floor,
-                "rank": self.rank,
-            }
+        fraction, table = self.effect_fraction, pd.DataFrame(head_columns(self.heads) | self.claim_columns())
+        return table.assign(
+            patching_changes=self.sign * self.mean_effect + 0.0,
+            recovered=1 - fraction if self.sign > 0 else fraction,
+            noise=self.noise_floor,
+            rank=self.rank,
         )
 
     def quantity(self, column: str) -> Quantity:
-        """An effect in the outcome's unit, or a share of the whole one or of the problems."""
         if column in ("noise", "rank"):
             return Quantity(self.unit if column == "noise" else "")
         made = super().quantity(column)
@@ -524,11 +506,11 @@ class PatchScores(Parts, Result):
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per measure, problem and head: the outcome of the `receiving`, `donor` and `patched` runs, what the
         patch changes, and the `effect`."""
-        ends = {name: getattr(self, name)[:, None].repeat(len(self.heads), 1) for name in ("receiving", "donor")}
-        of_each = {
-            name: of_heads(getattr(self, name), self.heads) for name in ("patched", "patching_changes", "effect")
-        }
-        return rows_per_head(self.problem_ids, self.heads, ends | of_each)
+        ends = {"receiving": self.receiving, "donor": self.donor}
+        measures = {name: np.repeat(values[:, None], len(self.heads), 1) for name, values in ends.items()}
+        changes = {"patched": self.patched, "patching_changes": self.patching_changes, "effect": self.effect}
+        measures |= {name: of_heads(values, self.heads) for name, values in changes.items()}
+        return rows_per_head(self.problem_ids, self.heads, measures)
 
     def top(self, k: int = 10) -> pd.DataFrame:
         """The `k` heads of largest |share| (largest |median| where shares are undefined); those without a rank come last."""
@@ -537,7 +519,6 @@ class PatchScores(Parts, Result):
         return ranked.head(k).reset_index(drop=True)
 
     def details(self) -> list[str]:
-        """Return how the heads were patched, the test, and which heads are undefined or within rounding."""
         s, n = self.settings, count_of(len(self.problem_ids), "problem")
         found = [
             f"{s.get('edit', 'z')} patch of {count_of(len(self.heads), 'head')}, contrast {s.get('contrast')}, "
@@ -552,18 +533,16 @@ class PatchScores(Parts, Result):
         return found
 
     def in_order(self) -> pd.DataFrame:
-        """Return the rows of `table`, the surest first, of equally sure ones the largest median."""
+        """The rows of `table`, the surest first, of equally sure ones the largest median."""
         table = self.table()
         order = np.lexsort((-table["median"].abs().fillna(0.0), table["p_corrected"].fillna(2.0)))
         return table.iloc[order].reset_index(drop=True)
 
     def printed(self) -> pd.DataFrame:
-        """Return the heads that have a rank, the surest first."""
         columns = ["label", "share", "share_ci_low", "share_ci_high", "k", "n", "p_corrected", "median", "effect"]
         return self.in_order().dropna(subset="rank")[columns]
 
     def shown(self) -> Shown:
-        """Every head's share as a map and a table."""
         columns = ["label", "paper_label", "share", "share_ci_low", "prevalence", "prevalence_ci_low", "k", "n"]
         columns += ["p_corrected", "median", "effect", "effect_fraction", "recovered"]
         table = self.table()

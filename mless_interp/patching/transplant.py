@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,7 +49,7 @@ def transplant_span(
     answer loses with a foreign span. Before the question, behind the same system prompt, both are exactly 0.
 
     n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
-        those with the same inserted tokens, such that their answers differ from each other and from the problem's own.
+        those with the same inserted tokens and answers that all differ.
     outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
     confidence : of intervals; 1 - confidence is the level of the sign test that says whether most problems show it.
     checkpoint, progress : as in `patch_heads`.
@@ -67,15 +68,12 @@ def transplant_span(
     before = {pair.base.ids[: pair.base.indices("question")[0]] for pair in prepared.bare}
     settings = {"n_partners": n_partners, "seed": seed, "n_prompts": len(before), **prepared.settings}
     given = [[prepared.bare[k] for k in (at, *others)] for at, others in enumerate(partners)]
-    found = over_pairs(
-        model,
-        prepared.pairs,
+    compute, prompts = (
         single(lambda at: _one(model, read, given[at])),
-        label="transplanting spans",
-        settings=settings,
-        prompts=[[pair.fingerprint() for pair in pairs] for pairs in given],
-        options=options,
+        [[p.fingerprint() for p in each] for each in given],
     )
+    how: dict[str, Any] = {"label": "transplanting spans", "settings": settings, "prompts": prompts, "options": options}
+    found = over_pairs(model, prepared.pairs, compute, **how)
     return Transplant(
         partners=tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners),
         values=np.array(found, dtype=float),
@@ -136,8 +134,7 @@ def _span_of(model: Model, pair: PromptPair, sites: Sequence[str]) -> dict[str, 
 class Transplant(Result):
     """Outcomes of each problem's run with its own and other problems' spans, `values` `[problem, answer, span]`.
 
-    Place 0 of both is the problem itself, place k its k-th partner (`partners[problem]`, ids). `carried` and `lost`
-    `[problem]`, in the outcome's unit, are what is told.
+    Place 0 of both is the problem itself, place k its k-th partner (`partners[problem]`, ids).
     """
 
     problem_ids: tuple[str, ...]
@@ -186,7 +183,6 @@ class Transplant(Result):
         return table
 
     def headline(self) -> str:
-        """Return whether a span carries its problem's answer into another, and what a foreign one costs."""
         if max(np.abs(self.carried).max(), np.abs(self.lost).max()) <= self.resolution:
             return "Nothing changes in any problem: the span holds nothing of the question it is read with."
         told = []
@@ -198,7 +194,6 @@ class Transplant(Result):
         return f"{'; '.join(told)}; {count_of(len(self.problem_ids), 'problem')}."
 
     def details(self) -> list[str]:
-        """Return what else than the question may be carried."""
         n = self.settings.get("n_prompts", 1)
         several = f"Before their questions these problems have {n} different prompts: what is carried may be theirs."
         return [several] if n > 1 else []

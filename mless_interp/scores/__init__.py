@@ -2,10 +2,10 @@
 
 from .between import SegmentAttention, attention_between_segments
 from .catalogue import DEFAULT, METRICS, SINKS, Metric
-from .layout import Thresholds
 from .profiles import AttentionProfile, Curve, attention_profile
 from .score import score_cache, score_heads
 from .scored import HeadScores
+from .streaming import Thresholds
 
 __all__ = [
     "DEFAULT",

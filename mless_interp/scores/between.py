@@ -1,6 +1,6 @@
 """Attention from segment to segment: how much each part of a prompt reads each other part, in every head."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,9 +31,8 @@ from ..runtime.results import (
     tidy,
 )
 from ..statistics import defined_mean, mean_interval
-from .layout import Layout
 from .score import described, over_described
-from .streaming import Plan, Rows, Source, reduce_prompt
+from .streaming import Layout, Plan, RowFormula, Source, reduce_prompt
 
 
 @checked
@@ -52,11 +51,7 @@ def attention_between_segments(
     $$ M_{AB} = \frac{1}{|A|} \sum_{i \in A} \sum_{j \in B} A_{ij} $$
 
     Segments are those of `Prompt.segments`: bos, template, system, examples, inserted, question, answer; they part the prompt,
-    so that the shares of a segment's rows sum to 1.
-
-    The arguments are those of `score_heads`.
-
-    Raises `ValueError` for unknown conditions, no pairs, repeated problems and heads out of range (zero-based).
+    so that the shares of a segment's rows sum to 1. The arguments are those of `score_heads`.
     """
     found, chosen, settings = described(model, pairs, heads, conditions, source, "all")
     there = {segment for pair in found for name in conditions for segment in _prompt(pair, name).segments}
@@ -90,11 +85,6 @@ def _prompt(pair: PromptPair, condition: str) -> Prompt:
     return pair.inserted if CONDITIONS[condition].has_span else pair.base
 
 
-def _on(mask: Tensor) -> Callable[[Rows], Tensor]:
-    """Each row's attention mass on the tokens of a mask."""
-    return lambda rows: rows.block.pattern[..., rows.block.mask(mask)].double().sum(-1)
-
-
 def _masses(
     model: Model, pair: PromptPair, condition: str, segments: Sequence[str], layers: Sequence[int], source: Source
 ) -> dict[int, np.ndarray]:
@@ -106,7 +96,11 @@ def _masses(
     layout = Layout(
         n, span=None, shared=torch.arange(n), question=every, before=~every, sink=torch.arange(n) == 0, rows=every
     )
-    plan = Plan(received=False, rows={segment: _on(mask) for segment, mask in masks.items()})
+
+    def mass_on(mask: Tensor) -> RowFormula:
+        return lambda rows: rows.block.pattern[..., rows.block.mask(mask)].double().sum(-1)
+
+    plan = Plan(received=False, rows={segment: mass_on(mask) for segment, mask in masks.items()})
     run = reduce_prompt(model, pair.condition(condition), layout, plan, layers=layers, source=source)
     found = {}
     for layer in layers:
@@ -143,7 +137,6 @@ class SegmentAttention(Result):
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """The conditions that are here."""
         return tuple(self.values)
 
     def of(self, dest: str, src: str, condition: str | None = None) -> np.ndarray:
@@ -152,14 +145,14 @@ class SegmentAttention(Result):
         return self.values[self._condition(condition)][..., at[0], at[1]]
 
     def over_heads(self, condition: str | None = None) -> pd.DataFrame:
-        """Return the table over all heads: a row per segment that reads, a column per segment that is read; mean over heads
-        within each problem, then over the problems that have the one that reads."""
+        """Return the mean over heads, then over the problems that have the segment that reads (a row); a column per segment
+        that is read."""
         table = defined_mean(self.by_group(self._cells(condition).mean(1)))
         return pd.DataFrame(table, columns=list(self.segments)).assign(reads=self.segments)[["reads", *self.segments]]
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
-        """Return one row per head and two segments: layer, head, label, paper_label, `dest` (reads), `src` (is read),
-        the mean `share` over problems with its interval, and the number of problems `n`."""
+        """Return one row per head and two segments: `dest` (reads), `src` (is read), the mean `share` over problems with its
+        interval, and the number of problems `n`."""
         cells = self.by_group(self._cells(condition))
         flat = cells.reshape(len(cells), -1)
         shares = interval_columns("share", mean_interval(flat, seed=self.seed))
@@ -176,7 +169,6 @@ class SegmentAttention(Result):
         return pd.concat(parts, ignore_index=True)
 
     def headline(self) -> str:
-        """Return what the question's rows attend to, on average over heads."""
         table, n = self.over_heads().set_index("reads"), count_of(len(self.problem_ids), "problem")
         if "question" not in table:
             return f"No prompt of {n} has a question to attend from."
@@ -185,7 +177,6 @@ class SegmentAttention(Result):
         return f"The question's rows attend to {said} (condition {self.conditions[-1]}, mean over heads and {n})."
 
     def details(self) -> list[str]:
-        """Return what was measured."""
         return [
             f"Attention between {count_of(len(self.segments), 'segment')} in {count_of(len(self.heads), 'head')} on "
             f"{count_of(len(self.problem_ids), 'problem')}, "
@@ -193,22 +184,15 @@ class SegmentAttention(Result):
         ]
 
     def printed(self) -> pd.DataFrame:
-        """Return the table over all heads, of the last condition."""
         return self.over_heads()
 
     def quantity(self, column: str) -> Quantity:
-        """Return a share."""
         return replace(super().quantity(column), unit="share" if column in ("share", *self.segments) else "")
 
     def shown(self) -> Shown:
-        """Return the table over heads of every condition, and that of every head in the last one."""
-        over = (
-            "mean share of attention from the rows of a segment (left) to the keys of another, over heads and problems"
-        )
+        over = "mean share of attention from the rows of a segment (left) to the keys of another"
         tables = [ShownTable(self.over_heads(name), f"Condition {name!r}: {over}.") for name in self.conditions]
-        each = (
-            f"The same for each head, condition {self.conditions[-1]!r}; n: problems that have the segment that reads."
-        )
+        each = f"The same per head, condition {self.conditions[-1]!r}; n: problems that have the segment that reads."
         return Shown((*tables, ShownTable(self.table(), each)))
 
     def _condition(self, condition: str | None) -> str:

@@ -17,8 +17,7 @@ from ..core.arguments import nearest
 from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column, declare
-from .layout import Layout, Thresholds
-from .streaming import Need, RowFormula, Rows, States, flow_step
+from .streaming import Layout, Need, RowFormula, Rows, States, Thresholds, flow_step
 
 Kind = Literal["row", "profile", "paired", "state"]
 

@@ -21,9 +21,8 @@ from ..runtime.engines import Tick
 from ..runtime.loop import RunOptions, in_context
 from ..runtime.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
-from .layout import pair_layout
 from .score import described, over_described
-from .streaming import Plan, Source, reduce_prompt
+from .streaming import Plan, Source, pair_layout, reduce_prompt
 
 
 @checked
@@ -45,16 +44,13 @@ def attention_profile(
 ) -> "AttentionProfile":
     """Measure the attention that each token receives from the tokens after it, per head, in each condition.
 
-    Parameters
-    ----------
-    rows : which rows are averaged over: "shared" (all but the span's: comparable between conditions), "all" (probably
-        the paper's figures), "question", "last" (with `min_rows=1`).
-    exclude_sink : leave the first token out. None: where the tokenizer put a beginning-of-sequence token there, which
-        is what the paper does for Llama and Gemma but not for Qwen. `renorm` divides rows by their mass elsewhere.
+    rows : which rows are averaged over: "shared" (all but the span's: comparable between conditions), "all" (probably the
+        paper's figures), "question", "last" (with `min_rows=1`).
+    exclude_sink : leave the first token out. None: where the tokenizer put a beginning-of-sequence token there, as the paper
+        does for Llama and Gemma but not for Qwen. `renorm` divides rows by their mass elsewhere.
     diag : count each token's attention to itself as well. `min_rows` : tokens read by fewer rows are undefined (NaN).
 
-    Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
-    that of uniform attention.
+    Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`.
     """
     found, chosen, settings = described(model, pairs, heads, conditions, source, rows, min_rows=min_rows)
     layers = sorted({head.layer for head in chosen})
@@ -109,10 +105,8 @@ SEGMENTS = ("before", "inserted", "question")
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A mean over problems, token by token, with the interval over problems: every array is `[token]`.
-
-    `position` counts tokens so that the insertion points of all problems coincide; `n` counts the problems.
-    """
+    """A mean over problems with its interval, every array `[token]`: `position` counts tokens so that the insertion points of
+    all problems coincide; `n` counts the problems."""
 
     position: np.ndarray
     mean: np.ndarray
@@ -123,10 +117,9 @@ class Curve:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionProfile(Result):
-    """Received attention, a probability, per condition and problem `[head, token]` (heads in the order of `heads`).
+    """Received attention, a probability: `received[condition][problem]` is `[head, token]` over the whole sequence.
 
-    Prompts differ in length, so there is one array per problem. `received[condition][problem]` is the whole sequence,
-    `uniform` its null: what it would be if every row spread its attention evenly over the keys that it sees. NaN where
+    `uniform` is its null: what it would be if every row spread its attention evenly over the keys that it sees. NaN where
     undefined: the tail, an excluded sink. `alignment[problem]` maps base tokens to the inserted prompt (-1: none).
     """
 
@@ -223,7 +216,7 @@ class AttentionProfile(Result):
 
     def shaded(self, condition: str) -> tuple[tuple[int, int], ...]:
         """Return where on a curve's axis at least half of the problems have inserted tokens: (first, one past the last) of each
-        block; none in a condition without them."""
+        block."""
         if not CONDITIONS[condition].has_span:
             return ()
         inside = self._on_insertion_points([self.is_inserted(at) for at in range(len(self.problem_ids))])
@@ -235,18 +228,15 @@ class AttentionProfile(Result):
         """Return one tidy row per problem, condition, head and token: position, base_position (-1 inside the span), segment,
         text, received, uniform, relative."""
         parts = []
-        for condition in self.conditions:
-            relative = self.whole(condition, relative=True)
-            for index, problem in enumerate(self.problem_ids):
-                n_tokens = self.received[condition][index].shape[1]
-                places = pd.DataFrame(head_columns(self.heads)).drop(columns="paper_label")
-                tokens = dict(zip(("base_position", "segment", "text"), self._tokens(condition, index), strict=True))
-                rows = places.merge(pd.DataFrame({"position": np.arange(n_tokens), **tokens}), how="cross")
-                rows.insert(0, "problem", problem)
-                rows.insert(1, "condition", condition)
-                values = (self.received[condition][index], self.uniform[condition][index], relative[index])
-                named = zip(("received", "uniform", "relative"), values, strict=True)
-                parts.append(rows.assign(**{name: each.ravel() for name, each in named}))
+        heads = pd.DataFrame(head_columns(self.heads)).drop(columns="paper_label")
+        for condition, index in product(self.conditions, range(len(self.problem_ids))):
+            base, segment, text = self._tokens(condition, index)
+            here = pd.DataFrame({"problem": self.problem_ids[index], "condition": condition}, index=[0])
+            at = {"position": np.arange(len(text)), "base_position": base, "segment": segment, "text": text}
+            rows = here.merge(heads, how="cross").merge(pd.DataFrame(at), how="cross")
+            whole = {"received": self.received[condition], "uniform": self.uniform[condition]}
+            whole["relative"] = self.whole(condition, relative=True)
+            parts.append(rows.assign(**{name: values[index].ravel() for name, values in whole.items()}))
         return pd.concat(parts, ignore_index=True)
 
     def _tokens(self, condition: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -284,7 +274,6 @@ class AttentionProfile(Result):
         return pd.concat(parts, ignore_index=True)
 
     def headline(self) -> str:
-        """Return how much attention an inserted token receives beside uniform attention."""
         last = self.conditions[-1]
         rows = self.table().query("condition == @last")
         of = "inserted" if rows["inserted_relative"].notna().any() else "question"
@@ -296,7 +285,6 @@ class AttentionProfile(Result):
         )
 
     def details(self) -> list[str]:
-        """Return what was profiled."""
         s = self.settings
         lengths = [len(texts) for texts in self.inserted_texts]
         return [
@@ -306,7 +294,6 @@ class AttentionProfile(Result):
         ]
 
     def shown(self) -> Shown:
-        """Return levels by segment; the curves are a picture (`mi.views.profiles`)."""
         caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
         table = self.table()
         columns = [name for name in table if name not in ("layer", "head")]

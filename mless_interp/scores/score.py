@@ -22,15 +22,17 @@ from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
 from ..runtime.results import Found, put, stacked
 from .catalogue import Profile, TwoProfiles, chosen_metrics, metric_named
-from .layout import Layout, Thresholds, pair_layout
 from .scored import HeadScores
 from .streaming import (
     SOURCES,
+    Layout,
     Need,
     Other,
     Plan,
     Reduced,
     Source,
+    Thresholds,
+    pair_layout,
     pattern_blocks,
     reduce_blocks,
     reduce_prompt,
@@ -64,9 +66,8 @@ def score_heads(
 
     Parameters
     ----------
-    metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", "sinks" (is the span
-        one: its size, direction and values beside attention), or None for the usual ones (all but span_output_weight,
-        rollout_span_share, the distances and what is said of sinks, which need more than one pattern).
+    metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", "sinks" (is the span one: its
+        size, direction and values beside attention), or None for the usual ones (those that need no more than one pattern).
     conditions : of methods section 2; later ones are compared with the first (paired metrics).
     heads : zero-based `Head`s; default all.
     rows : which rows a token's received attention is averaged over: "shared" (not the span's: comparable between
@@ -87,10 +88,8 @@ def score_heads(
     asked, layers = model.info.mask_of(chosen), sorted({head.layer for head in chosen})
 
     def scored(pair: PromptPair, tick: Tick) -> dict[str, Found]:
-        """One problem in every condition: values `[layer, head]` and nulls `[layer]`."""
-        values: Found = {}
-        null: Found = {}
-        base: dict[int, tuple[Profile, Profile]] = {}
+        """One problem in every condition."""
+        made = _Scores(names, thresholds, asked.shape)
         other: dict[int, Other] | None = None
         for number, condition in enumerate(conditions):
             layout = pair_layout(pair, condition, rows=rows)
@@ -100,20 +99,12 @@ def score_heads(
                 inputs = pair.condition(condition)
                 run = reduce_prompt(model, inputs, layout, plan, layers=layers, keep=keep, compare=other, source=source)
                 for layer in layers:
-                    sums = run.layers[layer], run.nulls[layer]
-                    made, nulls, profiles = _layer_values(names, *sums, layout, thresholds, base.get(layer))
-                    for name, of_heads in made.items():
-                        cells = np.where(asked[layer], of_heads.double().numpy(), np.nan)
-                        put(values, name, condition, layer, cells, shape=asked.shape)
-                    for name, one in nulls.items():
-                        put(null, name, condition, layer, float(one[0]), shape=len(asked))
-                    if number == 0 and len(conditions) > 1:
-                        base[layer] = profiles
+                    made.add(condition, layer, layout, run.layers[layer], run.nulls[layer], asked=asked[layer])
             except ValueError as error:
                 raise in_context(error, f"condition {condition}") from error
             other = run.kept if keep else other or {}
             tick(1)
-        return {"values": values, "null": null}
+        return {"values": made.values, "null": made.null}
 
     options = {"label": "scoring heads", "options": RunOptions(checkpoint, progress)}
     done = over_described(model, found, scored, conditions, settings | {"source": source}, **options)
@@ -189,9 +180,7 @@ def score_cache(
     n_heads = next(iter(patterns.values())).shape[0]
     if windows is not None and len(windows) < n_layers:
         raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
-    values: Found = {}
-    null: Found = {}
-    profiles: dict[int, tuple[Profile, Profile]] = {}
+    made = _Scores(names, thresholds, (n_layers, n_heads))
     for number, (name, layers) in enumerate(caches.items()):
         layout = pair_layout(pair, name, rows=rows)
         plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink, renorm=renorm)
@@ -200,28 +189,15 @@ def score_cache(
             visible = visibility(layout.n_tokens, window=window, device=pattern.device)[0]
             reduced = reduce_blocks(pattern_blocks(pattern, visible, n_extra=int(sinks)), layout, plan)
             even = uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
-            uniform = reduce_blocks(even, layout, plan.of_uniform())
-            made, nulls, profiles[layer] = _layer_values(
-                names, reduced, uniform, layout, thresholds, profiles.get(layer) if number else None
-            )
-            for metric, of_heads in made.items():
-                put(values, metric, name, layer, of_heads.double().numpy(), shape=(n_layers, n_heads))
-            for metric, one in nulls.items():
-                put(null, metric, name, layer, float(one[0]), shape=n_layers)
+            made.add(name, layer, layout, reduced, reduce_blocks(even, layout, plan.of_uniform()))
+    settings = {"rows": rows, "exclude_sink": exclude_sink, "renorm": renorm, "sinks": sinks}
     return HeadScores(
         problem_ids=(pair.id,),
         conditions=tuple(caches),
         heads=tuple(Head(layer, head) for layer in sorted(patterns) for head in range(n_heads)),
-        values=stacked([values]),
-        null=stacked([null]),
-        settings={
-            "rows": rows,
-            "exclude_sink": exclude_sink,
-            "renorm": renorm,
-            "sinks": sinks,
-            "thresholds": vars(thresholds),
-            "insertion": pair.insertion.label,
-        },
+        values=stacked([made.values]),
+        null=stacked([made.null]),
+        settings=settings | {"thresholds": vars(thresholds), "insertion": pair.insertion.label},
     )
 
 
@@ -239,8 +215,6 @@ def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
         if pattern.ndim == 4:
             if item is None and len(pattern) > 1:
                 raise ValueError(f"the cache holds {len(pattern)} prompts: say which one with item=")
-            if not -len(pattern) <= (item or 0) < len(pattern):
-                raise ValueError(f"item {item} is out of range: the cache holds {len(pattern)} prompts")
             pattern = pattern[item or 0]
         found[layer] = pattern
     return found
@@ -262,19 +236,27 @@ def _plan(names: Sequence[str], layout: Layout, *, compared: bool, exclude_sink:
     )
 
 
-def _layer_values(
-    names: Sequence[str],
-    reduced: Reduced,
-    null: Reduced,
-    layout: Layout,
-    thresholds: Thresholds,
-    base: tuple[Profile, Profile] | None,
-) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Profile, Profile]]:
-    """(metrics of a layer, those of uniform attention in its place, both profiles); `base`: both to compare with."""
-    profile, uniform = (_profile_of(each, null, layout, thresholds) for each in (reduced, null))
-    other, uniform_other = base or (None, None)
-    values = _head_values(names, reduced, profile, other)
-    return values, _head_values(names, null, uniform, uniform_other), (profile, uniform)
+class _Scores:
+    """One problem's values `[layer, head]` and nulls `[layer]`, put together layer by layer; short-lived."""
+
+    def __init__(self, names: Sequence[str], thresholds: Thresholds, shape: tuple[int, ...]) -> None:
+        self.names, self.thresholds, self.shape = names, thresholds, shape
+        self.values: Found = {}
+        self.null: Found = {}
+        self._first: dict[int, tuple[Profile, Profile]] = {}
+
+    def add(
+        self, condition: str, layer: int, layout: Layout, reduced: Reduced, null: Reduced, *, asked: Any = True
+    ) -> None:
+        """The metrics of a layer, of those of its heads that are `asked` for, and those of uniform attention in its place."""
+        own, uniform = (_profile_of(each, null, layout, self.thresholds) for each in (reduced, null))
+        first, uniform_first = self._first.get(layer, (None, None))
+        for name, cells in _head_values(self.names, reduced, own, first).items():
+            found = np.where(asked, cells.double().numpy(), np.nan)
+            put(self.values, name, condition, layer, found, shape=self.shape)
+        for name, cells in _head_values(self.names, null, uniform, uniform_first).items():
+            put(self.null, name, condition, layer, float(cells[0]), shape=self.shape[0])
+        self._first.setdefault(layer, (own, uniform))
 
 
 def _profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thresholds) -> Profile:
@@ -294,9 +276,8 @@ def _head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base:
             found = rows[metric.name].cpu()
             mean = segment_mean(found, torch.ones(found.shape[-1], dtype=torch.bool))
             value = found[:, -1] if name != metric.name else mean
-            values[name] = value.masked_fill(
-                value.isinf(), torch.nan
-            )  # a probability underflowed: unknown, not nothing
+            # infinite where a probability underflowed: unknown, not nothing
+            values[name] = value.masked_fill(value.isinf(), torch.nan)
         elif name in states:
             values[name] = states[name].cpu()
         elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
@@ -346,8 +327,7 @@ def described(
     *,
     min_rows: int = 1,
 ) -> tuple[tuple[PromptPair, ...], tuple[Head, ...], dict[str, object]]:
-    """The pairs and heads to describe, with the settings that say so; errors for unknown conditions, sources or rows, for no
-    pairs, or repeated problems."""
+    """The pairs and heads to describe, checked, with the settings that say so."""
     several_of(conditions, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
     one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")

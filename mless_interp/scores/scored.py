@@ -42,12 +42,11 @@ OF_SINKS = ("span_sink_rate", *LONGEST)
 class HeadScores(Result):
     """Attention metrics per problem and head.
 
-    `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for; a metric of the span
-    has no entry for a condition without one, and paired metrics stand under the condition that is compared with the
-    first. `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention on the same prompts,
-    where it has one. `twins` are the scores of untrained twins (`untrained_twin`) on the same pairs, if any: a table has
-    their mean in `_untrained`. Infinite values (attention that never recovers) are kept, counted, and rank as the most
-    extreme.
+    `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for; a metric of the span has no
+    entry for a condition without one, and paired metrics stand under the condition that is compared with the first.
+    `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention on the same prompts, where it has one.
+    `twins` are the scores of untrained twins (`untrained_twin`) on the same pairs, if any. Infinite values (attention that
+    never recovers) are kept, counted, and rank as the most extreme.
     """
 
     problem_ids: tuple[str, ...]
@@ -70,7 +69,6 @@ class HeadScores(Result):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """`label`, `layer`, `head` and each metric; of more than five the usual ones (`USUAL`)."""
         return ("label", "layer", "head", *self._usual(self.metrics))
 
     @property
@@ -88,8 +86,7 @@ class HeadScores(Result):
         return found[condition]
 
     def mean(self, metric: str, condition: str | None = None) -> np.ndarray:
-        """Return the mean over the problems where it is defined, `[layer, head]`; NaN where there is none (see `count`),
-        infinite where it is infinite on one (see `middle`)."""
+        """Return the mean over the problems where it is defined, `[layer, head]`; infinite where it is on one."""
         return defined_mean(self.by_group(self.of(metric, condition)))
 
     def middle(self, metric: str, condition: str | None = None) -> np.ndarray:
@@ -103,11 +100,9 @@ class HeadScores(Result):
         return (~np.isnan(self.by_group(self.of(metric, condition)))).sum(0)
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
-        """Return one row per head: layer, head, label, paper_label, and for each metric its mean over problems (median of those
-        that may be infinite), interval `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined, in how many of
-        them it is infinite (`_infinite`, where any is), uniform attention's `_null`, and the untrained twins' mean
-        `_untrained`. Intervals of means are `mean_interval`'s (t below 20 problems), of medians those of order statistics.
-        """
+        """Return one row per head, with each metric's mean over problems (median of those that may be infinite), interval
+        `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined and `_infinite` where it is infinite (if any),
+        uniform attention's `_null`, and the untrained twins' mean `_untrained`."""
         condition = self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
         columns: dict[str, object] = dict(head_columns(self.heads))
         for metric in self._in(condition):
@@ -137,10 +132,9 @@ class HeadScores(Result):
         return pd.concat(parts, ignore_index=True)
 
     def sinks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Count the problems in which the span is a sink to each head (`is_sink`), and those where it is known, `[head]`.
+        """Count the problems in which the span is a sink to each head (`is_sink`), and those where that is known, `[head]`.
 
-        It is not known where one of its quantities is undefined and the others do not make it one. Needs metrics="sinks".
-        """
+        Unknown: a quantity is undefined and the others do not make it one. Needs metrics="sinks"."""
         sunk = is_sink(self)
         unknown = ~sunk & np.any([np.isnan(of_heads(self.of(name), self.heads)) for name in OF_SINKS], axis=0)
         known = self.by_group(np.where(unknown, np.nan, sunk))
@@ -153,7 +147,6 @@ class HeadScores(Result):
         return table.sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
 
     def headline(self) -> str:
-        """Return which head's attention drops most inside the span, and which head attends to it most."""
         table, n = self.table(), count_of(len(self.problem_ids), "problem")
         known = [metric for metric in self.metrics if metric in table and table[metric].notna().any()]
         if not known:
@@ -172,7 +165,6 @@ class HeadScores(Result):
         return f"{self.settings.get('insertion', 'No insertion')}: {'; '.join(told)} ({of})."
 
     def details(self) -> list[str]:
-        """Return what was measured, and how much of it is undefined or infinite."""
         s, found = self.settings, []
         for name, says in (
             ("sink_moved", "the span holds the first token: their sink is the first token after it."),
@@ -209,23 +201,17 @@ class HeadScores(Result):
         return table.loc[list(dict.fromkeys([*told, *table.index]))]
 
     def quantity(self, column: str) -> Quantity:
-        """Return a metric's unit, with 0 in the middle of its colours where it has a sign."""
         if column not in METRICS and column.removesuffix("_last") not in METRICS:  # a count, a null, a label
             return super().quantity(column)
         metric = metric_named(column)
         return Quantity(metric.unit, metric.signed, (f"{column}_ci_low", f"{column}_ci_high"))
 
     def shown(self) -> Shown:
-        """Return the usual metrics with intervals and nulls as a table, the first of them as a map, and the means of all."""
         table, where = self.table(), f"condition {self.conditions[-1]!r}"
         here = self._in(self.conditions[-1])
         first = self._usual(here)
         ends = ("", "_null", "_untrained", "_n", "_infinite")
-        columns = [
-            "label",
-            "paper_label",
-            *(name for metric in first for end in ends if (name := metric + end) in table),
-        ]
+        columns = ["label", "paper_label", *(m + end for m in first for end in ends if m + end in table)]
         caption = (
             f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
             f"attention on the same prompts; {'untrained: untrained twins; ' if self.twins else ''}n: problems."
@@ -273,8 +259,8 @@ def is_sink(scores: HeadScores) -> np.ndarray:
     """Whether the span is a sink to a head, `[problem, head]`: to its attention, or in the residual stream that it reads.
 
     Some span token gets more than the sink threshold (0.3) of the attention of all rows that see it, on average; or the span's
-    tokens, or the first of them, are at least `MASSIVE` times as long as other tokens. Source: Gu et al. 2024 (2410.10781),
-    Sun et al. 2024 (2402.17762), secondary sinks (2512.22213), repeated tokens (2503.08908).
+    tokens, or the first of them, are at least `MASSIVE` times as long as other tokens. Source: Gu et al. (2410.10781), Sun et
+    al. (2402.17762), secondary sinks (2512.22213), repeated tokens (2503.08908).
     """
     attended = of_heads(scores.of("span_sink_rate"), scores.heads) > 0
     long = [of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST]

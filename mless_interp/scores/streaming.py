@@ -1,4 +1,4 @@
-"""Patterns reduced inside the layer that made them, a block of rows at a time.
+"""Patterns reduced inside the layer that made them, a block of rows at a time; and where everything stands in a prompt.
 
 A block comes from the layer's own pattern where the model makes one (eager attention), else from its rotated queries
 and keys, so that no layer ever holds heads x tokens^2. Keys that no row of a block can see are left out: half the work.
@@ -7,22 +7,25 @@ and keys, so that no layer ever holds heads x tokens^2. Keys that no row of a bl
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ..core.arguments import check_count
 from ..core.once import computed_once
-from ..metrics.patterns import uniform_pattern, with_sink_key
+from ..metrics.patterns import RowChoice, flanks, row_mask, uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.info import AttentionRule, Inputs, Reducer
 from ..models.sites import Held, attention_sites, site
-from .layout import Layout
+from ..prompts.conditions import CONDITIONS, one_of
+from ..prompts.pairs import PromptPair
 
 Source = Literal["auto", "pattern", "recomputed"]
 SOURCES = ("auto", "pattern", "recomputed")
+Reference = Literal["prefix", "flanks"]
 Need = Literal[
     "span", "scores", "sink_levels", "values", "residual", "output_weights", "flow", "first_profile", "first_rows"
 ]
@@ -31,6 +34,89 @@ ones; value vectors; the residual stream before the layer; W_O; the rollout from
 run, its profile or its attention rows."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The project's own numbers behind the metrics (methods section 4).
+
+    `min_rows`: tokens read by fewer rows are undefined. `collapsed`: a span token below this relative attention is collapsed.
+    `width`: tokens of the windows of onset, flanks and latency. `recovered`: share of the reference at which attention counts
+    as back. `sink`: a token above this mean attention is a sink. `step`: smallest relative drop that there is anything to
+    recover from. `reference`: what the span is compared with, the prefix without its sink or the tokens on both sides.
+    """
+
+    min_rows: int = 3
+    collapsed: float = 0.25
+    width: int = 5
+    recovered: float = 0.5
+    sink: float = 0.3
+    step: float = 0.05
+    reference: Reference = "prefix"
+
+    def __post_init__(self) -> None:
+        check_count(self.min_rows, name="min_rows")
+        check_count(self.width, name="width")
+        one_of(self.reference, dict.fromkeys(get_args(Reference)), "reference")
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Masks over the tokens of one prompt, all boolean `[token]`, and the positions of the shared tokens `[shared]`.
+
+    `span` is None in a prompt without insertion. `question` holds all tokens after the insertion point (its first block), less
+    the span's, `before` those before it without the `sink`; `rows` are the rows that a mean over rows takes.
+    """
+
+    n_tokens: int
+    span: Tensor | None
+    question: Tensor
+    before: Tensor
+    sink: Tensor
+    rows: Tensor
+    shared: Tensor
+    one_block: bool = True
+
+    @property
+    def inside(self) -> Tensor:
+        """The span, of a prompt that has one."""
+        assert self.span is not None
+        return self.span
+
+    def reference(self, thresholds: Thresholds) -> Tensor:
+        """The tokens whose level the span is compared with."""
+        if thresholds.reference == "prefix":
+            return self.before
+        return flanks(self.inside, width=thresholds.width, exclude=self.sink)
+
+
+def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
+    """The layout of a pair's prompt in one condition; `ValueError` where nothing follows the insertion."""
+    start, stop = pair.spans[0]
+    prompt, shared = pair.inserted, pair.shared
+    if not CONDITIONS[condition].has_span:
+        kept = [token for token, position in enumerate(pair.alignment) if position >= 0]
+        prompt, shared = pair.base, torch.tensor(kept)
+        stop = next((token for token in kept if pair.alignment[token] >= stop), len(prompt))
+    position, spans = torch.arange(len(prompt)), prompt.blocks("inserted")
+    if stop >= len(prompt) or (spans and spans[-1][1] == len(prompt)):
+        raise ValueError(
+            f"problem {pair.id!r}: no tokens follow the insertion, so there is no question whose attention could be "
+            'described: give the pair with its answer (`pair.answered()`), or insert before="question"'
+        )
+    span = prompt.mask("inserted") if spans else None
+    question = (position >= stop) & ~prompt.mask("inserted")
+    sink = position == (stop if spans and start == 0 else 0)
+    return Layout(
+        n_tokens=len(prompt),
+        span=span,
+        question=question,
+        before=(position < start) & ~sink,
+        sink=sink,
+        rows=row_mask(rows, question=question, span=span),
+        shared=shared,
+        one_block=len(pair.spans) < 2,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +158,8 @@ class Block:
 
 def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
     """First row and one past the last row of each block."""
-    start = 0
-    while start < n_tokens:
-        rows = max(1, min(n_tokens - start, BLOCK_ELEMENTS // (n_heads * n_tokens)))
-        yield start, start + rows
-        start += rows
+    rows = max(1, BLOCK_ELEMENTS // (n_heads * n_tokens))
+    return ((start, min(start + rows, n_tokens)) for start in range(0, n_tokens, rows))
 
 
 def pattern_blocks(
@@ -217,12 +300,10 @@ class Reduced:
     numbers: dict[tuple[str, str], Tensor]
 
     def of(self, kind: str) -> dict[str, Tensor]:
-        """All numbers of a kind, by name."""
         return {name: tensor for (each, name), tensor in self.numbers.items() if each == kind}
 
     def mean(self, kind: str, min_rows: int) -> Tensor:
-        """Mean attention that each token gets `[head, token]`, NaN for tokens read by fewer than `min_rows` rows: from later
-        tokens ("received"), or from itself and all later ones ("alpha")."""
+        """Mean attention that each token gets `[head, token]`: from later tokens ("received"), or from itself too ("alpha")."""
         return received_from_sums(self.numbers[kind, "sum"], self.numbers[kind, "count"], min_rows=min_rows)
 
 
@@ -242,12 +323,8 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
             seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
             if plan.received:
                 sink = block.mask(layout.sink, extra=True) if plan.exclude_sink or plan.renorm else None
-                asked: dict[str, Any] = {"rows": block.mask(layout.rows), "sink": sink}
-                add(
-                    "received",
-                    block.n_src,
-                    received_sums(block.pattern, **asked, diag=plan.diag, renorm=plan.renorm, **seen),
-                )
+                asked = seen | {"rows": block.mask(layout.rows), "sink": sink, "diag": plan.diag, "renorm": plan.renorm}
+                add("received", block.n_src, received_sums(block.pattern, **asked))
             if "sink_levels" in plan.needs:
                 add("alpha", block.n_src, received_sums(block.pattern, diag=True, **seen))
             question = block.only(layout.question)
@@ -366,9 +443,8 @@ def reduce_prompt(
 
     capture: dict[str, Reducer] = {}
     for layer in range(model.info.n_layers) if share is not None else layers:
-        wanted = [site(layer, "hook_resid_pre")] * ("residual" in needs) + [site(layer, "attn.hook_v")] * (
-            "values" in needs
-        )
+        wanted = [site(layer, "hook_resid_pre")] * ("residual" in needs)
+        wanted += [site(layer, "attn.hook_v")] * ("values" in needs)
         if recompute or keep:
             wanted += attention_sites(layer, "rot_q", "rot_k")
             capture[site(layer, "attn.hook_z")] = entered(layer)

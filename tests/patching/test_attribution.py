@@ -101,23 +101,10 @@ def test_planted_readers_come_first_by_gates_and_mediators_too_by_attribution_pa
     pairs = planted_pairs(made, model, 4)
     readers, mediators = set(made.readers), set(made.mediators)
     by_gate = attribute_heads(model, pairs, progress=False).ranking()
-    by_z = attribute_heads(model, pairs, method="atp", progress=False).ranking()
-    assert set(by_gate[: len(readers)]) == readers
-    assert set(by_z[: len(readers | mediators)]) == readers | mediators
-    assert len(set(by_gate)) == model.info.n_layers * model.info.n_heads
-
-
-def test_scores_are_per_problem_and_ranked_by_their_means(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    pairs = pairs_for(model)
-    found = attribute_heads(model, pairs, progress=False)
-    assert np.array_equal(attribute_heads(model, pairs[1:2], progress=False).scores[0], found.scores[1])
-    measures = ("score", "knockout", "edge_noise", "exact")
-    assert found.to_frame()["measure"].value_counts().to_dict() == dict.fromkeys(measures, 3 * 3 * 8)
-    atp = attribute_heads(model, pairs, method="atp", progress=False)
-    assert atp.knockout is None and atp.exact is None and np.array_equal(atp.best, atp.scores)
-    by_score = np.abs(atp.scores.mean(0)).ravel().argsort(kind="stable")[::-1]
-    assert [head.layer * 8 + head.head for head in atp.ranking()[:5]] == by_score[:5].tolist()
+    by_z = attribute_heads(model, pairs, method="atp", progress=False)
+    assert set(by_gate[: len(readers)]) == readers and len(set(by_gate)) == by_z.scores[0].size
+    assert set(by_z.ranking()[: len(readers | mediators)]) == readers | mediators
+    assert by_z.knockout is None and by_z.exact is None and np.array_equal(by_z.best, by_z.scores)
 
 
 def test_the_best_heads_are_verified_and_ranked_by_what_came() -> None:
@@ -153,15 +140,14 @@ def test_estimates_never_stand_before_heads_that_were_verified() -> None:
     )
 
 
-def test_problems_in_one_batch_are_attributed_as_alone(tiny_model_dir: Any, monkeypatch: Any) -> None:
+def test_problems_in_one_batch_are_attributed_as_alone(monkeypatch: Any) -> None:
     made, model = planted_here()
     pairs = planted_pairs(made, model, 5)
     together = attribute_heads(model, pairs, method="atp", progress=False)
     for index in (0, 4):
         alone = attribute_heads(model, pairs[index : index + 1], method="atp", progress=False)
-        assert together.scores[index] == pytest.approx(alone.scores[0], abs=1e-5)
-        assert together.inserted[index] == pytest.approx(alone.inserted[0], abs=1e-5)
-        assert together.masked[index] == pytest.approx(alone.masked[0], abs=1e-5)
+        for name in ("scores", "inserted", "masked"):
+            assert getattr(together, name)[index] == pytest.approx(getattr(alone, name)[0], abs=1e-5)
     whole = attribute_heads(model, pairs[:2], verify=0, progress=False)
     monkeypatch.setattr(memory, "GRAPH_BYTES", 1.0)
     assert attribute_heads(model, pairs, method="atp", progress=False).scores == pytest.approx(

@@ -86,8 +86,6 @@ def test_moved_outputs_are_lam_z_and_sigma_from_the_place_on(tiny_model_dir: Any
         replace(edit, sigma=np.zeros((3, 1, width + 1))).check(model)
     with pytest.raises(ValueError, match="have 2 rows, one for each token"):
         replace(edit, lam=np.ones((3, 2)), sigma=np.zeros((3, 2, width))).check(model)
-    with pytest.raises(ValueError, match=r"sigma \[head, row, d_head\] of 3 heads, got \[3, 1\] and \[2, 1, 4\]"):
-        replace(edit, sigma=sigma[:2])
     replace(edit, sigma=np.zeros((3, 1, width))).check(model)
 
 

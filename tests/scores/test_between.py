@@ -27,11 +27,8 @@ def test_masses_are_naive_sums(condition: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("gemma3"), "bridge")
     pairs = shots(model)
     found = mi.attention_between_segments(model, pairs, conditions=[condition], progress=False)
-    assert found.segments == tuple(
-        s
-        for s in SEGMENTS
-        if s in {"bos", "system", "examples", "inserted", "question"} and (condition != "base" or s != "inserted")
-    )
+    there = {"bos", "system", "examples", "question", *["inserted"] * (condition != "base")}
+    assert found.segments == tuple(segment for segment in SEGMENTS if segment in there)
     for at, pair in enumerate(pairs):
         segments = (pair.base if condition == "base" else pair.inserted).segments
         for layer in range(model.info.n_layers):
