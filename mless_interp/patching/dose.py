@@ -121,8 +121,16 @@ def dose_response(
     last = by_dose[-1]
     settings = {"doses": list(doses), "layer": layer, "template": last.pairs[0].template.name, **last.settings}
     prompts = [[pair.fingerprint() for pair in each] for each in zip(*(each.pairs for each in by_dose), strict=True)]
-    how: dict[str, Any] = {"label": "doses", "settings": settings, "prompts": prompts, "options": options}
-    done = over_pairs(model, last.pairs, measured, steps=len(doses), **how)
+    done = over_pairs(
+        model,
+        last.pairs,
+        measured,
+        label="doses",
+        settings=settings,
+        prompts=prompts,
+        steps=len(doses),
+        options=options,
+    )
     return DoseResponse(
         doses=np.array(doses),
         layer=layer,

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -72,8 +71,8 @@ def transplant_span(
         single(lambda at: _one(model, read, given[at])),
         [[p.fingerprint() for p in each] for each in given],
     )
-    how: dict[str, Any] = {"label": "transplanting spans", "settings": settings, "prompts": prompts, "options": options}
-    found = over_pairs(model, prepared.pairs, compute, **how)
+    said = "transplanting spans"
+    found = over_pairs(model, prepared.pairs, compute, label=said, settings=settings, prompts=prompts, options=options)
     return Transplant(
         partners=tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners),
         values=np.array(found, dtype=float),
