@@ -69,8 +69,8 @@ def attention_between_segments(
             tick(1)
         return tables
 
-    options = {"label": "attention between segments", "options": RunOptions(checkpoint, progress)}
-    done = over_described(model, found, of_problem, conditions, settings | {"source": source}, **options)
+    settings_of_run, options = settings | {"source": source}, RunOptions(checkpoint, progress)
+    done = over_described(model, found, of_problem, conditions, settings_of_run, "attention between segments", options)
     return SegmentAttention(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),

@@ -224,10 +224,6 @@ def _onset(p: Profile) -> Tensor:
     return recovery.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
 
 
-def _collapsed_share(p: Profile) -> Tensor:
-    return recovery.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed)
-
-
 def _recovery_fraction(p: Profile) -> Tensor:
     places = {"before": p.layout.before, "span": p.span, "after": p.layout.question}
     return recovery.recovery_fraction(p.relative, **places, tolerance=p.thresholds.step)
@@ -245,7 +241,10 @@ PROFILES: Formulas = {
     "span_relative": (lambda p: segment_mean(p.relative, p.span), ("span",)),
     "collapse": (_collapse("received"), ("span",)),
     "collapse_relative": (_collapse("relative"), ("span",)),
-    "collapsed_share": (_collapsed_share, ("span",)),
+    "collapsed_share": (
+        lambda p: recovery.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed),
+        ("span",),
+    ),
     "onset_step": (_onset, ("span",)),
     "span_variation": (lambda p: recovery.span_variation(p.received, span=p.span), ("span",)),
     "recovery_ratio": (_recovery_ratio("relative"), ("span",)),
@@ -254,13 +253,11 @@ PROFILES: Formulas = {
 }
 
 
-def _norms(s: States, of: Need) -> Tensor:
-    vectors = s.vectors(of)
+def _norms(vectors: Tensor, s: States) -> Tensor:
     return received.relative_norms(vectors, others=s.others.to(vectors.device))
 
 
-def _cosines(s: States, of: Need) -> Tensor:
-    vectors = s.vectors(of)
+def _cosines(vectors: Tensor, s: States) -> Tensor:
     return received.cosines_to_sink(vectors, sink=s.layout.sink.to(vectors.device))
 
 
@@ -272,9 +269,9 @@ PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
 
 
 def _state(
-    place: str, of: Need, values: Callable[[States, Need], Tensor]
+    place: str, of: Need, formula: Callable[[Tensor, States], Tensor]
 ) -> tuple[Callable[[States], Tensor], tuple[Need, ...]]:
-    return lambda s: PLACES[place](values(s, of).cpu().expand(s.n_heads, -1), s), ("span", of)
+    return lambda s: PLACES[place](formula(s.vectors(of), s).cpu().expand(s.n_heads, -1), s), ("span", of)
 
 
 STATES: Formulas = {

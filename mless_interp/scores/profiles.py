@@ -77,8 +77,8 @@ def attention_profile(
             tick(1)
         return made
 
-    options = {"label": "profiling attention", "options": RunOptions(checkpoint, progress)}
-    done = over_described(model, found, profiled, conditions, settings | {"source": source}, **options)
+    settings_of_run, options = settings | {"source": source}, RunOptions(checkpoint, progress)
+    done = over_described(model, found, profiled, conditions, settings_of_run, "profiling attention", options)
 
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:
         return {name: tuple(np.asarray(each[name][what], dtype=float) for each in done) for name in conditions}

@@ -106,8 +106,8 @@ def score_heads(
             tick(1)
         return {"values": made.values, "null": made.null}
 
-    options = {"label": "scoring heads", "options": RunOptions(checkpoint, progress)}
-    done = over_described(model, found, scored, conditions, settings | {"source": source}, **options)
+    settings_of_run, options = settings | {"source": source}, RunOptions(checkpoint, progress)
+    done = over_described(model, found, scored, conditions, settings_of_run, "scoring heads", options)
     return HeadScores(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
@@ -246,7 +246,14 @@ class _Scores:
         self._first: dict[int, tuple[Profile, Profile]] = {}
 
     def add(
-        self, condition: str, layer: int, layout: Layout, reduced: Reduced, null: Reduced, *, asked: Any = True
+        self,
+        condition: str,
+        layer: int,
+        layout: Layout,
+        reduced: Reduced,
+        null: Reduced,
+        *,
+        asked: np.ndarray | bool = True,
     ) -> None:
         """The metrics of a layer, of those of its heads that are `asked` for, and those of uniform attention in its place."""
         own, uniform = (_profile_of(each, null, layout, self.thresholds) for each in (reduced, null))
@@ -307,14 +314,15 @@ def over_described(
     compute: Callable[[PromptPair, Tick], T],
     conditions: Sequence[str],
     settings: Mapping[str, object],
-    **options: Any,
+    label: str,
+    options: RunOptions,
 ) -> list[T]:
     """`over_pairs`, a pair at a time in all conditions."""
 
     def in_turn(unit: Unit, tick: Tick) -> list[T]:
         return [compute(pairs[at], tick) for at in unit]
 
-    return over_pairs(model, pairs, in_turn, settings=settings, steps=len(conditions), **options)
+    return over_pairs(model, pairs, in_turn, label=label, settings=settings, steps=len(conditions), options=options)
 
 
 def described(
