@@ -23,6 +23,7 @@ from mless_interp.patching.joint import JointKnockout
 from mless_interp.patching.reads import ReadEffects
 from mless_interp.patching.sweep import PatchScores
 from mless_interp.patching.transplant import Transplant
+from mless_interp.runtime.results import Result
 from mless_interp.scores import AttentionProfile, HeadScores, SegmentAttention
 
 SIX = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
@@ -502,33 +503,12 @@ def studied(n: int = 8) -> mi.StudyResult:
     )
 
 
-MADE = (
-    patched,
-    located,
-    confirmed,
-    scored,
-    between_segments,
-    profiled,
-    curve,
-    doses,
-    decomposed,
-    mediated,
-    activations,
-)
-MADE += (
-    attributed,
-    knocked_out,
-    transplanted,
-    read_apart,
-    readable,
-    directed,
-    traced,
-    placed,
-    spots,
-    sets_found,
-)
-MADE += (transferred, circuit, written, enriched, answered, studied, checked, certified, hook_compared)
-RESULTS: dict[str, Callable[[], Any]] = {made.__annotations__["return"].__name__: made for made in MADE} | {
+MADE = [made for made in list(vars().values()) if getattr(made, "__module__", "") == __name__ and callable(made)]
+RESULTS: dict[str, Callable[[], Any]] = {
+    kind.__name__: made
+    for made in MADE
+    if isinstance(kind := made.__annotations__["return"], type) and issubclass(kind, Result)
+} | {
     "RunsCompared": lambda: mi.compare_runs({"one": located(), "other": located()}),
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),
     "Comparisons": lambda: answered(n=20).compare_all(),

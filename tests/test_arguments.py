@@ -42,16 +42,8 @@ def good() -> dict[str, Any]:
     made_of = {"model": model, "pairs": pairs, "pair": pairs[0], "found": found, "tokenizer": made.tokenizer}
     made_of |= {"problems": planted_problems(made, 2), "problem": made.problems(1)[0], "prompt": pairs[0].base}
     made_of |= {"insertion": mi.Insertion.meaningless(" /", 4), "heads": [head], "ranking": [head], "cache": {}}
-    texts = {
-        "completion": r"\boxed{1}",
-        "gold": "1",
-        "text": "0:1",
-        "kind": "text",
-        "unit": " /",
-        "name": "demo",
-        "id": "p",
-    }
-    texts |= {"question": "q", "answer": "a", "system": "s", "path": "nowhere", "benchmark": "MATH-500"}
+    texts = {"completion": r"\boxed{1}", "gold": "1", "text": "0:1", "kind": "text", "unit": " /", "name": "demo"}
+    texts |= {"id": "p", "question": "q", "answer": "a", "system": "s", "path": "nowhere", "benchmark": "MATH-500"}
     counts = {"at": 1, "seed": 0, "n": 1, "layer": 0, "head": 0, "n_tokens": 4, "n_layers": 1, "n_heads": 1}
     study = {"title": "t", "insertions": [{"name": "slashes", "kind": "meaningless"}]}
     others = {
@@ -145,26 +137,15 @@ def test_every_public_function_is_asked() -> None:
 
 def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
     model, pairs, problems = (good()[name] for name in ("model", "pairs", "problems"))
+    patch, text = mi.patch_heads, r"\(str\)"
     for do, message in (
-        (
-            lambda: mi.patch_heads("demo", pairs),
-            r"model must be a Model, got 'demo' \(str\): load it first, load_model",
-        ),
-        (lambda: mi.patch_heads(pairs, model), "model must be a Model, got several PromptPairs: load_model"),
-        (
-            lambda: mi.patch_heads(model, problems),
-            r"several PromptPairs, got a Problem at place 0 .*: make_pairs\(model",
-        ),
-        (
-            lambda: mi.patch_heads(model, pairs, heads="L0H1"),
-            r"several Heads or texts or None, got 'L0H1' \(str\): write",
-        ),
-        (lambda: mi.patch_heads(model, pairs, heads=["x"]), "heads: cannot read 'x' as a head: write LAYER:HEAD"),
-        (lambda: mi.patch_heads(model, pairs, max_rows=0), "max_rows must be 1 or more, got 0"),
-        (
-            lambda: mi.make_pairs(model, problems, " /"),
-            r"insertion must be an Insertion, got ' /' \(str\): for example",
-        ),
+        (lambda: patch("demo", pairs), f"model must be a Model, got 'demo' {text}: load it first, load_model"),
+        (lambda: patch(pairs, model), "model must be a Model, got several PromptPairs: load_model"),
+        (lambda: patch(model, problems), r"several PromptPairs, got a Problem at place 0 .*: make_pairs\(model"),
+        (lambda: patch(model, pairs, heads="L0H1"), f"several Heads or texts or None, got 'L0H1' {text}: write"),
+        (lambda: patch(model, pairs, heads=["x"]), "heads: cannot read 'x' as a head: write LAYER:HEAD"),
+        (lambda: patch(model, pairs, max_rows=0), "max_rows must be 1 or more, got 0"),
+        (lambda: mi.make_pairs(model, problems, " /"), f"an Insertion, got ' /' {text}: for example"),
         (lambda: mi.Insertion.meaningless("", 5), "meaningless needs the unit to insert, which is empty"),
         (lambda: mi.dose_response(model, problems, good()["insertion"], doses=(1, 2.5)), "got 2.5 .* at place 1"),
         (lambda: mi.locate_heads(model, pairs, confidence=1.0), "confidence must lie between 0 and 1"),
@@ -178,9 +159,7 @@ def test_another_librarys_model_is_to_be_wrapped() -> None:
     class HookedTransformer:
         __module__ = "transformer_lens.HookedTransformer"
 
-    with pytest.raises(
-        TypeError, match=r"model must be a Model, got a HookedTransformer: wrap it first, wrap_model\(...\)"
-    ):
+    with pytest.raises(TypeError, match=r"model must be a Model, got a HookedTransformer: wrap it first, wrap_model\("):
         mi.locate_heads(HookedTransformer(), good()["pairs"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^name must be .*, got a HookedTransformer: wrap it first, wrap_model\(...\)"):
         mi.load_model(HookedTransformer())  # type: ignore[arg-type]

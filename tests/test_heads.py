@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from mless_interp.core.heads import Head, as_heads, check_heads
+from mless_interp.core.heads import Head, check_heads
 
 pytestmark = pytest.mark.usefixtures("untyped")
 
@@ -63,14 +63,9 @@ def test_checked_heads_and_labels_keep_their_order() -> None:
         ([Head(2, 0)], "L2H0: layer 2 is out of range (zero-based): the model has layers 0 to 1"),
         (["0:0", "0:4"], "L0H4: head 4 is out of range (zero-based): the model has query heads 0 to 3"),
         ([Head(0, 1), Head(1, 1), "0:1"], "L0H1 is given twice"),
-        ([(0, 1)], 'expected a Head, got (0, 1); write Head(layer, head) or "L0H13" (zero-based)'),
-        ("L0H13", 'heads are several: write heads=["L0H13"]'),
+        ("L0H13", "cannot read 'L' as a head"),
     ],
 )
 def test_heads_that_are_not_there_are_named(heads: object, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         check_heads(heads, n_layers=2, n_heads=4)  # type: ignore[arg-type]
-
-
-def test_as_heads_takes_labels() -> None:
-    assert as_heads(["L0H13", "1:4", Head(2, 0)]) == (Head(0, 13), Head(1, 4), Head(2, 0))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..models.base import Model
     from ..prompts.pairs import PromptPair
     from ..runtime.results import Result
-    from ..views.pooling import PairAttention
+    from ..views.circuitsvis import PairAttention
     from ..views.report import Report
 
 SHOWN = "shown"
@@ -150,7 +150,7 @@ def _keep(options: Saving, name: str, computed: Computed) -> None:
 
 def shown_attention(model: "Model", pairs: "Sequence[PromptPair]", heads: "Sequence[Head]") -> "PairAttention":
     """Return the attention that a page shows: the mean over some problems; where their prompts have no mean, of the first."""
-    from ..views.pooling import read_attention
+    from ..views.circuitsvis import read_attention
 
     try:
         return read_attention(model, pairs[:N_SHOWN_PROBLEMS], heads)
@@ -167,9 +167,9 @@ def read(folder: Path) -> Kept:
         )
     from ..runtime.folders import damaged_files, listed_in
     from ..runtime.store import load
-    from ..views import pooling, report  # their classes are saved under `shown`
+    from ..views import circuitsvis, report  # their classes are saved under `shown`
 
-    assert pooling and report
+    assert circuitsvis and report
     asked = [name for name in listed_in(folder) if name.partition("/")[0] in (RESULTS, SHOWN, RUN)]
     for name, why in damaged_files(folder, asked).items():
         raise ValueError(f"{str(folder / name)!r} {why}: take a copy that is whole, or start the analysis again")

@@ -1,1 +1,1 @@
-"""What everything stands on: heads, the names of axes, arguments of public functions checked, values computed once."""
+"""What everything stands on: heads, the names of axes, arguments of public functions checked."""

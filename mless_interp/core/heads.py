@@ -75,8 +75,6 @@ def as_head(head: Head | str) -> Head:
     >>> as_head("L0H13"), as_head(Head(0, 13))
     (L0H13, L0H13)
     """
-    if not isinstance(head, Head | str):
-        raise TypeError(f'expected a Head, got {head!r}; write Head(layer, head) or "L0H13" (zero-based)')
     return head if isinstance(head, Head) else Head.parse(head)
 
 
@@ -96,8 +94,6 @@ def as_heads(heads: Iterable[Head | str]) -> tuple[Head, ...]:
     >>> as_heads(["L0H13", Head(1, 4)])
     (L0H13, L1H4)
     """
-    if isinstance(heads, Head | str):
-        raise TypeError(f'heads are several: write heads=["{heads}"], got {heads!r}')
     return tuple(map(as_head, heads))
 
 

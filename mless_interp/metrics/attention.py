@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..core.once import once
 from ..core.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 from .patterns import (
     ROW_SUM_TOLERANCE,
     check_segment,
     check_span,
+    once,
     prepared,
     resolved_visible,
     row_sums,

@@ -87,9 +87,12 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
         """Keep the problems that have finished at the same moment, a line each, on disk before this returns."""
         if self.path is None:
             return
-        lines = [{"id": name, "key": self._keys.get(name, ""), "value": plain(value)} for name, value in values.items()]
-        self._append([line | {"digest": self._digest(line)} for line in lines])
-        self._done |= {(line["id"], line["key"]): value for line, value in zip(lines, values.values(), strict=True)}
+        lines = []
+        for name, value in values.items():
+            line = {"id": name, "key": self._keys.get(name, ""), "value": plain(value)}
+            lines.append(line | {"digest": self._digest(line)})
+        self._append(lines)
+        self._done |= {(name, self._keys.get(name, "")): value for name, value in values.items()}
 
     def join(self) -> None:
         """Take what the other shards of this run, and the whole run, have kept by now; they may be writing."""
@@ -122,8 +125,8 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
 
     def _append(self, lines: list[dict[str, object]]) -> None:
         assert self.path is not None
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        with self.path.open("ab") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
 

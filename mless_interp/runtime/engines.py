@@ -73,8 +73,6 @@ class Shard:
     wait: int | float = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.wait < float("inf"):
-            raise ValueError(f"a shard waits 0 seconds or more, got {self.wait}")
         if not 0 <= self.index < self.count:
             known = f"0/{self.count} to {self.count - 1}/{self.count}" if self.count > 0 else "0/1"
             raise ValueError(f"invalid shard {self.index}/{self.count}: shards are numbered {known}")

@@ -79,7 +79,7 @@ def listed_in(folder: Path) -> dict[str, str]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_bytes())
         if found["made_by"] == TOOLKIT:
             return {name: each["sha256"] for name, each in found["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -95,7 +95,7 @@ def write_manifest(folder: Path, *, only: Collection[str] | None = None) -> None
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     facts = {"made_by": TOOLKIT, "version": version(TOOLKIT), "made": made, "files": files}
     temporary = folder / f".{MANIFEST}"
-    temporary.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    temporary.write_text(json.dumps(facts, indent=1))
     os.replace(temporary, folder / MANIFEST)
 
 
@@ -208,14 +208,14 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
                 f"{str(partial)!r} keeps the unfinished work of another analysis ({others[0]}); finish that, choose another "
                 "folder, or delete it"
             )
-        own.touch()
+        own.touch()  # says whose work this is, for the next run
         if shard is not None:
             lock.release()
         try:
             yield partial
         finally:
             if shard is None and not finished_steps(partial) and not (partial / COMPUTED / RUN).is_file():
-                shutil.rmtree(partial, ignore_errors=True)
+                shutil.rmtree(partial)
 
 
 def finished_steps(partial: Path) -> int:

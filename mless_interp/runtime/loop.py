@@ -100,7 +100,8 @@ def over_problems(
             return {at: values[at] for unit in planned if all(values[at] is not None for at in unit) for at in unit}
 
         found = kept()
-        waiting = [unit for unit in (planned if shard is None else shard.units(planned)) if unit[0] not in found]
+        asked_for = planned if shard is None else shard.units(planned)
+        waiting = [unit for unit in asked_for if unit[0] not in found]  # a unit is found whole or not at all
         with progress_bar((len(found) + sum(map(len, waiting))) * steps, label, enabled=options.progress) as bar:
             bar.update(len(found) * steps)
             ticked = 0
@@ -114,7 +115,7 @@ def over_problems(
                 for unit, values in engine(_Work(compute, tuple(ids)), waiting, tick):
                     saved.put({ids[at]: value for at, value in zip(unit, values, strict=True)})
                     found |= dict(zip(unit, values, strict=True))
-                    bar.update(len(unit) * steps - ticked)
+                    bar.update(len(unit) * steps - ticked)  # what `compute` has not ticked itself
                     ticked = 0
             except (Exception, KeyboardInterrupt) as error:
                 said = f"{label}: {len(found)} of {count_of(len(ids), 'problem')} completed" + (

@@ -59,7 +59,7 @@ def save(path: str | Path, *results: object, overwrite: bool = False, model: obj
     with new_folder(path, overwrite=overwrite) as folder:
         np.savez_compressed(folder / ARRAYS, allow_pickle=False, **arrays)
         document = {"format": 1, "results": described, "provenance": provenance(model)}
-        (folder / DOCUMENT).write_text(json.dumps(document, indent=2), encoding="utf-8")
+        (folder / DOCUMENT).write_text(json.dumps(document, indent=2))
     return Path(path)
 
 
@@ -81,7 +81,7 @@ def load(path: str | Path) -> dict[str, object]:
     if not (folder / DOCUMENT).is_file():
         raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no {DOCUMENT})")
     try:
-        document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+        document = json.loads((folder / DOCUMENT).read_bytes())
         if document["format"] != 1:
             raise ValueError(f"it has format {document['format']!r}, this version reads format 1")
         with np.load(folder / ARRAYS, allow_pickle=False) as kept:

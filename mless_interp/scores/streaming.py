@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import check_count
-from ..core.once import computed_once
-from ..metrics.patterns import RowChoice, flanks, row_mask, uniform_pattern, with_sink_key
+from ..metrics.patterns import RowChoice, computed_once, flanks, row_mask, uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model

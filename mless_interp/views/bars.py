@@ -147,7 +147,7 @@ def activation_histograms(
     if (shares > 0).any():
         above.set_yscale("log")
         plots.plain_numbers(above.yaxis)
-        above.set_ylim(bottom=shares[shares > 0].min() / 2)
+        above.set_ylim(bottom=shares[shares > 0].min() / 2)  # an empty bin has no logarithm
     above.legend(fontsize=7)
     where = f"MLP of layer {shift.layer} (paper: layer {shift.layer + 1})"
     title = f"{words_of(shift, 'model', 'insertion')}\n{where}, contrast {contrast}, {token_class} tokens"

@@ -202,6 +202,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     options: Style = {"limit": limit or end_of(grids), "label": plots.label_of(value, quantity), "axes": (x, y)}
     picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, quantity.claim, found.level, **options)
     picture.suptitle(words_of(found), fontsize=9)
+    # a line where tokens begin to be counted from the other end, and before the span
     kinds = [(tick.startswith("span "), _end(tick.removeprefix("span "))) for tick in ticks]
     for edge in (at for at in range(1, len(kinds)) if kinds[at] != kinds[at - 1]):
         for axes in picture.axes[: len(titles)]:

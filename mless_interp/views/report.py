@@ -55,15 +55,12 @@ class HeadMap:
 
     kind: ClassVar[str] = "head_map"
     caption: str
-    value: str
+    column: Column
     limit: str
     signed: bool
     undefined: bool
-    n_layers: int
-    n_heads: int
-    squares: tuple[Mapping[str, object], ...]
+    squares: tuple[Mapping[str, Any], ...]
     marked_means: str = ""
-    note: str = ""
     below: str = ""
 
     @classmethod
@@ -88,30 +85,13 @@ class HeadMap:
         least = SMALLEST_SHARE if column.role == "share" else 0.0
         limit = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=least)) or 1.0
         marked = [False] * len(frame) if drawn.marked is None else list(drawn.marked)
-        places = zip(frame["layer"].tolist(), frame["head"].tolist(), numbers.tolist(), marked, strict=True)
-        squares = tuple(
-            {
-                "layer": layer,
-                "head": head,
-                "colour": colour(x / limit),
-                "words": table.sentence(row),
-                "marked": outlined,
-            }
-            for row, (layer, head, x, outlined) in enumerate(places)
-        )
-        return cls(
-            caption,
-            column.heading,
-            f"{limit:.3g}",
-            signed=bool((numbers < 0).any()),
-            undefined=bool(np.isnan(numbers).any()),
-            n_layers=int(frame["layer"].max()) + 1,
-            n_heads=int(frame["head"].max()) + 1,
-            squares=squares,
-            marked_means=drawn.means if any(marked) else "",
-            note=column.note,
-            below=below,
-        )
+        squares = []
+        for row, (layer, head, x) in enumerate(zip(frame["layer"], frame["head"], numbers.tolist(), strict=True)):
+            told = {"colour": colour(x / limit), "words": table.sentence(row), "marked": marked[row]}
+            squares.append({"layer": int(layer), "head": int(head)} | told)
+        means = drawn.means if any(marked) else ""
+        signed, undefined = bool((numbers < 0).any()), bool(np.isnan(numbers).any())
+        return cls(caption, column, f"{limit:.3g}", signed, undefined, tuple(squares), means, below)
 
 
 @savable
@@ -141,8 +121,7 @@ class ShownPrompt:
 
 @dataclass(frozen=True)
 class Block:
-    """Any other part of a page: its `kind`, as the template names it, with what that shows: a `text` (headings, paragraphs,
-    answers in bold, the line of folded `parts`, the command), a picture's or a view's `source`, facts in `groups`."""
+    """Any other part of a page: its `kind`, as the template names it, and what that shows."""
 
     kind: str
     text: str = ""
@@ -252,7 +231,7 @@ class Report:
         the others are folded; `first`: the sentences that stand open. Effects are above 0 where they go with the whole effect.
         """
         shown = result.shown() if shown is None else shown
-        page = self if heading is None else self.heading(heading)
+        page = self._headed(heading)
         words: dict[str, Any] = {"known": result.declared(), "interval": result.interval_words}
         if (drawn := shown.head_map) is not None:
             below = result.quantity(drawn.value).below
@@ -264,9 +243,8 @@ class Report:
             TextTable.of(turned(result, each.frame), each.caption, columns=each.columns, **words)
             for each in shown.tables
         ]
-        told = (part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer")
-        answers = {self.answer, *told}  # these are on the page
-        said = [text for text in result.explain().splitlines() if text not in answers]
+        answers = {part.text for part in self.parts if isinstance(part, Block) and part.kind == "answer"}
+        said = [text for text in result.explain().splitlines() if text not in {self.answer, *answers}]
         kept = list(first) or (said[:FIRST_SENTENCES] if len(said) > OPEN_SENTENCES else said)
         open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
         page = page._with(*tables[:open_]).sentence(*(text for text in said if text in kept))
@@ -282,8 +260,7 @@ class Report:
         plain = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
         groups = {"run": plain, **{key: value for key, value in facts.items() if key not in plain and value}}
         flat = tuple((name, _flat(each)) for name, each in groups.items())
-        page = self if heading is None else self.heading(heading)
-        return page._with(Block("provenance", str(command), groups=flat))
+        return self._headed(heading)._with(Block("provenance", str(command), groups=flat))
 
     def page(self) -> str:
         """Return the whole page as HTML."""
@@ -311,6 +288,9 @@ class Report:
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame of its own, so that neither touches the other's style."""
         return f'<iframe srcdoc="{escape(self.page())}" style="width:100%;height:40rem;border:1px solid #bbb"></iframe>'
+
+    def _headed(self, heading: str | None) -> "Report":
+        return self if heading is None else self.heading(heading)
 
     def _with(self, *parts: Part) -> "Report":
         return replace(self, parts=self.parts + parts)

@@ -15,7 +15,7 @@ from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import Prompt
-from mless_interp.views.pooling import read_patterns
+from mless_interp.views.circuitsvis import read_patterns
 
 LEAST = {"n_layers": 1, "n_heads": 1, "d_model": 8, "d_head": 8, "attn_only": True, "normalization_type": None}
 USUAL = {**LEAST, "n_layers": 2, "n_heads": 2, "d_head": 4, "normalization_type": "LN"}

@@ -3,20 +3,18 @@
 import errno
 import json
 import os
-import subprocess
-import sys
-import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from files_under_test import everything_in
 from results_under_test import same
 
 from mless_interp.runtime.checkpoint import Checkpoint, CheckpointError, key_of, plain
 from mless_interp.runtime.engines import Shard
+from mless_interp.runtime.folders import Lock
 
 SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0}
 ODD = "b\u2028"
@@ -37,7 +35,7 @@ def kept_in(path: Path, settings: dict[str, Any] = SETTINGS) -> dict[str, Any]:
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
     """A checkpoint with three finished problems."""
-    path = tmp_path / "runs" / "c.jsonl"
+    path = tmp_path / "runs" / "new" / "c.jsonl"
     with Checkpoint(path, SETTINGS) as checkpoint:
         checkpoint.put({"a": VALUES["a"]})
         checkpoint.put({name: VALUES[name] for name in (ODD, "c")})
@@ -60,8 +58,12 @@ def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> Non
         assert all(same(again.get(name), value) for name, value in VALUES.items())
         assert np.signbit(again.get("a")[2])
         again.put({"d": np.float32(1 / 3)})
+        assert len(again) == 4 and again.get("d") == np.float32(1 / 3)
     with Checkpoint(begun, SETTINGS) as once_more:
         assert once_more.get("d") == float(np.float32(1 / 3))
+    with Checkpoint(None, SETTINGS) as nowhere:
+        nowhere.put({"d": 1.0})
+        assert nowhere.path is None and nowhere.get("d") is None
 
 
 def test_keys_do_not_depend_on_order_and_values_become_plain() -> None:
@@ -77,6 +79,7 @@ def test_keys_do_not_depend_on_order_and_values_become_plain() -> None:
     ("changes", "message"),
     [
         ({"edit": "knockout"}, "edit was 'z', now 'knockout'; use the old settings, choose another file, or delete"),
+        ({"edit": {"a": 1}}, "edit was 'z', now {'a': 1}; use"),
         ({"heads": ["L0H0"]}, r"heads was \['L0H0', 'L0H1'\], now \['L0H0'\]; use"),
         (dict.fromkeys("pqrst", 1), "p was None, now 1, q was None, now 1, r was None, now 1 and 2 more; use"),
     ],
@@ -130,6 +133,7 @@ DAMAGE: dict[str, tuple[Any, int]] = {
     "an id": (edited(b'"id": "c"', b'"id": "d"'), 4),
     "cut in the middle": (lambda lines: [lines[0], lines[1][:20], *lines[2:]], 2),
     "no digest": (lambda lines: [*lines[:3], b'{"id": "c", "value": [0.25]}'], 4),
+    "no record": (lambda lines: [*lines[:3], b"[3]"], 4),
     "of another run": (lambda lines: [*lines, lines[1].replace(b'digest": "', b'digest": "0')], 5),
 }
 
@@ -147,7 +151,7 @@ def test_a_damaged_file_is_refused_by_name_and_line_and_stays(begun: Path, what:
     assert all(same(value, VALUES[name]) for name, value in kept_in(begun).items()), "as it says"
 
 
-@pytest.mark.parametrize("text", ["my notes", '{"id": "a"}\n'])
+@pytest.mark.parametrize("text", ["my notes", "[]\n", '{"id": "a"}\n'])
 def test_a_file_that_is_no_checkpoint_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(text)
@@ -175,27 +179,20 @@ def test_a_full_disk_is_told_and_costs_no_line_before(begun: Path, monkeypatch: 
 
 # ---------------------------------------------------------------------------------------------------------- two at once
 
-HOLDING = """
-import sys
-from mless_interp.runtime.checkpoint import Checkpoint
-kept = Checkpoint(sys.argv[1], {})
-print("held", flush=True)
-sys.stdin.read()
-"""
 
-
-def test_a_second_run_on_a_file_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    command = [sys.executable, "-c", HOLDING, str(path)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None and first.stdout.readline() == "held\n"
-        with pytest.raises(BlockingIOError, match="'.*c.jsonl' is in use by another run; wait"):
-            Checkpoint(path, {})
-        first.kill()
-    with warnings.catch_warnings(), Checkpoint(path, {}) as found:
-        warnings.simplefilter("error")
+@pytest.mark.parametrize(("held", "shard"), [("c.jsonl", None), ("c.1-of-2.jsonl", None), ("c.jsonl", Shard(0, 2))])
+def test_a_file_that_is_in_use_is_refused_to_a_second_run_and_to_its_parts(
+    tmp_path: Path, held: str, shard: Shard | None
+) -> None:
+    (tmp_path / "c.1-of-2.jsonl").touch()
+    with ThreadPoolExecutor(1) as other:
+        lock = other.submit(Lock, tmp_path / held).result()
+        with pytest.raises(BlockingIOError, match=f"'.*{held}' is in use by another run; wait"):
+            Checkpoint(tmp_path / "c.jsonl", {}, shard=shard)
+        other.submit(lock.release).result()
+    with Checkpoint(tmp_path / "c.jsonl", {}, shard=shard) as found:
         found.put({"a": 1})
-    assert everything_in(tmp_path) == ["c.jsonl"]
+    assert everything_in(tmp_path) == sorted({"c.1-of-2.jsonl", "c.jsonl" if shard is None else "c.0-of-2.jsonl"})
 
 
 # ------------------------------------------------------------------------------------------------------- parts of a run

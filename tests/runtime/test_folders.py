@@ -24,6 +24,7 @@ from mless_interp.runtime.folders import (
     listed_in,
     new_folder,
     refuse_existing,
+    write_manifest,
 )
 
 
@@ -42,13 +43,13 @@ def old(tmp_path: Path) -> Path:
 
 
 def test_a_folder_appears_only_when_it_is_whole_and_replaces_all_of_the_old(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "out"
+    target = tmp_path / "very" / "deep" / "out"
     for text in ("1", "2"):
         with new_folder(target, overwrite=True) as folder:
             (folder / "a").mkdir()
             (folder / "a" / text).write_text(text)
             assert contents(target) == ({} if text == "1" else {"a/1": "1"})
-    assert contents(tmp_path) == {"deep/out/a/2": "2"} and everything_in(target.parent) == ["out"]
+    assert contents(tmp_path) == {"very/deep/out/a/2": "2"} and everything_in(target.parent) == ["out"]
 
 
 def test_a_failure_of_any_step_leaves_the_old_folder_as_it_was(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +72,8 @@ def test_an_existing_folder_needs_overwrite_and_a_link_stays_a_link(old: Path, m
     message = r"the folder '.*out' exists; choose another, .*--overwrite"
     with pytest.raises(FileExistsError, match=message), new_folder(old):
         pytest.fail("the body ran")
+    with pytest.raises(FileExistsError, match="'.*out/old' is a file, not a folder; choose another name"):
+        refuse_existing(old / "old", overwrite=True)
     link = old.parent / "link"
     link.symlink_to(old)
     written(link, new="new")
@@ -165,6 +168,10 @@ def test_a_foreign_file_or_link_is_named_and_stays(old: Path, kind: str) -> None
     with pytest.raises(FileExistsError, match=f"holds what this toolkit did not write there \\({name}\\) and is not"):
         written(old, new="new")
     assert foreign_in(old) == [name] and (old / "old").read_text() == "old"
+    for at in range(5):
+        (old / f"a{at}").touch()
+    with pytest.raises(FileExistsError, match=r"\(a0, a1, a2, a3, a4\) and is not replaced"):
+        refuse_existing(old, overwrite=True)
 
 
 def test_a_folder_without_our_manifest_and_what_came_meanwhile_are_never_replaced(old: Path) -> None:
@@ -189,20 +196,24 @@ def test_the_manifest_lists_every_file_and_every_kind_of_damage_is_named(tmp_pat
     assert listed_in(out)["whole"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     facts = json.loads((out / MANIFEST).read_text())
     assert set(facts) == {"made_by", "version", "made", "files"} and facts["version"] == version("mless_interp")
-    assert datetime.now(UTC) - datetime.fromisoformat(facts["made"]) < timedelta(hours=1)
+    made = datetime.fromisoformat(facts["made"])
+    assert datetime.now(UTC) - made < timedelta(hours=1) and made.microsecond == 0
     assert damaged_files(out) == {} == damaged_files(out / "inner")
     (out / "flipped").write_text("abd")
     (out / "gone").unlink()
     wrong = {"flipped": "has other contents than when it was written", "gone": "is missing"}
     assert damaged_files(out) == wrong and damaged_files(out, ["whole", "unknown"]) == {}
+    assert damaged_files(out, ["gone", "whole"]) == {"gone": "is missing"}
+    write_manifest(out, only=["flipped", MANIFEST, "other"])
+    assert list(listed_in(out)) == ["flipped"] and damaged_files(out) == {}
 
 
 def test_what_a_run_keeps_stays_until_somebody_removes_it(tmp_path: Path) -> None:
-    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    out, partial = tmp_path / "a" / "b" / "out", tmp_path / "a" / "b" / ".out.partial"
     for keep in (False, True):
         with claimed(out, overwrite=False, analysis="own"):
             (partial / "sweep.jsonl").write_text("settings\n" + "kept\n" * keep)
-        assert everything_in(tmp_path) == [".out.partial"] * keep
+        assert everything_in(out.parent) == [".out.partial"] * keep
     message = r"keeps the unfinished work of another analysis \(own\); finish that, choose another"
     with pytest.raises(FileExistsError, match=message), claimed(out, overwrite=True, analysis="other"):
         pytest.fail("the work began")
@@ -246,6 +257,7 @@ def test_steps_are_the_lines_of_checkpoints_after_their_settings(tmp_path: Path)
         folder = tmp_path / f"part {at}"
         folder.mkdir()
         (folder / "c.jsonl").write_text(text)
+    (tmp_path / "folder.jsonl").mkdir()
     (tmp_path / "notes.txt").write_text("\n\n\n")
     assert finished_steps(tmp_path) == 3
 

@@ -2,9 +2,7 @@
 
 import json
 import shlex
-import subprocess
 import sys
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,32 +66,6 @@ def test_shards_count_from_zero(index: int, count: int) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_run_waits_for_no_shard_and_no_shard_for_the_whole_run(file: Path) -> None:
-    holding = """
-        import sys, time
-        from pathlib import Path
-        from mless_interp.runtime.folders import Lock
-        with Lock(Path(sys.argv[1])):
-            print("held", flush=True)
-            time.sleep(60)
-    """
-    part(file, 0)
-    for held, engine in ((parts_of(file)[0], None), (file, Shard(1, 2))):
-        other = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(holding), str(held)], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert other.stdout is not None and other.stdout.readline() == "held\n"
-            with pytest.raises(BlockingIOError, match=f"{held.name}' is in use by another run"):
-                run(file, **({} if engine is None else {"engine": engine}))
-        finally:
-            other.kill()
-            other.wait()
-            assert other.stdout is not None
-            other.stdout.close()
-
-
-@pytest.mark.slow
 def test_shards_that_wait_all_have_the_whole(file: Path) -> None:
     """Two at once, as threads: what each gives is the whole."""
     with ThreadPoolExecutor(2) as pool:
@@ -101,11 +73,6 @@ def test_shards_that_wait_all_have_the_whole(file: Path) -> None:
     assert [repr(each) for each in found] == [repr(run())] * 2
     with pytest.raises(ShardDone):
         run(file.with_name("alone.jsonl"), engine=Shard(0, 2, wait=0.5))
-    with pytest.raises(ValueError, match="waits 0 seconds or more, got -1"):
-        Shard(0, 2, wait=-1)
-
-
-# ------------------------------------------------------------------------------------------------------- whole analyses
 
 
 # ---------------------------------------------------------------------------------------------------------- as commands
