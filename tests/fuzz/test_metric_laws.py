@@ -5,33 +5,16 @@ import torch
 from fuzzing import fuzz
 from hypothesis import strategies as st
 
-from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.own_ids import pairs_from_ids
 from mless_interp.prompts.pairs import PromptPair
-from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import Prompt
 from mless_interp.scores import METRICS, HeadScores, score_cache
 
 SIZES = {"n_before": st.integers(1, 8), "n_span": st.integers(1, 9), "n_after": st.integers(4, 10)}
 
 
 def pair_of(n_before: int, n_span: int, n_after: int) -> PromptPair:
-    prompt = lambda *parts: Prompt(  # noqa: E731
-        tuple(token for _, tokens in parts for token in tokens), tuple(name for name, tokens in parts for _ in tokens)
-    )
-    before, span, after = (
-        ("system", range(n_before)),
-        ("inserted", [99] * n_span),
-        ("question", range(50, 50 + n_after)),
-    )
-    return PromptPair(
-        problem=Problem(id="drawn", question="q", answer="a"),
-        base=prompt(before, after),
-        inserted=prompt(before, span, after),
-        insertion=Insertion.meaningless(" /", n_span),
-        span=(n_before, n_before + n_span),
-        alignment=(*range(n_before), *range(n_before + n_span, n_before + n_span + n_after)),
-        span_source="unit",
-    )
+    ids = [*range(n_before), *[99] * n_span, *range(50, 50 + n_after)]
+    return pairs_from_ids([ids], [1], span=(n_before, n_before + n_span))[0]
 
 
 def pattern_of(n: int, n_heads: int, seed: int, heat: float) -> torch.Tensor:
@@ -45,13 +28,7 @@ def scored(pair: PromptPair, pattern: torch.Tensor, base: torch.Tensor) -> HeadS
     return score_cache({name: pattern}, pair, base={name: base}, metrics="all")
 
 
-@fuzz(
-    few=10,
-    share=1.0,
-    seed=st.integers(0, 2**31),
-    heat=st.sampled_from((0.0, 0.1, 1.0, 5.0, 100.0)),
-    **SIZES,
-)
+@fuzz(few=10, share=1.0, seed=st.integers(0, 2**31), heat=st.sampled_from((0.0, 0.1, 1.0, 5.0, 100.0)), **SIZES)
 def test_every_metric_obeys_its_laws(seed: int, heat: float, n_before: int, n_span: int, n_after: int) -> None:
     pair, n_heads = pair_of(n_before, n_span, n_after), 3
     pattern = pattern_of(len(pair.inserted), n_heads, seed, heat)
@@ -65,10 +42,8 @@ def test_every_metric_obeys_its_laws(seed: int, heat: float, n_before: int, n_sp
     for name, conditions in found.values.items():
         for condition, values in conditions.items():
             one, other = values[0, 0], again.values[name][condition][0, 0]
-            assert np.allclose(one[order], other, rtol=1e-12, atol=1e-12, equal_nan=True), (
-                name,
-                "depends on its neighbours",
-            )
+            same = np.allclose(one[order], other, rtol=1e-12, atol=1e-12, equal_nan=True)
+            assert same, (name, "depends on its neighbours")
             check_limits(name, one, len(pair.inserted))
     together = found.values["span_mass"]["inserted"] + found.values["lam"]["inserted"]
     assert np.allclose(together, 1, atol=1e-9)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from models_under_test import pairs_for, problems
 from torch import Tensor
 
 import mless_interp as mi
-from mless_interp.models import load, memory
+from mless_interp.models import load
 from mless_interp.models.base import Model
 from mless_interp.models.sites import SITES, site
 from mless_interp.patching.interventions import INTERVENTIONS
@@ -265,27 +264,3 @@ def test_products_are_in_tf32_on_a_device_within_passes_alone(
         torch.set_float32_matmul_precision(before)
     assert model.identity["computed_on"]["products"] == ("tf32" if products == "high" else "highest")
     assert model.checks.tolerance == (2e-2 if products == "high" else 1e-3)
-
-
-def test_the_smallest_gpu_decides_how_much_goes_into_a_pass(
-    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = whole_in_memory(tiny_model_dir("llama"), "eager")
-    pairs = pairs_for(model, count=1)
-    sizes = {"cuda:0": 80 * 10**9, "cuda:1": 24 * 10**9}
-    kinds = {"cuda:0": "large", "cuda:1": "little"}
-    asked: list[str] = []
-    told = lambda device: asked.append(device) or SimpleNamespace(total_memory=sizes[device])  # noqa: E731
-    monkeypatch.setattr(torch.cuda, "get_device_properties", told)
-    shape = {"changed": 50, "length": 100_000, "read": 5}
-    for rows, more in ((memory.rows_per_pass, {"batch": 1}), (memory.rows_per_graph, {"bytes_each": 4})):
-        large, little, both = (
-            rows(model.info, **shape, **more, devices=devices) for devices in (["cuda:0"], ["cuda:1"], list(sizes))
-        )
-        assert 1 < little == both < large
-    monkeypatch.setattr(torch.cuda, "get_device_name", kinds.__getitem__)
-    monkeypatch.setattr(type(model), "devices", tuple(sizes))
-    assert model.identity["computed_on"]["device"] == "large and little"
-    asked.clear()
-    mi.patch_heads(model, pairs, heads=["L0H1"], progress=False)
-    assert {*asked} == {*sizes}

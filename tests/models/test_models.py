@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from conftest import BACKENDS, needs_hooked_transformer, tiny_model, word_tokeni
 from models_under_test import hooked, loaded, pairs_for
 
 import mless_interp as mi
-from mless_interp.models import hugging_face
 from mless_interp.models.arithmetic import visibility
-from mless_interp.models.info import Inputs, ModelError
+from mless_interp.models.info import ModelError
 from mless_interp.models.transformer_lens import has_hooked_transformer
 
 
@@ -104,28 +102,6 @@ def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: A
     assert [model.info.backend for model in ours] == ["bridge", "nnsight"]
 
 
-@pytest.mark.parametrize("reached", [True, False])
-def test_a_hub_that_does_not_answer_once_is_asked_for_nothing_else(
-    reached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def head(where: str, **_: Any) -> None:
-        asked.append(where)
-        if not reached:
-            raise RuntimeError("no network")
-
-    def tokenizer(name: str, **options: Any) -> None:
-        asked.append(options["local_files_only"])
-        raise OSError("as far as this")
-
-    monkeypatch.setattr(hugging_face, "get_session", lambda: SimpleNamespace(head=head))
-    monkeypatch.setattr(hugging_face, "load_tokenizer", tokenizer)
-    with pytest.raises(ModelError, match="'nobody/demo' from a local .* could be reached: as far as this"):
-        mi.load_model("nobody/demo")
-    assert asked == ["https://huggingface.co", not reached]
-
-
 def test_other_objects_cannot_be_wrapped() -> None:
     with pytest.raises(TypeError, match="takes a HookedTransformer, a TransformerBridge or an nnsight model"):
         mi.wrap_model(torch.nn.Linear(2, 2))
@@ -194,13 +170,6 @@ def test_visibility_by_hand() -> None:
     hidden = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     hidden[..., 2, :] = False
     assert visibility(4, attention_mask=hidden)[0, 0, 2].tolist() == [False, False, True, False], "it sees itself"
-
-
-def test_inputs_are_repeated_prompt_by_prompt_and_one_mask_serves_all() -> None:
-    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool)
-    rows = Inputs(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0, 1], [0, 5]]), mask).repeated(2)
-    assert rows.tokens.tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
-    assert rows.position_ids[:, 1].tolist() == [1, 1, 5, 5] and rows.attention_mask is mask
 
 
 @pytest.mark.slow

@@ -82,9 +82,6 @@ def test_what_can_be_sent_is_plain() -> None:
         assert not traced_ops.can_be_sent(other)
 
 
-# ----------------------------------------------------------------------------------------------------------- refusals
-
-
 def test_edits_that_cannot_be_written_down_weights_and_gradients_are_refused(both: Any) -> None:
     _, there, _ = both
     name = "blocks.0.attn.hook_z"

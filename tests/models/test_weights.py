@@ -19,7 +19,6 @@ import torch
 import transformers
 from conftest import BACKENDS, qwen2_tokenizer, tiny_model, word_tokenizer
 from files_under_test import save_at
-from models_under_test import pairs_for
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -30,16 +29,13 @@ from mless_interp.models import weights as looked_at
 from mless_interp.models.base import Model
 from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.sites import site
-from mless_interp.models.weights import WeightsHash, config_hash, first_line, refuse_not_finite
+from mless_interp.models.weights import WeightsHash, config_hash, refuse_not_finite
 from mless_interp.runtime.store import provenance
 
 State = dict[str, torch.Tensor]
 Change = Callable[[Path], Any]
 TOKENS = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
 MAPS = Path("/proc/self/maps")
-
-
-# ------------------------------------------------------------------------------------------------- what a folder must hold
 
 
 def state(change: Callable[[State], Any]) -> Change:
@@ -133,24 +129,6 @@ def test_a_broken_folder_is_refused_on_one_line(
     assert str(folder) in str(error.value) and "\n" not in str(error.value) and capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["vocab.txt", "qwen.tiktoken", "tokenizer_config.json"])
-def test_any_vocabulary_will_do_and_so_will_code_of_its_own(name: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "x"}')
-    with pytest.raises(ModelError, match="holds no tokenizer"):
-        looked_at.check_tokenizer(tmp_path)
-    (tmp_path / name).write_text('{"auto_map": {}}')
-    looked_at.check_tokenizer(tmp_path)
-
-
-def test_what_a_library_says_is_told_on_one_line() -> None:
-    lines = {
-        "one": "one", "one\ntwo": "one", "a:\nb": "a: b", "a:\nb:\nc\nd": "a: b: c", "a:": "a:", "a:\nb:": "a: b:",
-        "\n  x \n": "x",
-    }  # fmt: skip
-    assert {text: first_line(RuntimeError(text)) for text in lines} == lines
-    assert first_line(RuntimeError("")) == first_line(RuntimeError(" \n")) == "RuntimeError"
-
-
 def test_a_gpt2_of_old_is_whole_without_its_prefix(tmp_path: Path) -> None:
     """Saved with its masks, and as a base model (no `transformer.` before its names, no output layer: that is tied)."""
     tokenizer = word_tokenizer()
@@ -202,12 +180,6 @@ def test_a_hub_s_id_is_read_from_its_cache_without_a_network(tiny_model_dir: Any
     here = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, check=False)
     assert done.stdout.strip() == mi.load_model(tiny_model_dir("llama")).weights_hash, done.stderr
-    pickled_by_index(repository / "snapshots" / "0123")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, check=False)
-    assert "names 'pytorch_model.bin': weights are read from safetensors only" in done.stderr
-
-
-# ----------------------------------------------------------------------------------------------------------------- the hash
 
 
 def test_the_hash_is_of_names_dtypes_shapes_and_bytes_of_what_is_saved() -> None:
@@ -310,21 +282,6 @@ def test_weights_that_lie_elsewhere_are_read_again_only_if_a_write_was_counted(m
     with torch.no_grad():
         module.bias += 1
     assert hashing.of(module) != first and len(read) == 3
-
-
-def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, tmp_path: Path) -> None:
-    model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
-    checkpoint = tmp_path / "checkpoint.jsonl"
-    found = mi.score_heads(model, pairs_for(model, count=2), checkpoint=checkpoint, progress=False)
-    assert found.settings["weights"] == model.weights_hash and found.settings["toolkit"] == mi.__version__
-    shutil.copytree(tiny_model_dir("llama"), tmp_path / "other")
-    put("layers.1.mlp.up_proj.weight", 1e-4)(tmp_path / "other")
-    other = mi.load_model(tmp_path / "other", backend="bridge")
-    with pytest.raises(ValueError, match="other settings: (model was|weights was 'xxh3:)"):
-        mi.score_heads(other, pairs_for(other, count=2), checkpoint=checkpoint, progress=False)
-
-
-# ----------------------------------------------------------------------------------------------------- in memory, in threads
 
 
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
