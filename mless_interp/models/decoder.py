@@ -317,7 +317,18 @@ def layer_modules(hf_model: nn.Module | None) -> list[nn.Module]:
 
 def decoder_layers(hf_model: nn.Module, heads: ModelInfo) -> tuple[DecoderLayer, ...]:
     """Describe the layers of a causal language model's decoder; none where it keeps them in another place."""
-    return tuple(_described(layer, heads) for layer in layer_modules(hf_model))
+    made = []
+    for module in layer_modules(hf_model):
+        norms = {name for name, _ in module.named_children() if "norm" in name or name.startswith("ln_")}
+        layout = next((known for known in NORMS.values() if known.names == norms), None)
+        if not getattr(module, "do_layer_norm_before", True):  # the smallest OPT norms after each part
+            layout = None
+        at, attention = _first(module, ATTENTIONS)
+        output = _first(module, OUTPUTS, at)
+        mlp_at, _ = _first(module, MLP_PATHS)
+        inputs, mlp = _inputs(attention, at, heads), _mlp(module, f"{mlp_at}." if mlp_at else "")
+        made.append(DecoderLayer(module, layout, at, attention, inputs, *output, mlp_at, mlp))
+    return tuple(made)
 
 
 def attention_rule_of(attention: nn.Module, *, d_head: int) -> AttentionRule:
@@ -332,18 +343,6 @@ def attention_rule_of(attention: nn.Module, *, d_head: int) -> AttentionRule:
         sinks = getattr(attention, "sinks", None)
         sinks = None if sinks is None else sinks.detach().clone() if offloaded else sinks.detach()
     return AttentionRule(float(scale), getattr(attention, "attn_logit_softcapping", None), sinks)
-
-
-def _described(module: nn.Module, heads: ModelInfo) -> DecoderLayer:
-    norms = {name for name, _ in module.named_children() if "norm" in name or name.startswith("ln_")}
-    attention_path, attention = _first(module, ATTENTIONS)
-    output_path, output = _first(module, OUTPUTS, attention_path)
-    mlp_path, _ = _first(module, MLP_PATHS)
-    layout = next((known for known in NORMS.values() if known.names == norms), None)
-    if not getattr(module, "do_layer_norm_before", True):  # the smallest OPT norms after each part
-        layout = None
-    inputs, mlp = _inputs(attention, attention_path, heads), _mlp(module, f"{mlp_path}." if mlp_path else "")
-    return DecoderLayer(module, layout, attention_path, attention, inputs, output_path, output, mlp_path, mlp)
 
 
 def _inputs(attention: nn.Module | None, path: str, heads: ModelInfo) -> QueriesKeysValues | None:
@@ -381,7 +380,7 @@ def _at(module: Foreign, path: str) -> Foreign:
 
 def _parts(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...] | None:
     """The submodules of these names; None where one is missing."""
-    found = tuple(unwrapped(getattr(module, name, None)) for name in names)
+    found = tuple(_at(module, name) for name in names)
     return None if any(part is None for part in found) else found
 
 
@@ -479,15 +478,6 @@ def linear(module: Foreign, x: Tensor) -> Tensor:
     return product(x, module.weight.T if turned else module.weight, module.bias)
 
 
-def in_precision_of(x: Tensor, norm: nn.Module) -> Tensor:
-    """`norm(x)`, its weights in float32 where x is and they are in half precision."""
-    if x.dtype != torch.float32 or not any(map(is_half, norm.parameters())):
-        return norm(x)
-    with brought(norm):
-        wide = {name: weight.float() for name, weight in norm.named_parameters()}
-    return torch.func.functional_call(norm, wide, (x,))
-
-
 class HuggingFaceLayers:
     """Decoders whose layers are known part by part, plain or inside a TransformerBridge; each method: see `Layers`."""
 
@@ -538,7 +528,12 @@ class HuggingFaceLayers:
 
     def unembed(self, resid: Tensor) -> Tensor:
         assert self._norm is not None
-        normed = in_precision_of(resid, self._norm)
+        if resid.dtype == torch.float32 and any(map(is_half, self._norm.parameters())):
+            with brought(self._norm):  # its weights in the stream's precision
+                wide = {name: weight.float() for name, weight in self._norm.named_parameters()}
+            normed = torch.func.functional_call(self._norm, wide, (resid,))
+        else:
+            normed = self._norm(resid)
         logits = unembedded(self._unembed, normed)
         logits = linear(self._unembed, normed) if logits is None else logits
         logits = logits if self._scale is None else logits * self._scale

@@ -199,9 +199,12 @@ def untrained_twin(model: Model, seed: int = 0) -> Model:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if not isinstance(model.config, PreTrainedConfig):
-            from .transformer_lens import untrained_hooked
+            from .transformer_lens import _hooked
 
-            return wrap_model(untrained_hooked(model.config), name=label, tokenizer=model.tokenizer).on(model.engine)
+            hooked = _hooked(copy.deepcopy(model.config))
+            hooked.init_weights()
+            twin_of = wrap_model(hooked.to(hooked.cfg.device), name=label, tokenizer=model.tokenizer)
+            return twin_of.on(model.engine)
         config = copy.deepcopy(model.config)
         config.__dict__.pop("quantization_config", None)
         hf_model: Foreign = model.hf_model

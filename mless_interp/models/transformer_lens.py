@@ -385,13 +385,16 @@ class BridgeModel(HuggingFaceModel):
 
 def bridge_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> BridgeModel:
     """Make a TransformerBridge around a loaded Hugging Face model (which it rebuilds in place)."""
+    own = copy.deepcopy(tokenizer)  # a bridge fills in special tokens, and loads one anew that adds no beginning token
+    if own is not None:
+        own.init_kwargs = {"name_or_path": "", **own.init_kwargs, "add_bos_token": True}
     try:
         if hf_model.config.get_text_config() is not hf_model.config:
             importlib.import_module("torchvision")  # where it is not here, TransformerLens would install it by itself
         bridge = _imported("transformer_lens.model_bridge").TransformerBridge.boot_transformers(
             hf_model.config.name_or_path or name,
             hf_model=hf_model,
-            tokenizer=_for_a_bridge(tokenizer),
+            tokenizer=own,
             device=None if getattr(hf_model, "hf_device_map", None) else str(hf_model.device),
             dtype=hf_model.dtype,
         )
@@ -402,14 +405,6 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> 
         told = "" if named == run else f" (its config names {named})"
         raise ModelError(f"TransformerBridge cannot take {name!r} ({run}): {reason}{told}; try 'nnsight'") from error
     return BridgeModel(bridge, name=name, tokenizer=tokenizer)
-
-
-def _for_a_bridge(tokenizer: Foreign) -> Foreign:
-    """A copy: a bridge fills in special tokens, and loads one anew that does not say that it adds its beginning token."""
-    tokenizer = copy.deepcopy(tokenizer)
-    if tokenizer is not None:
-        tokenizer.init_kwargs = {"name_or_path": "", **tokenizer.init_kwargs, "add_bos_token": True}
-    return tokenizer
 
 
 def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> HookedTransformerModel:
@@ -550,10 +545,3 @@ def hooked_from_folder(folder: Path, loading: Loading, *, name: str) -> HookedTr
         raise ModelError(f"{name!r}: {len(strange)} weights are missing or too many, first {strange[0]}")
     refuse_not_finite(hooked, name=name)
     return HookedTransformerModel(hooked.to(loading.place, print_details=False).eval(), name=name)
-
-
-def untrained_hooked(cfg: Foreign) -> Foreign:
-    """A HookedTransformer of this config with weights drawn by TransformerLens' own initialisation."""
-    hooked = _hooked(copy.deepcopy(cfg))
-    hooked.init_weights()
-    return hooked.to(cfg.device)
