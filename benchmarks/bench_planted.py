@@ -217,7 +217,7 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
         return bool((again.passed["removed"] > 0).any())
 
     tests: dict[str, Callable[[np.ndarray], bool]] = {
-        "total effect established": lambda at: judged(sides, at, flat).established,
+        "total effect established": lambda at: judged(sides, at, flat).effect.established,
         "carrier (both sides)": lambda at: bool((judged(sides, at, whole).side == "both").any()),
         "any name at all": lambda at: named(judged(sides, at, whole)),
         "necessary, by removal": lambda at: bool((judged(sides, at, whole).passed["removed"] != 0).any()),

@@ -1,6 +1,7 @@
 """Circuits by hand: the same edges by whole forward passes with hooks, two for each, as its definition has it."""
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -47,21 +48,22 @@ class ByHand:
         assert logits is not None
         return self.outcome.value(logits, self.pair, None)[0]
 
+    def _put(self, edits: dict[str, Tensor]) -> dict[str, Callable[[Tensor], Tensor]]:
+        """These activations (dots and all in their names) take these values from the span's end on."""
+
+        def put(new: Tensor, old: Tensor) -> Tensor:
+            return torch.cat([old[:, : self.start], new.to(old)], 1)
+
+        return {name: partial(put, new) for name, new in edits.items()}
+
     def value(self, **edits: Tensor) -> float:
-        """The outcome where the activations of these sites (dots and all) take these values from the span's end on."""
-        put = {
-            name: lambda old, new=new: torch.cat([old[:, : self.start], new.to(old)], 1) for name, new in edits.items()
-        }
-        return float(self._outcome(self.model.run(self.inputs, edits=put, logits_at=self.read).logits))
+        """The outcome, with these edits."""
+        return float(self._outcome(self.model.run(self.inputs, edits=self._put(edits), logits_at=self.read).logits))
 
     def seen(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
-        """An activation at all positions, where others take these values from the span's end on."""
-        put = {
-            other: lambda old, new=new: torch.cat([old[:, : self.start], new.to(old)], 1)
-            for other, new in edits.items()
-        }
+        """An activation at all positions, with these edits of others."""
         inputs = self.pair.condition(condition or self.receiving)
-        return self.model.run(inputs, edits=put, capture={name: None}, logits_at="none").captured[name]
+        return self.model.run(inputs, edits=self._put(edits), capture={name: None}, logits_at="none").captured[name]
 
     def tail(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
         return self.seen(name, condition, **edits)[:, self.start :]

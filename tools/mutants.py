@@ -59,7 +59,7 @@ ROOMS = {
     "prompts": Room(("mless_interp/prompts/*.py",), ("tests/prompts",)),
     "models": Room(("mless_interp/models/*.py",), ("tests/models",)),
     "patching": Room(("mless_interp/patching/*.py",), ("tests/patching", LAWS, KEPT)),
-    "circuits": Room(("mless_interp/circuits/*.py",), ("tests/circuits", LAWS, KEPT)),
+    "circuits": Room(("mless_interp/circuits/*.py",), ("tests/circuits", "tests/app/test_circuit.py", LAWS, KEPT)),
     "mechanism": Room(("mless_interp/mechanism/*.py",), ("tests/mechanism", LAWS)),
     "ground_truth": Room(("mless_interp/ground_truth/*.py",), ("tests/ground_truth", LAWS)),
     "grading": Room(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..core.arguments import count_of
 from ..core.heads import Head
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
-from ..models.info import AttentionOutput, ModelError, Recording
+from ..models.info import ModelError, Recording
 from ..models.replay import Layers
 from ..patching.effect import SMALLEST_EFFECT, Parts
 from ..patching.interventions import Intervention, edit_named
@@ -44,9 +45,6 @@ Asked = LocatedHeads | Iterable[Head | str]
 """Heads as they are asked for: what `locate_heads` gave (its named heads), or a list."""
 
 
-# ------------------------------------------------------------------------------------------------- what a cell may be
-
-
 @savable
 @dataclass(frozen=True)
 class Mlp:
@@ -62,21 +60,6 @@ class Mlp:
 
 Node = Head | Mlp | str
 """A part of a model; of texts `LOGITS` alone."""
-
-
-def as_node(node: Node) -> Node:
-    """Return a head, an MLP or the logits from its name: `L0H13`, `0:13`, `MLP0`, `logits`."""
-    if not isinstance(node, str):
-        return node
-    name = node.strip().lower()
-    if name == LOGITS:
-        return LOGITS
-    if name.startswith("mlp") and name[3:].isdecimal():
-        return Mlp(int(name[3:]))
-    try:
-        return Head.parse(node)
-    except ValueError:
-        raise ValueError(f'a node must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}') from None
 
 
 @savable
@@ -96,7 +79,7 @@ class Edge:
 
     def __post_init__(self) -> None:
         for name in ("sender", "receiver"):
-            object.__setattr__(self, name, as_node(getattr(self, name)))
+            object.__setattr__(self, name, self._node(getattr(self, name)))
         into_head = isinstance(self.receiver, Head)
         if into_head and not self.part:
             object.__setattr__(self, "part", TOGETHER)
@@ -107,11 +90,23 @@ class Edge:
             must = ", ".join(allowed) or "none"
             raise ValueError(f"{self.sender} -> {self.receiver}: the part must be {must}, got {self.part!r}")
 
+    @staticmethod
+    def _node(node: Node) -> Node:
+        name = str(node).strip().lower()
+        if name == LOGITS:
+            return LOGITS
+        if name.startswith("mlp") and name[3:].isdecimal():
+            return Mlp(int(name[3:]))
+        try:
+            return Head.parse(str(node))
+        except ValueError:
+            raise ValueError(f'a node must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}') from None
+
     @classmethod
     def parse(cls, text: str) -> "Edge":
         """The edge of a text such as "L0H13 -> L1H4 v"; without a part all three of a head."""
-        sender, _, rest = text.replace("→", "->").partition("->")
-        words = rest.split()
+        sender, _, receiver = text.replace("→", "->").partition("->")
+        words = receiver.split()
         if not sender.strip() or len(words) not in (1, 2):
             raise ValueError(f'cannot read {text!r} as an edge: write "L0H13 -> L1H4 v" or "L0H13 -> MLP1"')
         return cls(sender.strip(), *words)
@@ -144,10 +139,9 @@ class Site:
     position: str
 
     def __str__(self) -> str:
-        where, label = (" of the span", self.position[5:]) if self.position.startswith("span ") else ("", self.position)
-        token = f"all tokens{where}" if label == "all" else f"token {label}{where}"
-        token = label if label.startswith(POSITION) else token
-        return f"Layer {self.of_layer} {self.site}, {token}"
+        label = self.position.removeprefix("span ")
+        token = "all tokens" if label == "all" else label if label.startswith(POSITION) else f"token {label}"
+        return f"Layer {self.of_layer} {self.site}, {token}{' of the span' * (label != self.position)}"
 
 
 @savable
@@ -166,9 +160,6 @@ Cell = TypeVar("Cell")
 """One of these, or a name."""
 
 
-# ------------------------------------------------------------------------------------------------- what each one carries
-
-
 class Cells(Parts, Grouped, Generic[Cell]):
     """Tables and sentences of effects `per_cell` `[problem, cell]` of a result's `cells`."""
 
@@ -181,26 +172,24 @@ class Cells(Parts, Grouped, Generic[Cell]):
         return tuple(cell for cell, p in zip(self.cells, self.p_corrected, strict=True) if p < self.level)
 
     def _named(self) -> dict[str, list[str | int]]:
-        """The columns that name cells."""
+        """The columns that name cells: the label, then what the label consists of."""
         kind = type(self.cells[0])
-        names = [each.name for each in fields(kind)] if is_dataclass(kind) else []
-        known = {name: [getattr(cell, name) for cell in self.cells] for name in names}
-        texts = {name: [each if isinstance(each, int) else str(each) for each in known[name]] for name in names}
-        return {"label": list(map(str, self.cells)), **texts}
+        columns: dict[str, list[str | int]] = {"label": list(map(str, self.cells))}
+        for name in (each.name for each in fields(kind)) if is_dataclass(kind) else ():
+            parts = (getattr(cell, name) for cell in self.cells)
+            columns[name] = [part if isinstance(part, int) else str(part) for part in parts]
+        return columns
 
     def table(self) -> pd.DataFrame:
-        """One row per cell, in their order: label, `k` of `n` problems with more than the smallest effect in `sense`,
-        `prevalence` with exact limits, `p_corrected` (Holm over cells and senses), `median` and `share` of the total with
-        limits; mean `effect` and `effect_fraction`, its share of the mean total."""
+        """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, `prevalence` with exact limits,
+        `p_corrected` (Holm over cells and senses), `median` and `share` of the total with limits; means describe."""
         return Table({**self._named(), **self.claim_columns()})
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and cell."""
-        named = self._named()
-        table = tidy({"problem": self.problem_ids, "label": named.pop("label")}, effect=self.per_cell)
-        for at, (name, values) in enumerate(named.items(), start=2):
-            table.insert(at, name, values * len(self.problem_ids))
-        return Table(table)
+        rows = tidy({"problem": self.problem_ids, "label": list(map(str, self.cells))}, effect=self.per_cell)
+        named = pd.DataFrame({name: each * len(self.problem_ids) for name, each in self._named().items()})
+        return Table(pd.concat([rows[["problem"]], named, rows[["effect"]]], axis=1))
 
     def details(self) -> list[str]:
         """What was measured, and which cells are shown in most problems."""
@@ -249,16 +238,11 @@ def of_cells(name: str) -> property:
     return property(lambda self: tuple(dict.fromkeys(getattr(cell, name) for cell in self.cells)))
 
 
-# ------------------------------------------------------------------------------------------------- how they are measured
-
-
 def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
     """`ModelError` unless what single heads of these layers write can be told from their weights, before anything runs."""
     model.need_layers(what)
     if model.quantised:
-        raise ModelError(
-            f"{what} reads weights, and these are quantised ({model.quantised}): load it in bfloat16 or float32"
-        )
+        raise ModelError(f"{what} reads weights, which are quantised ({model.quantised}): load bfloat16 or float32")
     for layer in sorted(set(layers)):
         model.attention_output(layer)
 
@@ -273,7 +257,6 @@ def heads_of(model: Model, heads: Asked | None, what: str) -> tuple[Head, ...]:
 
 
 def has_mlps(model: Model) -> bool:
-    """Whether layers have MLPs; attention-only models have none."""
     return not getattr(model.config, "attn_only", False)
 
 
@@ -305,13 +288,7 @@ class Flow(Engine):
         super().__init__(runs, sweep, max_rows)
         self.stepper = runs.model.need_layers("this")
         self.layers = self.stepper.layers
-        self._outputs: dict[int, AttentionOutput] = {}
-
-    def output(self, layer: int) -> AttentionOutput:
-        """How a layer writes what its heads give."""
-        if layer not in self._outputs:
-            self._outputs[layer] = self.model.attention_output(layer)
-        return self._outputs[layer]
+        self.output = cache(self.model.attention_output)  # how a layer writes what its heads give
 
     # Each of these is a change of the receiving run's stream, `[problem, changed, d_model]`.
 
@@ -348,7 +325,7 @@ class Flow(Engine):
         base = self.kept("mlp input", layer, lambda: self.stepper.stream(self.receiving, mlp_reads(self.layers, layer)))
         old = self.kept("mlp", layer, lambda: self._mlp(layer, base))
         change = change.to(base)
-        return torch.where(_rows_of(change), self._mlp(layer, base + change) - old, 0)
+        return torch.where(_touched(change), self._mlp(layer, base + change) - old, 0)
 
     def head_answers(self, head: Head, change: Tensor, inputs: str, *, sender: object) -> Tensor:
         """What a head writes more where `change` is added to the stream that its own q, k or v is made of; all else frozen.
@@ -379,12 +356,13 @@ class Flow(Engine):
         project = lambda x: self.layers.project(layer, x, positions)  # noqa: E731
         old = self.kept("unchanged", layer, lambda: project(resid))
         new = project(resid + change.to(resid))
-        touched = _rows_of(change)[..., None].to(resid.device)
-        q, k, v = (torch.where(touched, after - before, 0) for after, before in zip(new, old, strict=True))
-        behind = [
-            torch.cat([x[:, :start], x[:, start:] + more], 1) for x, more in ((run.k[layer], k), (run.v[layer], v))
-        ]
-        return run.q[layer] + q, behind[0], behind[1]
+        touched = _touched(change)[..., None].to(resid.device)
+        q, *both = (torch.where(touched, after - before, 0) for after, before in zip(new, old, strict=True))
+        k, v = (
+            torch.cat([x[:, :start], x[:, start:] + more], 1)
+            for x, more in zip((run.k[layer], run.v[layer]), both, strict=True)
+        )
+        return run.q[layer] + q, k, v
 
 
 def mlp_reads(layers: Layers, layer: int) -> int:
@@ -392,7 +370,7 @@ def mlp_reads(layers: Layers, layer: int) -> int:
     return 2 * layer + (0 if layers.parallel(layer) else 1)
 
 
-def _rows_of(change: Tensor) -> Tensor:
+def _touched(change: Tensor) -> Tensor:
     """Rows in which anything changes, `[problem, changed, 1]`."""
     return change.ne(0).any(-1, keepdim=True)
 
@@ -416,16 +394,12 @@ def compared(
     prepared, beside = (prepare(model, each, outcome) for each in (pairs, control))
     given = all(pair.given for pair in (*prepared.bare, *beside.bare))  # their ids are made of their tokens
     if len(beside.ids) != len(prepared.ids) or (beside.ids != prepared.ids and not given):
-        raise ValueError(
-            "control must hold the same problems in the same order: make both pairs of one list of problems"
-        )
+        raise ValueError("control must hold the same problems in the same order: make both of one list of problems")
     for pair, other in zip(prepared.pairs, beside.pairs, strict=True):
         here, there = ((each.spans, each.base.ids, each.answer_ids) for each in (pair, other))
         if here != there or pair.inserted.ids == other.inserted.ids:
             why = "has the very same tokens" if here == there else f"has spans {other.spans} for {pair.spans}"
-            raise ValueError(
-                f"problem {pair.id!r}: a control inserts as many other tokens at the same places; it {why}"
-            )
+            raise ValueError(f"{pair.id!r}: a control inserts as many other tokens at the same places; it {why}")
     both = zip(prepared.bare, beside.bare, strict=True)
     changed = prepare(model, [replace(pair, clean=other.inserted) for pair, other in both], prepared.outcome)
     return replace(changed, beside=beside.insertion), Sweep(CONTRASTS["replaced"], direction, intervention)
@@ -436,10 +410,7 @@ Made = TypeVar("Made", bound=CellEffects)
 
 @dataclass(frozen=True)
 class Experiment:
-    """Problems, two runs of each and an edit between them: what effects of cells are measured in.
-
-    `heads`: as they were asked for, to tell where they were named.
-    """
+    """Problems, two runs of each and an edit between them; `heads` as they were asked for, to tell where they were named."""
 
     prepared: Prepared
     sweep: Sweep
@@ -457,8 +428,8 @@ class Experiment:
     ) -> Made:
         """Measure what each cell carries: a row of the receiving run for every change of its stream.
 
-        `changes` of a unit's runs: the place of a cell, the stage at which its change enters the stream (none falling) and the
-        change; a cell without any is NaN.
+        `changes` yields the place of a cell, the stage at which its change enters the stream (none falling) and the change; a
+        cell without any is NaN.
         """
         sweep, prepared, max_rows = self.sweep, self.prepared.under(self.sweep.contrast), self.options.max_rows
 

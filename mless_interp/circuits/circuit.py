@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from .paths import DirectEffects, PathEffects, direct_effects, trace_paths
 from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites
 from .transfer import Transfer, transfer
 
-PARTS = {
+PARTS = {  # with their headings, in the order of the story
     "direct": "Direct and indirect effects",
     "edges": "Who reads whom",
     "sites": "Where in the network",
@@ -34,7 +35,6 @@ PARTS = {
     "sets": "Which heads suffice, and which are needed",
     "transfer": "The effect without the tokens",
 }
-"""The parts of a circuit, in the order of the story, with their headings."""
 CONTRASTS = ("content", "computed", "inside", "replaced")
 NODES = ("auto", "all", "none")
 MOST_HEADS = 8
@@ -49,9 +49,8 @@ CELLS = ["label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", 
 class Circuit(Result):
     """What `trace_circuit` found of `heads`, part by part; None for a part that is in `left_out` with the reason.
 
-    `problem_ids`: where it was measured. `edges` are needed (denoising), `sufficient` ones bring their part back alone
-    (noising). `together`: of needed edges whose inputs act only together, all inputs one by one and two by two. `located`: what
-    named the heads; None where they were given.
+    `edges` are needed (denoising), `sufficient` ones bring their part back alone (noising). `together`: of needed edges whose
+    inputs act only together, all inputs one by one and two by two. `located`: what named the heads, if they were not given.
     """
 
     heads: tuple[Head, ...]
@@ -74,23 +73,22 @@ class Circuit(Result):
         found = {name: getattr(self, name) for name in ("direct", "edges", "sufficient", *list(PARTS)[2:])}
         return {name: part for name, part in found.items() if part is not None}
 
-    def _of_cells(self) -> dict[str, Any]:
-        """Parts that consist of cells."""
+    def _of_cells(self) -> dict[str, CellEffects[Any]]:
         return {name: part for name, part in self.parts().items() if isinstance(part, CellEffects)}
 
     def table(self) -> pd.DataFrame:
         """One row per cell (of heads' ways, edges, sites, positions) that most problems show: `part`, `label`, its share of the
         effect with limits, in `k` of `n` problems beyond the smallest effect, median and corrected p."""
-        found = [
-            part.table().query("p_corrected < @part.level")[CELLS].assign(part=name)
-            for name, part in self._of_cells().items()
-        ]
-        return pd.concat(found)[["part", *CELLS]] if found else pd.DataFrame(columns=["part", *CELLS])
+        found = [pd.DataFrame(columns=["part", *CELLS])]
+        for name, part in self._of_cells().items():
+            found.append(part.table().query("p_corrected < @part.level")[CELLS].assign(part=name))
+        return pd.concat(found[len(found) > 1 :])[["part", *CELLS]]
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per part, problem and cell."""
-        tables = [part.to_frame().assign(part=name) for name, part in self._of_cells().items()]
-        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["part", "problem"])
+        tables = [pd.DataFrame(columns=["part", "problem"])]
+        tables += [part.to_frame().assign(part=name) for name, part in self._of_cells().items()]
+        return pd.concat(tables[len(tables) > 1 :], ignore_index=True)
 
     def headline(self) -> str:
         """Return whose circuit it is, and what its edges, or its heads' ways, carry."""
@@ -110,26 +108,24 @@ class Circuit(Result):
 
     def caveats(self) -> list[str]:
         """Return which of the heads fresh problems do not confirm, and which act in some strata alone."""
-        where, found = self.located, super().caveats()
-        if where is None:
-            return found
-        if special := [head for head in self.heads if head in where.specialists]:
-            by = where.settings.get("by")
-            of = f"pair.problem.text({by!r}) == {where.specialists[special[0]][0]!r}"
-            acts = f"{listed(special)} {'acts' if len(special) == 1 else 'act'} in some strata of {by} only"
-            found = [
-                f"{acts}, and parts are tested over all problems: pass the pairs of one stratum, those with {of}.",
-                *found,
-            ]
-        lost = [head for head in self.heads if head not in where.sure]
-        return [*[f"Not confirmed on fresh problems: {listed(lost)}."] * bool(lost), *found]
+        found: list[str] = []
+        if (where := self.located) is not None:
+            if lost := [head for head in self.heads if head not in where.sure]:
+                found.append(f"Not confirmed on fresh problems: {listed(lost)}.")
+            if special := [head for head in self.heads if head in where.specialists]:
+                by, stratum = where.settings.get("by"), where.specialists[special[0]][0]
+                found.append(
+                    f"{listed(special)} act in some strata of {by} only, and parts are tested over all problems: pass the "
+                    f"pairs of one stratum, those with pair.problem.text({by!r}) == {stratum!r}."
+                )
+        return [*found, *super().caveats()]
 
     @property
     def interval_words(self) -> str:
         """The confidence of its parts' intervals."""
-        whole = super().interval_words
-        edges = whole if self.edges is None else self.edges.interval_words
-        return whole if edges == whole else f"{whole}, edges {edges}"
+        whole, edges = super().interval_words, self.edges
+        same = edges is None or edges.interval_words == whole
+        return whole if edges is None or same else f"{whole}, edges {edges.interval_words}"
 
     def printed(self) -> pd.DataFrame:
         """Return the largest share of each part, then the second largest, ...; of sites, which others go through, last."""
@@ -142,9 +138,10 @@ class Circuit(Result):
         if self.transfer is not None:
             found.append(self.transfer.table().head(1).assign(part="transfer"))
         table = largest_first(pd.concat(found), "share")
-        order = table["part"].map(list(PRINTED).index), table["part"].eq("sites"), table.groupby("part").cumcount()
-        at = pd.DataFrame(dict(zip(("part", "site", "rank"), order, strict=True))).sort_values(["site", "rank", "part"])
-        return table.loc[at.index, ["part", *CELLS]].drop(columns="median").rename(columns={"label": "which"})
+        part, rank = table["part"], table.groupby("part").cumcount()
+        order = pd.DataFrame({"site": part.eq("sites"), "rank": rank, "part": part.map(list(PRINTED).index)})
+        at = order.sort_values(["site", "rank", "part"]).index
+        return table.loc[at, ["part", *CELLS]].drop(columns="median").rename(columns={"label": "which"})
 
     def together_words(self) -> list[str]:
         """Say of which edges the inputs act together, needed ones first, or in each other's place."""
@@ -180,13 +177,12 @@ def trace_circuit(
     pairs, fresh : the problems that named the heads, and others on which everything is measured (default: the same ones, which
         then describe how the heads act, not whether).
     heads : what `locate_heads` gave: its named heads (with `confirm`, where any is confirmed), the `most_heads` of the largest
-        effects; or heads. Without any the circuit is empty, and says so.
-    parts : names of `PARTS`. Those that the model's weights, the contrast or too few problems do not allow are left out,
-        with the reason.
+        effects; or heads. Without any the circuit is empty.
+    parts : of `PARTS`. Those that the weights, the contrast or too few problems do not allow are left out, with the reason.
     contrast : "content"; or "computed", "inside", "replaced" (then without writes and transfer).
     mlps : MLPs as nodes of the edges: "all", "none", or "auto": all where the problems are enough to correct for that many.
     n_rows : tokens from each end of the question at which sites and heads are patched.
-    checkpoint : a folder that receives each finished problem of each part; a run started again goes on from there.
+    checkpoint : a folder that keeps each finished problem of each part; a run started again goes on from there.
 
     Returns `Circuit`, whose parts are what the single analyses give. Raises `ValueError` where no part can be measured.
     """
@@ -206,51 +202,58 @@ def trace_circuit(
     )
     if not chosen:
         return made
-    no_mlps = mlps == "none" or not has_mlps(model)
-    without_mlps = _too_many_edges(model, chosen, len(measured)) if mlps == "auto" and not no_mlps else ""
-    nodes = () if no_mlps or without_mlps else tuple(range(model.info.n_layers))
-    why_not = _why_not(named_on, others, contrast) | {"edges": _one_alone(model, chosen, nodes, without_mlps)}
+    without_mlps = _too_many_edges(model, chosen, len(measured)) if mlps == "auto" and has_mlps(model) else ""
+    nodes = () if mlps == "none" or without_mlps or not has_mlps(model) else tuple(range(model.info.n_layers))
+    why_not = _why_not(named_on, others, contrast)
+    if len(chosen) == 1 and not nodes:
+        more = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)' * has_mlps(model)
+        why_not["edges"] = f"an edge needs two nodes, and {chosen[0]} is the only one{more}"
 
-    def common(file: str, **more: Any) -> dict[str, Any]:
+    def common(file: str) -> dict[str, Any]:
         """Return the options of a part that keeps what it has finished under this name."""
         kept = None if checkpoint is None else Path(checkpoint) / file
-        return {"checkpoint": kept, "progress": progress, "outcome": outcome, "seed": seed, **more}
+        return {"checkpoint": kept, "progress": progress, "outcome": outcome, "seed": seed}
 
     def edges(file: str, **more: Any) -> PathEffects:
-        options = common(f"edges-{file}.jsonl", contrast=contrast, **more)
-        return replace(trace_paths(model, measured, **options), confidence=OF_EDGES)
+        options = common(f"edges-{file}.jsonl") | more
+        return replace(trace_paths(model, measured, contrast=contrast, **options), confidence=OF_EDGES)
 
     def needed_and_sufficient() -> dict[str, PathEffects]:
-        among = {"heads": chosen, "mlps": nodes}
-        needed = edges("denoising", direction="denoising", **among)
-        found = {"edges": needed, "sufficient": edges("noising", direction="noising", **among)}
-        table = needed.together().query("how == 'together'")
+        among = partial(edges, heads=chosen, mlps=nodes)
+        found = {
+            "edges": among("denoising", direction="denoising"),
+            "sufficient": among("noising", direction="noising"),
+        }
+        table = found["edges"].together().query("how == 'together'")
         both = zip(table["sender"], table["receiver"], strict=True)
         joint = [Edge(*ends, part) for ends in both for part in (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)]
         return found | ({"together": edges("together", edges=joint)} if joint else {})
 
-    of = {"contrast": contrast}
-    writes = common("writes.jsonl")
+    of: dict[str, Any] = {"contrast": contrast}
+    rows = of | {"n_rows": n_rows}
+    writes: dict[str, Any] = {
+        name: option for name, option in common("writes.jsonl").items() if name in ("checkpoint", "progress")
+    }
     calls: dict[str, Callable[[], Result | dict[str, PathEffects]]] = {
-        "direct": lambda: direct_effects(model, measured, chosen, **common("direct.jsonl", **of)),
+        "direct": lambda: direct_effects(model, measured, chosen, **of, **common("direct.jsonl")),
         "edges": needed_and_sufficient,
-        "sites": lambda: patch_sites(model, measured, n_rows=n_rows, **common("sites.jsonl", **of)),
-        "positions": lambda: map_positions(model, measured, chosen, n_rows=n_rows, **common("positions.jsonl", **of)),
-        "writes": lambda: what_it_writes(model, measured, chosen, checkpoint=writes["checkpoint"], progress=progress),
-        "sets": lambda: minimal_sets(model, named_on, **common("sets", fresh=others, **of)),
-        "transfer": lambda: transfer(model, named_on, chosen, **common("transfer", fresh=others)),
+        "sites": lambda: patch_sites(model, measured, **rows, **common("sites.jsonl")),
+        "positions": lambda: map_positions(model, measured, chosen, **rows, **common("positions.jsonl")),
+        "writes": lambda: what_it_writes(model, measured, chosen, **writes),
+        "sets": lambda: minimal_sets(model, named_on, fresh=others, **of, **common("sets")),
+        "transfer": lambda: transfer(model, named_on, chosen, fresh=others, **common("transfer")),
     }
     results: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for name in PARTS:
-        if why := why_not.get(name, "") if name in parts else "not asked for":
-            left_out[name] = why
-            continue
-        try:
-            found = calls[name]()
-            results |= found if isinstance(found, dict) else {name: found}
-        except ModelError as error:
-            left_out[name] = str(error)
+        left_out[name] = why_not.get(name, "") if name in parts else "not asked for"
+        if not left_out[name]:
+            try:
+                found = calls[name]()
+                results |= found if isinstance(found, dict) else {name: found}
+            except ModelError as error:
+                left_out[name] = str(error)
+    left_out = {name: why for name, why in left_out.items() if why}
     if not results:
         whole = "; ".join(f"{name}: {why}" for name, why in left_out.items() if why != "not asked for")
         raise ValueError(f"no part of the circuit of {', '.join(map(str, chosen))} can be measured: {whole}")
@@ -272,11 +275,6 @@ def _too_many_edges(model: Model, heads: Sequence[Head], n: int) -> str:
     needed = fewest_for(2 * edges, OF_EDGES)
     why = f"with them up to {edges} edges would be tested, which takes at least {needed} problems, not {n}"
     return why if needed > n else ""
-
-
-def _one_alone(model: Model, heads: Sequence[Head], mlps: Sequence[int], without_mlps: str) -> str:
-    more = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)' * has_mlps(model)
-    return "" if len(heads) > 1 or mlps else f"an edge needs two nodes, and {heads[0]} is the only one{more}"
 
 
 def _why_not(named_on: Sequence[PromptPair], fresh: Sequence[PromptPair] | None, contrast: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Growing circuits: how much of the insertion's effect the first k heads of a ranking restore."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
@@ -62,9 +61,8 @@ def circuit_curve(
         they write what they do in the run under study, all others what they do in the clean one.
     ranking : best head first; heads that it leaves out follow in order of layer and head.
     fractions : sizes as shares of all heads, each in (0, 1]; the empty and the whole set are always there.
-    chosen_elsewhere : True says that the ranking was made without these problems; only then is it tested against the
-        random orders.
-    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+    chosen_elsewhere : the ranking was made without these problems; only then is it tested against the random orders.
+    checkpoint : as in `patch_heads`.
 
     Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks.
     """
@@ -77,14 +75,8 @@ def circuit_curve(
     orders = {"ranking": order, "reversed": order[::-1]}
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
     sets = [(), order, *(heads[:k] for heads in orders.values() for k in sizes[1:-1])]
-    settings: Settings = {
-        "ablation": ABLATION[contrast],
-        "contrast": contrast,
-        "n_ranked": len(given),
-        "ranking": [str(head) for head in order],
-        "n_random": n_random,
-        "seed": seed,
-    }
+    settings: Settings = {"ablation": ABLATION[contrast], "contrast": contrast, "n_ranked": len(given)}
+    settings |= {"ranking": [str(head) for head in order], "n_random": n_random, "seed": seed}
     values = gated_outcomes(
         prepared,
         torch.stack([gate_row(heads, info, closed=False) for heads in sets]),
@@ -111,15 +103,12 @@ def circuit_curve(
 
 
 def circuit_sizes(n_heads: int, fractions: Sequence[float]) -> np.ndarray:
-    """Numbers of heads for shares of all heads, each once, with none and all.
-
-    >>> circuit_sizes(20, (0.01, 0.02, 0.1, 0.5, 1.0)).tolist()
-    [0, 2, 10, 20]
-    """
+    """Numbers of heads for shares of all heads, each once, with none and all."""
     wrong = [fraction for fraction in fractions if not 0 < fraction <= 1]
     if wrong or not len(fractions):
         raise ValueError(f"fractions must be shares of all heads in (0, 1], got {wrong or 'none'}")
-    return np.array(sorted({0, n_heads, *(int(fraction * n_heads + 1e-9) for fraction in fractions)}))
+    whole = (int(fraction * n_heads + 1e-9) for fraction in fractions)  # 0.3 * 10 is 3, whatever binary fractions say
+    return np.array(sorted({0, n_heads, *whole}))
 
 
 def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, ...]:
@@ -179,30 +168,24 @@ class CircuitCurve(Result):
 
     @property
     def faithfulness(self) -> np.ndarray:
-        """Restored share of the effect, ratio of means, `[order, size]`: a description; NaN where no effect is established, or
-        its mean is none to have a share of (`Effect.mean`)."""
+        """Restored share of the effect, ratio of means, `[order, size]`; NaN where there is no mean to have a share of."""
         gained = (self.values - self.values[:, :, :1]).mean(0)
         return gained / (self.whole.mean if self.whole.established else np.nan)
-
-    def _area(self, area: Callable[[Tensor, Tensor], Tensor]) -> np.ndarray:
-        return area(torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)).numpy()
 
     @property
     def cpr(self) -> np.ndarray:
         """Area under the faithfulness curve, `[order]`: higher is better."""
-        return self._area(circuit_performance)
+        return circuit_performance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
 
     @property
     def cmd(self) -> np.ndarray:
         """Area between the faithfulness curve and 1, `[order]`: lower is better."""
-        return self._area(circuit_distance)
+        return circuit_distance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
 
     @property
     def p_random(self) -> float:
-        """Share of random orders (and of the ranking itself) whose CMD is as low as the ranking's.
-
-        NaN without any, and where the ranking was made on these problems: it would be tested on what it was chosen by.
-        """
+        """Share of random orders (and of the ranking itself) whose CMD is as low as the ranking's; NaN without any, and where
+        the ranking was made on these problems."""
         random = self.cmd[2:]
         if not self.chosen_elsewhere or not len(random) or np.isnan(self.cmd[0]):
             return float("nan")
@@ -212,17 +195,9 @@ class CircuitCurve(Result):
         """One row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
         ranked, backwards, *random = self.faithfulness
         spread = np.array(random) if random else np.full((1, len(self.sizes)), np.nan)
-        return pd.DataFrame(
-            {
-                "n_heads": self.sizes,
-                "fraction": self.fractions,
-                "faithfulness": ranked,
-                "reversed": backwards,
-                "random_mean": spread.mean(0),
-                "random_low": spread.min(0),
-                "random_high": spread.max(0),
-            }
-        )
+        columns = {"n_heads": self.sizes, "fraction": self.fractions, "faithfulness": ranked, "reversed": backwards}
+        columns |= {"random_mean": spread.mean(0), "random_low": spread.min(0), "random_high": spread.max(0)}
+        return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, order and size."""
@@ -236,10 +211,9 @@ class CircuitCurve(Result):
         at = int(np.argmax(self.faithfulness[0] >= 0.5))
         first, last = self.sizes[at - 1] + 1, self.sizes[at]
         size = last if first >= last else f"{first} to {last}"
-        return (
-            f"{whole}; half of it returns with the first {size} of {count_of(len(self.ranking), 'head')} (area under the "
-            f"curve {self.cpr[0]:.2f}, worst first {self.cpr[1]:.2f})."
-        )
+        of = f"{size} of {count_of(len(self.ranking), 'head')}"
+        areas = f"area under the curve {self.cpr[0]:.2f}, worst first {self.cpr[1]:.2f}"
+        return f"{whole}; half of it returns with the first {of} ({areas})."
 
     def details(self) -> list[str]:
         """Return what was taken from the other heads, and the areas beside random orders."""

@@ -1,8 +1,9 @@
 """What heads write, as tokens, and which tokens' keys their queries prefer: a description, no evidence."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -78,8 +79,7 @@ def what_it_writes(
     top : tokens kept on each side.
     checkpoint : as in `patch_heads`.
 
-    Returns `HeadWrites` with values `[problem, head, kind, token]`. Raises `ModelError` before anything runs for models whose
-    weights or layers cannot be read (quantised, run elsewhere).
+    Raises `ModelError` as `direct_effects` does.
 
     Source: nostalgebraist's logit lens (2020), of heads Elhage et al. (2021), Wang et al. (2211.00593); methods §8.1.
     """
@@ -96,29 +96,23 @@ def what_it_writes(
         tick(len(unit))
         return found
 
-    found = prepared.each(
-        of_unit,
-        label="reading what heads write",
-        settings={"writes of": list(map(str, chosen)), "positions": positions},
-        options=RunOptions(checkpoint, progress),
-    )
+    settings: Settings = {"writes of": list(map(str, chosen)), "positions": positions}
+    options = RunOptions(checkpoint, progress)
+    found = prepared.each(of_unit, label="reading what heads write", settings=settings, options=options)
     top = min(top, _n_known(model) // 2)
     stream, wrote = (np.array([each[name] for each in found], dtype=np.float32) for name in ("stream", "wrote"))
     ids, logits = _promoted(model, stream, wrote, top)
     keys, scores = _looked_at(prepared.pairs, [np.array(each["scores"], dtype=float) for each in found], top)
-    texts = _texts(model, {key for row in keys for key, _ in row if key >= 0})
-    written = set(ids.ravel().tolist())
-    outputs = _texts(model, written) if model.info.n_classes is None else {each: str(each) for each in written}
-    looked = [tuple(texts[key] + INSERTED * inside if key >= 0 else "" for key, inside in row) for row in keys]
-    tokens = tuple(
-        (*(tuple(outputs[token] for token in row) for row in of_head), looks)
-        for of_head, looks in zip(ids.tolist(), looked, strict=True)
-    )
+    tokens, text = [], cache(partial(_text, model))
+    for of_head, looks in zip(ids.tolist(), keys, strict=True):
+        looked = (text(key) + INSERTED * inside if key >= 0 else "" for key, inside in looks)
+        written = (tuple(text(token, written=True) for token in row) for row in of_head)
+        tokens.append((*written, tuple(looked)))
     return HeadWrites(
         problem_ids=prepared.ids,
         groups=prepared.groups,
         heads=chosen,
-        tokens=tokens,
+        tokens=tuple(tokens),
         values=np.concatenate([logits, scores[:, :, None]], 2),
         alike=_alike(wrote),
         settings={**made_with(prepared, sweep, heads), "positions": positions},
@@ -235,28 +229,22 @@ def _looked_at(
     return chosen, values
 
 
-def _texts(model: Model, ids: Iterable[int]) -> Mapping[int, str]:
-    """Each token as it stands in a text (with its space); where its bytes are no text, as the vocabulary spells it; or its
-    id."""
+def _text(model: Model, token: int, *, written: bool = False) -> str:
+    """A token as it stands in a text (with its space); where its bytes are no text, as the vocabulary spells it; or its id."""
     tokenizer = model.tokenizer
-    if tokenizer is None:
-        return {token: str(token) for token in ids}
-
-    def shown(token: int) -> str:
-        text = token_texts([token, token], tokenizer.decode)[1]
-        return text if text and "\ufffd" not in text else f"<{tokenizer.convert_ids_to_tokens(token)}>"
-
-    return {token: shown(token) for token in ids}
+    if tokenizer is None or (written and model.info.n_classes is not None):
+        return str(token)
+    text = token_texts([token, token], tokenizer.decode)[1]  # the first of a text may lose its space
+    return text if text and "\ufffd" not in text else f"<{tokenizer.convert_ids_to_tokens(token)}>"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadWrites(Result):
     """Tokens that heads promote and suppress, and whose keys they prefer: `values` `[problem, head, kind, token]`.
 
-    `tokens[head][kind]` are the texts: first the largest means, falling, then the smallest, in their order. Kinds: "Sigma",
-    "change" (changes of logits, less their mean over the vocabulary), "query" (scores in nats; NaN where a problem lacks the
-    token). `alike` `[problem, head, written]`: cosine of a problem's vector with the mean over problems. It describes: whether
-    a head matters is shown by edits alone.
+    `tokens[head][kind]` are the texts: the largest means, falling, then the smallest, in their order. Kinds: "Sigma", "change"
+    (logits), "query" (scores in nats; NaN where a problem lacks the token). `alike` `[problem, head, written]`: cosine of a
+    problem's vector with the mean over problems. It describes: whether a head matters is shown by edits alone.
     """
 
     problem_ids: tuple[str, ...]
@@ -293,8 +281,7 @@ class HeadWrites(Result):
         return defined_mean(self.values, axis=0)
 
     def of(self, head: Head | str, kind: str = "change") -> tuple[list[str], list[str]]:
-        """Tokens promoted (preferred), the largest first, and suppressed (avoided), the smallest first;
-        without rounding's and, of scores, those within 0.01 nats of 0."""
+        """Tokens promoted (preferred), the largest first, and suppressed (avoided), the smallest first, beyond rounding."""
         at, which = self.heads.index(Head.parse(str(head))), KINDS.index(kind)
         up, down = ([self.tokens[at][which][place] for place in self._told(at, which, sign)] for sign in (1, -1))
         return up, down
@@ -312,19 +299,9 @@ class HeadWrites(Result):
         for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):
             for place in sorted(self._told(at, which, 1) + self._told(at, which, -1)):
                 values, mean = self.values[:, at, which, place], self.means[at, which, place]
-                rows.append(
-                    {
-                        "label": str(head),
-                        "of": kind,
-                        "side": SIDES[kind][place >= self.top],
-                        "token": quoted(self.tokens[at][which][place]),
-                        "amount": mean,
-                        "spread": spread[at, which, place],
-                        "k": int((np.sign(values) == np.sign(mean)).sum()),
-                        "n": int(np.isfinite(values).sum()),
-                        "unit": UNITS[kind],
-                    }
-                )
+                token, side = quoted(self.tokens[at][which][place]), SIDES[kind][place >= self.top]
+                k, n = int((np.sign(values) == np.sign(mean)).sum()), int(np.isfinite(values).sum())
+                rows.append((str(head), kind, side, token, mean, spread[at, which, place], k, n, UNITS[kind]))
         return pd.DataFrame(rows, columns="label of side token amount spread k n unit".split())
 
     def quantity(self, column: str) -> Quantity:

@@ -1,6 +1,7 @@
 """From measures to verdicts: which heads carry the effect, in how many problems, and how (methods §8)."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,10 +21,7 @@ PARTS = {"z_removed": ("knockout", "mediated_removed"), "z_added": ("edge_noise"
 
 @dataclass(frozen=True)
 class Kind:
-    """A verdict on a head: `side` on which it passed; whether it `reads`, `mediates` by the measures of that side.
-
-    `letters` stand for it in a picture, `says` explains it.
-    """
+    """A verdict on a head: `side` on which it passed; whether it `reads`, `mediates` there; its `letters` in a picture."""
 
     name: str
     letters: str
@@ -53,19 +51,15 @@ _KINDS = """
 """
 
 
-def _kinds() -> Iterator[Kind]:
-    for line in _KINDS.strip().splitlines():
-        name, letters, side, parts, says = (part.strip() for part in line.split("|"))
-        yield Kind(name, letters, side, "reads" in parts, "mediates" in parts, says)
+def _kind(line: str) -> Kind:
+    name, letters, side, parts, says = (part.strip() for part in line.split("|"))
+    return Kind(name, letters, side, "reads" in parts, "mediates" in parts, says)
 
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in _kinds()}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in map(_kind, _KINDS.strip().splitlines())}
 """Every verdict: carriers pass on both sides, other named heads on one."""
-_BY_PARTS = {
-    (kind.side, kind.reads, kind.mediates): name
-    for name, kind in KINDS.items()
-    if name not in ("conditional reader", "specialist")
-}
+_OF_MORE = ("conditional reader", "specialist")  # which follow from more than the side and its two parts
+_BY_PARTS = {(kind.side, kind.reads, kind.mediates): name for name, kind in KINDS.items() if name not in _OF_MORE}
 NAMED = tuple(name for name, kind in KINDS.items() if kind.side)
 PER_HEAD = len(SIDES) * len(SENSES)
 """Tests of a head in the family that names heads."""
@@ -73,9 +67,7 @@ PER_HEAD = len(SIDES) * len(SENSES)
 
 def strata_sizes(strata: Sequence[str], groups: Sequence[str] = ()) -> dict[str, int]:
     """Count the problems (or their groups) of each stratum, the largest first."""
-    named = np.array(groups or range(len(strata)), dtype=object)
-    where = np.array(strata, dtype=object)
-    sizes = {name: len(set(named[where == name])) for name in dict.fromkeys(strata)}
+    sizes = Counter(name for name, _ in set(zip(strata, groups or range(len(strata)), strict=False)))  # none: no sizes
     return dict(sorted(sizes.items(), key=lambda each: (-each[1], each[0])))
 
 
@@ -127,13 +119,10 @@ class Claims:
         """A measure of these heads, `[problem, head]`, positive in each head's own sense."""
         return self.direction * self.sense * measured(values, measure)
 
-    def sides(self) -> tuple[str, ...]:
-        """The side by which each head is compared: what it adds if that is what it is named for, else what it removes."""
-        return tuple("added" if KINDS[kind].side == "added" else "removed" for kind in self.kinds)
-
-    def by_side(self, removed: np.ndarray, added: np.ndarray) -> np.ndarray:
-        """Of numbers `[..., head]` for both sides, those of the side by which each head is compared."""
-        return np.where(np.array(self.sides()) == "added", added, removed)
+    @property
+    def adds(self) -> np.ndarray:
+        """Which are named, and so compared, by what they add alone; others by what they remove, `[head]`."""
+        return np.array([KINDS[kind].side == "added" for kind in self.kinds], dtype=bool)
 
     @property
     def reads(self) -> np.ndarray:
@@ -165,17 +154,10 @@ class Judged:
     def large(self) -> tuple[str, ...]:
         """The strata that are tested, the largest first: as many as can still pass where so many are tested."""
         order = strata_sizes(self.strata, self.effect.groups)
-        enough = [
-            k
-            for k, size in enumerate(order.values(), start=1)
-            if size >= fewest_for(PER_HEAD * len(self.heads) * (1 + k), self.effect.confidence)
-        ]
+        families = range(2, 2 + len(order))  # all problems, and so many strata
+        needed = (fewest_for(PER_HEAD * len(self.heads) * n, self.effect.confidence) for n in families)
+        enough = [k for k, (size, least) in enumerate(zip(order.values(), needed, strict=True), 1) if size >= least]
         return tuple(order)[: max(enough, default=0)]
-
-    @property
-    def established(self) -> bool:
-        """Whether the insertion does anything in most problems (as claimed); where not, no head is named."""
-        return self.effect.established
 
     def turned(self, measure: str) -> np.ndarray:
         """A measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
@@ -203,7 +185,7 @@ class Judged:
     def _passed(self, tests: dict[str, Prevalence]) -> dict[str, np.ndarray]:
         """side -> the sense in which each head passed, 0 for neither, `[head]`."""
         sure = {side: self._sure(test.p_corrected).astype(int) for side, test in tests.items()}
-        own = self.claims
+        own = self.claims  # tested in the claimed sense alone
         return {side: each[0] - each[1] if own is None else each[0] * own.sense for side, each in sure.items()}
 
     @cached_property
@@ -297,9 +279,8 @@ class Judged:
         """What is said of the heads that are named, in the family's order."""
         at = np.flatnonzero(self.named)
         heads, kinds = tuple(self.heads[i] for i in at), tuple(self.kinds[i] for i in at)
-        return Claims(
-            self.effect.direction, heads, kinds, np.where(self.sense[at] == 0, 1, self.sense[at]), self.in_strata
-        )
+        sense = np.where(self.sense[at] == 0, 1, self.sense[at])
+        return Claims(self.effect.direction, heads, kinds, sense, self.in_strata)
 
 
 def judge(
@@ -314,10 +295,8 @@ def judge(
     groups: tuple[str, ...] = (),
     strata: tuple[str, ...] = (),
 ) -> Judged:
-    """Return the verdicts of `locate_heads`, from measures `[problem, head]` (`measure.MEASURES`) on.
-
-    `claims`, reached on other problems, are tested again: the direction of the effect and the heads' senses are as claimed.
-    """
+    """Return the verdicts from measures `[problem, head]` (`measure.MEASURES`) on; `claims` of other problems are tested again,
+    with the direction of the effect and the heads' senses as claimed."""
     claimed = 0.0 if claims is None else claims.direction
     effect = Effect(np.asarray(total, dtype=float), confidence, smallest_effect, rounding, claimed, groups)
     return Judged(tuple(heads), values, effect, claims, strata)

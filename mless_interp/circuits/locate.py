@@ -53,12 +53,11 @@ def locate_heads(
     """Name the heads that carry the insertion's content effect (or that of another `contrast`): who reads it, who passes it on,
     in how many problems.
 
-    Four measures (`measure.measure`) per problem and head are parts of the insertion's effect. A head is named if patching its
-    output removes, or adds, more than `smallest_effect` of the median total effect in most problems: the prevalence test (exact
-    binomial, against half of all problems; Holm over all tested heads, both ways and both senses, with the effect and against
-    it). Both ways: a carrier; one way: necessary only, or sufficient only. Its kind (`judge.KINDS`) follows from the same test
-    of the four measures among the named heads. Heads shown to do less than that are negligible, all others undecided. If most
-    problems do not show a total effect of one sign, no head is named.
+    A head is named if patching its output removes, or adds, more than `smallest_effect` of the median total effect in most
+    problems: the prevalence test (exact binomial, against half of all problems; Holm over all tested heads, both ways and both
+    senses, with the effect and against it). Its kind (`judge.KINDS`) follows from the same test of four measures among the
+    named heads. Heads shown to do less than that are negligible, all others undecided. If most problems do not show a total
+    effect of one sign, no head is named.
 
     Parameters
     ----------
@@ -78,10 +77,9 @@ def locate_heads(
     confidence : of intervals; 1 - confidence bounds the probability that any head is named falsely.
     smallest_effect : of interest, as a share of the upper limit of the median total effect.
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
-        tests the best 64 on the other; "auto" sweeps exactly where that stays within `budget_seconds`, estimated from
-        small sweeps.
-    checkpoint : folder for the sweeps' partial results; a run started again with the same settings (or with more problems) goes
-        on from there, the way that "auto" took the first time included.
+        tests the best 64 on the other; "auto" sweeps exactly where that is estimated to stay within `budget_seconds`.
+    checkpoint : folder for partial results; a run started again with the same settings (or with more problems) goes on from
+        there, the way that "auto" took the first time included.
 
     Warns before it sweeps where the problems are too few to name any head, or the fresh ones to confirm one.
 
@@ -96,8 +94,6 @@ def locate_heads(
     one_of(mode, dict.fromkeys(MODES), "mode")
     between = one_of(contrast, {name: CONTRASTS[name] for name in LOCATED}, "contrast to locate heads by")
     run = RunOptions(checkpoint, progress, seed)
-    if not budget_seconds >= 0:
-        raise ValueError(f"budget_seconds must be 0 or more, got {budget_seconds}")
     prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads")).under(between)
     if prepared.n_groups < 2:
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {prepared.n_groups}")
@@ -111,9 +107,7 @@ def locate_heads(
         fresh = fresh_problems(prepare(model, confirm, prepared.outcome).under(between), prepared)
         _strata(fresh, by)
     candidates = model.info.chosen(heads, what="locate")
-    exact, why, seconds = chosen_way(
-        prepared, candidates, between, mode=mode, budget_seconds=budget_seconds, options=run
-    )
+    exact, why, seconds = chosen_way(prepared, candidates, between, mode, budget_seconds, options=run)
     discovery, n_tested = None, len(candidates)
     if not exact:
         discovery, prepared = prepared.halves()
@@ -169,25 +163,13 @@ def locate_heads(
             held = beside.held(prepared, claims, knockouts, family[0], fresh=False)
     sinks, readers = None, tuple(compress(claims.heads, claims.reads))
     if controls and readers:
-        sinks = score_heads(
-            *(model, prepared.pairs),
-            metrics="sinks",
-            conditions=("inserted",),
-            heads=readers,
-            checkpoint=run.part("sinks", readers).checkpoint,
-            progress=progress,
-        )
+        kept: dict[str, Any] = {"checkpoint": run.part("sinks", readers).checkpoint, "progress": progress}
+        sinks = score_heads(model, prepared.pairs, metrics="sinks", conditions=("inserted",), heads=readers, **kept)
     return replace(found, **_with_settings(held, settings), confirmation=confirmation, sinks=sinks)
 
 
 def _confirmed(
-    fresh: Prepared,
-    claims: Claims,
-    beside: Controls,
-    settings: Settings,
-    rules: dict[str, Any],
-    *,
-    controls: bool,
+    fresh: Prepared, claims: Claims, beside: Controls, settings: Settings, rules: dict[str, Any], *, controls: bool
 ) -> Confirmation:
     """The named heads again, on problems that had no part in naming them; what is tested there alone beside."""
     made = measure(fresh, claims.heads, contrast=beside.contrast, options=beside.options.part("mless", claims.heads))
@@ -230,22 +212,19 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
         or problem.asked in asked
         or (pair.given and pair.inserted.ids in given)
     ]
-    if again:
+    if again or (alike := overlap(mine, before)):
+        first = f"first: {again[0]!r}" if again else alike
         raise ValueError(
-            f"{len(again)} of {len(fresh.ids)} problems to confirm on are among those that name the heads, or variants of them "
-            f"(first: {again[0]!r}): nothing can be confirmed on what it was chosen by; give others"
+            f"{len(again) or 'some'} of {len(fresh.ids)} problems to confirm on are among those that name the heads, or "
+            f"variants of them ({first}): nothing can be confirmed on what it was chosen by; give others"
         )
-    if alike := overlap(mine, before):
-        raise ValueError(f"nothing can be confirmed on variants of the problems that name the heads: {alike}")
-    if fresh.n_groups < 2:
-        raise ValueError(f"confirming needs at least 2 problems (the unit of replication), got {fresh.n_groups}")
     for what in ("insertion", "template"):
         each = ({getattr(pair, what) for pair in prepared.bare} for prepared in (used, fresh))
-        ours, theirs = ({one.label if isinstance(one, Given) else str(one) for one in some} for some in each)
+        ours, theirs = (sorted({one.label if isinstance(one, Given) else str(one) for one in some}) for some in each)
         if ours != theirs:
             raise ValueError(
-                f"the problems to confirm on have another {what} ({', '.join(sorted(theirs))[:99]}) than those that name the "
-                f"heads ({', '.join(sorted(ours))[:99]}): make both with the same one"
+                f"the problems to confirm on have another {what} ({', '.join(theirs)[:99]}) than those that name the heads "
+                f"({', '.join(ours)[:99]}): make both with the same one"
             )
     return fresh
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -57,12 +58,10 @@ def sink_words(scores: HeadScores | None) -> list[str]:
     if scores is None:
         return []
     counts, n = is_sink(scores).sum(0), len(scores.problem_ids)
-    each = [(head, count) for head, count in zip(scores.heads, counts, strict=True) if 2 * count > n]
-    flagged = ", ".join(f"{head} (in {count} of {count_of(n, 'problem')})" for head, count in each)
-    return [
-        f"Reading a span that is an attention sink: {flagged}. Attention rests on a sink whatever stands there, so "
-        "that these heads read the span does not show that they use what it says."
-    ] * bool(each)
+    many = [(head, count) for head, count in zip(scores.heads, counts, strict=True) if 2 * count > n]
+    flagged = ", ".join(f"{head} (in {count} of {count_of(n, 'problem')})" for head, count in many)
+    why = "Attention rests on a sink whatever stands there: that they read the span does not show that they use what it says."
+    return [f"Reading a span that is an attention sink: {flagged}. {why}"] * bool(many)
 
 
 def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
@@ -70,17 +69,12 @@ def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
     return table.reindex(columns=names.split()).dropna(axis=1, how="all")
 
 
-def _columns_of(result: Result, table: pd.DataFrame) -> list[str]:
-    """The columns of a page."""
-    return [name for name in result.reported if name in table and name not in ("layer", "head")]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Verdicts(Grouped):
     """What is judged of `values[measure]` `[problem, head]` (`measure.MEASURES`) and of the `total` effect `[problem]`.
 
     `controls[name]` `[problem, named]` are effects of the named heads, `joint` those that read, knocked out together, `reads`
-    what these take from the span; `strata` names the stratum of each problem.
+    what these take from the span; `strata` name each problem's stratum.
     """
 
     problem_ids: tuple[str, ...]
@@ -141,7 +135,7 @@ class Verdicts(Grouped):
     @property
     def established(self) -> bool:
         """Whether most problems show an effect of one sign (as claimed), beyond rounding."""
-        return self.judged.established
+        return self.judged.effect.established
 
     @property
     def smallest_words(self) -> str:
@@ -153,14 +147,18 @@ class Verdicts(Grouped):
         return Table(rows_per_head(self.problem_ids, self.heads, self.values))
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`measure.beside_controls`), on fresh
-        problems where there were some; else `p_specific` is NaN: the heads were chosen on these problems."""
-        judged, claims = self.judged, self.claims
-        named = {measure: each if claims else each[:, judged.named] for measure, each in self.values.items()}
-        fresh = claims is not None
-        return Table(beside_controls(judged.effect, claims or judged.found, named, self.controls, fresh=fresh))
+        """One row per named head: its effect beside the same under each control (`measure.beside_controls`); `p_specific` is
+        NaN where the heads were chosen on these problems."""
+        judged, fresh = self.judged, self.claims is not None
+        named = {measure: each if fresh else each[:, judged.named] for measure, each in self.values.items()}
+        return Table(beside_controls(judged.effect, self.claims or judged.found, named, self.controls, fresh=fresh))
 
-    def _side_columns(self, side: str) -> dict[str, Any]:
+    def _paged(self, table: pd.DataFrame) -> list[str]:
+        """The columns of a page."""
+        reported: tuple[str, ...] = self.reported  # type: ignore[attr-defined]
+        return [name for name in reported if name in table and name not in ("layer", "head")]
+
+    def _side_columns(self, side: str) -> dict[str, np.ndarray]:
         """Median and share of one side's z patch, with limits."""
         values, effect = measured(self.values, SIDES[side]), self.judged.effect
         medians = interval_columns(f"{side}_median", effect.cell_medians(values))
@@ -188,8 +186,8 @@ class Verdicts(Grouped):
 class Confirmation(Verdicts, Result):
     """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
 
-    `heads`, `kinds` and `senses` `[head]` are the claims, `within` those about strata, `direction` the sign of the effect that
-    they are told by; everything else was measured on the fresh problems, so that its p-values mean something.
+    `heads`, `kinds` and `senses` `[head]` are the claims, `within` those about strata, `direction` the sign of the effect;
+    everything else was measured on the fresh problems.
     """
 
     kinds: tuple[str, ...] = field(kw_only=True)
@@ -220,8 +218,7 @@ class Confirmation(Verdicts, Result):
 
     @property
     def p(self) -> np.ndarray:
-        """Corrected p of each head's claim, `[head]`: the larger of its sides'; of a specialist the smallest of its
-        strata's."""
+        """Corrected p of each claim, `[head]`: the larger of its sides'; of a specialist the smallest of its strata's."""
         return self._p[0]
 
     @cached_property
@@ -229,8 +226,7 @@ class Confirmation(Verdicts, Result):
         """Corrected p of the heads' claims, and of the claims about strata: one family."""
         special = np.array(self.kinds) == "specialist"
         whole = [self._larger(self.judged.sides, KINDS[kind].side, at) for at, kind in enumerate(self.kinds)]
-        p = np.array([*np.where(special, np.nan, whole), *map(self._within, self.within)], dtype=float)
-        p = holm(p) if np.isfinite(p).any() else p
+        p = holm(np.array([*np.where(special, np.nan, whole), *map(self._within, self.within)], dtype=float))
         heads, inside = np.split(p, [len(whole)])
         for at in np.flatnonzero(special):
             own = [p for each, p in zip(self.within, inside, strict=True) if each.head == self.heads[at]]
@@ -243,8 +239,6 @@ class Confirmation(Verdicts, Result):
     def _within(self, claim: InStratum) -> float:
         """The p of a claim about a stratum, on the fresh problems of that stratum; NaN where there are none."""
         inside, at = np.array([name == claim.stratum for name in self.strata]), self.heads.index(claim.head)
-        if not inside.any():
-            return float("nan")
         both = np.stack([measured(self.values, measure)[:, [at]] for measure in SIDES.values()], 1)
         test = self.judged.effect.prevalence(np.where(inside[:, None, None], both, np.nan) * claim.sense, senses=(1,))
         return self._larger({side: test.of(place) for place, side in enumerate(SIDES)}, claim.side, 0)
@@ -263,14 +257,10 @@ class Confirmation(Verdicts, Result):
         """Whether a head is confirmed, and as the same kind, `[head]`."""
         return self.confirmed & (np.array(self.kinds_again) == np.array(self.kinds))
 
-    def _heads(self, *, confirmed: bool) -> list[Head]:
-        return [head for head, sure in zip(self.heads, self.confirmed, strict=True) if sure == confirmed]
-
     @property
     def specific(self) -> tuple[Head, ...]:
         """Heads that do more than under random words of the same length, by more than the smallest effect."""
-        passed = self.control_table()["p_specific"] < self.judged.effect.level
-        return tuple(head for head, sure in zip(self.heads, passed, strict=True) if sure)
+        return tuple(compress(self.heads, self.control_table()["p_specific"] < self.judged.effect.level))
 
     def table(self) -> pd.DataFrame:
         """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits; and
@@ -294,12 +284,12 @@ class Confirmation(Verdicts, Result):
         whole = effect.headline(s.get("insertion", "The insertion"), s.get("outcome", "the outcome"), self.unit)
         if not effect.established:
             return f"{whole}, in the direction claimed, so no head is confirmed."
-        sure, lost = (self._heads(confirmed=confirmed) for confirmed in (True, False))
+        sure, lost = (list(compress(self.heads, self.confirmed == each)) for each in (True, False))
         return f"{whole}; confirmed: {listed(sure) or 'none'}" + (f"; not confirmed: {listed(lost)}." if lost else ".")
 
     def in_short(self) -> str:
         """Return which of the heads are confirmed, and which of these are specific to the insertion, as a clause."""
-        sure, fresh = self._heads(confirmed=True), count_of(len(self.problem_ids), "fresh problem")
+        sure, fresh = list(compress(self.heads, self.confirmed)), count_of(len(self.problem_ids), "fresh problem")
         told = f"on {fresh} {listed(sure) or 'none'} {'is' if len(sure) < 2 else 'are'} confirmed"
         if not sure or "random_size_removed" not in self.controls:
             return told + ", specificity not tested" * bool(sure)
@@ -329,15 +319,13 @@ class Confirmation(Verdicts, Result):
             f"Named heads on fresh problems; counts of problems with more than {self.smallest_words} of the effect."
         )
         beside = ShownTable(self.control_table(), "The same heads beside their controls; medians over problems.")
-        return Shown((ShownTable(table, caption, _columns_of(self, table)), *[beside] * bool(self.controls)))
+        return Shown((ShownTable(table, caption, self._paged(table)), *[beside] * bool(self.controls)))
 
     def printed(self) -> pd.DataFrame:
         """Return the claims and what came of them, with the control of random words where it was run."""
-        names = (
-            "label claimed strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
-        )
-        names += " added_k n p_corrected confirmed exceeds_random exceeds_random_n p_specific"
-        return _known(self.table(), names)
+        share = "removed_share removed_share_ci_low removed_share_ci_high"
+        names = f"label claimed strata confirmed_strata {share} removed_k added_k n p_corrected confirmed"
+        return _known(self.table(), f"{names} exceeds_random exceeds_random_n p_specific")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -347,8 +335,7 @@ class LocatedHeads(Verdicts, Result):
     All verdicts (`judged`) follow from `values[measure]` `[problem, head]` (the two z patches, where nothing can be cut off),
     `total` `[problem]` and `heads`, the family that was tested. `patches`: their exact z sweep (denoising). `confirmation`:
     the named heads on fresh problems, where there were some; controls, `joint` and `reads` were then measured there. `sinks`:
-    of the named heads that read, whether the span is an attention sink, on the problems that named them. `specialists` are
-    heads that pass within some of the `strata` (`by=`).
+    of the named heads that read, whether the span is a sink.
     """
 
     patches: PatchScores = field(kw_only=True)
@@ -384,10 +371,7 @@ class LocatedHeads(Verdicts, Result):
     @property
     def confirmed(self) -> dict[Head, str]:
         """The named heads that fresh problems confirm, and their kind; empty where none were given."""
-        made = self.confirmation
-        if made is None:
-            return {}
-        return {head: kind for head, kind, sure in zip(made.heads, made.kinds, made.confirmed, strict=True) if sure}
+        return {head: kind for head, kind in self.found.items() if self.confirmed_or_unknown(head)}
 
     @property
     def sure(self) -> dict[Head, str]:
@@ -412,35 +396,33 @@ class LocatedHeads(Verdicts, Result):
         """One row per head and stratum that was tested, the largest first: `n` problems; for both sides `_k`, `_median`,
         `_share` of the stratum's total with limits, and corrected `_p`; `passes`, and whether fresh problems confirm it
         (`confirmed`)."""
-        judged, made, rows = self.judged, self.confirmation, []
+        judged, made, tables = self.judged, self.confirmation, [pd.DataFrame()]
         passed = {(each.head, each.stratum) for each in judged.in_strata}
         sure = {(each.head, each.stratum) for each in ((made and made.confirmed_within) or ())}
         for stratum in judged.large:
             inside = np.array(self.strata) == stratum
-            effect = judged.effect.only(inside)
-            for at, head in enumerate(self.heads):
-                row: dict[str, object] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
-                if made is not None:
-                    row["confirmed"] = (head, stratum) in sure if row["passes"] else None
-                for side, test in judged.within(stratum).items():
-                    values = measured(self.values, SIDES[side])[inside, at]
-                    row |= {"n": int(test.n[at]), f"{side}_k": test.count[int(np.argmax(test.count[:, at])), at]}
-                    row |= {f"{side}_p": np.fmin.reduce(test.p_corrected[:, at])}
-                    row |= {f"{side}_median": np.median(judged.effect.turned(values))}
-                    shares = interval_columns(f"{side}_share", effect.share(values))
-                    row |= {name: float(share) for name, share in shares.items()}
-                rows.append(row)
-        table = pd.DataFrame(rows)
-        return table.astype({"confirmed": "boolean"}) if "confirmed" in table else table
+            passes = [(head, stratum) in passed for head in self.heads]
+            columns: dict[str, object] = {"label": list(map(str, self.heads)), "stratum": stratum, "passes": passes}
+            if made is not None:
+                again = [
+                    (head, stratum) in sure if known else None for head, known in zip(self.heads, passes, strict=True)
+                ]
+                columns["confirmed"] = pd.array(again, dtype="boolean")
+            for side, test in judged.within(stratum).items():
+                values = measured(self.values, SIDES[side])[inside]
+                columns |= {"n": test.n, f"{side}_k": test.count.max(0), f"{side}_p": np.fmin(*test.p_corrected)}
+                columns[f"{side}_median"] = np.median(judged.effect.turned(values), axis=0)
+                columns |= interval_columns(f"{side}_share", judged.effect.only(inside).share(values))
+            tables.append(pd.DataFrame(columns))
+        return pd.concat(tables[len(tables) > 1 :], ignore_index=True)
 
     def table(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
         Of the z sweep the fractions of `PatchScores.table()`; the verdict; for the sides `removed` (z patch, denoising) and
         `added` (noising): `_k` of `n` problems with more than the smallest effect in the head's sense, the `_p` of the better
-        sense (Holm over heads, sides and senses), the `_median` and the `_share` of the total (NaN where that is not
-        established) with limits. `p_either`: the smaller p. For the four measures `_k` and `_median`. Last the controls of
-        `control_table`, where they were run on these problems.
+        sense (Holm over heads, sides and senses), `_median` and `_share` of the total with limits. `p_either`: the smaller p.
+        For the four measures `_k` and `_median`. Last the controls that were run on these problems.
         """
         judged = self.judged
         again = {} if self.confirmation is None else {"confirmed_strata": self.confirmation.confirmed_within}
@@ -517,9 +499,9 @@ class LocatedHeads(Verdicts, Result):
             return f"{whole}; none {of} is shown to carry more than {share} of it in most problems{inside}{left}."
         kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
         named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
-        carry = "carries" if len(found) == 1 else "carry"
+        carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} more than {share} of it in most"
         tested = "not yet confirmed on fresh problems" if made is None else made.in_short()
-        return f"{whole}; {len(found)} {of} {carry} more than {share} of it in most: {named}; {tested}{inside}."
+        return f"{whole}; {carry}: {named}; {tested}{inside}."
 
     def _specialist_words(self, *, more: bool) -> str:
         """Which heads pass in some strata alone, and which of these fresh problems confirm; "" where none does."""
@@ -551,11 +533,9 @@ class LocatedHeads(Verdicts, Result):
         """Return how heads were tested, what the controls, the set and fresh problems show, and what stays open."""
         s, judged, made = self.settings, self.judged, self.confirmation
         n, n_heads = judged.effect.n, len(self.heads)
-        found = [
-            f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested "
-            f"({s['swept']}), outcome {s['outcome']}.",
-            judged.effect.details(self.unit, self.contrast.name),
-        ]
+        what = f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested"
+        found = [f"{what} ({s['swept']}), outcome {s['outcome']}."]
+        found.append(judged.effect.details(self.unit, self.contrast.name))
         if s.get("why") and s.get("screened") is not None:
             left = count_of(s["n_candidates"] - n_heads, "head")
             found.append(f"Screened by gradients: {s['why']}; of {left} that ranked below nothing is known.")
@@ -573,19 +553,18 @@ class LocatedHeads(Verdicts, Result):
 
     def _named_words(self) -> list[str]:
         judged, s = self.judged, self.settings
-        places, n = np.flatnonzero(judged.named), len(judged.large)
-        found = [
-            f"Smallest effect of interest: {judged.effect.delta_words(self.unit)}; p < {judged.effect.level:.3g} after Holm "
-            f"over {PER_HEAD * len(self.heads) * (1 + n)} tests (heads, both sides, both senses"
-            f"{', all problems and strata' if self.strata else ''})."
-        ]
+        effect, n = judged.effect, len(judged.large)
+        over = f"{PER_HEAD * len(self.heads) * (1 + n)} tests (heads, both sides, both senses"
+        over += ", all problems and strata)" if self.strata else ")"
+        least = f"Smallest effect of interest: {effect.delta_words(self.unit)}"
+        found = [f"{least}; p < {effect.level:.3g} after Holm over {over}."]
         if self.strata:
             tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {s.get('by')}"
             found.append(f"{tested} have enough problems to be tested.")
             found += [strata_words(f"Within {s.get('by')}", judged.in_strata)] * bool(n)
-        if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":
+        if (judged.side[judged.named] != "both").any() and s["outcome"] != "logit_diff":
             found.append(SATURATES)
-        return [*found, *(self._held_words() if self.confirmation is None and len(places) else [])]
+        return [*found, *(self._held_words() if self.confirmation is None and judged.named.any() else [])]
 
     def printed(self) -> pd.DataFrame:
         """Return the named heads, on fresh problems where they were tested there; the three largest where none is named."""
@@ -593,25 +572,21 @@ class LocatedHeads(Verdicts, Result):
             return self.confirmation.printed()
         names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
         names += f" added_k n removed_p {'reads_sink' * bool(sink_words(self.sinks))} exceeds_random exceeds_random_n"
-        table = self.table().head(len(self.found) or 3)
-        return _known(table, names)
+        return _known(self.table().head(len(self.found) or 3), names)
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
         table, made = self.table(), self.confirmation
-        columns = _columns_of(self, table)
-        caption = (
-            f"Tested heads: named ones first, then by size. Counts of problems with more than {self.smallest_words} of the "
-            "effect; effects are the parts of the insertion's, above 0 with it."
-        )
-        tables = [ShownTable(table, caption, columns)]
+        columns = self._paged(table)
+        more = f"more than {self.smallest_words} of the effect"
+        how = f"Tested heads: named ones first, then by size. Counts of problems with {more}."
+        tables = [ShownTable(table, how, columns)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"
             tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
         if len(beside := self.control_table()):
             where = "fresh" if made is not None else "the same"
-            caption = f"The named heads' effect beside the same under each control, on {where} problems; medians ({self.unit})."
-            tables.append(ShownTable(beside, caption))
+            tables.append(ShownTable(beside, f"The named heads' effect beside controls, on {where} problems; medians."))
         tables += [] if made is None else [made.shown().tables[0]]
         tables += [] if self.read is None else self.read.shown().tables
         marked = table["kind"].isin(NAMED).tolist()

@@ -42,8 +42,8 @@ ENOUGH = 1.0
 class Measured:
     """The four measures `[problem, head]`, parts of the insertion's effect, and that effect, the total `[problem]`.
 
-    Of a contrast in which nothing can be cut off, the two z patches (`judge.SIDES`) in their place. `resolution`: what is
-    rounding: the precision's own size, or what it did to rows that were not edited, if that is more.
+    Of a contrast in which nothing can be cut off, the two z patches (`judge.SIDES`) in their place. `resolution`: the
+    precision's own size, or what it did to rows that were not edited, if that is more.
     """
 
     values: dict[str, np.ndarray]
@@ -53,11 +53,7 @@ class Measured:
 
 
 def measure(
-    prepared: Prepared,
-    heads: Sequence[Head],
-    *,
-    contrast: Contrast = CONTRASTS["content"],
-    options: RunOptions,
+    prepared: Prepared, heads: Sequence[Head], *, contrast: Contrast = CONTRASTS["content"], options: RunOptions
 ) -> Measured:
     """Sweep exactly, four times over runs that are made once (methods §3, I7 and I14).
 
@@ -88,20 +84,19 @@ def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
 
 def screening(contrast: Contrast) -> tuple[str, ...]:
     """The estimates by which heads can be screened: gates need something to open, patches runs of equal length."""
-    return (*(("gate_ig",) if contrast.cuts else ()), *(("atp",) if contrast.equal_length else ()))
+    return ("gate_ig",) * bool(contrast.cuts) + ("atp",) * contrast.equal_length
 
 
 def chosen_way(
     prepared: Prepared,
     heads: Sequence[Head],
     contrast: Contrast,
-    *,
     mode: str,
     budget_seconds: float,
+    *,
     options: RunOptions,
 ) -> tuple[bool, str, float | None]:
-    """Return whether heads are measured exactly, which is cheap or was asked for, why, and the estimated seconds; raise where
-    they would have to be screened and cannot be."""
+    """Return whether heads are measured exactly, why, and the estimated seconds; raise where they cannot be screened."""
     seconds, why, ways = None, "as asked for", "choose mode='exact'"
     joins = f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does" * (not screening(contrast))
     if mode == "exact":
@@ -122,11 +117,9 @@ def chosen_way(
     elif joins:
         raise ValueError(f"heads cannot be screened: {joins}; {ways}")
     refuse_without_gradients(prepared.model, 'locate_heads(mode="screen")')
-    if len(prepared.ids) < FEWEST_TO_SPLIT:
-        got = f"needs at least {FEWEST_TO_SPLIT}, got {len(prepared.ids)}"
-        raise ValueError(
-            f"screening splits the problems in two halves and {got}: give more problems. {ways[0].upper()}{ways[1:]}"
-        )
+    if (n := len(prepared.ids)) < FEWEST_TO_SPLIT:
+        needs = f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {n}"
+        raise ValueError(f"{needs}: give more problems. {ways[0].upper()}{ways[1:]}")
     return False, why, seconds
 
 
@@ -160,7 +153,7 @@ def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterabl
 
 def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int = 1) -> float:
     """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`, of
-    `sizes` at least; what loads at the first call does not count."""
+    `sizes` at least."""
 
     def timed(units: int) -> float:
         began = time.perf_counter()
@@ -168,7 +161,7 @@ def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int
         return time.perf_counter() - began
 
     size, spent = 1, timed(1)
-    if spent < ENOUGH:
+    if spent < ENOUGH:  # what loads at the first call does not count
         spent = timed(1)
     each = spent
     while 2 * size <= total and (spent < ENOUGH or size < sizes):
@@ -196,21 +189,12 @@ def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, o
     chosen: set[Head] = set()
     methods = screening(contrast)
     for method in methods:
-        estimates = attribute_heads(
-            prepared.model,
-            prepared,
-            method=method,
-            contrast=contrast.name,
-            outcome=prepared.outcome,
-            verify=0,
-            checkpoint=options.part(f"screen-{method}").checkpoint,
-            progress=options.progress,
-        )
+        kept = {"checkpoint": options.part(f"screen-{method}").checkpoint, "progress": options.progress}
+        of: dict[str, Any] = {"contrast": contrast.name, "outcome": prepared.outcome, **kept}
+        estimates = attribute_heads(prepared.model, prepared, method=method, verify=0, **of)
         chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
     return tuple(sorted(chosen))
 
-
-# ------------------------------------------------------------------------------- what named heads are held against
 
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
@@ -220,10 +204,11 @@ OTHERS = {"random": "random words", "questions": "questions of other problems", 
 
 def check_controls(pairs: Sequence[PromptPair]) -> None:
     """Controls are matched to one insertion: `ValueError` where the pairs have several, or prompts of several templates."""
-    for what, found in (
-        ("insertions", {pair.insertion.label for pair in pairs}),
-        ("templates", {str(pair.template) for pair in pairs}),
-    ):
+    names = {
+        "insertions": {pair.insertion.label for pair in pairs},
+        "templates": {str(pair.template) for pair in pairs},
+    }
+    for what, found in names.items():
         if len(found) > 1:
             raise ValueError(
                 f"controls are matched in place and length to one insertion, but the pairs have {len(found)} {what} "
@@ -257,7 +242,7 @@ class Controls:
         self, prepared: Prepared, claims: Claims, knockouts: np.ndarray | None, spare: Head, *, fresh: bool
     ) -> dict[str, object]:
         """Fields of a result: the named heads under other circumstances (`controls`); those that read, as a set (`joint`) and
-        taken apart (`reads`); and for its settings, which controls were `left_out`, and digests of the others' prompts.
+        taken apart (`reads`); for its settings, which controls were `left_out`, and digests of the others' prompts.
 
         `knockouts` `[problem, head]` of the named heads (None: nothing can be cut off); `spare` is swept where none is named;
         `fresh`: the heads were chosen on other problems, so that the set and its reads may be tested.
@@ -277,7 +262,8 @@ class Controls:
             left_out |= dict.fromkeys(OTHERS, "with no tokens inserted, other tokens make no difference")
         if contrast.cuts:
             controls |= self._matched_mass(prepared, named)
-        common: dict[str, Any] = {"outcome": prepared.outcome, "chosen_elsewhere": fresh}
+        options = self.options
+        common: dict[str, Any] = {"outcome": prepared.outcome, "chosen_elsewhere": fresh, "progress": options.progress}
         if claims.together.any() and knockouts is not None:
             members = tuple(compress(named, claims.together))
             held["joint"] = joint_knockout(
@@ -285,9 +271,8 @@ class Controls:
                 contrast=contrast.name,
                 n_random_sets=self.n_random_sets,
                 singles=knockouts[:, claims.together],
-                checkpoint=self.options.part("random-sets", members).checkpoint,
-                progress=self.options.progress,
-                seed=self.options.seed,
+                checkpoint=options.part("random-sets", members).checkpoint,
+                seed=options.seed,
                 **common,
             )
         if claims.reads.any() and contrast.reads_span:
@@ -296,8 +281,7 @@ class Controls:
                 *(prepared.model, prepared, readers),
                 confidence=self.confidence,
                 smallest_effect=self.smallest_effect or SMALLEST_EFFECT,
-                checkpoint=self.options.part("reads", readers).checkpoint,
-                progress=self.options.progress,
+                checkpoint=options.part("reads", readers).checkpoint,
                 **common,
             )
         return held
@@ -310,9 +294,8 @@ class Controls:
         heads = tuple(named) or (spare,)
         runs = sweep_heads(prepared, sweeps, heads, options=self.options.part("shift", heads))
         parts = zip(SIDES.values(), directions, strict=True) if named else ()
-        return {f"shift_{z}": runs[direction].per_head for z, direction in parts} | {
-            "shift_total": runs["noising"].total_effect
-        }
+        shifted = {f"shift_{z}": runs[direction].per_head for z, direction in parts}
+        return shifted | {"shift_total": runs["noising"].total_effect}
 
     def _other_insertions(
         self, prepared: Prepared, named: Sequence[Head], left_out: dict[str, str], prompts: dict[str, str]
@@ -366,41 +349,38 @@ class Controls:
 def specificity(
     effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Test whether a head's effect is larger than random words', and a reader's than that of taking as much attention.
+    """In how many problems each named head does more (by more than the smallest effect) than random words, `exceeds_random` of
+    `exceeds_random_n`, and than as much attention elsewhere, `exceeds_mass` of `exceeds_mass_n`; `p_specific`: the larger p of
+    both, after Holm. NaN where no controls were run.
 
-    Of each named head the problems in which it does more (by more than the smallest effect) than random words
-    (`exceeds_random` of `exceeds_random_n`) and than as much attention elsewhere (`exceeds_mass` of `exceeds_mass_n`);
-    `p_specific`: the larger p of both, after Holm. NaN where no controls were run.
-
-    Paired over problems, in size, by the prevalence test; `values` are the measures of the named heads. A head is compared by
-    the z patch of its side, a reader that is needed also by its knockout; where the matched-mass knockout is undefined on too
-    many problems, random words alone decide. Source: methods §8, rule 5.
+    `values` are the measures of the named heads. A head is compared by the z patch of its side, a reader that is needed also by
+    its knockout; where the matched-mass knockout is undefined on too many problems, random words alone decide. Source: methods
+    §8, rule 5.
     """
     columns = ("exceeds_random", "exceeds_random_n", "exceeds_mass", "exceeds_mass_n", "p_specific")
     if "random_size_removed" not in controls:
         return dict.fromkeys(columns, np.full(len(claims.heads), np.nan))
-    margin = claims.by_side(*(claims.own(values, z) - controls[f"random_size_{side}"] for side, z in SIDES.items()))
-    needed = claims.reads & (np.array(claims.sides()) == "removed")
+    removed, added = (claims.own(values, z) - controls[f"random_size_{side}"] for side, z in SIDES.items())
+    margin = np.where(claims.adds, added, removed)
     mass = np.full_like(margin, np.nan)
     if "matched_mass_size" in controls:
-        mass = np.where(needed, claims.own(values, "knockout") - controls["matched_mass_size"], np.nan)
+        more_mass = claims.own(values, "knockout") - controls["matched_mass_size"]
+        mass = np.where(claims.reads & ~claims.adds, more_mass, np.nan)
     mass = effect.units(mass)
     n, defined = len(mass), np.isfinite(mass).sum(0)
     more = prevalence_test(effect.units(margin), effect.delta, senses=(1,))
-    more_mass = prevalence_test(mass, effect.delta, senses=(1,), tested=defined >= min(n, max(LEAST_MATCHED, n // 2)))
-    p = np.fmax(more.p[0], more_mass.p[0])
-    p = holm(p) if np.isfinite(p).any() else p
-    return dict(zip(columns, (more.count[0], np.asarray(more.n), more_mass.count[0], defined, p), strict=True))
+    enough = defined >= min(n, max(LEAST_MATCHED, n // 2))
+    beyond = prevalence_test(mass, effect.delta, senses=(1,), tested=enough)
+    p = holm(np.fmax(more.p[0], beyond.p[0]))
+    return dict(zip(columns, (more.count[0], np.asarray(more.n), beyond.count[0], defined, p), strict=True))
 
 
 def beside_controls(
     effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray], *, fresh: bool
 ) -> pd.DataFrame:
-    """One row per named head: its effect and the same measure under each control, medians over problems with intervals.
-
-    The z patch of the head's side, in the outcome's unit. `random`: random words; `questions`: those of other problems;
-    `mful`: a repeated word; `matched_mass`: as much attention taken elsewhere (readers); `shift`: the gap alone. The rest is
-    of `specificity`, `p_specific` NaN unless the problems are `fresh`.
+    """One row per named head: the z patch of its side and the same under each control (`OTHERS`; `matched_mass`: as much
+    attention taken elsewhere, of readers; `shift`: the gap alone), medians over problems with intervals. The rest is of
+    `specificity`, `p_specific` NaN unless the problems are `fresh`.
     """
     columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}
     if not claims.heads:
@@ -410,7 +390,8 @@ def beside_controls(
     def by_side(table: dict[str, np.ndarray], name: str = "") -> np.ndarray:
         own = {measure.removeprefix(name): each for measure, each in table.items() if measure.startswith(name)}
         there = {z: z in own or own.keys() >= set(PARTS[z]) for z in SIDES.values()}
-        return claims.by_side(*(measured(own, z) if known else nothing for z, known in there.items()))
+        removed, added = (measured(own, z) if known else nothing for z, known in there.items())
+        return np.where(claims.adds, added, removed)
 
     used = {"effect": by_side(values)} | {f"{name}_effect": by_side(controls, f"{name}_") for name in OTHERS}
     used["matched_mass_effect"] = np.where(claims.reads, controls.get("matched_mass", nothing), np.nan)

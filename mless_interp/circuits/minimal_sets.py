@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,11 +65,10 @@ def minimal_sets(
     enough (OR) either is sufficient, both are necessary; of two that are needed (AND) both are sufficient, either is necessary.
 
     Each set grows by the head that adds most; where none adds more than 5 % of the effect (as when two act only together), by
-    what each does alone, then by the gate gradient. It is pruned as long as the rest reaches the share; a smaller set that lies
-    elsewhere can be missed. Stand-ins are candidates that reach the share in the place of a member.
-
-    On fresh problems: the share with its interval, the test that the set does more than `share` of the problem's own effect in
-    most problems (prevalence, Holm over both sets), and its rank among `n_random_sets` sets of the same size and layers.
+    what each does alone, then by the gate gradient. It is pruned as long as the rest reaches the share; a smaller set can be
+    missed. Stand-ins are candidates that reach the share in the place of a member. On fresh problems each set is tested to do
+    more than `share` of the problem's own effect in most problems (Holm over both sets), and ranked among `n_random_sets` sets
+    of the same size and layers.
 
     Parameters
     ----------
@@ -81,11 +81,11 @@ def minimal_sets(
     max_heads : how far a set is grown.
     checkpoint : a folder that keeps each finished problem; started again with the same settings the run goes on there.
 
-    Returns `MinimalSets`. A set that was not found has no heads, and NaN in the tables. Raises `ValueError` before anything
-    runs for fewer problems than could show anything (6 to find, 6 to confirm), `ModelError` where no gradients can be had.
+    A set that was not found has no heads, and NaN in the tables. Raises `ValueError` before anything runs for fewer problems
+    than could show anything (6 to find, 6 to confirm), `ModelError` where no gradients can be had.
 
-    Source: methods §8.1; faithfulness and completeness of Wang et al. (2211.00593), necessity and sufficiency of sets as in
-    Shi et al. (2410.13032) | differs in: attention to the span is what a set has or lacks, not the heads themselves.
+    Source: methods §8.1; Wang et al. (2211.00593), Shi et al. (2410.13032) | differs in: attention to the span is what a set
+    has or lacks, not the heads themselves.
     """
     between, options = cutting(contrast), RunOptions(checkpoint, progress, seed)
     if not 0 < share <= 1:
@@ -101,15 +101,10 @@ def minimal_sets(
             raise ValueError(f"at least {needed} problems are needed to {what}, got {problems.n_groups}")
     given = None if heads is None else heads_of(model, heads, "find sets of")
     refuse_without_gradients(model, "minimal_sets")
+    kept: dict[str, Any] = {"checkpoint": options.part("gates").checkpoint, "progress": progress}
+    method = "gate_ig" if between.cuts else "atp"
     gradients = attribute_heads(
-        model,
-        search,
-        method="gate_ig" if between.cuts else "atp",
-        contrast=contrast,
-        outcome=search.outcome,
-        verify=0,
-        checkpoint=options.part("gates").checkpoint,
-        progress=progress,
+        model, search, method=method, contrast=contrast, outcome=search.outcome, verify=0, **kept
     )
     candidates = _by_gradient(gradients, given or model.info.heads)[: None if given else N_CANDIDATES]
     here, there = (_Measured(each, between, options) for each in (search, other))
@@ -123,18 +118,9 @@ def minimal_sets(
         steps, chosen = way.found(side, order, max_heads) if whole.established else ((), ())
         swaps = way.swaps(side, chosen, order)
         others = random_sets(chosen, model.info, n_random_sets, seed=seed) if chosen else ()
-        tried, n = (*steps, *swaps), len(steps) + len(swaps)
-        on_fresh = there.effects(side, [*tried, *others])
-        made[side] = HeadSet(
-            side=side,
-            heads=chosen,
-            steps=steps,
-            swaps=swaps,
-            effects=here.effects(side, tried),
-            fresh=on_fresh[:, :n],
-            sets=others,
-            random=on_fresh[:, n:],
-        )
+        tried = (*steps, *swaps)
+        on_fresh, random = np.split(there.effects(side, [*tried, *others]), [len(tried)], axis=1)
+        made[side] = HeadSet(side, chosen, steps, swaps, here.effects(side, tried), on_fresh, others, random)
     settings: Settings = {
         "contrast": contrast,
         "max_heads": max_heads,
@@ -168,8 +154,6 @@ def halves(prepared: Prepared, fresh: Iterable[PromptPair] | Prepared | None) ->
     """The problems to search and those to confirm on: fresh ones, checked to be so, or every second one."""
     if fresh is not None:
         return prepared, fresh_problems(prepare(prepared.model, fresh, prepared.outcome), prepared)
-    if prepared.n_groups < 2:
-        raise ValueError("one half of the problems is kept to confirm on, and there is 1: give more, or fresh=...")
     return prepared.halves()
 
 
@@ -261,8 +245,7 @@ class HeadSet:
 
     `steps` are the sets on the way: grown head by head, then with heads left out again; `swaps` are sets with one member
     replaced that do as well. `effects` `[problem, step or swap]` is what each does on the problems of the search, `fresh` on
-    others: what its heads' sight of the span brings where no other head sees it, or what closing it takes away. `random`
-    `[fresh, set]` is what `sets`, others of the same size and layers, do.
+    others; `random` `[fresh, set]` what `sets`, others of the same size and layers, do.
     """
 
     side: str
@@ -294,7 +277,7 @@ class MinimalSets(Result):
     """A sufficient and a necessary set of heads (`HeadSet`), from the same candidates.
 
     Effects are parts of `total` `[problem]`, on the problems of the search, and of `fresh_total` `[fresh]`, on those of
-    `fresh_ids` (in `fresh_groups`). `scores` `[problem, candidate]`: the candidates' gate gradients (`HeadAttribution.scores`).
+    `fresh_ids` (in `fresh_groups`). `scores` `[problem, candidate]`: the candidates' gate gradients.
     """
 
     problem_ids: tuple[str, ...]
@@ -325,7 +308,6 @@ class MinimalSets(Result):
 
     @property
     def both(self) -> tuple[HeadSet, HeadSet]:
-        """Both sets."""
         return self.sufficient, self.necessary
 
     @cached_property
@@ -341,9 +323,6 @@ class MinimalSets(Result):
 
     def shares(self, effects: np.ndarray, *, fresh: bool) -> Interval:
         """The share of the total that effects `[problem, cell]` are, with exact limits; NaN where none is established."""
-        if not effects.shape[1]:
-            nothing = np.zeros(0)
-            return Interval(nothing, nothing, nothing, nothing, nothing, nothing, self.confidence, "sign test")
         return self.wholes[fresh].share(effects)
 
     def test(self, each: HeadSet) -> Prevalence:
@@ -356,8 +335,7 @@ class MinimalSets(Result):
     @property
     def p(self) -> np.ndarray:
         """Corrected p of both sets, `[side]`: do they reach the share of the problem's own effect in most fresh problems?"""
-        p = np.array([float(self.test(each).p[0, 0]) for each in self.both])
-        return holm(p) if np.isfinite(p).any() else p
+        return holm(np.array([float(self.test(each).p[0, 0]) for each in self.both]))
 
     @property
     def confirmed(self) -> dict[str, bool]:
@@ -367,25 +345,23 @@ class MinimalSets(Result):
 
     def p_random(self, each: HeadSet) -> float:
         """Rank of a set's median effect among those of sets of the same size and layers, itself included."""
-        if not each.sets:
-            return float("nan")
-        return (1 + count_as_large(self.wholes[1], each.own, each.random)) / (1 + len(each.sets))
+        as_large = count_as_large(self.wholes[1], each.own, each.random)
+        return (1 + as_large) / (1 + len(each.sets)) if each.sets else float("nan")
 
     def growth(self, each: HeadSet) -> pd.DataFrame:
         """One row per set that was tried, the steps in order, then the swaps: `share` of the total effect where it was sought,
         `fresh_share` on the other problems, both with limits; `changed` says which head came or went."""
         every = [*each.steps, *each.swaps]
         before = [*((), *each.steps)[: len(each.steps)], *(each.heads for _ in each.swaps)]
-        return pd.DataFrame(
-            {
-                "set": ["step"] * len(each.steps) + ["swap"] * len(each.swaps),
-                "changed": [changed(*both) for both in zip(before, every, strict=True)],
-                "n_heads": [len(heads) for heads in every],
-                "heads": [named(heads) for heads in every],
-                **interval_columns("share", self.shares(each.effects, fresh=False)),
-                **interval_columns("fresh_share", self.shares(each.fresh, fresh=True)),
-            }
-        )
+        columns = {
+            "set": ["step"] * len(each.steps) + ["swap"] * len(each.swaps),
+            "changed": [changed(*both) for both in zip(before, every, strict=True)],
+            "n_heads": [len(heads) for heads in every],
+            "heads": [named(heads) for heads in every],
+        }
+        for name, effects, fresh in (("share", each.effects, False), ("fresh_share", each.fresh, True)):
+            columns |= interval_columns(name, self.shares(effects, fresh=fresh))
+        return pd.DataFrame(columns)
 
     def table(self) -> pd.DataFrame:
         """One row per set: its heads, the share reached on either half with limits, k of n fresh problems with corrected p,
@@ -395,20 +371,10 @@ class MinimalSets(Result):
             test, grown = self.test(each), self.growth(each).drop(columns=["set", "changed", "n_heads", "heads"])
             reached = grown.iloc[len(each.steps) - 1] if each.heads else dict.fromkeys(grown, np.nan)
             random = self.shares(each.random, fresh=True).estimate
-            rows.append(
-                {
-                    "side": each.side,
-                    "heads": named(each.heads),
-                    "n_heads": len(each.heads),
-                    **reached,
-                    "k": int(test.count[0, 0]),
-                    "n": int(test.n[0]),
-                    "p_corrected": float(p),
-                    "confirmed": self.confirmed[each.side],
-                    "p_random": self.p_random(each),
-                    "random_share": float(np.median(random)) if each.sets else np.nan,
-                }
-            )
+            row = {"side": each.side, "heads": named(each.heads), "n_heads": len(each.heads), **reached}
+            row |= {"k": int(test.count[0, 0]), "n": int(test.n[0]), "p_corrected": float(p)}
+            row |= {"confirmed": self.confirmed[each.side], "p_random": self.p_random(each)}
+            rows.append({**row, "random_share": float(np.median(random)) if each.sets else np.nan})
         return pd.DataFrame(rows)
 
     def quantity(self, column: str) -> Quantity:
@@ -470,8 +436,6 @@ class MinimalSets(Result):
 
 def count_as_large(whole: Effect, own: np.ndarray, random: np.ndarray) -> int:
     """Random sets, effects `[problem, set]`, whose median is as large as a set's own, `[problem]`."""
-    if not random.shape[1]:
-        return 0
     mine, others = (whole.cell_medians(whole.turned(each)).estimate for each in (own, random))
     return int((others >= mine - whole.rounding).sum())
 

@@ -1,14 +1,18 @@
 """Ways and edges: what a head does straight to the answer, and what one part of the model does through another one alone."""
 
+import json
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import checked
+from ..core.arguments import checked, listed
 from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.replay import Layers, stage
@@ -16,11 +20,13 @@ from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
-from ..prompts.conditions import several_of
+from ..patching.sweep import PatchScores
+from ..prompts.conditions import one_of, several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result, largest_first
+from ..runtime.text_safety import visible
 from .cells import (
     LOGITS,
     PAIRS_OF_INPUTS,
@@ -40,6 +46,10 @@ from .cells import (
     need_weights,
     of_cells,
 )
+from .located import LocatedHeads
+
+WAYS = ("direct", "indirect")
+"""The parts of a head's effect: straight to the logits, and through later parts of the model."""
 
 
 def _written(layers: Layers, node: Node) -> int:
@@ -99,8 +109,8 @@ def trace_paths(
         are needed, noising those that suffice. MLPs send what the donor run has more, so they need edit="z".
     control : as in `direct_effects`.
 
-    Returns `PathEffects` with values `[problem, edge]`. Raises `ValueError` before anything runs for an edge whose sender does
-    not stand before its receiver, `ModelError` for models whose weights or layers cannot be read (quantised, run elsewhere).
+    Raises `ValueError` before anything runs for an edge whose sender does not stand before its receiver, `ModelError` as
+    `direct_effects` does.
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
@@ -112,7 +122,7 @@ def trace_paths(
     elif heads is not None or mlps:
         raise ValueError("give heads (and mlps) or edges, not both")
     else:
-        chosen = tuple(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges)
+        chosen = tuple(dict.fromkeys(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges))
     _check(model, layers, chosen, edit)
     problems = compared(model, pairs, contrast, direction, edit, outcome, control)
 
@@ -126,16 +136,13 @@ def trace_paths(
     order = sorted(range(len(chosen)), key=place_of)
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
-        sent: dict[Node, Tensor] = {}
+        @cache
+        def sent(node: Node) -> Tensor:
+            return flow.part_writes(node.layer, "mlp") if isinstance(node, Mlp) else flow.head_writes(as_head(node))
+
         for at in order:
             sender, receiver = chosen[at].sender, chosen[at].receiver
-            if sender not in sent:
-                sent[sender] = (
-                    flow.part_writes(sender.layer, "mlp")
-                    if isinstance(sender, Mlp)
-                    else flow.head_writes(as_head(sender))
-                )
-            change = sent[sender]
+            change = sent(sender)
             if isinstance(receiver, Head):
                 change = flow.head_answers(receiver, change, chosen[at].part, sender=sender)
             elif isinstance(receiver, Mlp):
@@ -147,26 +154,17 @@ def trace_paths(
 
 
 def _among(
-    model: Model,
-    layers: Layers,
-    heads: Asked | None,
-    mlps: str | Iterable[int],
-    inputs: tuple[str, ...],
-    logits: bool,
+    model: Model, layers: Layers, heads: Asked | None, mlps: str | Iterable[int], inputs: tuple[str, ...], logits: bool
 ) -> tuple[Edge, ...]:
     """All edges among these parts; `ValueError` where there are none."""
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
     several_of(inputs, dict.fromkeys((*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)), "input")
     if isinstance(mlps, str):
-        if mlps != "all":
-            raise ValueError(f'mlps must be layers (zero-based) or "all", got {mlps!r}')
-        mlps = range(model.info.n_layers) if has_mlps(model) else ()
+        every = range(model.info.n_layers) if has_mlps(model) else ()
+        mlps = one_of(mlps, {"all": every}, "mlps (or layers, zero-based)")
     nodes = [Mlp(model.info.check_layer(layer)) for layer in mlps]
-    named = heads_of(model, heads, "trace paths between")
-    if len(named) < 2 and not nodes:
-        raise ValueError(f'a path needs two parts, got {named[0]} alone: give more, or edges=["{named[0]} -> logits"]')
-    parts: list[Node] = [*sorted(named), *nodes]
+    parts: list[Node] = [*sorted(heads_of(model, heads, "trace paths between")), *nodes]
     found = [
         Edge(sender, receiver, part)
         for sender in parts
@@ -175,16 +173,12 @@ def _among(
         for part in (inputs if isinstance(receiver, Head) else ("",))
     ]
     if not found:
-        raise ValueError("no edge can be among these parts, which lie in one layer: give others, or logits=True")
+        raise ValueError(f"no edge can be among {listed(parts)}: give parts of other layers too, or logits=True")
     return tuple(found)
 
 
 def _check(model: Model, layers: Layers, edges: Sequence[Edge], edit: str | Intervention) -> None:
-    """`ValueError` unless every edge is one of this model, each once; `ModelError` where its weights cannot be read."""
-    if not edges:
-        raise ValueError("there are no edges to trace: name at least one")
-    if twice := [edge for edge in edges if edges.count(edge) > 1]:
-        raise ValueError(f"edge {twice[0]} is given twice")
+    """`ValueError` unless every edge is one of this model; `ModelError` where its weights cannot be read."""
     nodes = dict.fromkeys(node for edge in edges for node in (edge.sender, edge.receiver))
     heads = [node for node in nodes if isinstance(node, Head)]
     if heads:
@@ -272,8 +266,107 @@ class PathEffects(CellEffects[Edge], Result):
         return [*super().details(), *self.together_words()]
 
 
-WAYS = ("direct", "indirect")
-"""The parts of a head's effect: straight to the logits, and through later parts of the model."""
+_NODE = re.compile(r"a(\d+)\.h(\d+)|m(\d+)|input|logits")
+_EDGE = re.compile(r"([a-z0-9.]+)->([a-z0-9.]+?)(?:<([qkv])>)?")
+
+
+@checked
+def save_importances(
+    path: str | Path, model: Model, *, heads: LocatedHeads | PatchScores | None = None, edges: PathEffects | None = None
+) -> None:
+    """Write scores of heads and edges as MIB's circuit track reads them: mean effects in the outcome's unit.
+
+    In the circuit (`in_graph`) are heads that are named (and confirmed, where fresh problems were given), or of a sweep those
+    that most problems show; and edges that most problems show, with the nodes at their ends. Edges into q, k or v are written,
+    those into several inputs at once are not: warns of edges that most problems show in no other way.
+
+    Source: MIB, Mueller et al. 2025 (2504.13151): "cfg", "nodes" and "edges" with `score` and `in_graph`, as EAP-IG's graphs
+    (2403.17806) are saved.
+    """
+    if heads is None and edges is None:
+        raise ValueError("there is nothing to save: give heads=, edges=, or both")
+    parallel = bool(model.need_layers("save_importances").layers.parallel(0))
+    info = model.info
+    made = [*map(_name, info.heads), *(_name(Mlp(layer)) for layer in range(info.n_layers))]
+    nodes: dict[str, dict[str, object]] = {name: {"in_graph": name == LOGITS} for name in ("input", *made, LOGITS)}
+    if heads is not None:
+        patches = heads.patches if isinstance(heads, LocatedHeads) else heads
+        named = set(map(str, heads.sure)) if isinstance(heads, LocatedHeads) else None
+        for row in patches.table().to_dict("records"):
+            inside = row["p_corrected"] < patches.level if named is None else row["label"] in named
+            nodes[_name(Head.parse(row["label"]))] = {"in_graph": bool(inside), "score": float(row["effect"])}
+    links: dict[str, dict[str, object]] = {}
+    if edges is not None:
+        single = {edge: score for edge, score in zip(edges.edges, edges.mean_effect, strict=True) if len(edge.part) < 2}
+        written = {(edge.sender, edge.receiver) for edge in set(edges.found) & single.keys()}
+        if lost := [edge for edge in edges.found if (edge.sender, edge.receiver) not in written]:
+            why = "edges shown through several inputs at once alone, which it cannot say, are left out"
+            warnings.warn(visible(f"{why}: {listed(lost)}"), stacklevel=3)
+        for edge, score in single.items():
+            into, found = f"<{edge.part}>" if edge.part else "", edge in edges.found
+            links[f"{_name(edge.sender)}->{_name(edge.receiver)}{into}"] = {"score": float(score), "in_graph": found}
+            for node in (edge.sender, edge.receiver) if found else ():
+                nodes[_name(node)]["in_graph"] = True
+    cfg = {"n_layers": info.n_layers, "n_heads": info.n_heads, "parallel_attn_mlp": parallel, "d_model": info.d_model}
+    Path(path).write_text(json.dumps({"cfg": cfg, "nodes": nodes, "edges": links}), encoding="utf-8")
+
+
+@dataclass(frozen=True, eq=False)
+class Importances:
+    """Somebody's circuit: `nodes` (label, score, in_graph) and `edges` (sender, receiver, part, score, in_graph), a row each,
+    in the words of this toolkit ("L0H13", "MLP0", "logits"; "input" for the embeddings); `cfg` as the file has it."""
+
+    nodes: pd.DataFrame
+    edges: pd.DataFrame
+    cfg: dict[str, object]
+
+    def paths(self, *, in_graph: bool = True) -> PathEffects:
+        """Return the edges (those of the circuit alone, or all) between heads, MLPs and logits, for
+        `views.path_graph(..., only_found=False)`. One row of scores, so nothing is tested or claimed."""
+        table = self.edges[self.edges["sender"] != "input"]
+        table = table[table["in_graph"]] if in_graph else table
+        if table.empty:
+            raise ValueError("no edge of heads, MLPs and logits is in this circuit (in_graph=False takes all edges)")
+        cells = tuple(Edge(*each) for each in table[["sender", "receiver", "part"]].itertuples(index=False))
+        scores, settings = table["score"].to_numpy(dtype=float)[None], {"contrast": "", "model": "importances.json"}
+        return PathEffects(("scores",), cells, scores, np.ones(1), "score", settings)
+
+
+@checked
+def load_importances(path: str | Path) -> Importances:
+    """Read an `importances.json` of MIB's circuit track; `ValueError` for a file that is none."""
+    nodes, edges = [], []
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        for name, each in found["nodes"].items():
+            nodes.append((_label(name), float(each.get("score", np.nan)), bool(each["in_graph"])))
+        for name, each in found["edges"].items():
+            if (ends := _EDGE.fullmatch(name)) is None:
+                raise ValueError(f"{name!r} is no edge")
+            scored = float(each["score"]), bool(each["in_graph"])
+            edges.append((_label(ends[1]), _label(ends[2]), ends[3] or "", *scored))
+        cfg = dict(found["cfg"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{Path(path).name} is no importances.json of MIB's circuit track: {why}") from error
+    of_edges = ["sender", "receiver", "part", "score", "in_graph"]
+    named = pd.DataFrame(nodes, columns=["label", "score", "in_graph"])
+    return Importances(named, pd.DataFrame(edges, columns=of_edges), cfg)
+
+
+def _name(node: Node) -> str:
+    """A node's name in such a file."""
+    if isinstance(node, Head):
+        return f"a{node.layer}.h{node.head}"
+    return f"m{node.layer}" if isinstance(node, Mlp) else node
+
+
+def _label(name: str) -> str:
+    """A node's name here."""
+    if (found := _NODE.fullmatch(name)) is None:
+        raise ValueError(f"{name!r} is no node")
+    layer, head, mlp = found.groups()
+    return f"L{layer}H{head}" if layer else f"MLP{mlp}" if mlp else name
 
 
 @checked
@@ -311,8 +404,7 @@ def direct_effects(
     control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
         run with the control, and the span's own rows change too: what heads write there for later ones to read is seen.
 
-    Returns `DirectEffects` with values `[problem, head]` in the outcome's unit. Raises `ModelError` before anything runs for
-    models whose weights or layers cannot be read (quantised, run elsewhere).
+    Raises `ModelError` before anything runs for models whose weights or layers cannot be read (quantised, run elsewhere).
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
@@ -339,10 +431,8 @@ def direct_effects(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DirectEffects(CellEffects[Way], Result):
-    """How much of each head's effect goes straight to the logits: `values` `[problem, cell]`, two cells (`Way`) per head.
-
-    `effect` `[problem, head]` is the part of the insertion's effect (`total`, corrupted - clean) that the head carries,
-    `direct` and `indirect` what it consists of; both ways of every head are tested (`CellEffects`).
+    """How much of each head's effect goes straight to the logits: `values` `[problem, cell]`, two cells (`Way`) per head, both
+    tested. `effect` `[problem, head]` is what the head carries, `direct` and `indirect` what it consists of.
     """
 
     picture = "direct_bars"

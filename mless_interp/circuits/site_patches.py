@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import compress, product
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +86,7 @@ def patch_sites(
     contrast, direction, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
     control : as in `direct_effects`.
 
-    Returns `SitePatches` with values `[problem, site, layer, position]`. Raises `ModelError` before anything runs for models
-    whose layers are not known one by one, or that run elsewhere; quantised ones are taken.
+    Raises `ModelError` before anything runs for models whose layers are not known one by one, or that run elsewhere.
 
     Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
@@ -148,9 +147,9 @@ def map_positions(
     n_rows, n_blocks : tokens from each end of the question; blocks of the span.
     contrast, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Where nothing can be cut off or the span's
         own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
-    control : as in `trace_paths`; places are then rows alone, too.
+    control : as in `direct_effects`; places are then rows alone, too.
 
-    Returns `PositionMap` with values `[problem, head, place]`. Raises `ModelError` as `direct_effects` does.
+    Raises `ModelError` as `direct_effects` does.
 
     Source: methods §8.1.
     """
@@ -186,12 +185,11 @@ def map_positions(
 
 def _counted(found: Made, name: str, n_rows: int) -> Made:
     """The result without rows (of cells, by this name) that stand for a token of no problem; parts of the span stay."""
-    labels = [getattr(cell, name) for cell in found.cells]
-    known = set(np.array(labels)[~np.isnan(found.values).all(0)])
-    known |= {label for label in labels if name == "place" and label.startswith(SPAN)}
-    kept = [at for at, label in enumerate(labels) if label in known]
-    settings = {**found.settings, "n_rows": n_rows}
-    return replace(found, cells=tuple(found.cells[at] for at in kept), values=found.values[:, kept], settings=settings)
+    labels = np.array([getattr(cell, name) for cell in found.cells])
+    known = np.isin(labels, labels[~np.isnan(found.values).all(0)])
+    known |= np.char.startswith(labels, SPAN) & (name == "place")
+    cells, settings = tuple(compress(found.cells, known)), {**found.settings, "n_rows": n_rows}
+    return replace(found, cells=cells, values=found.values[:, known], settings=settings)
 
 
 def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
@@ -208,11 +206,7 @@ def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
 
 
 def _positions(n_rows: int, lengths: set[int]) -> list[int]:
-    """Positions from both ends, each by one name where all prompts have one length.
-
-    >>> _positions(2, {3}), _positions(1, {3, 4})
-    ([0, 1, 2], [0, -1])
-    """
+    """Positions from both ends, each by one name where all prompts have one length."""
     n = min(n_rows, max(lengths))
     ends = [*range(n), *range(-n, 0)]
     return sorted({at % max(lengths) for at in ends}) if len(lengths) == 1 else ends
@@ -267,10 +261,9 @@ def _of_one(state: LayerState, head: int, n_heads: int) -> LayerState:
     """A layer's state of one head alone."""
     group = head // (n_heads // state.k.shape[2])
     own, shared = slice(head, head + 1), slice(group, group + 1)
-    seen = {name: getattr(state, name) for name in ("visible", "unmasked")}
-    seen = {name: each if each.shape[1] == 1 else each[:, own] for name, each in seen.items()}
+    visible, unmasked = (x if x.shape[1] == 1 else x[:, own] for x in (state.visible, state.unmasked))
     q, z, k, v = state.q[:, :, own], state.z[:, :, own], state.k[:, :, shared], state.v[:, :, shared]
-    return replace(state, q=q, z=z, k=k, v=v, rule=state.rule.of(head), **seen)
+    return replace(state, q=q, z=z, k=k, v=v, rule=state.rule.of(head), visible=visible, unmasked=unmasked)
 
 
 def _only(change: Tensor, rows: Tensor) -> Tensor:
@@ -279,10 +272,7 @@ def _only(change: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SitePatches(CellEffects[Site], Result):
-    """What each site carries: `values` `[problem, cell]`, of which the cells are `Site`s (`CellEffects`).
-
-    By site, layer and position, in this order; NaN where a problem's question has no such token.
-    """
+    """What each site carries: `values` `[problem, cell]`, by site, layer and position; NaN where a question lacks the token."""
 
     picture = "site_map"
     columns = columns_of("""
@@ -303,11 +293,10 @@ class SitePatches(CellEffects[Site], Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionMap(CellEffects[Place], Result):
-    """Through which tokens heads act: `values` `[problem, cell]`, of which the cells are `Place`s (`CellEffects`).
+    """Through which tokens heads act: `values` `[problem, cell]`; NaN where a problem has no such token.
 
     A place is a token of the question at which alone the head's output is patched ("row 0", "row -1", "row all"; "position 0"
     where nothing is inserted), or a part of the span that the head cannot see ("span first token", "span block 0", "span all").
-    NaN where a problem has no such token.
     """
 
     picture = "site_map"

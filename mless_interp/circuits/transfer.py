@@ -69,9 +69,9 @@ def transfer(
     $$ z_i \leftarrow \bar\lambda z_i + \bar\Sigma, \qquad
        \text{transfer}_p = Y_p(z \leftarrow \bar\lambda z + \bar\Sigma) - Y_p $$
 
-    If that brings the effect back, no token was needed: what the heads read of it is a constant bias. Later layers compute with
-    what the earlier ones were given. Controls: random sets of heads of the same layers, each with its own means, and these
-    heads' means under another insertion of the same length and place. `Transfer.edit` is a treatment of `evaluate_accuracy`.
+    If that brings the effect back, no token was needed: what the heads read of it is a constant bias. Controls: random sets of
+    heads of the same layers, each with its own means, and these heads' means under another insertion of the same length and
+    place. `Transfer.edit` is a treatment of `evaluate_accuracy`.
 
     Parameters
     ----------
@@ -105,16 +105,10 @@ def transfer(
     sets = random_sets(chosen, model.info, n_random_sets, seed=seed)
     layers = sorted({head.layer for head in chosen})
     own, *others = (_means(each, layers, between, options) for each in (search, *controls))
-    edits = [own.of(chosen), *(own.of(each) for each in sets), *(each.of(chosen) for each in others)]
-    settings: Settings = {
-        "contrast": contrast,
-        "heads": [str(head) for head in chosen],
-        "control": None if not controls else controls[0].insertion,
-        "n_control_draws": len(controls),
-        "n_random_sets": n_random_sets,
-        "measured_on": digest_of(search.pairs),
-        "seed": seed,
-    }
+    edits = [own(chosen), *map(own, sets), *(each(chosen) for each in others)]
+    settings: Settings = {"contrast": contrast, "heads": list(map(str, chosen)), "n_random_sets": n_random_sets}
+    settings |= {"control": controls[0].insertion if controls else None, "n_control_draws": len(controls)}
+    settings |= {"measured_on": digest_of(search.pairs), "seed": seed}
     found = other.each(
         single(lambda at: _given(other, at, between, edits)),
         label="transferring heads",
@@ -173,22 +167,10 @@ def _controls(
     return [under(search, each) for each in made]
 
 
-@dataclass(frozen=True, eq=False)
-class _Means:
-    """Mean lambda `[layer, head]` and Sigma `[layer, head, d_head]` of all heads of some layers."""
-
-    layers: list[int]
-    lam: np.ndarray
-    sigma: np.ndarray
-    insertion: Insertion | Given
-
-    def of(self, heads: Sequence[Head]) -> HeadTransfer:
-        at = [self.layers.index(head.layer) for head in heads], [head.head for head in heads]
-        place = {name: getattr(self.insertion, name) for name in AT}
-        return HeadTransfer(tuple(heads), self.lam[at][:, None], self.sigma[at][:, None], self.insertion.label, place)
-
-
-def _means(problems: Prepared, layers: list[int], contrast: Contrast, options: RunOptions) -> _Means:
+def _means(
+    problems: Prepared, layers: list[int], contrast: Contrast, options: RunOptions
+) -> Callable[[Sequence[Head]], HeadTransfer]:
+    """Measure mean lambda and Sigma of all heads of some layers: the edit of any of them."""
     found = problems.each(
         single(lambda at: span_reads(problems.model, problems.pairs[at], layers, contrast.corrupted)),
         label=f"measuring lambda and Sigma ({problems.insertion})",
@@ -197,7 +179,14 @@ def _means(problems: Prepared, layers: list[int], contrast: Contrast, options: R
         alone=True,
     )
     lam, sigma = (np.mean([np.asarray(each[name], dtype=float) for each in found], axis=0) for name in ("lam", "sigma"))
-    return _Means(layers, lam, sigma, problems.bare[0].insertion)
+    insertion = problems.bare[0].insertion
+
+    def edit(heads: Sequence[Head]) -> HeadTransfer:
+        at = [layers.index(head.layer) for head in heads], [head.head for head in heads]
+        place = {name: getattr(insertion, name) for name in AT}
+        return HeadTransfer(tuple(heads), lam[at][:, None], sigma[at][:, None], insertion.label, place)
+
+    return edit
 
 
 def _given(problems: Prepared, at: int, contrast: Contrast, edits: Sequence[HeadTransfer]) -> dict[str, np.ndarray]:
@@ -207,15 +196,13 @@ def _given(problems: Prepared, at: int, contrast: Contrast, edits: Sequence[Head
     read, length = runs.read(contrast.clean), runs.length(contrast.clean)
     sizes = {"changed": length, "length": length, "read": len(read)}
     most = max(1, rows_per_pass(model.info, batch=1, **sizes, devices=model.devices) - 1)
-    brought, base = [], np.nan
+    passes = []
     for first in range(0, len(edits), most):
         part = edits[first : first + most]
-        values = runs.outcomes(_moved(model, inputs.repeated(1 + len(part)), part, start, read))[0]
-        base = float(values[0]) if first == 0 else base
-        brought.append(values[1:] - values[0])
+        passes.append(runs.outcomes(_moved(model, inputs.repeated(1 + len(part)), part, start, read))[0])
     there = model.run(runs.inputs(contrast.corrupted), logits_at=runs.read(contrast.corrupted)).logits
-    ends = np.array([base, float(runs.outcomes(there)[0, 0])])
-    return {"given": np.concatenate(brought), "ends": ends}
+    ends = np.array([float(passes[0][0]), float(runs.outcomes(there)[0, 0])])
+    return {"given": np.concatenate([values[1:] - values[0] for values in passes]), "ends": ends}
 
 
 def _moved(
@@ -238,11 +225,9 @@ def _moved(
 class Transfer(Cells[str], Result):
     """How much of an insertion's effect comes back without its tokens: `given` `[problem]`, of `inserted` - `base`.
 
-    `edit_lam` `[head]` and `edit_sigma` `[head, d_head]` are the means that the `heads` were given: over the rows that the
-    edit changes (the prompt's after the span, and the answer's) of `measured_ids`. `random` `[problem, set]`: what `sets` of
-    heads of the same layers bring with their own means; `other` `[problem, draw]`: what these heads
-    bring with means under another insertion. The prevalence test is of the three `CELLS`; controls count as their means
-    within the problem.
+    `edit_lam` `[head]` and `edit_sigma` `[head, d_head]` are the means that the `heads` were given, over the rows that the edit
+    changes, of `measured_ids`. `random` `[problem, set]`: what `sets` of heads of the same layers bring with their own means;
+    `other` `[problem, draw]`: what these heads bring with means under another insertion. The test is of the three `CELLS`.
     """
 
     problem_ids: tuple[str, ...]
@@ -282,8 +267,7 @@ class Transfer(Cells[str], Result):
 
     @property
     def per_cell(self) -> np.ndarray:
-        """What each of `cells` brings, `[problem, cell]`, of several sets (without the heads, if any is) or draws their
-        mean."""
+        """What each of `cells` brings, `[problem, cell]`; of sets (without the heads, if any is) and draws their mean."""
         apart = np.array([set(self.heads).isdisjoint(members) for members in self.sets], dtype=bool)
         random = self.random[:, apart] if apart.any() else self.random
         groups = (each.mean(1) for each in (self.given[:, None], random, self.other) if each.shape[1])
@@ -321,20 +305,12 @@ class Transfer(Cells[str], Result):
         correlation with the total over problems; of controls `exceeded` problems in which the heads bring more by more than the
         smallest effect, and its corrected p."""
         more = self.exceeds if len(self.cells) > 1 else None
-        return (
-            super()
-            .table()
-            .assign(
-                spearman=[self._spearman(column) for column in self.per_cell.T],
-                exceeded=[np.nan, *(more.count[0] if more else [])],
-                p_exceeded=[np.nan, *(more.p_corrected[0] if more else [])],
-            )
-        )
-
-    def _spearman(self, column: np.ndarray) -> float:
-        """The rank correlation of a cell with the total over problems; NaN where either is the same in all of them."""
-        both = self.whole.units(column), self.whole.units(self.total_effect)
-        return float(spearmanr(*both).statistic) if min(map(np.ptp, both)) > 0 else float("nan")
+        total, ranks = self.whole.units(self.total_effect), []
+        for cell in self.whole.units(self.per_cell).T:
+            varies = np.ptp(cell) > 0 and np.ptp(total) > 0  # else there are no ranks
+            ranks.append(float(spearmanr(cell, total).statistic) if varies else np.nan)
+        exceeded, p = (more.count[0], more.p_corrected[0]) if more else ((), ())
+        return super().table().assign(spearman=ranks, exceeded=[np.nan, *exceeded], p_exceeded=[np.nan, *p])
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and cell, with both ends."""

@@ -17,16 +17,21 @@ from .intervals import (
     mean_interval,
     one_problem,
 )
-from .medians import Concentration, by_group, concentration, median_interval, share_of_total, sign_test
 from .prevalence import (
     SENSES,
+    Concentration,
     Prevalence,
     benjamini_hochberg,
+    by_group,
+    concentration,
     detectable_prevalence,
     exact_limits,
     fewest_problems,
     holm,
+    median_interval,
     prevalence_test,
+    share_of_total,
+    sign_test,
     within_test,
 )
 from .proportions import mcnemar, paired_difference, pass_at_k, wilson

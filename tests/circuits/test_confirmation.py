@@ -54,7 +54,7 @@ def test_what_was_named_on_both_sides_has_to_pass_on_both() -> None:
 
 def test_where_the_effect_goes_the_other_way_nothing_is_confirmed() -> None:
     found = made(total=-made().total, values={name: -array for name, array in made().values.items()})
-    assert not found.confirmed.any() and not found.judged.established
+    assert not found.confirmed.any() and not found.established
 
 
 def test_claims_against_the_effect_are_tested_against_it() -> None:
@@ -92,10 +92,9 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(words: str, used: Any, fresh: Any, insertion: Insertion = SLASHES) -> None:
     model = planted_here()[1]
+    pairs, confirm = make_pairs(model, used, SLASHES), make_pairs(model, fresh, insertion)
     with pytest.raises(ValueError, match=words):
-        locate_heads(
-            model, make_pairs(model, used, SLASHES), confirm=make_pairs(model, fresh, insertion), progress=False
-        )
+        locate_heads(model, pairs, confirm=confirm, progress=False)
 
 
 @pytest.mark.usefixtures("nothing_runs")
@@ -110,7 +109,6 @@ def test_problems_that_named_the_heads_and_other_prompts_are_refused() -> None:
     for other in (Insertion.meaningless(" /", 19), Insertion.meaningless(" /", 20, before="system")):
         words = "the problems to confirm on have another insertion .* make both with the same one"
         refused(words, problems[:4], problems[4:], other)
-    refused("confirming needs at least 2 problems .*, got 1", problems[:4], problems[4:5])
     with pytest.raises(ValueError, match="there are no prompt pairs"):
         locate_heads(model, make_pairs(model, problems[:4], SLASHES), confirm=[], progress=False)
 
@@ -120,13 +118,12 @@ def test_problems_that_named_the_heads_and_other_prompts_are_refused() -> None:
 def test_variants_of_problems_that_named_the_heads_are_refused(grouped: bool) -> None:
     """48 variants of three stories name heads that are their own, and 24 further variants confirm them."""
     problems = planted_problems(planted_here()[0], 8, n_clauses=(3, 3))
-    words = problems[0].question.split()
-    at = next(place for place, word in enumerate(words) if word.isdigit())
-    also = replace(problems[0], id="also", question=" ".join([*words[:at], "3", *words[at + 1 :]]), answer="3")
+    said = problems[0].question.split()
+    at = next(place for place, word in enumerate(said) if word.isdigit())
+    also = replace(problems[0], id="also", question=" ".join([*said[:at], "3", *said[at + 1 :]]), answer="3")
     fresh = (*problems[4:], replace(also, group=problems[0].id if grouped else None))
-    refused(
-        "1 of 5 problems .*first: 'also'" if grouped else f"'{problems[0].id}' and 'also' share", problems[:4], fresh
-    )
+    words = "1 of 5 problems .*first: 'also'" if grouped else f"'{problems[0].id}' and 'also' share"
+    refused(words, problems[:4], fresh)
 
 
 def test_halves_keep_groups_whole() -> None:
@@ -145,10 +142,8 @@ def test_too_few_problems_are_warned_about_before_anything_runs() -> None:
     needed = fewest_problems(4 * 16, alpha=0.04)
     fresh = pairs_of(planted, model, 7, skip=needed)
     few = f"{needed - 1} problems are too few to name any of 16 heads .* {needed} problems are needed"
-    for count, confirm, words in (
-        (needed - 1, fresh, few),
-        (needed, fresh[:6], "6 problems are too few to confirm a head"),
-    ):
+    few_fresh = "6 problems are too few to confirm a head"
+    for count, confirm, words in ((needed - 1, fresh, few), (needed, fresh[:6], few_fresh)):
         with pytest.raises(AssertionError, match="a sweep began"), pytest.warns(UserWarning, match=words):
             located(planted, model, count, confirm=confirm)
     with pytest.raises(AssertionError, match="a sweep began"):  # and no warning, which would be an error

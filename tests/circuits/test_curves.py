@@ -70,10 +70,7 @@ def with_orders(*orders: Sequence[float], sign: float = 1.0) -> CircuitCurve:
 def test_areas_and_sentences_by_hand() -> None:
     """Sizes 0, 1/16, 2/16, 4/16 and all: trapezoids of 1, 1, 2 and 12 sixteenths."""
     found = with_orders([0, 0.25, 0.75, 1, 1], [0, 0, 0, 0, 1], [0, 0.5, 0.5, 0.5, 1], [0, 1, 1, 1.5, 1])
-    cpr = (
-        np.array([0.125 + 0.5 + 2 * 0.875 + 12, 12 * 0.5, 0.25 + 0.5 + 1 + 12 * 0.75, 0.5 + 1 + 2 * 1.25 + 12 * 1.25])
-        / 16
-    )
+    cpr = np.array([0.125 + 0.5 + 1.75 + 12, 12 * 0.5, 0.25 + 0.5 + 1 + 9, 0.5 + 1 + 2.5 + 15]) / 16
     np.testing.assert_allclose(found.cpr, cpr)
     np.testing.assert_allclose(found.cmd, [1 - cpr[0], 1 - cpr[1], 1 - cpr[2], (0.5 + 0 + 2 * 0.25 + 12 * 0.25) / 16])
     assert np.isnan(found.p_random) and replace(found, chosen_elsewhere=True).p_random == 1 / 3
@@ -83,10 +80,7 @@ def test_areas_and_sentences_by_hand() -> None:
     assert table["n_heads"].tolist() == [0, 1, 2, 4, 16] and table["fraction"].tolist() == [0, 1 / 16, 1 / 8, 1 / 4, 1]
     columns = ["faithfulness", "reversed", "random_mean", "random_low", "random_high"]
     np.testing.assert_allclose(table[columns].iloc[3], [1, 0, 1, 0.5, 1.5])
-    assert found.headline().endswith(
-        f"half of it returns with the first 2 of 16 heads (area under the curve {cpr[0]:.2f}, worst first 0.38)."
-    )
-    assert "with the first 5 to 16 of 16 heads" in worse.headline()
+    assert "with the first 2 of 16 heads" in found.headline() and "first 5 to 16 of 16 heads" in worse.headline()
     assert f"CPR {cpr[0]:.3f}, CMD {1 - cpr[0]:.3f}; 2 random orders with the same layers: CPR" in found.details()[1]
     lowers = with_orders([0, 0.25, 0.75, 1, 1], [0, 0, 0, 0, 1], sign=-1.0)
     np.testing.assert_allclose(lowers.cpr, cpr[:2])

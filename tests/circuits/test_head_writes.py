@@ -12,7 +12,7 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 from small_results import written
 
 import mless_interp as mi
-from mless_interp.circuits.head_writes import INSERTED, KINDS, _alike, _looked_at, _places, _relative, _texts
+from mless_interp.circuits.head_writes import INSERTED, KINDS, _alike, _looked_at, _places, _relative, _text
 from mless_interp.models.sites import attention_sites, site
 
 HEADS = ["L0H1", "L1H2", "L2H6"]
@@ -96,9 +96,7 @@ def test_sigma_and_queries_by_hand() -> None:
                 for j in visible:
                     sums[j], counts[j] = sums[j] + float(own[j]) - mean, counts[j] + 1
             for j, token in enumerate(ids):
-                told.setdefault(_texts(model, [token])[token] + INSERTED * (lo <= j < hi), []).append(
-                    sums[j] / counts[j]
-                )
+                told.setdefault(_text(model, token) + INSERTED * (lo <= j < hi), []).append(sums[j] / counts[j])
             for place, token in enumerate(found.tokens[at][2]):
                 if token in told:
                     assert found.values[row, at, 2, place] == pytest.approx(np.mean(told[token]), abs=1e-4)
@@ -139,24 +137,17 @@ def test_numbers_of_what_is_written_by_hand() -> None:
     assert found.of("L1H0", "query") == ([" / (inserted)"], [" a"])
     table = found.table().query("label == 'L0H1'")
     assert table["of"].tolist() == ["Sigma"] * 4 + ["change"] * 4 + ["query"] * 2
-    assert table["side"].tolist()[:4] + table["side"].tolist()[8:] == [
-        *["promotes"] * 2,
-        *["suppresses"] * 2,
-        "prefers",
-        "avoids",
-    ]
-    assert (
-        table["token"].tolist()[:4] == ["' a'", "' c'", "' d'", "' b'"] and table["token"].iloc[8] == "' /' (inserted)"
-    )
+    sides = ["promotes", "promotes", "suppresses", "suppresses"]
+    assert table["side"].tolist() == [*sides, *sides, "prefers", "avoids"]
+    assert table["token"].tolist()[3:9] == ["' b'", "' a'", "' c'", "' d'", "' b'", "' /' (inserted)"]
     np.testing.assert_allclose(table["amount"], [0.5, 0.1, -0.1, -0.4] * 2 + [1, -1], atol=1e-12)
     spread = np.std(0.01 * np.linspace(-0.05, 0.05, 6))
     np.testing.assert_allclose(table["spread"], spread)
     assert set(table["k"]) == {6} == set(table["n"]) and table["unit"].tolist() == ["logits"] * 8 + ["nats"] * 2
     printed = found.printed()
     assert printed["promoted"].tolist() == ["' a', ' c'", "' a', ' c'", "' /' (inserted)", "", "", "' /' (inserted)"]
-    assert printed["suppressed"].tolist()[0] == "' b', ' d'" and printed["largest"].tolist()[:3] == pytest.approx(
-        [0.5, 0.5, 1]
-    )
+    assert printed["suppressed"][0] == "' b', ' d'"
+    assert printed["largest"].tolist()[:3] == pytest.approx([0.5, 0.5, 1])
     np.testing.assert_array_equal(printed["alike"], [1, 1, np.nan, np.nan, np.nan, np.nan])
     frame = found.to_frame()
     assert len(frame) == 6 * 2 * (4 + 4 + 2)

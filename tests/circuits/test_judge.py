@@ -54,23 +54,14 @@ BY_HAND: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "side", "columns"), BY_HAND)
 def test_every_kind_by_hand(kind: str, side: str, columns: dict[str, Any]) -> None:
-    found = judged(values(**columns))
-    assert found.kinds == (kind,) and found.side.tolist() == [side]
-    assert found.sense.tolist() == [1 if side else 0] and found.named.tolist() == [bool(side)]
-    assert found.found.heads == (HEAD if side else ())
-
-
-@pytest.mark.parametrize(("kind", "side", "columns"), BY_HAND)
-def test_heads_against_the_effect_are_told_likewise(kind: str, side: str, columns: dict[str, Any]) -> None:
-    found = judged(values(**{name: -np.asarray(column) for name, column in columns.items()}))
-    assert found.kinds == (kind,) and found.sense.tolist() == [-1 if side else 0]
-    assert not found.found.together.any(), "heads against the effect are not knocked out with those that carry it"
-
-
-def test_an_effect_that_lowers_the_outcome_turns_everything_around() -> None:
-    for sign in (1, -1):
-        found = judged(values(knockout=sign * 0.3, edge_noise=sign * 0.3), total=-1.0)
-        assert (found.effect.direction, found.kinds, found.sense.tolist()) == (-1.0, ("reader",), [-sign])
+    """With an effect that raises or lowers the outcome, and against it."""
+    for total, sign in product((1.0, -1.0), (1, -1)):
+        found = judged(values(**{name: sign * np.asarray(column) for name, column in columns.items()}), total=total)
+        assert found.kinds == (kind,) and found.side.tolist() == [side] and found.effect.direction == total
+        assert found.sense.tolist() == [sign * total if side else 0] and found.named.tolist() == [bool(side)]
+        assert found.found.heads == (HEAD if side else ())
+        # heads against the effect are not knocked out with those that carry it
+        assert found.found.together.tolist() == [each and sign * total > 0 for each in found.found.reads]
 
 
 def test_the_direction_and_the_smallest_effect_follow_the_median() -> None:
@@ -79,12 +70,6 @@ def test_the_direction_and_the_smallest_effect_follow_the_median() -> None:
     found = judged(values(knockout=0.3, edge_noise=0.3), total=total)
     assert total.mean() < 0 and found.effect.direction == 1 and found.effect.delta == pytest.approx(0.05)
     assert found.effect.p == pytest.approx(2 * stats.binom.sf(N - 2, N, 0.5)) and found.kinds == ("reader",)
-
-
-def test_a_head_that_acts_each_way_has_no_sense_and_no_name() -> None:
-    found = judged(values(knockout=0.3, edge_noise=-0.3))
-    assert found.passed["removed"].tolist() == [1] and found.passed["added"].tolist() == [-1]
-    assert found.sense.tolist() == [0] and not found.named.any()
 
 
 def test_ties_with_the_smallest_effect_do_not_count() -> None:
@@ -100,9 +85,8 @@ def test_problems_where_a_measure_is_undefined_leave_its_n() -> None:
     column = np.where(np.arange(N) < 2, np.nan, 0.3)
     found = judged(values(knockout=column, edge_noise=0.3))
     removed, added = found.sides["removed"], found.sides["added"]
-    assert (removed.n[0], removed.count[0, 0], removed.p_corrected[0, 0]) == (14, 14, 3 * 2.0**-14), (
-        "in Holm's second step"
-    )
+    in_holms_second_step = 3 * 2.0**-14
+    assert (removed.n[0], removed.count[0, 0], removed.p_corrected[0, 0]) == (14, 14, in_holms_second_step)
     assert added.n[0] == N and found.kinds == ("reader",)
     nowhere = judged(several(values(knockout=np.nan), values(knockout=0.3)), (Head(0, 0), Head(0, 1)))
     assert nowhere.kinds == ("undecided", "necessary reader") and np.isnan(nowhere.sides["removed"].p[:, 0]).all()
@@ -134,7 +118,7 @@ def test_rounding_is_no_effect() -> None:
 )
 def test_where_no_effect_is_established_nobody_is_anything(total: Any) -> None:
     found = judged(values(knockout=0.3, edge_noise=0.3), total=total, rounding=1e-6)
-    assert not found.established and found.kinds == ("undecided",)
+    assert not found.effect.established and found.kinds == ("undecided",)
     assert not found.passed["removed"].any()
     assert judged(values(), total=total, rounding=1e-6).kinds == ("undecided",), "less than a share of nothing"
 
@@ -174,12 +158,12 @@ def test_a_claim_on_an_effect_of_the_other_sign_is_not_kept() -> None:
     said = claims("reader")
     for sign in (1, -1):
         found = judged(values(knockout=sign * 0.3, edge_noise=sign * 0.3), said.heads, total=-1.0, claims=said)
-        assert found.effect.direction == 1 and not found.established and not found.named.any()
+        assert found.effect.direction == 1 and not found.effect.established and not found.named.any()
 
 
 def test_heads_are_compared_by_the_side_that_they_are_named_for() -> None:
     said = claims("reader", "redundant reader", "necessary mediator", "sufficient only")
-    assert said.sides() == ("removed", "added", "removed", "added")
+    assert said.adds.tolist() == [False, True, False, True]
     assert said.reads.tolist() == [True, True, False, False]
     own = claims("reader", sense=-1, direction=-1.0).own(values(knockout=0.3, mediated_removed=0.1), "z_removed")
     assert own == pytest.approx(np.full((N, 1), 0.4))

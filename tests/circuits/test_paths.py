@@ -213,13 +213,11 @@ def test_exactly_the_planted_edges_come_back(name: str) -> None:
         ({"edges": ["L0H0 -> L1H0 x"]}, "must be q, k, v, qkv"),
         ({"edges": ["L0H0 to L1H0"]}, "cannot read"),
         ({"edges": ["logits -> L1H0"]}, "send nothing"),
-        ({"edges": ["L0H0 -> L1H0", "L0H0 -> L1H0"]}, "given twice"),
         ({"edges": ["L0H0 -> L1H0"], "heads": ["L0H0"]}, "not both"),
         ({}, "needs heads"),
-        ({"heads": ["L0H0"]}, "a path needs two parts"),
-        ({"heads": ["L0H0", "L0H1"], "logits": False}, "lie in one layer"),
+        ({"heads": ["L0H0", "L0H1"], "logits": False}, "no edge can be among L0H0, L0H1"),
         ({"heads": ["L0H0", "L1H1"], "inputs": ["o"]}, "unknown input"),
-        ({"heads": ["L0H0", "L1H1"], "mlps": "some"}, "mlps must be"),
+        ({"heads": ["L0H0", "L1H1"], "mlps": "some"}, "unknown mlps"),
         ({"heads": ["L0H0", "L1H1"], "mlps": [0], "edit": "knockout"}, "needs edit='z'"),
     ],
 )
@@ -231,10 +229,8 @@ def test_wrong_edges_are_refused_before_anything_runs(options: dict[str, Any], w
 
 def test_an_edge_reads_itself() -> None:
     assert Edge.parse(" 0:13 → mlp1") == Edge(Head(0, 13), Mlp(1)) and Edge("L0H1", "L1H2").part == "qkv"
-    assert [Edge.parse(str(edge)) for edge in (Edge("MLP0", "L1H2", "k"), Edge("L0H1", "logits"))] == [
-        Edge("MLP0", "L1H2", "k"),
-        Edge("L0H1", "logits"),
-    ]
+    for edge in (Edge("MLP0", "L1H2", "k"), Edge("L0H1", "logits")):
+        assert Edge.parse(str(edge)) == edge
 
 
 @pytest.mark.parametrize(
@@ -255,9 +251,8 @@ def test_inputs_that_act_together_or_in_each_others_place(values: tuple[float, .
     told = found.together_words()
     assert bool(told) == bool(words) and (told or ["L0H0 -> L1H0: "])[0].startswith(f"L0H0 -> L1H0: {words}")
     q, k, v, qk, kv, qkv = values
-    assert found.together()["interaction"].tolist() == pytest.approx(
-        [qk - q - k, kv - k - v, qkv - q - k - v], abs=1e-3
-    )
+    between = [qk - q - k, kv - k - v, qkv - q - k - v]
+    assert found.together()["interaction"].tolist() == pytest.approx(between, abs=1e-3)
 
 
 @needs_hooked_transformer
@@ -311,12 +306,9 @@ class BesideByHand(ByHand):
         return self.value() - float(self._outcome(other))
 
 
-def with_controls(
-    model: mi.Model, count: int = 2, **place: Any
-) -> tuple[tuple[PromptPair, ...], tuple[PromptPair, ...]]:
-    one, other = (
-        make_pairs(model, problems()[:count], Insertion.meaningless(text, 12, **place)) for text in (" /", " ,")
-    )
+def with_controls(model: mi.Model, **place: Any) -> tuple[tuple[PromptPair, ...], tuple[PromptPair, ...]]:
+    both = (Insertion.meaningless(text, 12, **place) for text in (" /", " ,"))
+    one, other = (make_pairs(model, problems()[:2], each) for each in both)
     return one, other
 
 

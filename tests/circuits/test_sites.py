@@ -1,5 +1,6 @@
 """Sites and positions: against whole passes with hooks, their identities, questions of different length."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,14 @@ from mless_interp.models.sites import site
 SITES = ("resid_pre", "attn_out", "mlp_out", "resid_post")
 
 
+def by_hand(hand: ByHand, kind: str, layer: int, rows: list[int]) -> float:
+    """What the donor's activation at these of the changed rows takes from the outcome."""
+    where = site(layer, f"hook_{kind}")
+    new = hand.tail(where).clone()
+    new[:, rows] = hand.tail(where, hand.donor)[:, rows]
+    return hand.value() - hand.value(**{where: new})
+
+
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX (Pythia)", "OLMo 2", "Gemma 2"])
 def test_a_site_is_that_of_a_whole_pass(name: str) -> None:
     model = loaded(folder_of(name), "bridge")
@@ -23,15 +32,9 @@ def test_a_site_is_that_of_a_whole_pass(name: str) -> None:
     found = mi.patch_sites(model, [pair], sites=SITES, n_rows=2, progress=False)
     hand = ByHand(model, pair)
     first, last = 0, hand.pair.n_after - hand.pair.n_answer - 1
-    for kind, layer, (label, row) in (
-        (kind, layer, place) for kind in SITES for layer in (0, 2) for place in (("0", first), ("-1", last))
-    ):
-        where = site(layer, f"hook_{kind}")
-        new = hand.tail(where).clone()
-        new[:, row] = hand.tail(where, "masked")[:, row]
-        expected = hand.value() - hand.value(**{where: new})
+    for kind, layer, (label, row) in product(SITES, (0, 2), (("0", first), ("-1", last))):
         at = found.by_site[0, SITES.index(kind), layer, found.positions.index(label)]
-        assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
+        assert at == pytest.approx(by_hand(hand, kind, layer, [row]), abs=1e-5), (kind, layer, label)
     assert np.nanmax(np.abs(found.by_site[0, 1:3])) > 1e-3
 
 
@@ -44,9 +47,8 @@ def test_the_first_stream_carries_nothing_and_the_last_one_everything(direction:
     whole = found.positions.index("all")
     assert not found.by_site[:, 0, 0].any()
     np.testing.assert_allclose(found.by_site[:, 3, -1, whole], found.total, atol=1e-6)
-    np.testing.assert_allclose(
-        found.by_site[:, 0, 1:], found.by_site[:, 3, :-1], atol=1e-6
-    )  # after one layer, before the next
+    between = found.by_site[:, 0, 1:], found.by_site[:, 3, :-1]  # before a layer, after the one before it
+    np.testing.assert_allclose(*between, atol=1e-6)
     assert np.abs(found.total).min() > 1e-3
 
 
@@ -57,18 +59,13 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
     options = {"sites": SITES, "n_rows": 3, "contrast": "computed", "direction": direction, "progress": False}
     found = mi.patch_sites(model, [pair], **options)
     assert found.positions[7:] == ("span 0", "span 1", "span -3", "span -2", "span -1", "span all"), "of five tokens"
-    conditions = {"donor": "blind", "receiving": "inserted"}
-    if direction == "noising":
-        conditions = {"donor": "inserted", "receiving": "blind"}
-    start, sign = pair.spans[0][0], 1 if direction == "denoising" else -1
-    hand = ByHand(model, pair, **conditions, start=start)
+    (donor, receiving), sign = (("blind", "inserted"), 1) if direction == "denoising" else (("inserted", "blind"), -1)
+    start = pair.spans[0][0]
+    hand = ByHand(model, pair, donor=donor, receiving=receiving, start=start)
     places = {"span -1": [pair.spans[-1][1] - 1], "span all": pair.span_mask.nonzero()[:, 0].tolist()}
     places |= {"all": range(start, len(hand.pair.inserted)), "1": [pair.shared[pair.shared >= start][1].item()]}
-    for kind, layer, label in ((k, at, label) for k in SITES for at in (0, 2) for label in places):
-        where, rows = site(layer, f"hook_{kind}"), [at - start for at in places[label]]
-        new = hand.tail(where).clone()
-        new[:, rows] = hand.tail(where, hand.donor)[:, rows]
-        expected = sign * (hand.value() - hand.value(**{where: new}))
+    for kind, layer, label in product(SITES, (0, 2), places):
+        expected = sign * by_hand(hand, kind, layer, [at - start for at in places[label]])
         at = found.by_site[0, SITES.index(kind), layer, found.positions.index(label)]
         assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
     np.testing.assert_allclose(found.by_site[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
@@ -112,9 +109,8 @@ def test_all_rows_are_the_sweep_and_the_whole_span_is_the_knockout(name: str, ba
     at_place = {name: found.by_head[:, :, at] for at, name in enumerate(found.places)}
     for name_of_place, edit in (("row all", "z"), ("span all", "knockout")):
         swept = mi.patch_heads(model, pairs, heads=heads, edit=edit, progress=False)
-        np.testing.assert_allclose(
-            at_place[name_of_place], swept.per_head[:, [swept.heads.index(h) for h in found.heads]], atol=1e-5
-        )
+        expected = swept.per_head[:, [swept.heads.index(head) for head in found.heads]]
+        np.testing.assert_allclose(at_place[name_of_place], expected, atol=1e-5)
     assert np.abs(at_place["span block 1"] - at_place["span block 2"]).max() > 1e-5
 
 
@@ -124,9 +120,7 @@ def test_blocks_are_parts_of_the_span() -> None:
     found = mi.map_positions(model, [pair], ["L0H1"], n_rows=1, n_blocks=5, progress=False)
     values = dict(zip(found.places, found.by_head[0, 0], strict=True))
     assert [np.isnan(values[f"span block {at}"]) for at in range(5)] == [True, False, True, False, False]
-    assert values["span first token"] == pytest.approx(
-        values["span block 1"], abs=1e-6
-    )  # five blocks of three tokens: two are empty
+    assert values["span first token"] == pytest.approx(values["span block 1"], abs=1e-6), "two of five are empty"
 
 
 @needs_hooked_transformer

@@ -103,10 +103,9 @@ def test_numbers_of_a_transfer_by_hand() -> None:
     assert found.n_as_large == 0 and found.p_random == 1 / 3
     frame = found.to_frame()
     assert frame["effect"].to_numpy() == pytest.approx(np.outer(part, [0.9, 0.1, 0.3]).ravel())
-    assert frame["base"].tolist() == [-2.0] * 36 and frame["inserted"].to_numpy() == pytest.approx(
-        np.repeat(part - 2, 3)
-    )
-    assert "Giving L0H1, L1H0" in found.headline() and "brings back 90 % [90, 90] of the effect" in found.headline()
+    assert frame["base"].tolist() == [-2.0] * 36
+    assert frame["inserted"].to_numpy() == pytest.approx(np.repeat(part - 2, 3))
+    assert "brings back 90 % [90, 90] of the effect" in found.headline()
     apart = replace(found, sets=((HEADS[2], Head(1, 1)), found.sets[1]))
     assert apart.table()["share"][1] == pytest.approx(0.2), "the set without any of the heads alone"
     as_large = replace(found, random=found.random + 0.9 * part[:, None])
@@ -114,7 +113,7 @@ def test_numbers_of_a_transfer_by_hand() -> None:
     alone = replace(found, sets=(), random=found.random[:, :0], other=found.other[:, :0])
     assert alone.table()["label"].tolist() == ["Transfer"] and np.isnan(alone.p_random)
     nothing = replace(found, inserted=found.base)
-    assert nothing.headline().endswith("brings back nothing: most problems show no effect of one sign.")
+    assert "brings back nothing" in nothing.headline()
     assert np.isnan(nothing.table()["spearman"]).all() and np.isnan(nothing.p_random)
 
 
@@ -149,19 +148,16 @@ def test_every_engine_moves_the_same_heads_at_the_same_tokens(name: str, backend
     model = loaded(folder_of(name), backend)
     prompts = [pair.base.ids for pair in pairs_for(model)]
     starts = (4, 9, len(prompts[2]))  # the last: what is generated alone
-    requests = [
-        Request(ids, f"r{at}", start=start) for at, (ids, start) in enumerate(zip(prompts, starts, strict=True))
-    ]
+    requests = [Request(ids, f"r{at}", start=starts[at]) for at, ids in enumerate(prompts)]
+    options: dict[str, Any] = {"max_new_tokens": 4, "keep_logits": True}
+    plain = generate_completions(model, requests, engine="forward", **options)
     for edit in (edit_for(model), edit_for(model, 2)):
-        made = {
-            engine: generate_completions(
-                model, requests, max_new_tokens=4, movement=edit, engine=engine, keep_logits=True, batch_size=size
-            )
+        made = [
+            generate_completions(model, requests, movement=edit, engine=engine, batch_size=size, **options)
             for engine, size in (("hugging_face", 3), ("forward", 1))
-        }
-        plain = generate_completions(model, requests, max_new_tokens=4, keep_logits=True, engine="forward")
+        ]
         for request in requests:
-            one, other = (found[request.key] for found in made.values())
+            one, other = (found[request.key] for found in made)
             assert one.tokens == other.tokens
             torch.testing.assert_close(one.logits, other.logits, atol=2e-4, rtol=1e-3)
             untouched = plain[request.key].logits
@@ -171,7 +167,10 @@ def test_every_engine_moves_the_same_heads_at_the_same_tokens(name: str, backend
 def test_the_control_is_never_the_insertion_under_study_and_few_problems_are_refused() -> None:
     made, model = planted_here(1, **READERS)
     problems = planted_problems(made, 16)
-    own = mi.Insertion.meaningless(" /", 12)
+    own, blocks = (
+        mi.Insertion.meaningless(" /", 12),
+        mi.Insertion.meaningless(" /", 2, before="question", after="question"),
+    )
     pairs = mi.make_pairs(model, problems, own)
     for given, options, words in (
         (pairs, {"control": own}, "is the insertion under study"),
@@ -179,11 +178,7 @@ def test_the_control_is_never_the_insertion_under_study_and_few_problems_are_ref
         (pairs, {"control": "words"}, "unknown control"),
         (pairs, {"contrast": "shift"}, "unknown contrast"),
         (pairs, {"smallest_effect": 1.0}, "smallest_effect"),
-        (
-            mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 2, before="question", after="question")),
-            {},
-            "block",
-        ),
+        (mi.make_pairs(model, problems, blocks), {}, "block"),
     ):
         with pytest.raises(ValueError, match=words):
             mi.transfer(model, given, [A], **options, **QUIET)  # type: ignore[arg-type]

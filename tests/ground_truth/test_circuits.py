@@ -99,7 +99,7 @@ def small(name: str) -> tuple[PlantedModel, Judged]:
 @pytest.mark.parametrize("name", SMALL)
 def test_every_head_gets_the_declared_verdict(name: str) -> None:
     made, found = small(name)
-    assert found.established and found.effect.direction == made.settings["sign"]
+    assert found.effect.established and found.effect.direction == made.settings["sign"]
     assert differing(made.expected, found) == {}
 
 
@@ -210,7 +210,7 @@ def test_where_nothing_is_planted_no_head_is_named() -> None:
         swapped = judged(
             made, 24, outcome="logit_diff", swap=True, seed=1
         )  # 5 % of the seeds have a tendency by chance
-        assert not swapped.established and set(swapped.kinds) == {"undecided"}
+        assert not swapped.effect.established and set(swapped.kinds) == {"undecided"}
 
 
 # ------------------------------------------------------------------------------------------------------- many at random

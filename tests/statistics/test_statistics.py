@@ -99,16 +99,12 @@ def test_a_mean_is_resampled_ten_thousand_times_unless_told_otherwise():
 @pytest.mark.filterwarnings("error")
 def test_shares_of_no_problems_are_undefined_without_a_warning():
     found = st.wilson(np.array([0, 1]), np.array([0, 2]))
-    assert np.isnan([found.estimate[0], found.low[0], found.high[0]]).all() and found.flag.tolist() == [
-        "no problems",
-        "",
-    ]
+    assert np.isnan([found.estimate[0], found.low[0], found.high[0]]).all()
+    assert found.flag.tolist() == ["no problems", ""]
 
 
 VALUES = np.random.default_rng(0).normal(0.5, 1, (24, 3))
-OTHERS = np.random.default_rng(1).normal(4, 1, (24, 3))
 FEW = VALUES[:6]
-DRAWN = {"resamples": -0.11183825504533673}
 FIELDS = ("estimate", "low", "high", "standard_error", "n", "flag")
 
 
@@ -138,9 +134,10 @@ def test_one_problem_has_an_estimate_without_limits() -> None:
 
 
 def test_a_seed_draws_what_it_always_drew() -> None:
-    """Results of a seed stay comparable between versions: every stream is keyed by its purpose and its size."""
-    drawn = {"resamples": float(st.bootstrap_interval(VALUES[:, 0], n_resamples=200).low)}
-    assert drawn == pytest.approx(DRAWN, abs=1e-12)
+    """Results of a seed stay comparable between versions."""
+    assert float(st.bootstrap_interval(VALUES[:, 0], n_resamples=200).low) == pytest.approx(
+        -0.11183825504533673, abs=1e-12
+    )
 
 
 def test_the_smallest_inputs_are_allowed() -> None:
@@ -180,10 +177,7 @@ def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> N
         (lambda: st.bootstrap_interval(VALUES[:1]), "values needs at least 2 problems"),
         (lambda: st.mean_interval(np.array([1.0, np.inf])), "values holds 1 infinite values"),
         (lambda: st.share_of_total(VALUES, VALUES), r"total must be \[problem\] = \[24\] as part has, got \[24, 3\]"),
-        (lambda: st.concentration(VALUES), r"concentration is of one number per problem, got shape \(24, 3\)"),
-        (lambda: st.concentration(np.array([np.nan])), "no value is defined"),
         (lambda: st.prevalence_test(np.ones(5), -1.0), "finite number, 0 or more"),
-        (lambda: st.within_test(np.ones(5), 0.0), "above 0"),
         (lambda: st.fewest_problems(0), "n_tests must be 1 or more, got 0"),
         (lambda: st.detectable_prevalence(64, 5, power=0.0), "power must lie between 0 and 1"),
         (lambda: st.wilson(6, 5), "successes must not exceed n"),
@@ -214,12 +208,10 @@ def test_counts_and_p_by_hand() -> None:
     assert found.in_sense(-1, found.count).tolist() == [0, 3]
 
 
-@pytest.mark.parametrize("n", [32])
-def test_no_more_false_names_than_stated_where_the_test_of_the_mean_rejects_almost_always(n: int) -> None:
+def test_no_more_false_names_than_stated_where_the_test_of_the_mean_rejects_almost_always() -> None:
     """Every head exceeds delta in just half of the problems: a true null, far from symmetric."""
-    rng = np.random.default_rng(n)
-    heads, sets = 40, 200
-    prevalence = mean = 0
+    n, heads, sets = 32, 40, 200
+    rng, prevalence, mean = np.random.default_rng(n), 0, 0
     for _ in range(sets):
         d = skewed(rng, (n, heads)) - 1.0  # median 0
         prevalence += bool((st.prevalence_test(d, 0.0).p_corrected < 0.05).any())
@@ -241,23 +233,20 @@ def test_shares_by_hand() -> None:
     found = st.share_of_total(np.stack([ratios * total, -ratios * total], 1), total)
     assert found.estimate == pytest.approx(np.array([0.5, -0.5]))
     assert found.low == pytest.approx(np.array([0.2, -0.8])) and found.high == pytest.approx(np.array([0.8, -0.2]))
-    turned = st.share_of_total(
-        np.r_[ratios[:8], 0.9], np.r_[np.ones(8), -1.0]
-    )  # 0.9 + x lies above 0 for all x above -0.9
+    turned = st.share_of_total(np.r_[ratios[:8], 0.9], np.r_[np.ones(8), -1.0])  # 0.9 + x > 0 for all x above -0.9
     assert (float(turned.low), float(turned.estimate), float(turned.high)) == (0.2, 0.5, 0.8)
     unknown = st.share_of_total(np.ones(9), np.r_[np.ones(7), -1.0, -1.0])
     assert np.isnan([unknown.estimate, unknown.low, unknown.high]).all()
     assert str(unknown.flag) == "the total effect is not established"
 
 
-@pytest.mark.parametrize(("n_groups", "n_each"), [(8, 8)])
-def test_effects_that_variants_share_name_heads_at_the_stated_rate_by_groups_alone(n_groups: int, n_each: int) -> None:
+def test_effects_that_variants_share_name_heads_at_the_stated_rate_by_groups_alone() -> None:
     rng = np.random.default_rng(5)
     named = np.zeros(2)
     for _ in range(200):
-        shared = 1 + rng.choice((-1, 1), (n_groups, 40)) * skewed(rng, (n_groups, 40))
-        values = np.repeat(shared, n_each, axis=0)
-        units = st.by_group(values, tuple(str(at // n_each) for at in range(len(values))))
+        shared = 1 + rng.choice((-1, 1), (8, 40)) * skewed(rng, (8, 40))
+        values = np.repeat(shared, 8, axis=0)
+        units = st.by_group(values, tuple(str(at // 8) for at in range(len(values))))
         named += [(st.prevalence_test(x, 1.0).p_corrected < 0.05).any() for x in (values, units)]
     assert named[0] / 200 > 0.1 and named[1] / 200 <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
 
@@ -282,9 +271,8 @@ def test_a_group_counts_once_with_the_median_of_its_members() -> None:
 def test_the_sign_test_keeps_problems_without_an_effect() -> None:
     assert float(st.sign_test(np.array([1.0] * 6))) == pytest.approx(2 / 64)
     assert float(st.sign_test(np.array([1.0] * 6 + [0.0] * 6))) == 1.0
-    assert float(st.sign_test(np.array([1.0] * 6 + [1e-6] * 2), rounding=1e-3)) == pytest.approx(
-        2 * stats.binom.sf(5, 8, 0.5)
-    )
+    rounded = st.sign_test(np.array([1.0] * 6 + [1e-6] * 2), rounding=1e-3)
+    assert float(rounded) == pytest.approx(2 * stats.binom.sf(5, 8, 0.5))
 
 
 def test_concentration_names_who_carries_the_mean() -> None:
