@@ -65,11 +65,6 @@ class Page:
         for event in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=event, key=key, code=key, windowsVirtualKeyCode=codes[key])
 
-    def resize(self, width: int, height: int = 900) -> None:
-        """Another window; below 600 pixels a phone's."""
-        mobile = {"deviceScaleFactor": 1, "mobile": width < 600}
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, **mobile)
-
 
 class Browser:
     """A running Chromium; a message is one line of JSON that ends with a zero byte."""
@@ -128,16 +123,15 @@ class Browser:
         elif method == "Log.entryAdded" and facts["entry"]["level"] in ("error", "warning"):
             page.errors.append(facts["entry"]["text"])
 
-    def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> Page:
-        """A file in a new tab, loaded, everything it asks for and complains about noted."""
+    def open(self, path: Path, *, width: int = 1200) -> Page:
+        """A file in a new tab (below 600 pixels a phone's), loaded, everything it asks for and complains about noted."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self._pages[session] = Page(self, session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
-        page.resize(width, height)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        page.call("Emulation.setEmulatedMedia", features=[scheme])
+        window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        page.call("Emulation.setDeviceMetricsOverride", **window)
         page.call("Page.navigate", url=path.resolve().as_uri())
         page.until(f"document.readyState === 'complete' && location.href === {json.dumps(path.resolve().as_uri())}")
         return page

@@ -188,36 +188,28 @@ class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):
             return
         ray = self._begin(min(self.count, len(units)))
         work = [ray.put(_pickled(compute))]  # in a list it is fetched when it is needed, once for each worker
-        waiting, tries = deque(units), dict.fromkeys(units, 0)
-        running: dict[object, tuple[Unit, object]] = {}
-        idle = list(self._workers)
+        waiting, idle = deque(units), list(self._workers)
+        running: dict[object, tuple[Unit, Any]] = {}
         try:
             while waiting or running:
                 while waiting and idle:
                     unit, worker = waiting.popleft(), idle.pop()
-                    tries[unit] += 1
                     running[worker.do.remote(work, unit)] = unit, worker
                 (ended, *_), _ = ray.wait(list(running), num_returns=1)
                 unit, worker = running.pop(ended)
-                try:
-                    values, error = ray.get(ended)
-                except ray.exceptions.RayActorError as died:
-                    if tries[unit] == TRIES:
-                        raise MemoryError(
-                            f"{TRIES} workers ended in the middle of the same unit (place {', '.join(map(str, unit))} in the "
-                            "list of problems): memory ran out, or something kills them"
-                        ) from died
-                    waiting.appendleft(unit)
-                    self._workers.remove(worker)
-                    self._workers.append(worker := self._worker())
-                else:
-                    if error is not None:
-                        raise error
-                    yield unit, values
+                values, error = ray.get(ended)
+                if error is not None:
+                    raise error
                 idle.append(worker)
-        except BaseException:
+                yield unit, values
+        except BaseException as error:
             if running:  # what they are at is wanted no more
                 self.close()
+            if isinstance(error, ray.exceptions.RayActorError):
+                raise MemoryError(
+                    f"{TRIES} workers ended in the middle of the same unit (place {', '.join(map(str, unit))} in the list of "
+                    "problems): memory ran out, or something kills them"
+                ) from error
             raise
 
     def _begin(self, wanted: int) -> Any:
@@ -235,14 +227,16 @@ class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):
                     f"{self.count} workers with {each:g} {name} each ask for {self.count * each:g}, and there are "
                     f"{has.get(name, 0):g}: ask for less"
                 )
-        self._workers += [self._worker() for _ in range(wanted - len(self._workers))]
-        return ray
-
-    def _worker(self) -> object:
         import torch
 
-        made = _ray().remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0)(_Worker)
-        return made.remote(torch.get_num_threads())  # they decide the last bits of a product
+        retried = {
+            "max_restarts": -1,
+            "max_task_retries": TRIES - 1,
+        }  # Ray replaces a worker that dies, and begins its unit anew
+        made = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **retried)(_Worker)
+        threads = torch.get_num_threads()  # they decide the last bits of a product
+        self._workers += [made.remote(threads) for _ in range(wanted - len(self._workers))]
+        return ray
 
 
 class _Worker:

@@ -108,19 +108,6 @@ def test_a_map_of_sites_has_a_panel_each_and_grey_where_nothing_is() -> None:
         mi.views.site_map(found, value="nothing")
 
 
-def test_of_many_edges_the_widest_bear_their_number() -> None:
-    found = traced()
-    chain = [mi.Head(layer, 0) for layer in range(9)]
-    edges = tuple(mi.Edge(str(a), str(b)) for at, a in enumerate(chain) for b in chain[at + 1 :])
-    sizes = 0.5 - 0.01 * np.arange(len(edges))
-    values = np.tile(sizes, (len(found.total), 1)) * found.total[:, None]
-    picture = mi.views.path_graph(replace(found, cells=edges, values=values))
-    names = set(map(str, chain))
-    assert len(arrows(picture)) == len(edges) == 36
-    numbers = [text for text in written(picture) if text not in names]
-    assert len(numbers) == 20 and float(min(numbers)[:4]) == pytest.approx(0.5 - 0.01 * 19)
-
-
 def test_tokens_stand_at_their_bars_and_rounding_is_left_out() -> None:
     found = written_tokens()
     picture = mi.views.token_bars(found)

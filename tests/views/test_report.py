@@ -282,31 +282,6 @@ def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browse
     assert page.errors == []
 
 
-def test_outlines_of_named_heads_show_in_the_dark_too(chrome: Browser, tmp_path: Path) -> None:
-    path = mi.Report("T", question="Q?").result(located()).save(tmp_path / "m.html")
-    stroke = "getComputedStyle(document.querySelector('rect.marked')).stroke"
-    for dark in (False, True):
-        page = chrome.open(path, dark=dark)
-        light = sum(map(int, re.findall(r"\d+", page.run(stroke))[:3]))
-        assert light < 510, "darker than the pale cells that it frames"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_sticks_out_of_the_window(width: int, chrome: Browser, hostile: Path) -> None:
-    page = chrome.open(hostile, width=width)
-    page.until("document.querySelectorAll('.mless-view canvas').length >= 6")
-    assert page.run("[window.innerWidth, document.documentElement.scrollWidth]") == [width] * 2
-    box = "(b) => [b.scrollWidth > b.clientWidth, b.getBoundingClientRect().right]"
-    for all_columns in (False, True)[: 1 + (width == 360)]:
-        if all_columns:
-            assert page.run("[...document.querySelectorAll('input.all')].map((box) => box.click()).length") > 0
-        found = page.run(f"[...document.querySelectorAll('.table .box')].map({box})")
-        assert found and not any(scrolls for scrolls, _ in found), "no column out of reach"
-        assert all(right <= width for _, right in found)
-    assert page.errors == []
-
-
 def test_the_policy_lets_no_request_out(chrome: Browser, hostile: Path, tmp_path: Path) -> None:
     asks = "<img src='http://127.0.0.1:9/x.png'><script src='http://127.0.0.1:9/x.js'></script></main>"
     (tmp_path / "x.html").write_text(hostile.read_text(encoding="utf-8").replace("</main>", asks), encoding="utf-8")
