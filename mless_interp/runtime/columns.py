@@ -125,7 +125,8 @@ class TextTable:
         if unknown := [name for name in names if name not in frame.columns]:
             raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(frame.columns)}")
         means = {name: column_of(name, known) for name in names}
-        limits = {name: _limits(name, frame) for name in names}
+        ends_of = {name: ((f"{name}_ci_low", f"{name}_ci_high"), (f"{name}_low", f"{name}_high")) for name in names}
+        limits = {name: next((p for p in pairs if set(p) <= set(frame)), ()) for name, pairs in ends_of.items()}
         merged = {each.role.removeprefix("of ") for each in means.values() if each.role.startswith("of ")}
         merged |= {end for ends in limits.values() for end in ends}
         shown = [means[name] for name in names if name not in merged]
@@ -177,12 +178,6 @@ class TextTable:
         rows = ("".join(f"<td>{escape(one_line(str(cell)))}</td>" for cell in row) for row in self.rows)
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         return f'<div style="overflow-x:auto"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def _limits(name: str, frame: pd.DataFrame) -> tuple[str, ...]:
-    """The columns with the ends of a column's interval; () without."""
-    pairs = ((f"{name}_ci_low", f"{name}_ci_high"), (f"{name}_low", f"{name}_high"))
-    return next((pair for pair in pairs if set(pair) <= set(frame.columns)), ())
 
 
 def says(column: pd.Series) -> bool:

@@ -127,12 +127,6 @@ def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.
     return tuple(first.texts[at] for at in before), values, "shared"
 
 
-def scale_of(panels: Sequence[Patterns]) -> float:
-    """The colour scale's end: the 99th percentile of all cells on and below the diagonal."""
-    cells = np.concatenate([panel.values[:, *np.tril_indices(len(panel.texts))].ravel() for panel in panels])
-    return float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
-
-
 def mean_patterns(model: Model, pairs: Sequence[PromptPair], condition: str, heads: Sequence[Head]) -> Patterns:
     """The mean over problems of the patterns of chosen heads, on what all problems' prompts have; each problem counts once.
 
@@ -377,7 +371,10 @@ def attention_view(
     """The view that `attention` gives, of what was read before (`read_attention`), without the model."""
     heads = read.heads[:MOST_HEADS]
     panels, size = with_few_tokens([panel.with_short_span(max_span) for panel in read.panels], MOST_TOKENS)
-    scale, several = scale or scale_of(panels), read.n_problems > 1
+    several = read.n_problems > 1
+    if scale is None:
+        cells = np.concatenate([panel.values[:, *np.tril_indices(len(panel.texts))].ravel() for panel in panels])
+        scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
     words = ["Rows attend, columns are attended to; the number after a token counts what is drawn."]
     drawn = max(int(panel.inserted.sum()) for panel in panels)
     if read.n_inserted:

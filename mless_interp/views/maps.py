@@ -203,16 +203,12 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, quantity.claim, found.level, **options)
     picture.suptitle(words_of(found), fontsize=9)
     # a line where tokens begin to be counted from the other end, and before the span
-    kinds = [(tick.startswith("span "), _end(tick.removeprefix("span "))) for tick in ticks]
+    bare = [tick.removeprefix("span ") for tick in ticks]
+    kinds = [(a != b, b if b == ALL else b.startswith("-")) for a, b in zip(ticks, bare, strict=True)]
     for edge in (at for at in range(1, len(kinds)) if kinds[at] != kinds[at - 1]):
         for axes in picture.axes[: len(titles)]:
             axes.axvline(edge - 0.5, color="black", linewidth=0.9)
     return picture
-
-
-def _end(tick: str) -> str:
-    """From which end a token is counted."""
-    return ALL if tick == ALL else "last" if tick.startswith("-") else "first"
 
 
 def span_map(found: SpanReadings) -> Picture:

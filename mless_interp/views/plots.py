@@ -25,7 +25,6 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from ..runtime.results import Quantity, Result, turned
 from ..runtime.text_safety import code_of, one_line, short_name, visible
@@ -176,12 +175,6 @@ def name_ticks(axis: Axis, names: Sequence[object], places: Values | None = None
     shown = [drawable("\n".join(map(shortened, str(name).split("\n")))) for name in names]
     axis.set_ticks(range(len(names)) if places is None else places, labels=shown, **options)
     axis.set_ticks([], minor=True)
-
-
-def plain_numbers(axis: Axis) -> None:
-    """Plain numbers, 0.001, at a logarithmic axis, where matplotlib writes formulas."""
-    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
 
 
 def key(entries: Sequence[tuple[str, Style]]) -> list[Artist]:
