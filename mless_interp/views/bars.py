@@ -146,8 +146,8 @@ def activation_histograms(
     shares = np.concatenate([before, after])
     if (shares > 0).any():
         above.set_yscale("log")
-        above.yaxis.set_major_formatter(plots.FuncFormatter(lambda x, _: f"{x:g}"))  # where matplotlib writes formulas
-        above.yaxis.set_minor_formatter(plots.NullFormatter())
+        above.yaxis.set_major_formatter(lambda x, _: f"{x:g}")  # matplotlib's own writes formulas
+        above.yaxis.set_minor_formatter("")
         above.set_ylim(bottom=shares[shares > 0].min() / 2)  # an empty bin has no logarithm
     above.legend(fontsize=7)
     where = f"MLP of layer {shift.layer} (paper: layer {shift.layer + 1})"

@@ -195,6 +195,7 @@ def test_the_manifest_lists_every_file_and_every_kind_of_damage_is_named(tmp_pat
     assert sorted(listed_in(out)) == ["flipped", "gone", "inner/b", f"inner/{MANIFEST}", "whole"]
     assert listed_in(out)["whole"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     facts = json.loads((out / MANIFEST).read_text())
+    assert (out / MANIFEST).read_text().startswith('{\n "made_by": ')
     assert set(facts) == {"made_by", "version", "made", "files"} and facts["version"] == version("mless_interp")
     made = datetime.fromisoformat(facts["made"])
     assert datetime.now(UTC) - made < timedelta(hours=1) and made.microsecond == 0
