@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mless_interp.runtime.checkpoint import Checkpoint, CheckpointError, key_of,
 from mless_interp.runtime.engines import Shard
 from mless_interp.runtime.folders import Lock
 
-SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0}
+SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0, "model": {"dtype": "float32"}}
 ODD = "b\u2028"
 """An id with a line separator, which ends no line of a file."""
 VALUES: dict[str, Any] = {"a": [1.0, float("nan"), -0.0], ODD: {"x": 0.1, "y": float("-inf")}, "c": [0.25]}
@@ -80,6 +81,7 @@ def test_keys_do_not_depend_on_order_and_values_become_plain() -> None:
     [
         ({"edit": "knockout"}, "edit was 'z', now 'knockout'; use the old settings, choose another file, or delete"),
         ({"edit": {"a": 1}}, "edit was 'z', now {'a': 1}; use"),
+        ({"model": {"dtype": "float16"}}, "model.dtype was 'float32', now 'float16'; use"),
         ({"heads": ["L0H0"]}, r"heads was \['L0H0', 'L0H1'\], now \['L0H0'\]; use"),
         (dict.fromkeys("pqrst", 1), "p was None, now 1, q was None, now 1, r was None, now 1 and 2 more; use"),
     ],
@@ -109,14 +111,23 @@ def test_one_file_holds_a_problem_under_several_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 2, 5, 20])
 def test_a_run_cut_off_at_any_byte_of_its_last_line_goes_on_and_says_so(begun: Path, cut: int) -> None:
     begun.write_bytes(begun.read_bytes()[:-cut])
-    with pytest.warns(UserWarning, match=r"c.jsonl: the last line was cut off and is computed again"):
+    with pytest.warns(UserWarning, match=r"c.jsonl: the last line was cut off and is computed again") as told:
         again = Checkpoint(begun, SETTINGS)
+    assert told[0].filename == __file__
     with again:
         assert len(again) == 2
         again.put({"d": 3})
     with Checkpoint(begun, SETTINGS) as whole:
         assert whole.get("d") == 3 and len(whole) == 3
     assert everything_in(begun.parent) == ["c.jsonl"]
+
+
+def test_a_run_cut_off_in_its_first_line_begins(begun: Path) -> None:
+    begun.write_bytes(begun.read_bytes()[:20])
+    with Checkpoint(begun, SETTINGS) as again:
+        assert len(again) == 0
+        again.put({"c": VALUES["c"]})
+    assert kept_in(begun) == {"c": VALUES["c"]}
 
 
 def edited(old: bytes, new: bytes) -> Any:
@@ -130,6 +141,7 @@ def edited(old: bytes, new: bytes) -> Any:
 DAMAGE: dict[str, tuple[Any, int]] = {
     "a sign": (edited(b"0.25", b"-0.25"), 4),
     "not a number": (edited(b"0.25", b"NaN"), 4),
+    "a key": (edited(b'"c", "key": ""', b'"c", "key": "x"'), 4),
     "an id": (edited(b'"id": "c"', b'"id": "d"'), 4),
     "cut in the middle": (lambda lines: [lines[0], lines[1][:20], *lines[2:]], 2),
     "no digest": (lambda lines: [*lines[:3], b'{"id": "c", "value": [0.25]}'], 4),
@@ -193,6 +205,14 @@ def test_a_file_that_is_in_use_is_refused_to_a_second_run_and_to_its_parts(
     with Checkpoint(tmp_path / "c.jsonl", {}, shard=shard) as found:
         found.put({"a": 1})
     assert everything_in(tmp_path) == sorted({"c.1-of-2.jsonl", "c.jsonl" if shard is None else "c.0-of-2.jsonl"})
+
+
+def test_a_part_waits_for_a_whole_run_that_is_just_ending(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as other:
+        lock = other.submit(Lock, tmp_path / "c.jsonl").result()
+        other.submit(lambda: (time.sleep(0.2), lock.release()))
+        with Checkpoint(tmp_path / "c.jsonl", {}, shard=Shard(0, 2)) as found:
+            assert len(found) == 0
 
 
 # ------------------------------------------------------------------------------------------------------- parts of a run
