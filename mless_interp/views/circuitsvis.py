@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, count_of
+from ..core.arguments import check_count, count_of, listed
 from ..core.heads import Head, as_heads, both_names
 from ..models.base import Model
 from ..models.sites import site
@@ -223,11 +223,11 @@ def read_attention(
 
 def problem_index(ids: Sequence[str], problem: str | int) -> int:
     """The place of a problem, by its id or its place."""
-    if isinstance(problem, str) and problem not in ids:
-        raise ValueError(f"problem {problem!r} is not among these; there are {', '.join(ids[:8])}")
-    at = ids.index(problem) if isinstance(problem, str) else problem
-    if not 0 <= at < len(ids):
-        raise ValueError(f"problem {at} is out of range: there are {len(ids)} (0 to {len(ids) - 1}), or give an id")
+    at = ids.index(problem) if problem in ids else problem
+    if isinstance(at, str) or not 0 <= at < len(ids):
+        raise ValueError(
+            f"no problem {problem!r} here: give a place from 0 to {len(ids) - 1}, or an id ({listed(ids)})"
+        )
     return at
 
 

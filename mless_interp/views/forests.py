@@ -76,8 +76,6 @@ def forest(
         if missing := [head for head in wanted if head not in names]:
             raise ValueError(f"{', '.join(missing)} (zero-based) not in this result, which has {len(table)} heads")
         shown = table.loc[wanted]
-    if not len(shown):
-        raise ValueError("there is nothing to draw: no heads")
     rows = []
     for head, row in zip(shown.index, shown.to_dict("records"), strict=True):
         against = " against the effect" * (row.get("sense") == "against")

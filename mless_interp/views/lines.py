@@ -76,8 +76,6 @@ def compare_profiles(
 
 
 def _grid(columns: int, rows: int) -> tuple[Picture, np.ndarray]:
-    if not columns:
-        raise ValueError("there is nothing to draw: no heads")
     picture = Picture(figsize=(max(4.6, 3.9 * columns), 2.9 * rows + 0.3), layout="constrained")
     return picture, picture.subplots(rows, columns, squeeze=False)
 

@@ -148,7 +148,7 @@ def test_a_mean_over_problems_is_the_mean_on_what_their_prompts_share(read_span:
     assert view.title.startswith(f"Attention, mean over {len(pairs)} problems: ")
     one = mi.views.attention(model, pairs, heads, problem=pairs[1].id)
     assert one.data == mi.views.attention(model, pairs[1], heads).data
-    with pytest.raises(ValueError, match="problem 9 is out of range: there are 4"):
+    with pytest.raises(ValueError, match="no problem 9 here: give a place from 0 to 3, or an id"):
         mi.views.attention(model, pairs, heads, problem=9)
     other = mi.make_pairs(model, [pairs[0].problem], mi.Insertion.meaningless(" /", 3))
     with pytest.raises(ValueError, match="pairs of several insertions have no mean"):
@@ -230,7 +230,7 @@ def test_wrong_arguments_say_what_to_do(tiny_model_dir: Any) -> None:
     with pytest.raises(ValueError, match="no pairs to show"):
         mi.views.attention(model, (), heads)
     profile = mi.attention_profile(model, [pair], heads=heads, progress=False)
-    with pytest.raises(ValueError, match="problem 'zz' is not among these; there are p0"):
+    with pytest.raises(ValueError, match=r"no problem 'zz' here: give a place from 0 to 0, or an id \(p0\)"):
         mi.views.tokens(profile, problem="zz")
 
 

@@ -176,8 +176,6 @@ def test_a_forest_of_chosen_heads_and_of_other_results() -> None:
     assert picture.axes[0].get_xlabel() == "share (1: the whole effect)"
     with pytest.raises(ValueError, match=r"L5H0 \(zero-based\) not in this result, which has 6 heads"):
         mi.views.forest(patched(), heads=[mi.Head(5, 0)])
-    with pytest.raises(ValueError, match="there is nothing to draw: no heads"):
-        mi.views.forest(patched(), heads=[])
 
 
 @pytest.mark.parametrize("value", ["median", "share", "prevalence"])
