@@ -125,8 +125,10 @@ class TextTable:
         if unknown := [name for name in names if name not in frame.columns]:
             raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(frame.columns)}")
         means = {name: column_of(name, known) for name in names}
-        ends_of = {name: ((f"{name}_ci_low", f"{name}_ci_high"), (f"{name}_low", f"{name}_high")) for name in names}
-        limits = {name: next((p for p in pairs if set(p) <= set(frame)), ()) for name, pairs in ends_of.items()}
+        limits: dict[str, tuple[str, ...]] = {}
+        for name in names:
+            pairs = ((f"{name}_ci_low", f"{name}_ci_high"), (f"{name}_low", f"{name}_high"))
+            limits[name] = next((pair for pair in pairs if set(pair) <= set(frame)), ())
         merged = {each.role.removeprefix("of ") for each in means.values() if each.role.startswith("of ")}
         merged |= {end for ends in limits.values() for end in ends}
         shown = [means[name] for name in names if name not in merged]
