@@ -28,7 +28,7 @@ def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) 
     >>> arm_threshold(torch.tensor([0.0, 1.0, -2.0, 3.0]), c=1.0)
     tensor(1.4826)
     """
-    values = widened(_checked(activations))
+    values = widened(activations)
     size = values.abs() if absolute else values
     centre = size.median(-1, keepdim=True).values
     return 1.4826 * c * (size - centre).abs().median(-1).values.clamp(min=1e-12)
@@ -40,7 +40,7 @@ def quantile(activations: Activations, *, q: float) -> Summary:
     >>> quantile(torch.tensor([0.0, 4.0, 1.0]), q=0.75)
     tensor(2.5000)
     """
-    values = widened(_checked(activations))
+    values = widened(activations)
     place = q * (values.shape[-1] - 1)
     low = int(place)
     lower = values.kthvalue(low + 1, -1).values
@@ -59,7 +59,7 @@ def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#
     >>> near_zero_fraction(torch.tensor([0.0, -0.1, 0.5, 1.0]), threshold=0.2)
     tensor(0.5000)
     """
-    activations = widened(_checked(activations))
+    activations = widened(activations)
     bar = torch.as_tensor(threshold, dtype=activations.dtype, device=activations.device)
     return (activations.abs() < bar[..., None]).to(activations.dtype).mean(-1)
 
@@ -111,7 +111,7 @@ def gini(values: Activations) -> Summary:
     >>> gini(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     tensor(0.2500)
     """
-    ordered = widened(_checked(values)).abs().sort(-1).values
+    ordered = widened(values).abs().sort(-1).values
     n = ordered.shape[-1]
     weights = 2 * torch.arange(1, n + 1, device=ordered.device, dtype=ordered.dtype) - n - 1
     total = ordered.sum(-1)
@@ -124,7 +124,7 @@ def histogram(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Flo
     >>> histogram(torch.tensor([0.1, 0.2, 0.9, 7.0]), edges=torch.tensor([0.0, 0.5, 1.0]))
     tensor([2., 2.])
     """
-    activations = widened(_checked(activations))
+    activations = widened(activations)
     n_bins = len(edges) - 1
     if n_bins < 1 or (edges.diff() <= 0).any():
         raise ValueError(f"edges must be at least two strictly increasing numbers, got {edges.tolist()[:8]}")
@@ -155,12 +155,7 @@ def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_eleme
     >>> wasserstein(torch.tensor([0.0, 1.0]), torch.tensor([3.0, 2.0]))
     tensor(2.)
     """
-    if base.shape[-1] != inserted.shape[-1]:
-        raise ValueError(
-            f"both samples must have the same number of elements, got {base.shape[-1]} and {inserted.shape[-1]}; take "
-            "the shared tokens of both runs"
-        )
-    return (widened(_checked(base)).sort(-1).values - widened(inserted).sort(-1).values).abs().mean(-1)
+    return (widened(base).sort(-1).values - widened(inserted).sort(-1).values).abs().mean(-1)
 
 
 def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:
@@ -173,7 +168,7 @@ def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserte
     >>> kolmogorov_smirnov(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     tensor(0.5000)
     """
-    a, b = (widened(_checked(x)).sort(-1).values for x in (base, inserted))
+    a, b = (widened(x).sort(-1).values for x in (base, inserted))
     a, b = a.contiguous(), b.contiguous()
     points = torch.cat([a, b], -1)
     cumulative = [torch.searchsorted(x, points, right=True).to(points.dtype) / x.shape[-1] for x in (a, b)]
@@ -194,12 +189,6 @@ def median_variance(activations: Float[Tensor, "*lead token d_mlp"]) -> Summary:
     if activations.shape[-2] < 2:
         return activations.new_full(activations.shape[:-2], torch.nan)
     return quantile(activations.var(-2), q=0.5)
-
-
-def _checked(activations: Tensor) -> Tensor:
-    if activations.shape[-1] == 0:
-        raise ValueError("there are no activations: the selection of tokens is empty")
-    return activations
 
 
 PENALTIES = (1e3, 1e2, 10.0, 1.0, 0.1, 1e-2, 1e-3)

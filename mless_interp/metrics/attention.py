@@ -190,10 +190,6 @@ def _check_sink(sink: Tensor, span: Tensor) -> None:
     check_segment(sink, name="sink", n_tokens=span.shape[-1])
     if (sink & span).any():
         raise ValueError("the sink and the span share a token: take the first token outside the span as the sink")
-        raise ValueError(
-            "the sink and the span share a token; where the span holds the first token, take the first token outside "
-            "it as the sink"
-        )
 
 
 def attention_entropy(
@@ -390,9 +386,6 @@ def renormalised_rows(
     if (alignment.diff() <= 0).any() or (alignment < 0).any() or (alignment >= pattern.shape[-1]).any():
         last, got = pattern.shape[-1] - 1, alignment.tolist()
         raise ValueError(f"the alignment must be strictly increasing positions in 0 to {last}, got {got}")
-        raise ValueError(
-            f"the alignment must be strictly increasing positions in 0 to {pattern.shape[-1] - 1}, got {alignment.tolist()}"
-        )
     shared = widened(pattern)[..., alignment]
     mass = shared.sum(-1, keepdim=True)
     return torch.where(mass >= min_mass, shared / mass, torch.nan)

@@ -172,8 +172,6 @@ def recovery_latency(
     >>> recovery_latency(torch.tensor([0.1, 0.2, 0.6, 0.8]), torch.tensor([1.0]), width=2)
     tensor(2.)
     """
-    if width < 1:
-        raise ValueError(f"width must be 1 token or more, got {width}")
     after, reference = widened(after), widened(reference)
     if after.shape[-1] < width:
         return after.new_full(after.shape[:-1], torch.nan)

@@ -435,8 +435,6 @@ class Model(ABC):
         """The input on the model's device with its axes in order, or a clear error."""
         tokens, positions, mask = inputs.tokens, inputs.position_ids, inputs.attention_mask
         tokens = tokens[None] if tokens.dim() == 1 else tokens
-        if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
-            raise ValueError(f"tokens must be whole numbers [batch, token], got {tokens.dtype} {list(tokens.shape)}")
         info, (batch, n_tokens) = self.info, tokens.shape
         lowest, highest = int(tokens.min()), int(tokens.max())
         if lowest < 0 or highest >= info.d_vocab:
@@ -446,8 +444,6 @@ class Model(ABC):
             )
         longest: float = n_tokens
         if positions is not None:
-            if positions.shape not in ((n_tokens,), (batch, n_tokens), (1, n_tokens)):
-                raise ValueError(f"position_ids must be [{batch}, {n_tokens}], got {list(positions.shape)}")
             positions = positions.expand(batch, n_tokens)
             longest = float(positions.max()) + 1
             if self.whole_positions:

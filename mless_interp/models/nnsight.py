@@ -116,8 +116,6 @@ class NnsightModel(HuggingFaceModel):
         info = self.info
         if remote is True:
             self.info = info = replace(info, device="cpu")  # where tokens are given and numbers come back
-        elif getattr(traced.device, "type", "") == "meta":
-            raise ModelError(f"{info.name}: its embedding is offloaded: load it with load_model(device_map=...)")
         unknown = [part.unknown for part in self.parts if part.unknown not in (None, "MLP")]
         if unknown or not self.parts:
             what = (*unknown, "decoder layers")[0]

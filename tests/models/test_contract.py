@@ -150,7 +150,6 @@ WRONG = {
     r"layer 3 is out of range \(zero-based\): 0 to 2": {"capture": {"blocks.3.attn.hook_z": None}},
     "needs 513 positions": {"position_ids": torch.tensor([[0, 1, 512]])},
     "attention_mask must be boolean": {"attention_mask": torch.ones(1, 1, 3, 3)},
-    "position_ids must be": {"position_ids": torch.arange(4)},
     "was the text encoded with another model's tokenizer": {"inputs": torch.tensor([[10**6]])},
     "token ids must lie in 0 to .* got -1 to 2": {"inputs": torch.tensor([[-1, 2]])},
     "has a context of 512": {"inputs": torch.ones(1, 513, dtype=torch.long)},
