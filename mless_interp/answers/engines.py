@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +12,14 @@ from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
 from ..models.hugging_face import reference_logits
-from ..models.info import Edit, ModelError
+from ..models.info import Edit, Foreign, ModelError
 from ..models.sites import gate_edits, site
 from ..models.traced_ops import additive_mask
 from ..patching.interventions import HeadTransfer
 from .decoding import CompletionEngine, Decoding, Finished, Row, accept_all, check_finite, next_tokens
 from .vllm import Vllm, VllmEngine
 
+Hook = Callable[..., object]
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
 
 
@@ -55,7 +55,7 @@ class HuggingFaceEngine(CompletionEngine):
     def __init__(self, model: Model) -> None:
         self.model = model
         assert model.hf_model is not None  # engines for models without one are others
-        self.module: Any = model.hf_model
+        self.module: Foreign = model.hf_model
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
         ours = model.run(tokens).logits
         assert ours is not None
@@ -179,7 +179,7 @@ class _Stops:
 
 
 @contextmanager
-def _generation_config(module: Any, config: object) -> Iterator[None]:
+def _generation_config(module: Foreign, config: object) -> Iterator[None]:
     """The module's own generation config (whose penalties would be mixed in) is put aside."""
     before = getattr(module, "generation_config", None)
     module.generation_config = config
@@ -204,7 +204,7 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
 
 @contextmanager
 def _hooked(
-    registrations: Iterable[tuple[object, Callable[..., object]]],
+    registrations: Iterable[tuple[object, Hook]],
     kind: str = "register_forward_pre_hook",
     **options: bool,
 ) -> Iterator[None]:
@@ -249,12 +249,12 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> AbstractCon
     the last ones in a layer with a sliding window.
     """
 
-    def override(layer: int) -> Any:
+    def override(layer: int) -> Hook:
         knocked = torch.zeros(model.info.n_heads, dtype=torch.bool)
         knocked[[head.head for head in decoding.knockout if head.layer == layer]] = True
         window = model.info.windows[layer]
 
-        def hook(module: object, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
+        def hook(module: object, args: tuple[object, ...], kwargs: dict[str, Foreign]) -> object:
             hidden = kwargs.get("hidden_states", args[0] if args else None)
             if not isinstance(hidden, Tensor) or "attention_mask" not in kwargs:
                 raise ModelError(
@@ -296,8 +296,8 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> AbstractCon
 def redistributed(model: Model, arm: ARM, rows: list[Row], pads: list[int]) -> AbstractContextManager[None]:
     """Redraw the activations of the MLPs of some layers, row by row, on each row's own tokens."""
 
-    def redraw(layer: int) -> Any:
-        def hook(module: Any, args: object, output: Tensor) -> Tensor:
+    def redraw(layer: int) -> Hook:
+        def hook(module: object, args: object, output: Tensor) -> Tensor:
             given = output.reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
             return _row_by_row(given, rows, pads, lambda row, own: row.redrawn(own, layer)).reshape(output.shape)
 
@@ -316,8 +316,8 @@ def moved_heads(
     What enters the output projection of a layer is what its heads give, in every library.
     """
 
-    def move(layer: int) -> Any:
-        def hook(module: object, args: tuple[Any, ...]) -> tuple[object, ...]:
+    def move(layer: int) -> Hook:
+        def hook(module: object, args: tuple[Tensor, ...]) -> tuple[object, ...]:
             z = args[0].reshape(len(rows), -1, model.info.n_heads, model.info.d_head)
             moved = _row_by_row(z, rows, begins, lambda _, own: transfer.moved(own, layer))
             return moved.reshape(args[0].shape), *args[1:]

@@ -27,7 +27,7 @@ from ..prompts.prompt import (
 )
 from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
-from ..runtime.loop import progress_bar
+from ..runtime.loop import Bar, progress_bar
 from ..runtime.text_safety import visible
 from .complete import check_requests, complete_all
 from .decoding import Completion, CompletionEngine, Decoding, Request, check_numbers, decoding_for
@@ -320,7 +320,7 @@ def _answer(
     engine: CompletionEngine,
     batch_size: int | None,
     saved: Checkpoint,
-    bar: Any,
+    bar: Bar,
 ) -> list[Answer]:
     """All answers under one treatment as rows, in any order, each onto the disk as it ends."""
     rows: list[Answer] = []

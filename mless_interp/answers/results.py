@@ -420,7 +420,7 @@ class AccuracyResults(Result):
         """One row per treatment: `accuracy` with its limits, of `n` problems, strictly graded, and as each other grader says;
         `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares, tokens, answers not run."""
         strict = self.accuracy()
-        columns: dict[str, Any] = {"treatment": list(self.treatments)} | interval_columns("accuracy", strict)
+        columns: dict[str, object] = {"treatment": list(self.treatments), **interval_columns("accuracy", strict)}
         columns["n"] = strict.n
         for grader in self.graders[1:]:
             columns |= interval_columns(grader, self.accuracy(grader=grader))
@@ -438,7 +438,7 @@ class AccuracyResults(Result):
         """One tidy row per problem, treatment and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
         n_problems, n_treatments, n_samples = self.boxed.shape
         rows = n_treatments * n_samples
-        columns: dict[str, Any] = {
+        columns: dict[str, object] = {
             "problem": np.repeat(self.problem_ids, rows),
             "treatment": np.tile(np.repeat(self.treatments, n_samples), n_problems),
             "sample": np.tile(np.arange(n_samples), n_problems * n_treatments),

@@ -72,11 +72,8 @@ class InsertionAsked:
 
     def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
         """Return the insertion; `problems` are those that `other_questions` draws from."""
-        place = {name: getattr(self, name) for name in ("before", "after", "at") if getattr(self, name) is not None}
-        options: dict[str, object] = place or {"before": "question"}
-        return Insertion.named(
-            self.kind, unit=self.unit, n_tokens=self.n_tokens, seed=seed, problems=problems, **options
-        )
+        place: Any = {name: getattr(self, name) for name in ("before", "after", "at")}
+        return Insertion.named(self.kind, unit=self.unit, n_tokens=self.n_tokens, seed=seed, problems=problems, **place)
 
 
 @checked

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from ..core.arguments import check_count, checked
 from .conditions import one_of
@@ -19,6 +19,14 @@ Segment = Literal["bos", "template", "system", "question", "answer"]
 COMMON_WORDS = files("mless_interp") / "data" / "common_words.txt"
 PLACES: tuple[Segment, ...] = ("question", "system", "template", "bos")
 """The segments of a prompt before or after which something can be inserted; `before="answer"` is the prompt's end."""
+
+
+class Place(TypedDict, total=False):
+    """Where an insertion stands: see `Insertion`."""
+
+    before: Segment | tuple[Segment, ...] | None
+    after: Segment | tuple[Segment, ...] | None
+    at: int | tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -80,19 +88,21 @@ class Insertion:
 
     @classmethod
     @checked
-    def meaningless(cls, unit: str = " /", n_tokens: int = 55, **place: Any) -> "Insertion":
+    def meaningless(cls, unit: str = " /", n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
         """A run of one meaningless unit (Mless): 55 slashes in the paper. A unit of k tokens must divide `n_tokens`."""
         return cls("meaningless", unit, n_tokens, **place)
 
     @classmethod
     @checked
-    def meaningful(cls, word: str = "he", n_tokens: int = 55, **place: Any) -> "Insertion":
+    def meaningful(cls, word: str = "he", n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
         """A repeated word with a meaning that does not bear on the question (Mful): 55 times "he" in the paper."""
         return cls("meaningful", word.strip() and " " + word.strip(), n_tokens, **place)
 
     @classmethod
     @checked
-    def random_sentence(cls, n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any) -> "Insertion":
+    def random_sentence(
+        cls, n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Unpack[Place]
+    ) -> "Insertion":
         """A bag of unrelated words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number.
 
         Common English words in random order. Where the tokenizer knows none of them, its own ordinary tokens (recorded in
@@ -103,7 +113,7 @@ class Insertion:
     @classmethod
     @checked
     def other_questions(
-        cls, problems: Iterable[Problem], n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any
+        cls, problems: Iterable[Problem], n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Unpack[Place]
     ) -> "Insertion":
         """Questions of other problems, cut to exactly `n_tokens` tokens: a control for "any text", not for "no meaning".
 
@@ -116,25 +126,25 @@ class Insertion:
 
     @classmethod
     @checked
-    def repeated_bos(cls, n_tokens: int = 55, **place: Any) -> "Insertion":
+    def repeated_bos(cls, n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
         """A run of the tokenizer's beginning-of-sequence token (a control: extra attention sinks)."""
         return cls("repeated_bos", "", n_tokens, **place)
 
     @classmethod
     @checked
-    def text(cls, text: str, n_tokens: int | None = None, **place: Any) -> "Insertion":
+    def text(cls, text: str, n_tokens: int | None = None, **place: Unpack[Place]) -> "Insertion":
         """Any text once, as it is; `n_tokens`, if given, must be its length in tokens."""
         return cls("text", text, n_tokens, **place)
 
     @classmethod
     @checked
-    def whitespace(cls, n_tokens: int = 55, *, unit: str = " ", **place: Any) -> "Insertion":
+    def whitespace(cls, n_tokens: int = 55, *, unit: str = " ", **place: Unpack[Place]) -> "Insertion":
         """A run of white space: one unit of it (" ", "\\n") as often as it takes, never merged into longer tokens."""
         return cls("whitespace", unit, n_tokens, **place)
 
     @classmethod
     @checked
-    def counting(cls, n_tokens: int = 55, **place: Any) -> "Insertion":
+    def counting(cls, n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
         """Numbers counted up from one (" 1 2 3 ..."), cut after exactly `n_tokens` tokens (the last may lack digits).
 
         Source: the filler of Pfau et al. 2024 (arXiv 2404.15758) and its replications.
@@ -143,7 +153,7 @@ class Insertion:
 
     @classmethod
     @checked
-    def pause(cls, n_tokens: int = 10, *, token: str | int | None = None, **place: Any) -> "Insertion":
+    def pause(cls, n_tokens: int = 10, *, token: str | int | None = None, **place: Unpack[Place]) -> "Insertion":
         """A run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
 
         `token`: its name or id; None takes one named pause, else the first reserved or unused one
@@ -157,7 +167,7 @@ class Insertion:
 
     @classmethod
     @checked
-    def ids(cls, token_ids: Iterable[int], n_tokens: int | None = None, **place: Any) -> "Insertion":
+    def ids(cls, token_ids: Iterable[int], n_tokens: int | None = None, **place: Unpack[Place]) -> "Insertion":
         """These token ids as they are (glitch tokens, special tokens): once, or again and again until there are `n_tokens`.
 
         `InsertedSpan.source` says where special tokens or rows without a name are among them.
@@ -166,13 +176,13 @@ class Insertion:
 
     @classmethod
     @checked
-    def repeat_question(cls, times: int = 1, **place: Any) -> "Insertion":
+    def repeat_question(cls, times: int = 1, **place: Unpack[Place]) -> "Insertion":
         """The problem's own question, `times` times more, each after a space, as plain text."""
         return cls("repeat_question", "", None, times=times, **place)
 
     @classmethod
     @checked
-    def from_key(cls, key: str, **place: Any) -> "Insertion":
+    def from_key(cls, key: str, **place: Unpack[Place]) -> "Insertion":
         """What stands under a key of the problem itself, after a space, as plain text: a distracting sentence, its solution.
 
         A field of `Problem` (`solution`, `distractor`, ...) or any other text of its line in the file (`Problem.extra`).
@@ -189,7 +199,7 @@ class Insertion:
         n_tokens: int | None = None,
         seed: int = 0,
         problems: Iterable[Problem] = (),
-        **place: Any,
+        **place: Unpack[Place],
     ) -> "Insertion":
         """The insertion of a kind's name, as command lines give it.
 

@@ -224,17 +224,17 @@ def stage(name: str) -> Iterator[None]:
         _STAGE.reset(token)
 
 
-class _Bar(tqdm):
+class Bar(tqdm):
     monitor_interval = 0  # tqdm's thread, which redraws bars that skip updates, would outlive the run
 
 
-def progress_bar(total: int, label: str, *, enabled: bool = True) -> _Bar:
+def progress_bar(total: int, label: str, *, enabled: bool = True) -> Bar:
     """Show `label 41 % 0:12 left` in one line, overwritten; a context whose `.update(n)` moves it. Silent unless `enabled`.
 
     On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other.
     """
     file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
-    return _Bar(
+    return Bar(
         total=total,
         desc=one_line(_STAGE.get() or label),
         disable=not enabled,
