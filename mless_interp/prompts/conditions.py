@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from ..core.arguments import nearest
 
 if TYPE_CHECKING:  # torch takes seconds, and help texts need the tables alone
     from torch import Tensor
-
-    from .pairs import PromptPair
 else:
     Tensor = object
 
@@ -171,7 +169,7 @@ class Contrast:
             )
         return hides(prompt)
 
-    def start(self, pair: "PromptPair", condition: Condition) -> int:
+    def start(self, pair: Any, condition: Condition) -> int:
         """The first row that can differ, in the run of one of the two conditions."""
         if self.changes_from == "tokens":
             return int(pair.first_change)
