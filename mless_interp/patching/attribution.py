@@ -70,9 +70,7 @@ def attribute_heads(
     method = method or ("gate_ig" if between.cuts else "atp")
     edit, usual = one_of(method, METHODS, "method")
     if outcome_named(outcome).needs_clean and method == "atp":
-        raise ValueError(
-            "atp from a divergence is 0 by construction at its own reference; use outcome='answer_logprob'"
-        )
+        raise ValueError("atp from a divergence is 0 by construction: use outcome='answer_logprob'")
     check_count(steps, name="steps")
     n_verified = usual if verify is None else check_count(verify, name="verify", at_least=0)
     if not between.equal_length or (method == "gate_ig" and not between.cuts):

@@ -68,10 +68,8 @@ def joint_knockout(
     check_count(n_random_sets, name="n_random_sets", at_least=0)
     info = model.info
     chosen = info.chosen(heads, what="knock out")
-    if singles is not None and singles.shape != (len(prepared.ids), len(chosen)):
-        raise ValueError(
-            f"singles must be [problem, head] of {len(prepared.ids)} and {len(chosen)}, got {singles.shape}"
-        )
+    if singles is not None and singles.shape != (shape := (len(prepared.ids), len(chosen))):
+        raise ValueError(f"singles must be [problem, head], {shape}, got {singles.shape}")
     sets = random_sets(chosen, info, n_random_sets, seed=seed)
     gates = torch.stack([gate_row(members, info) for members in ((), chosen, *sets)])
     names = [str(head) for head in chosen]
@@ -100,9 +98,7 @@ def cutting(contrast: str) -> Contrast:
     found = one_of(contrast, CONTRASTS, "contrast")
     if not found.cuts and found.changes_from != "tokens":
         known = ", ".join(repr(name) for name, made in CONTRASTS.items() if made.cuts or made.changes_from == "tokens")
-        raise ValueError(
-            f"sets of heads are knocked out of what a contrast lets be seen: use one of {known}, got {contrast!r}"
-        )
+        raise ValueError(f"sets of heads are knocked out of what may be seen: use one of {known}, got {contrast!r}")
     return found
 
 

@@ -113,7 +113,5 @@ def outcome_named(given: "str | Outcome", *, signed_for: str = "") -> Outcome:
     found = one_of(given, OUTCOMES, "outcome") if isinstance(given, str) else given
     if signed_for and found.needs_clean:
         allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)
-        raise ValueError(
-            f"{signed_for} needs a signed outcome ({allowed}), and {found.name!r} is never negative, whatever is done"
-        )
+        raise ValueError(f"{signed_for} needs a signed outcome ({allowed}), and {found.name!r} is never negative")
     return found

@@ -134,9 +134,7 @@ class Sweep:
                 f"got {contrast!r}"
             )
         if not found.equal_length and positions not in ("question", "last"):
-            raise ValueError(
-                f"contrast {contrast!r} joins prompts of two lengths: positions must be 'question' or 'last'"
-            )
+            raise ValueError(f"contrast {contrast!r} joins two lengths: positions must be 'question' or 'last'")
         return cls(found, direction, intervention, positions)
 
     @property

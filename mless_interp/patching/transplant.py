@@ -60,9 +60,7 @@ def transplant_span(
     prepared = prepare(model, pairs, outcome, signed_for="a transplant")
     read = prepared.outcome
     if read.appended != "answer" or read.needs_distractor:
-        raise ValueError(
-            f"a transplant reads the answers of other problems: outcome {read.name!r} has none; use 'answer_logprob'"
-        )
+        raise ValueError(f"a transplant reads others' answers: outcome {read.name!r} has none; use 'answer_logprob'")
     partners = partners_of(prepared.bare, n_partners, seed=seed)
     before = {pair.base.ids[: pair.base.indices("question")[0]] for pair in prepared.bare}
     settings = {"n_partners": n_partners, "seed": seed, "n_prompts": len(before), **prepared.settings}

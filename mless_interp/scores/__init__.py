@@ -1,8 +1,7 @@
 """What every head does with an insertion, from its attention: profiles and metrics, streamed."""
 
-from .between import SegmentAttention, attention_between_segments
 from .catalogue import DEFAULT, METRICS, SINKS, Metric
-from .profiles import AttentionProfile, Curve, attention_profile
+from .profiles import AttentionProfile, Curve, SegmentAttention, attention_between_segments, attention_profile
 from .score import score_cache, score_heads
 from .scored import HeadScores
 from .streaming import Thresholds

@@ -152,9 +152,7 @@ def score_cache(
     names = chosen_metrics(metrics)
     beyond = [name for name in names if not metric_named(name).of_patterns]
     if beyond and metrics != "all":
-        raise ValueError(
-            f"{beyond[0]} needs more than patterns (values, or queries and keys): use score_heads with the model"
-        )
+        raise ValueError(f"{beyond[0]} needs more than patterns (such as values): use score_heads with the model")
     names = tuple(name for name in names if name not in beyond)
     thresholds = thresholds or Thresholds()
     lengths = {"inserted": len(pair.inserted), "base": len(pair.base)}
