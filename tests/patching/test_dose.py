@@ -59,6 +59,7 @@ def test_outcomes_are_those_of_the_conditions(tiny_model_dir: Any) -> None:
     table = found.outcome_table().set_index("n_tokens")
     assert table.loc[9, "content"] == pytest.approx(np.median(content.total_effect), abs=1e-4)
     assert table.loc[9, "total"] == pytest.approx(np.median(content.receiving - total.donor), abs=1e-4)
+    assert table.loc[9, "shift"] == pytest.approx(np.median(content.donor - total.donor), abs=1e-4)
 
 
 def test_slopes_by_hand() -> None:

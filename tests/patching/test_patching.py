@@ -83,7 +83,13 @@ def test_a_head_is_told_by_the_problems_that_show_it() -> None:
     assert (row["median"], row["median_ci_low"], row["median_ci_high"]) == pytest.approx((-0.5, -values[9], -values[2]))
     assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == pytest.approx((0.5, values[2], values[9]))
     (marked,) = [name for name, on in zip(made.table()["label"], made.shown().head_map.marked, strict=True) if on]
-    assert marked == "L1H2" and made.quantity("effect").p == "p_corrected"
+    assert marked == "L1H2" and made.headline().endswith("of it in most problems: L1H2 50 % [44, 56].")
+    for column, unit in {"effect": "nats", "share": "1: the whole effect", "prevalence": "share of problems"}.items():
+        told = made.quantity(column)
+        assert (told.unit, told.signed, told.p) == (unit, column != "prevalence", "p_corrected")
+        assert told.limits == (f"{column}_ci_low", f"{column}_ci_high")
+    for contrast, named in {"total": False, "content": False, "shift": True}.items():
+        assert (f"({contrast})" in replace(made, settings=made.settings | {"contrast": contrast}).headline()) == named
 
 
 def test_a_head_against_a_rising_effect_is_told_so() -> None:
