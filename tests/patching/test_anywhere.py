@@ -1,13 +1,14 @@
-"""Spans that stand anywhere: after the question, at a token, in several blocks; and what a span reads of the question."""
+"""Sweeps of spans that stand anywhere against whole forward passes, and what a span reads of the question."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import BACKENDS
-from models_under_test import loaded, problems, without_stepper
+from conftest import ARCHITECTURES, BACKENDS
+from models_under_test import loaded, pairs_for, problems, without_stepper
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
@@ -26,7 +27,12 @@ PLACES: dict[str, dict[str, Any]] = {
     "blocks": {"before": "question", "after": "question", "at": 12},
 }
 PLACE = pytest.mark.parametrize("place", PLACES)
-SWEEPS = [
+BEFORE = [
+    *product(("content", "shift", "total"), ("denoising", "noising"), ("z",)),
+    *product(("content",), ("denoising", "noising"), ("knockout",)),
+]
+"""Sweeps (contrast, direction, edit) of a span before the question, on every architecture and backend."""
+ANYWHERE = [
     ("content", "denoising", "z"),
     ("content", "noising", "knockout"),
     ("presence", "denoising", "z"),
@@ -52,20 +58,35 @@ def outcome_of(model: Model, pair: PromptPair, condition: str, **options: Any) -
     return float(logits.log_softmax(-1)[torch.arange(len(answered.answer_ids)), list(answered.answer_ids)].sum())
 
 
-@PLACE
-@pytest.mark.parametrize(("contrast", "direction", "edit"), SWEEPS)
-def test_a_sweep_anywhere_is_one_whole_forward_pass_per_head(
-    place: str, contrast: str, direction: str, edit: str, tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pairs, heads = pairs_at(model, place), [Head(0, 1), Head(1, 0), Head(2, 7)]
+def check_whole_passes(model: Model, pairs: tuple[PromptPair, ...], contrast: str, direction: str, edit: str) -> None:
+    """Patched outcomes are those of one whole forward pass per head, and the total effect that of two without any edit."""
+    heads = [Head(0, 1), Head(1, 0), Head(1, 6), Head(2, 7)]
     options: dict[str, Any] = {"contrast": contrast, "direction": direction, "edit": edit, "heads": heads, **QUIET}
-    fast, slow = patch_heads(model, pairs, **options), patch_heads(without_stepper(model), pairs, **options)
+    fast, slow = (patch_heads(each, pairs, **options) for each in (model, without_stepper(model)))
     assert np.nanmax(np.abs(fast.patched - slow.patched)) < 1e-4
+    assert np.isfinite(fast.patched).sum() == len(pairs) * len(heads) and np.abs(fast.per_head).max() > 1e-4
     between = CONTRASTS[contrast]
     ends = [[outcome_of(model, pair, run) for pair in pairs] for run in (between.clean, between.corrupted)]
     assert fast.total_effect == pytest.approx(np.subtract(ends[1], ends[0]), abs=1e-4)
-    assert np.abs(fast.per_head).max() > 1e-4
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sweep", BEFORE, ids=" ".join)
+def test_a_sweep_is_one_whole_forward_pass_per_head(
+    architecture: str, backend: str, sweep: tuple[str, str, str], tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    check_whole_passes(model, pairs_for(model, count=1), *sweep)
+
+
+@PLACE
+@pytest.mark.parametrize("sweep", ANYWHERE, ids=" ".join)
+def test_a_sweep_anywhere_is_one_whole_forward_pass_per_head(
+    place: str, sweep: tuple[str, str, str], tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    check_whole_passes(model, pairs_at(model, place), *sweep)
 
 
 @PLACE

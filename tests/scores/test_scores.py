@@ -26,7 +26,7 @@ from mless_interp.prompts.pairs import PromptPair
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import Prompt
 from mless_interp.runtime.results import of_heads
-from mless_interp.scores import METRICS, HeadScores, Thresholds, score_cache, score_heads, streaming
+from mless_interp.scores import HeadScores, Thresholds, score_cache, score_heads, streaming
 
 LEAN = {
     "effective_tokens": 1e-3,
@@ -362,14 +362,3 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_mod
 def test_unusable_caches_are_named(cache: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         score_cache(cache, hand_pair(), thresholds=Thresholds(min_rows=1), **options)
-
-
-def test_a_new_metric_is_given_what_it_declares(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    known = METRICS["sink_alpha"]
-    monkeypatch.setitem(METRICS, "parked", replace(known, name="parked"))
-    monkeypatch.setitem(METRICS, "forgetful", replace(known, name="forgetful", needs=()))
-    scores = score_heads(model, pairs_for(model, count=1), metrics=["parked"], progress=False)
-    assert np.isfinite(scores.of("parked", "base")).all(), "no word in its name says what it needs"
-    with pytest.raises(AssertionError, match='declares that it needs "sink_levels"'):
-        score_heads(model, pairs_for(model, count=1), metrics=["forgetful"], progress=False)
