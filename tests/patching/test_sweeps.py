@@ -76,7 +76,7 @@ def test_what_a_problem_lacks_is_told_with_the_first_and_how_many(pair: PromptPa
     read, none = OUTCOMES["logit_diff"], replace(pair, distractor_ids=())
     assert read.reads(pair) == [3] and read.reads(replace(pair, distractor_ids=(9, 7))) == [4]
     same = [replace(pair, distractor_ids=ids) for ids in ((4, 5, 6), (4, 5), (4, 5, 6, 7))]
-    read.check([pair, pair])
+    read.check([pair, replace(pair, distractor_ids=(9, 7))])
     with pytest.raises(ValueError, match=rf"problem '{pair.id}' has no distractor, .*'logit_diff' .*\(5 such"):
         read.check([pair, none, none, *same])
     with pytest.raises(ValueError, match=rf"problem '{pair.id}' has a distractor with which .* \(3 such"):
