@@ -150,9 +150,8 @@ def gated_outcomes(
 def _by_replay(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarray:
     gated = Gated(runs, contrast)
     most = rows_per_pass(runs.model.info, batch=1, **gated.sizes, devices=runs.model.devices)
-    layers = (
-        (gates != 1).any(-1).any(0).nonzero().flatten().tolist()
-    )  # of all rows, so that a part's bits are the whole's
+    # of all rows, so that a part's bits are the whole's
+    layers = (gates != 1).any(-1).any(0).nonzero().flatten().tolist()
     with torch.no_grad():
         parts = gates.to(gated.recording.z[0]).split(most)
         logits = [gated.tail(gates=part, span=gated.span, rows=gated.rows, gated_layers=layers) for part in parts]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
+from models_under_test import Gated, loaded, pairs_for, planted_here, planted_pairs, without_stepper
 from small_results import attributed
 
 from mless_interp.core.heads import Head
@@ -15,12 +15,9 @@ from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError, Recording
 from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
-from mless_interp.patching.joint import gated_outcomes
 from mless_interp.patching.outcomes import OUTCOMES
-from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.pairs import PromptPair
-from mless_interp.runtime.loop import RunOptions
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -43,15 +40,15 @@ def test_a_closed_gate_is_the_exact_knockout_and_all_closed_the_masked_run(
     architecture: str, backend: str, tiny_model_dir: Any
 ) -> None:
     model = loaded(tiny_model_dir(architecture), backend)
-    bare, heads = pairs_for(model, count=1), [Head(0, 1), Head(1, 0), Head(2, 7)]
-    gates = torch.ones(2 + 2 * len(heads), model.info.n_layers, model.info.n_heads)
+    bare = pairs_for(model, count=1)
+    gated = Gated(model, bare[0])
+    heads = [Head(0, 1), Head(1, 0), Head(2, 7)]
+    gates = gated.open(2 + 2 * len(heads))
     gates[0] = 0
     for row, head in enumerate(heads):
         gates[2 + row, head.layer, head.head] = 0
         gates[2 + len(heads) + row, head.layer, head.head] = 0.3
-    (values,) = gated_outcomes(
-        prepare(model, bare), gates, label="gates", settings={}, options=RunOptions(progress=False)
-    )
+    values = gated(gates).detach().double().numpy()
     exact = patch_heads(model, bare, heads=heads, edit="knockout", progress=False)
     partly = patch_heads(model, bare, heads=heads, edit=Gate(0.3), progress=False)
     assert values[0] == pytest.approx(exact.donor[0], abs=1e-4)
