@@ -296,10 +296,8 @@ def copied(hf_model: Foreign, loading: Loading, *, name: str) -> PreTrainedModel
 
 
 def only_here(source: str) -> bool:
-    """Ask whether a model can be read from this machine alone: a directory, or a hub id where the hub does not answer.
-
-    Without it, a machine that has no network tries every file five times, with pauses.
-    """
+    """Ask whether a model can be read from this machine alone: a directory, or a hub id where the hub does not answer (with
+    no network every file would be tried five times, with pauses)."""
     if Path(source).is_dir():
         return True
     try:
@@ -327,8 +325,7 @@ def _quiet_loading() -> Iterator[None]:
 def load_tokenizer(name: str, **options: Foreign) -> Foreign:
     """Load the tokenizer of a directory or hub id; `ModelError` for a directory that holds none.
 
-    For some model types (Qwen2 among them) transformers 5 ignores the class that a saved tokenizer names and rebuilds a
-    byte-level one, silently wrong for any other kind. A directory that says "a plain fast tokenizer" is taken at its word.
+    For some model types (Qwen2) transformers 5 rebuilds a byte-level tokenizer whatever was saved, silently wrong.
     """
     if Path(name).is_dir():
         check_tokenizer(Path(name))

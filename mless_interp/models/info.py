@@ -30,11 +30,9 @@ class ModelInfo:
     """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None.
 
     `loaded_from`: the name by which the weights can be loaded once more; None for a wrapped model and one from memory.
-    `weights_hash`, `config_hash`: of the weights as Hugging Face has them in this dtype (or as a wrapped object holds them)
-    and of their config, when they were loaded; None where they are not here. `Model.weights_hash` is that of now.
-    `n_classes`: how many classes it gives, where these are no tokens; answers are then classes.
-    `d_key`: the width of a head's queries and keys where that of its values and output, `d_head`, is another (latent
-    attention). `d_cached`: how many numbers a cache then holds of a token in a layer, for all heads.
+    `weights_hash`, `config_hash`: of when they were loaded, the weights as Hugging Face has them in this dtype; None where they
+    are not here. `n_classes`: how many classes it gives, where these are no tokens; answers are then classes. `d_key`,
+    `d_cached` (latent attention): the width of queries and keys, and how many numbers a cache holds of a token in a layer.
     """
 
     name: str
@@ -117,11 +115,10 @@ class ModelChecks:
     Largest differences: of a row's sum from 1, with a learned sink's share (`row_sum_error`); of heads' outputs from their own
     values with every token made to look at itself, as a share of the largest (`edit_error`), and of the logits then
     (`edit_effect`); of logits from the plain Hugging Face pass; of the gap from the masked condition on shared tokens; of a
-    replay from a whole pass (above the tolerance only where rounding moves the same logits by as much); of heads' outputs from
-    those computed from the queries and keys that enter the scores (`entering_error`); of what attention adds from z W_O + b
-    (`output_error`). `replay` says how runs are continued, `shows_rotated` whether queries and keys can be had as they enter
-    the scores, `entering` why not. `resolution`: twice the root mean square of what rounding did to a token's log-probability,
-    in nats, where heads' outputs were moved by their smallest step. None: does not apply, or was not measured.
+    replay from a whole pass; of heads' outputs from those of the queries and keys that enter the scores (`entering_error`); of
+    what attention adds from z W_O + b (`output_error`). `replay` says how runs are continued, `shows_rotated` whether entering
+    queries and keys can be had, `entering` why not. `resolution`: twice the root mean square of what rounding did to a token's
+    log-probability, in nats. None: does not apply, or was not measured.
     """
 
     largest_logit: float
