@@ -126,6 +126,25 @@ def test_replay_equals_whole_forward_passes(model: Model, condition: str, layer:
     assert not close(model.replay(recording, layer, z), logits_of(model, inputs)[:, -1:], 1e-2)
 
 
+@EITHER
+@pytest.mark.parametrize("condition", ["inserted", "masked"])
+def test_rows_join_the_pass_at_their_own_layers(model: Model, condition: str) -> None:
+    one = pairs_for(model)[0].condition(condition)
+    mask = None if one.attention_mask is None else one.attention_mask.repeat(2, 1, 1, 1)
+    both = Inputs(one.tokens.repeat(2, 1), None, mask)
+    both.tokens[1, -3] = both.tokens[1, 0]
+    start = both.tokens.shape[1] - pairs_for(model)[0].n_after
+    recording = model.record(both, start=start)
+    layers = [0, 0, 1, 2, 2, 2]
+    noise = torch.randn((2, 6, *recording.z[1].shape[1:]), generator=torch.Generator().manual_seed(0))
+    z = (torch.stack([recording.z[layer] for layer in layers], 1) + noise).flatten(0, 1)
+    for reads in ("all", "last"):
+        fast = model.replay(recording, layers, z, logits_at=reads)
+        assert close(fast, model.replay(recording, layers, z, logits_at=reads, exact_forward=True), 1e-4)
+        alone = model.replay(recording, 1, z.unflatten(0, (2, 6))[:, 2], logits_at=reads)
+        assert close(fast.unflatten(0, (2, 6))[:, 2], alone, 1e-5)
+
+
 WRONG = {
     "unknown hook name 'blocks.0.attn.hook_zz'": {"capture": {"blocks.0.attn.hook_zz": None}},
     r"layer 3 is out of range \(zero-based\): 0 to 2": {"capture": {"blocks.3.attn.hook_z": None}},
