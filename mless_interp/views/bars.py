@@ -183,13 +183,10 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
     axes.plot(at, table["fit_slope"], "s", label="slope of the fit (not lambda)", **hollow)
     axes.errorbar(at, lam[0], yerr=reach_of(lam), fmt="none", ecolor=LINES[0][0], linewidth=1.2, capsize=2)
     sure = (table["lam_p"] < found.alpha).to_numpy()
-    for rows, style, words in (
-        (sure, plots.FILLED, "differs from uniform"),
-        (~sure, plots.OPEN, "no difference shown"),
-    ):
+    marks = {"differs from uniform": (sure, plots.FILLED), "no difference shown": (~sure, plots.OPEN)}
+    for words, (rows, style) in marks.items():
         if rows.any():
-            face: Style = {"markerfacecolor": style["color"]} | style
-            axes.plot(at[rows], lam[0][rows], label=f"lambda ({words})", linestyle="none", markersize=5, **face)
+            axes.plot(at[rows], lam[0][rows], label=f"lambda ({words})", linestyle="none", markersize=5, **style)
     axes.set_ylim(min(0.0, float(np.nanmin(table["fit_slope"].fillna(0))) - 0.05), None)
     name_axes(axes, y="share of attention kept\noutside the span")
     plots.key_below(picture)

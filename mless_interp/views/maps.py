@@ -14,19 +14,7 @@ from ..mechanism import AttentionDecomposition, SpanReadings
 from ..mechanism.span_readings import READERS
 from ..runtime.results import Quantity, Result, largest_first, turned
 from . import plots
-from .plots import (
-    STROKES,
-    Axes,
-    Colorbar,
-    Picture,
-    Rectangle,
-    Style,
-    draw_cells,
-    end_of,
-    key_below,
-    name_axes,
-    words_of,
-)
+from .plots import Axes, Picture, Style, draw_cells, name_axes, words_of
 
 FRAMES = {(True, False): "-", (False, True): "--", (True, True): "-.", (False, False): ":"}
 """Frames of named heads, by whether they read and mediate."""
@@ -56,7 +44,7 @@ def head_map(
     value, quantity = plots.chosen_column(found, table, value)
     level = quantity.level if level is None else level
     grid = _grid_of(table, value)
-    limit = limit or end_of(grid)
+    limit = limit or plots.end_of(grid)
     hatched, named = _significant(table, quantity, level), _named(table)
     ranked = largest_first(table, value).dropna(subset=[value]).head(top)
     largest = list(zip(ranked["layer"], ranked["head"], strict=True))
@@ -71,7 +59,7 @@ def head_map(
     entries: list[tuple[str, Style]] = []
     if hatched:
         words = quantity.claim or f"{count_of(len(table), 'head')} tested"
-        entries.append((f"p < {level:.3g}, corrected: {words}", STROKES))
+        entries.append((f"p < {level:.3g}, corrected: {words}", plots.STROKES))
     for letters, kind in dict(named.values()).items():
         frame = {"facecolor": "white", "edgecolor": "black", "linestyle": FRAMES[kind.reads, kind.mediates]}
         against = " against the effect" if letters != kind.letters else ""
@@ -85,7 +73,7 @@ def head_map(
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
         picture.set_figheight(picture.get_figheight() + 0.17 * max(0, len(entries) - 2))
-        key_below(picture, handles=plots.key(entries))
+        plots.key_below(picture, handles=plots.key(entries))
     return picture
 
 
@@ -104,7 +92,7 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
     _draw_heads(axes, grid, "lambda (share)", 1.0, diverging=False)
     name_axes(axes, title=words_of(found))
     hatched = _significant(table, found.quantity("lam_minus_uniform"), level)
-    _draw_heads(beside, against, "lambda − uniform's (share)", end_of(against), hatched=hatched)
+    _draw_heads(beside, against, "lambda − uniform's (share)", plots.end_of(against), hatched=hatched)
     passed = f"strokes: {len(hatched)} of {count_of(len(table), 'head')}" if hatched else "no head passes"
     words = f"minus sign: below it\n{passed} (corrected p < {level:g})"
     beside.set_title(f"against uniform attention; {words}", fontsize=8)
@@ -126,7 +114,7 @@ def _draw_heads(
     image = draw_cells(axes, grid, limit=limit, diverging=diverging, hatched=hatched)
     frame: Style = {"fill": False, "edgecolor": "black", "linewidth": 1.8}
     for (layer, head), style in (outlined or {}).items():
-        axes.add_patch(Rectangle((head - 0.45, layer - 0.45), 0.9, 0.9, linestyle=style, **frame))
+        axes.add_patch(plots.Rectangle((head - 0.45, layer - 0.45), 0.9, 0.9, linestyle=style, **frame))
     for (layer, head), text in (texts or {}).items():
         ink, ground = ("white", "black") if plots.is_dark(image, layer, head) else ("black", "white")
         box = {"facecolor": ground, "alpha": 0.85, "linewidth": 0, "pad": 0.8}
@@ -199,7 +187,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     with np.errstate(invalid="ignore"):
         hatched = p < found.level
     ticks = [name.removeprefix("row ").removeprefix(POSITION) for name in names]
-    options: Style = {"limit": limit or end_of(grids), "label": plots.label_of(value, quantity), "axes": (x, y)}
+    options: Style = {"limit": limit or plots.end_of(grids), "label": plots.label_of(value, quantity), "axes": (x, y)}
     picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, quantity.claim, found.level, **options)
     picture.suptitle(words_of(found), fontsize=9)
     # a line where tokens begin to be counted from the other end, and before the span
@@ -244,7 +232,7 @@ def _draw_panels(
     label: str,
     axes: tuple[str, str],
     wide: float = 0.21,
-) -> tuple[Picture, Colorbar]:
+) -> tuple[Picture, plots.Colorbar]:
     """Maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`, which claims something; the picture
     and its colour bar."""
     width, height = max(2.7, wide * len(columns) + 0.95), max(2.2, 0.24 * len(rows) + 1.2)
@@ -258,5 +246,5 @@ def _draw_panels(
         plots.name_ticks(here.yaxis, rows)
         name_axes(here, x=axes[0], y=axes[1] if at == 0 else None, title=titles[at] or None)
     if hatched.any():
-        key_below(picture, handles=plots.key([(f"p < {level:.3g}, corrected: {claim}", STROKES)]))
+        plots.key_below(picture, handles=plots.key([(f"p < {level:.3g}, corrected: {claim}", plots.STROKES)]))
     return picture, plots.colour_bar(image, places, label, shrink=0.9)
