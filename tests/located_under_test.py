@@ -5,7 +5,6 @@ from typing import Any
 
 from models_under_test import planted_here, planted_problems
 
-from mless_interp.circuits.judge import KINDS
 from mless_interp.circuits.locate import locate_heads
 from mless_interp.circuits.located import LocatedHeads
 from mless_interp.core.heads import Head
@@ -34,24 +33,10 @@ def located_here() -> LocatedHeads:
     return located(*planted_here(), controls=True, n_control_draws=2)
 
 
-def fresh_here(count: int = N) -> tuple[PromptPair, ...]:
-    return pairs_of(*planted_here(), count, skip=N)
-
-
 @lru_cache
 def confirmed_here() -> LocatedHeads:
     """With controls, on fresh problems."""
-    return located(*planted_here(), controls=True, n_control_draws=2, confirm=fresh_here())
-
-
-def readers(found: LocatedHeads) -> set[Head]:
-    """Named heads that read the span, of whichever kind."""
-    return {head for head, kind in found.found.items() if KINDS[kind].reads}
-
-
-def mediators(found: LocatedHeads) -> set[Head]:
-    """Named heads that pass on what others read, of whichever kind."""
-    return {head for head, kind in found.found.items() if KINDS[kind].mediates}
+    return located(*planted_here(), controls=True, n_control_draws=2, confirm=pairs_of(*planted_here(), N, skip=N))
 
 
 def planted_kinds(made: PlantedModel) -> dict[Head, str]:

@@ -260,11 +260,6 @@ def has_mlps(model: Model) -> bool:
     return not getattr(model.config, "attn_only", False)
 
 
-def made_with(prepared: Prepared, sweep: Sweep, heads: object = None) -> Settings:
-    """The settings of a result: how runs were patched, on which problems and model, and where the heads were named."""
-    return {**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids)}
-
-
 def named_on(heads: object, problem_ids: Sequence[str]) -> dict[str, int]:
     """For settings: how many of these problems the heads were named on."""
     if not isinstance(heads, LocatedHeads):
@@ -451,14 +446,10 @@ class Experiment:
         patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
         sign = DIRECTIONS[sweep.direction]
         return kind(
-            problem_ids=prepared.ids,
-            groups=prepared.groups,
             cells=tuple(cells),
             values=sign * (patched - ends[:, :1]) + 0.0,  # no -0
             total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
-            unit=prepared.outcome.unit,
-            settings=made_with(prepared, sweep, self.heads),
             seed=self.options.seed,
             smallest_effect=self.smallest_effect,
-            resolution=prepared.model.resolution,
+            **prepared.fields({**sweep.settings, **named_on(self.heads, prepared.ids)}),
         )

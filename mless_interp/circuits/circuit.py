@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +218,8 @@ def trace_circuit(
         return replace(trace_paths(model, measured, contrast=contrast, **options), confidence=OF_EDGES)
 
     def needed_and_sufficient() -> dict[str, PathEffects]:
-        among = partial(edges, heads=chosen, mlps=nodes)
-        found = {
-            "edges": among("denoising", direction="denoising"),
-            "sufficient": among("noising", direction="noising"),
-        }
+        of = {"edges": "denoising", "sufficient": "noising"}
+        found = {name: edges(way, direction=way, heads=chosen, mlps=nodes) for name, way in of.items()}
         table = found["edges"].together().query("how == 'together'")
         both = zip(table["sender"], table["receiver"], strict=True)
         joint = [Edge(*ends, part) for ends in both for part in (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)]
@@ -231,15 +227,13 @@ def trace_circuit(
 
     of: dict[str, Any] = {"contrast": contrast}
     rows = of | {"n_rows": n_rows}
-    writes: dict[str, Any] = {
-        name: option for name, option in common("writes.jsonl").items() if name in ("checkpoint", "progress")
-    }
+    writes = common("writes.jsonl")["checkpoint"]
     calls: dict[str, Callable[[], Result | dict[str, PathEffects]]] = {
         "direct": lambda: direct_effects(model, measured, chosen, **of, **common("direct.jsonl")),
         "edges": needed_and_sufficient,
         "sites": lambda: patch_sites(model, measured, **rows, **common("sites.jsonl")),
         "positions": lambda: map_positions(model, measured, chosen, **rows, **common("positions.jsonl")),
-        "writes": lambda: what_it_writes(model, measured, chosen, **writes),
+        "writes": lambda: what_it_writes(model, measured, chosen, checkpoint=writes, progress=progress),
         "sets": lambda: minimal_sets(model, named_on, fresh=others, **of, **common("sets")),
         "transfer": lambda: transfer(model, named_on, chosen, fresh=others, **common("transfer")),
     }

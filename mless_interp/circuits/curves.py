@@ -88,17 +88,13 @@ def circuit_curve(
     masked, inserted = (np.repeat(end[:, None, None], len(orders), 1) for end in (values[:, 0], values[:, 1]))
     inner = values[:, 2:].reshape(len(values), len(orders), -1)
     return CircuitCurve(
-        problem_ids=prepared.ids,
-        groups=prepared.groups,
         ranking=order,
         sizes=sizes,
         orders=tuple(orders),
         values=np.concatenate([masked, inner, inserted], -1),
-        unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings},
         seed=seed,
-        resolution=model.resolution,
         chosen_elsewhere=chosen_elsewhere,
+        **prepared.fields(settings),
     )
 
 

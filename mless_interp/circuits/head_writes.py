@@ -28,7 +28,7 @@ from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Result, Shown, ShownTable, tidy
 from ..runtime.text_safety import one_line
 from ..statistics import defined_mean
-from .cells import Asked, Flow, heads_of, made_with, named_words, need_weights
+from .cells import Asked, Flow, heads_of, named_on, named_words, need_weights
 
 WRITTEN = ("Sigma", "change")
 LOOKS = "query"
@@ -115,7 +115,7 @@ def what_it_writes(
         tokens=tuple(tokens),
         values=np.concatenate([logits, scores[:, :, None]], 2),
         alike=_alike(wrote),
-        settings={**made_with(prepared, sweep, heads), "positions": positions},
+        settings={**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids), "positions": positions},
         resolution=model.resolution,
     )
 

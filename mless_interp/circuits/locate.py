@@ -20,7 +20,7 @@ from ..runtime.loop import RunOptions, stage
 from ..runtime.text_safety import visible
 from ..scores import score_heads
 from ..statistics import CONFIDENCE, derive_generator
-from .judge import Claims, few_in_strata, few_problems
+from .judge import few_in_strata, few_problems
 from .located import Confirmation, LocatedHeads
 from .measure import N_SCREENED, Controls, check_controls, chosen_way, measure, screened
 
@@ -121,8 +121,7 @@ def locate_heads(
     with stage("naming heads"):
         made = measure(prepared, family, contrast=between, options=run.part("mless", *(() if exact else (family,))))
     swept = "all heads on all problems, exactly" if exact else "heads screened on the other half of the problems"
-    settings = {
-        **prepared.settings,
+    settings: Settings = {
         "contrast": contrast,
         "n_control_draws": n_control_draws if controls else 0,
         "n_random_sets": n_random_sets if controls else 0,
@@ -136,19 +135,15 @@ def locate_heads(
         "n_fresh": 0 if fresh is None else len(fresh.ids),
         **({} if by is None else {"by": by}),
     }
-    rules: dict[str, Any] = {"seed": seed, "confidence": confidence, "smallest_effect": smallest_effect}
+    rules = {"smallest_effect": smallest_effect, "confidence": confidence}
     found = LocatedHeads(
-        problem_ids=prepared.ids,
         heads=family,
         values=made.values,
         total=made.total,
-        patches=replace(made.patches, smallest_effect=smallest_effect, confidence=confidence),
-        unit=prepared.outcome.unit,
-        settings=settings,
-        resolution=made.resolution,
-        groups=prepared.groups,
+        patches=replace(made.patches, **rules),
         strata=strata,
-        **rules,
+        seed=seed,
+        **(rules | prepared.fields(settings) | {"resolution": made.resolution}),
     )
     claims, confirmation = found.judged.found, None
     held: dict[str, Any] = {}
@@ -156,7 +151,7 @@ def locate_heads(
     if fresh is not None and claims.heads:
         apart = run if run.checkpoint is None else replace(run, checkpoint=Path(run.checkpoint) / "confirm")
         with stage("confirming"):
-            confirmation = _confirmed(fresh, claims, replace(beside, options=apart), settings, rules, controls=controls)
+            confirmation = _confirmed(fresh, found, replace(beside, options=apart), controls=controls)
     elif controls:
         knockouts = made.values["knockout"][:, found.judged.named] if between.cuts else None
         with stage("running controls"):
@@ -165,31 +160,28 @@ def locate_heads(
     if controls and readers:
         kept: dict[str, Any] = {"checkpoint": run.part("sinks", readers).checkpoint, "progress": progress}
         sinks = score_heads(model, prepared.pairs, metrics="sinks", conditions=("inserted",), heads=readers, **kept)
-    return replace(found, **_with_settings(held, settings), confirmation=confirmation, sinks=sinks)
+    return replace(found, **_with_settings(held, found.settings), confirmation=confirmation, sinks=sinks)
 
 
-def _confirmed(
-    fresh: Prepared, claims: Claims, beside: Controls, settings: Settings, rules: dict[str, Any], *, controls: bool
-) -> Confirmation:
+def _confirmed(fresh: Prepared, found: LocatedHeads, beside: Controls, *, controls: bool) -> Confirmation:
     """The named heads again, on problems that had no part in naming them; what is tested there alone beside."""
+    claims, settings = found.judged.found, {**found.settings, "prompts": digest_of(fresh.pairs)}
     made = measure(fresh, claims.heads, contrast=beside.contrast, options=beside.options.part("mless", claims.heads))
     knockouts = made.values.get("knockout")
     held = beside.held(fresh, claims, knockouts, claims.heads[0], fresh=True) if controls else {}
     return Confirmation(
-        problem_ids=fresh.ids,
-        groups=fresh.groups,
         heads=claims.heads,
         kinds=claims.kinds,
         senses=claims.sense,
         direction=claims.direction,
         values=made.values,
         total=made.total,
-        unit=fresh.outcome.unit,
-        resolution=made.resolution,
         within=claims.within,
         strata=_strata(fresh, settings.get("by")),
-        **_with_settings(held, {**settings, "prompts": digest_of(fresh.pairs)}),
-        **rules,
+        seed=found.seed,
+        confidence=found.confidence,
+        smallest_effect=found.smallest_effect,
+        **(fresh.fields({}) | _with_settings(held, settings) | {"resolution": made.resolution}),
     )
 
 

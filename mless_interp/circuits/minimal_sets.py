@@ -121,19 +121,9 @@ def minimal_sets(
         tried = (*steps, *swaps)
         on_fresh, random = np.split(there.effects(side, [*tried, *others]), [len(tried)], axis=1)
         made[side] = HeadSet(side, chosen, steps, swaps, here.effects(side, tried), on_fresh, others, random)
-    settings: Settings = {
-        "contrast": contrast,
-        "max_heads": max_heads,
-        "n_random_sets": n_random_sets,
-        "seed": seed,
-        **search.settings,
-        **named_on(heads, other.ids),
-        "fresh_prompts": digest_of(other.pairs),
-        "n_fresh": len(other.ids),
-    }
+    settings: Settings = {"contrast": contrast, "max_heads": max_heads, "n_random_sets": n_random_sets, "seed": seed}
+    settings |= {**named_on(heads, other.ids), "fresh_prompts": digest_of(other.pairs), "n_fresh": len(other.ids)}
     return MinimalSets(
-        problem_ids=search.ids,
-        groups=search.groups,
         fresh_ids=other.ids,
         fresh_groups=other.groups,
         candidates=order,
@@ -142,11 +132,9 @@ def minimal_sets(
         fresh_total=fresh_total,
         sufficient=made["sufficient"],
         necessary=made["necessary"],
-        unit=search.outcome.unit,
         share=share,
-        settings=settings,
         seed=seed,
-        resolution=model.resolution,
+        **search.fields(settings),
     )
 
 

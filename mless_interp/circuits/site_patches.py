@@ -198,18 +198,15 @@ def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
     every: dict[str, Token] = {ALL: (ALL, None)}
     if not all(pair.spans for pair in prepared.bare):
         lengths = {len(pair.inserted) for pair in prepared.bare}
-        return {f"{POSITION}{at}": (POSITION, at) for at in _positions(n_rows, lengths)} | every
+        n = min(n_rows, max(lengths))
+        ends = [*range(n), *range(-n, 0)]
+        if len(lengths) == 1:  # each position has one name, from the beginning
+            ends = sorted({at % max(lengths) for at in ends})
+        return {f"{POSITION}{at}": (POSITION, at) for at in ends} | every
     found: dict[str, Token] = {str(at): ("", at) for at in ends} | every
     if sweep.contrast.changes_from == "after":
         return found
     return found | {f"{SPAN}{at}": (SPAN, at) for at in ends} | {SPAN + ALL: (SPAN, None)}
-
-
-def _positions(n_rows: int, lengths: set[int]) -> list[int]:
-    """Positions from both ends, each by one name where all prompts have one length."""
-    n = min(n_rows, max(lengths))
-    ends = [*range(n), *range(-n, 0)]
-    return sorted({at % max(lengths) for at in ends}) if len(lengths) == 1 else ends
 
 
 def _rows(flow: Flow, among: str, which: int | None) -> Tensor | None:

@@ -118,8 +118,6 @@ def transfer(
     )
     values, ends = (np.array([each[name] for each in found], dtype=float) for name in ("given", "ends"))
     return Transfer(
-        problem_ids=other.ids,
-        groups=other.groups,
         measured_ids=search.ids,
         heads=chosen,
         edit_lam=edits[0].lam[:, 0],
@@ -130,11 +128,9 @@ def transfer(
         sets=sets,
         random=values[:, 1 : 1 + len(sets)],
         other=values[:, 1 + len(sets) :],
-        unit=other.outcome.unit,
-        settings={**settings, **other.settings, **named_on(heads, other.ids), "place": edits[0].place},
         seed=seed,
         smallest_effect=smallest_effect,
-        resolution=model.resolution,
+        **other.fields({**settings, **named_on(heads, other.ids), "place": edits[0].place}),
     )
 
 

@@ -74,14 +74,11 @@ def test_parts_are_those_that_were_asked_for_and_what_is_left_out_has_its_reason
     found = mi.trace_circuit(model, pairs[:4], ["L0H2", "L1H4"], parts=["direct", "edges", "sets", "transfer"], **QUIET)
     assert list(found.parts()) == ["direct", "edges", "sufficient"] and found.edges.confidence == OF_EDGES
     assert found.left_out["sites"] == "not asked for" and found.left_out["sets"].endswith("there are 2 and 2")
-    needed = re.search(r"up to \d+ edges would be tested, which takes at least (\d+) problems", found.left_out["MLPs"])
-    assert needed is not None and int(needed[1]) > 4
+    assert "up to 34 edges would be tested, which takes at least 12 problems, not 4" in found.left_out["MLPs"]
     direct = mi.circuits.paths.direct_effects(model, pairs[:4], ["L0H2", "L1H4"], progress=False)
     assert np.array_equal(found.direct.direct, direct.direct)
     assert set(found.to_frame()["part"]) == {"direct", "edges", "sufficient"}
-    with pytest.raises(
-        ValueError, match="no part of the circuit of L0H2 can be measured: edges: an edge needs two nodes"
-    ):
+    with pytest.raises(ValueError, match="no part of the circuit of L0H2 .*: edges: an edge needs two nodes"):
         mi.trace_circuit(model, pairs[:4], ["L0H2"], parts=["edges", "sets"], mlps="none", **QUIET)
     with pytest.raises(ValueError, match="unknown part of a circuit 'edge'"):
         mi.trace_circuit(model, pairs[:4], ["L0H2"], parts=["edge"], **QUIET)

@@ -10,6 +10,8 @@ from small_results import circuit, confirmed, directed, located, placed, sets_fo
 
 import mless_interp as mi
 from mless_interp.circuits.cells import Site, named_words
+from mless_interp.patching.effect import WHOLE
+from mless_interp.statistics import detectable_prevalence
 
 N = 12
 P = 2.0**-N
@@ -131,6 +133,16 @@ def test_numbers_of_located_heads_by_hand() -> None:
     share, other = found.quantity("removed_share"), found.quantity("effect_fraction")
     assert share.limits == ("removed_share_ci_low", "removed_share_ci_high") and share.p == other.p == "p_either"
     assert share.claim == other.claim and share.level == other.level == pytest.approx(0.04)
+    assert share.unit == WHOLE and share.signed and found.quantity("removed_median").unit == "nats"
+    told, power = found.details(), 100 * detectable_prevalence(N, 12, alpha=0.04)
+    assert any("p < 0.04 after Holm over 12 tests (heads, both sides, both senses)." in each for each in told)
+    assert any(f"where it acts in {power:.0f} % of all problems" in each for each in told)
+    assert "4 problems are too few to name any of 3 heads" in located(1.0, 4).caveats()[0]
+    some = replace(found, settings=found.settings | {"why": "asked", "screened": ["L0H1"], "n_candidates": 10})
+    assert any("of 7 heads that ranked below" in each for each in some.details())
+    one_way = {name: each * (name in ("knockout", "mediated_removed")) for name, each in found.values.items()}
+    needed = replace(found, values=one_way)
+    assert [any("logit_diff" in each for each in made.details()) for made in (needed, found)] == [True, False]
 
 
 def test_controls_beside_named_heads_by_hand() -> None:

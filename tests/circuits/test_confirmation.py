@@ -34,7 +34,9 @@ def test_who_is_confirmed_by_hand() -> None:
     assert table.loc["L0H1", ["removed_k", "added_k", "n"]].tolist() == [10, 10, 10]
     assert table.loc["L0H1", "removed_median"] == pytest.approx(0.6)
     assert table.loc["L0H0", "added_k"] == 5, "in the sense that was claimed: against"
-    assert found.headline().endswith("in 10 of 10 problems; confirmed: L0H1, L1H0; not confirmed: L0H0.")
+    assert "in 10 of 10 problems; confirmed: L0H1, L1H0; not confirmed: L0H0." in found.headline()
+    assert found.headline().startswith(found.settings["insertion"]) and not found.caveats()
+    assert "4 problems are too few to confirm any of 3 heads" in results.confirmed(1.0, 4).caveats()[0]
 
 
 def test_named_heads_stand_first_however_large_the_median_of_others() -> None:

@@ -1,11 +1,13 @@
 """Specialists: heads that act in some strata of the problems, and never where strata mean nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import needs_hooked_transformer
 from models_under_test import four_specialists, loaded, of_classes
+from small_results import confirmed, located
 
 import mless_interp as mi
 from mless_interp.circuits.judge import Judged, judge
@@ -57,6 +59,31 @@ def test_shuffled_strata_name_no_specialist(seed: int) -> None:
     assert sum("specialist" in kinds for kinds in shuffled) <= 2  # 5 % of 40
 
 
+def test_a_specialist_by_hand() -> None:
+    """L1H0 passes on 0.4 and 0.3 in stratum a, and nothing in b: 2 of 36 tests are smaller than those of 20 problems."""
+    strata = tuple("ab" * 20)
+    acts = (np.array(strata) == "a")[:, None] | (np.arange(3) != 1)
+    of: dict[str, Any] = {"values": {name: acts * each for name, each in located(1.0, 40).values.items()}}
+    found = replace(located(1.0, 40), **of, strata=strata, settings=located().settings | {"by": "kind"})
+    assert found.specialists == {mi.Head(1, 0): ("a",)} and found.judged.large == ("a", "b")
+    assert found.table().set_index("label")["strata"].to_dict() == {"L0H1": "", "L1H0": "a", "L0H0": ""}
+    inside = found.by_stratum().set_index(["label", "stratum"])
+    assert set(inside.index[inside["passes"]]) == {("L0H1", "a"), ("L0H1", "b"), ("L1H0", "a")}
+    a, b = inside.loc[("L1H0", "a")], inside.loc[("L1H0", "b")]
+    assert a[["n", "removed_k", "added_k"]].tolist() == [20, 20, 20] and b[["n", "removed_k"]].tolist() == [20, 0]
+    assert a[["removed_p", "added_p"]].tolist() == [34 * 2.0**-20] * 2
+    assert a[["removed_median", "added_median", "removed_share"]].tolist() == pytest.approx([0.4, 0.3, 0.4], abs=0.02)
+    assert "Within kind: L0H1 a, b; L1H0 a." in found.details() and "confirmed" not in inside
+    kinds = ("reader", "specialist", "sufficient only")
+    again = replace(confirmed(1.0, 40), **of, kinds=kinds, strata=strata, within=found.judged.in_strata)
+    assert again.p[1] == 4 * 2.0**-20 and again.kinds_again[1] == "specialist"
+    found = replace(found, confirmation=again)
+    assert found.confirmed_specialists == {mi.Head(1, 0): ("a",)}
+    assert found.by_stratum()["confirmed"].dropna().tolist() == [True] * 3
+    lost, elsewhere = (replace(again, strata=tuple(names * 20)) for names in ("ba", "cc"))
+    assert not lost.confirmed[1] and lost.kinds_again[1] == "undecided" and np.isnan(elsewhere.p[1])
+
+
 def test_a_key_that_some_problems_lack_is_named(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = mi.pairs_from_ids([[1, 2, 3], [4, 5, 6]], [1, 2], span=(0, 1), tags=[{"kind": "a"}, {"sort": "b"}])
@@ -77,11 +104,6 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     table = found.printed()
     assert set(table["claimed"]) == {"specialist"} and table["strata"].tolist() == table["confirmed_strata"].tolist()
     assert sorted(table["strata"]) == list("0123") and (table["p_corrected"] < 0.04).all()
-    assert any("Within answer: L0H0 0; L0H1 1; L0H2 2; L0H3 3." in each for each in found.details())
-    strata = found.by_stratum().query("passes")
-    assert len(strata) == 4 and strata["confirmed"].all()
-    np.testing.assert_allclose(strata["removed_share"], 1, atol=1e-5)
-    assert (strata["removed_share_ci_low"] > 0.99).all()
     circuit = mi.trace_circuit(model, of_classes(32, 2), found, parts=["direct"], contrast="replaced", progress=False)
     assert "L0H0, L0H1, L0H2, L0H3 act in some strata of answer only" in circuit.caveats()[0]
     assert "pair.problem.text('answer') == " in circuit.caveats()[0]
