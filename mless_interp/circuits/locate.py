@@ -140,7 +140,7 @@ def locate_heads(
         heads=family,
         values=made.values,
         total=made.total,
-        patches=replace(made.patches, **rules),
+        patches=replace(made.patches, smallest_effect=smallest_effect, confidence=confidence),
         strata=strata,
         seed=seed,
         **(rules | prepared.fields(settings) | {"resolution": made.resolution}),
