@@ -22,45 +22,33 @@ N_READ = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
-    """What can be asked."""
-
     backend: Backend = option(
         "bridge", "bridge or nnsight (answers with a cache), hooked_transformer (much slower), auto."
     )
     limit: int = 500
     treatments: str = option(
         "none,mless,mful,random_sentence,arm",
-        "Any of none, mless, mful, random_sentence, arm; the others are compared with the first. A "
-        "place follows an @: none,mless,mless@after-question,mless@before-answer. mless@emitted asks the model for it.",
+        "Any of these; others are compared with the first. A place follows an @: mless@before-answer; mless@emitted asks the "
+        "model for it.",
     )
     unit: str = option(" /", "The meaningless unit of mless.")
     word: str = option("he", "The repeated word of mful.")
     n_tokens: int = option(55, "Length of the insertion in tokens.", min=1)
     place: str = "before-question"
-    emit: str | None = option(
-        None, "Of mless@emitted: the instruction behind the question, with {filler} or {times}. [default: written]"
-    )
-    knockout: str | None = option(
-        None, "Heads that cannot see mless' tokens, zero-based: 0:13,0:21. Adds the treatment knockout."
-    )
+    emit: str | None = option(None, "Of mless@emitted: the instruction, with {filler} or {times}. [default: written]")
+    knockout: str | None = option(None, "Adds a treatment: heads that cannot see mless' tokens, as 0:13,0:21.")
     arm_c: float = option(0.13, "ARM's c; the paper tunes it per model and benchmark.", min=1e-9)
     arm_p1: float = option(99.5, "ARM's p1, a percentile.", min=0, max=100)
-    arm_reading: Literal["paper_add", "code_replace"] = option(
-        "paper_add", "How ARM is read: from the paper, or from its code."
-    )
+    arm_reading: Literal["paper_add", "code_replace"] = option("paper_add", "ARM as in the paper, or as in its code.")
     n_samples: int = option(1, "Answers to each problem; above 1 with a temperature.", min=1)
     temperature: float = option(0.0, "0 is greedy.", min=0)
     top_p: float = option(1.0, "Nucleus of the sampling.", min=1e-9, max=1)
     max_new_tokens: int | None = None
     batch_size: int | None = option(None, "Prompts at once. [default: sized to memory]", min=1)
     engine: str = option(
-        "auto",
-        "auto, hugging_face, forward or vllm (a process of its own; insertions only); or ray: hugging_face on several "
-        "workers.",
+        "auto", "auto, hugging_face, forward, vllm (insertions only), or ray: hugging_face on workers."
     )
-    vllm_python: str | None = option(
-        None, "vllm: the interpreter of its environment. [default: what MLESS_VLLM_PYTHON names]"
-    )
+    vllm_python: str | None = option(None, "vllm: its environment's interpreter. [default: $MLESS_VLLM_PYTHON]")
     tensor_parallel_size: int = option(1, "vllm: number of GPUs that share the model.", min=1)
     engines: ClassVar[tuple[str, ...]] = ("auto", "hugging_face", "forward", "vllm")
     out: Path = Path("results/accuracy")
@@ -104,29 +92,26 @@ def compute(options: Options) -> Computed:
     by_id = {each.id: each.question for each in questions}
     first = dict.fromkeys([*_flipped(found), *found.problem_ids])  # those that change, then the others
     read = {name: by_id[name] for name in list(first)[:N_READ]}
-    facts = {"settings": found.settings, "n_problems": len(questions), "questions": read}
-    return Computed({"AccuracyResults": found}, model, facts=facts)
+    return Computed({"AccuracyResults": found}, model, facts={"n_problems": len(questions), "questions": read})
 
 
 def _treatment(options: Options, name: str) -> "Treatment":
     """Return one of those asked for by name."""
     from ..answers import Treatment
     from ..mechanism import ARM
-    from ..prompts.insertions import Insertion
 
     kind, _, place = name.partition("@")
-    n, seed, where = options.n_tokens, options.seed, options.place if place in ("", EMITTED) else place
-    emitted = (options.emit or True) if place == EMITTED else False
-    match kind:
-        case "none":
-            return Treatment(name=name)
-        case "arm":
-            return Treatment(arm=ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=seed), name=name)
-        case "mful":
-            return Treatment(Insertion.meaningful(options.word, n, **chosen_place(where)), name=name, emitted=emitted)
-    unit = options.unit if kind == "mless" else None
-    named = "meaningless" if kind == "mless" else kind
-    return Treatment(chosen_insertion(named, unit, n_tokens=n, seed=seed, place=where), name=name, emitted=emitted)
+    if kind == "none":
+        return Treatment(name=name)
+    if kind == "arm":
+        return Treatment(
+            arm=ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=options.seed), name=name
+        )
+    where = options.place if place in ("", EMITTED) else place
+    named = {"mless": "meaningless", "mful": "meaningful"}.get(kind, kind)
+    unit = {"mless": options.unit, "mful": options.word}.get(kind)
+    inserted = chosen_insertion(named, unit, n_tokens=options.n_tokens, seed=options.seed, place=where)
+    return Treatment(inserted, name=name, emitted=(options.emit or True) if place == EMITTED else False)
 
 
 def _flipped(found: "AccuracyResults") -> list[str]:
@@ -164,7 +149,7 @@ def present(kept: Kept) -> Presented:
     files = {"accuracy.csv": found.table(), "completions.jsonl": answers, "accuracy.png": picture}
     if compared is not None:
         files["comparisons.csv"] = compared.to_frame()
-    return Presented(files, page)
+    return files, page
 
 
 app = program("accuracy", compute, present)

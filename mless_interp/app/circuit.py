@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..prompts.conditions import one_of
+from ..prompts.conditions import CONTRASTS, as_words, one_of
 from ..prompts.problems import Problem
 from .command_line import MODEL_HELP, Pairing, SignedOutcome, argument, chosen_heads, chosen_names, is_model, option
 from .run_folder import Computed, Kept, Presented, program
@@ -15,36 +15,29 @@ if TYPE_CHECKING:
 
 N_CONFIRM = 64
 """Fresh problems where nothing else is asked for."""
+OF_CIRCUITS = ("content", "computed", "inside", "replaced")
 PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
 """Of a circuit, in the order of the story."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Pairing):
-    """What can be asked."""
-
     model: str = argument("demo", MODEL_HELP, callback=is_model, metavar="MODEL")
     heads: str | None = None
-    limit: int = option(
-        64, "Number of problems that name the heads, from the first one; with --heads all there are.", min=1
-    )
+    limit: int = option(64, "Number of problems that name the heads, from the first one; with --heads all.", min=1)
     confirm: int | None = option(
         None,
-        "Number of fresh problems that test the named heads again and measure the circuit. 0: all on "
-        f"the same problems. [default: {N_CONFIRM}; with --heads 0]",
+        f"Number of fresh problems that measure the circuit; 0: none. [default: {N_CONFIRM}; with --heads 0]",
         min=0,
     )
     by: str | None = None
     most_heads: int = option(8, "Maximum number of heads in the circuit (largest effects first).", min=1)
     contrast: Literal["content", "computed", "inside", "replaced"] = option(
         "content",
-        "content (masked -> inserted); computed (blind -> inserted: what the span has read of the question); inside "
-        "(apart -> inserted: what the span's tokens have read of one another); replaced (clean -> inserted, with --pairs). "
-        "The last three without tokens and transfer.",
+        f"{as_words({name: CONTRASTS[name] for name in OF_CIRCUITS})}. The last three without tokens and transfer.",
     )
     mlps: Literal["auto", "all", "none"] = option(
-        "auto",
-        "Include MLPs as nodes: all, none, or auto (all if there are enough problems to correct for that many edges).",
+        "auto", "MLPs as nodes: all, none, or auto (all if there are problems enough for that many edges)."
     )
     n_rows: int = option(8, "Tokens from each end of the question at which sites and heads are patched.", min=1)
     without: str = option("", f"Leave out, with commas: {', '.join(PARTS)}.")
@@ -71,11 +64,10 @@ class Options(Pairing):
 def compute(options: Options) -> Computed:
     """Name the heads that carry an insertion's effect, and trace their circuit: on what they act, where, by which inputs.
 
-    The first problems name heads and fresh ones test them again (or give heads: --heads L0H13,L1H2). The fresh problems then
-    measure, for all named heads: direct and indirect effects, edges between heads by q, k and v (needed, and sufficient),
-    sites by layer and token, the tokens through which heads act, what they write, the fewest heads that suffice and are
-    needed, and the share of the effect that returns without the tokens. The command ends early, with the reason, if no head
-    is named or confirmed. Parts that a model's weights do not allow (quantised, remote) are left out with their reason.
+    The first problems name heads (or give them: --heads L0H13,L1H2). Fresh ones test them again and measure direct effects,
+    edges between heads by q, k and v (needed, and sufficient), sites by layer and token, the tokens through which heads act,
+    what they write, the fewest heads that suffice and are needed, and the share of the effect that returns without the
+    tokens. Without a named head the command ends early; parts that the weights do not allow are left out with their reason.
 
     Writes a table (.csv) and a picture (.png) of each part, edges.parquet (a row per problem and edge).
     """
@@ -95,7 +87,7 @@ def compute(options: Options) -> Computed:
     circuit = trace_circuit(model, pairs, heads, fresh=fresh, parts=wanted, checkpoint=options.partial, **how, **common)
     same = "The circuit uses the same problems that selected the heads, so it describes how they act, not whether."
     notes = [same] * bool(circuit.heads and circuit.located is not None and not fresh)
-    facts = {"settings": circuit.settings, "n_problems": len(pairs), "n_fresh": len(others)}
+    facts = {"n_problems": len(pairs), "n_fresh": len(others)}
     return Computed({"Circuit": circuit}, model, [*others, *pairs], facts=facts, notes=notes)
 
 
@@ -115,7 +107,7 @@ def present(kept: Kept) -> Presented:
                 files[f"{name}_{at}.png" if at else f"{name}.png"] = picture
     if circuit.edges is not None:
         files["edges.parquet"] = circuit.edges.to_frame()
-    return Presented(files, lambda: _page(kept, circuit))
+    return files, lambda: _page(kept, circuit)
 
 
 # ------------------------------------------------------------------------------------------------------------- the page

@@ -27,7 +27,7 @@ from typer import Argument, Option
 
 from ..core.arguments import beside, count_of, nearest
 from ..core.heads import Head, check_heads
-from ..prompts.conditions import CONTRASTS
+from ..prompts.conditions import CONTRASTS, one_of
 from ..prompts.problems import Problem, whole_groups
 from ..runtime.engines import Engine, Shard, ShardDone, here
 from ..runtime.folders import COMPUTED, RUN
@@ -59,26 +59,38 @@ SEGMENTS = ("question", "system", "template", "bos")
 
 
 def is_model(name: str | None) -> str | None:
-    """Refuse a path that holds no model before torch is imported; a hub id has one slash at most."""
+    """Refuse what is no model before torch is imported: a directory without one, a name that the hub does not have."""
     path = Path(name or "demo").expanduser()
     if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
         raise typer.BadParameter(f"{str(path.absolute())!r} holds no config.json: it is not a saved Hugging Face model")
-    if name is not None and (name.startswith((".", "/", "~")) or name.count("/") > 1) and not path.is_dir():
+    if name in (None, "demo") or path.is_dir():
+        return name
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a hub id has one slash at most
         raise typer.BadParameter(f"there is no directory {_with_neighbour(path)}")
-    return name
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+
+    why = "the hub has no model of that name"
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str) or HfApi().file_exists(name, "config.json"):
+            return name
+    except Exception as error:  # noqa: BLE001 - of its client's kinds: no network, offline mode, a name that no id has
+        why = str(error).partition("\n")[0]
+    cached = (each.name.removeprefix("models--") for each in Path(constants.HF_HUB_CACHE).glob("models--*"))
+    meant = nearest(name, ["demo", *beside(path), *(each.replace("--", "/") for each in cached)])
+    raise typer.BadParameter(f"there is no model {name!r}{meant}: no directory, and not in the hub's cache; {why}")
 
 
 def is_file(name: str | None) -> str | None:
     """Refuse a file that is not there before torch is imported."""
-    if name is not None and Path(name).suffix in (".jsonl", ".txt") and not Path(name).is_file():
+    if name not in (None, "demo", "math500") and not Path(name).exists():
         raise typer.BadParameter(f"there is no file {_with_neighbour(Path(name))}")
     return name
 
 
 def _with_neighbour(path: Path) -> str:
-    """Return a path in full, with the most similar name in its folder."""
+    """A path in full, with the most similar name in its folder."""
     whole = path.absolute()
-    return f"{str(whole)!r}{nearest(whole.name, beside(whole))}"
+    return f"{str(whole)!r}{nearest(whole.name, ['demo', 'math500', *beside(whole)])}"
 
 
 # ----------------------------------------------------------------------------------------------------------------- options
@@ -99,26 +111,22 @@ SHARED = {
     "model": Option(callback=is_model, help=MODEL_HELP),
     "problems": Option(
         callback=is_file,
-        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts separated by blank "
-        "lines that the model continues (then with --template text). [default: the model's own]",
+        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts between blank "
+        "lines that the model continues (with --template text). [default: the model's own]",
     ),
     "limit": Option(min=1, help="Number of problems, from the first one."),
     "n_tokens": Option(min=1, help="Length of the insertion in tokens. [default: 55; of text and ids as given]"),
     "place": Option(
-        help="Place: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several with "
-        "commas share the tokens."
+        help="before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX; several with commas share tokens."
     ),
     "layers": Option(help="Only these layers, zero-based: 0,2-4."),
     "heads": Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21."),
     "by": Option(
-        help="Also name heads within strata of the problems: by 'answer', or by a tag that all problems have (specialists: "
-        "heads that act in some strata only)."
+        help="Also name heads that act in some problems only: by 'answer', or by a tag that all problems have."
     ),
     "outcome": Option(help="Outcome to measure."),
     "twins": Option(
-        min=0,
-        help="Untrained twins (same configuration, weights drawn anew with seeds 0, 1, ...) measured alike; 0: none. Each "
-        "costs as much as the model.",
+        min=0, help="Untrained twins (weights drawn anew) measured alike; each costs as much as the model. 0: none."
     ),
     "max_new_tokens": Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]"),
     "out": Option(help="Folder for the results; it appears only when they are whole."),
@@ -148,9 +156,7 @@ class Saving:
     workers: int = option(2, "ray: number of workers.", min=1)
     gpus_per_worker: float = option(0.0, "ray: GPUs that each worker reserves.", min=0)
     address: str | None = option(None, "ray: a running cluster. [default: Ray is started here]")
-    shard: str | None = option(
-        None, "Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then the same command without it."
-    )
+    shard: str | None = option(None, "Only this part, zero-based: 0/4 to 3/4; then the same command without it.")
     wait: float = option(0.0, "Stop waiting for other shards after this many seconds without progress.", min=0)
     seed: int = option(0, "Seed of all that is random: insertions, draws, the bootstrap.", min=0)
     out: Path = Path("results")
@@ -168,7 +174,7 @@ class Saving:
 
     @property
     def part(self) -> Shard | None:
-        """The part of the work that was asked for; None for all of it."""
+        """The part of the work; None for all of it."""
         return None if self.shard is None else replace(Shard.parse(self.shard), wait=self.wait)
 
     @property
@@ -191,17 +197,19 @@ class Saving:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
 
+    def __post_init__(self) -> None:
+        """Refuse what can be known to be wrong before anything is imported for the run."""
+        one_of(self.engine, dict.fromkeys([*self.engines, "ray"]), "engine")
+        if self.wait and self.shard is None:
+            raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
+
     def computing(self) -> Engine:
         """Return who computes: `--engine` and `--shard`."""
         workers: Engine = here
-        if self.wait and self.shard is None:
-            raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
         if self.engine == "ray":
             from ..runtime.engines import RayWorkers
 
             workers = RayWorkers(self.workers, gpus=self.gpus_per_worker, address=self.address)
-        elif self.engine not in self.engines:
-            raise ValueError(f"unknown engine {self.engine!r}; choose one of {', '.join([*self.engines, 'ray'])}")
         return workers if self.part is None else replace(self.part, engine=workers)
 
 
@@ -213,12 +221,8 @@ class Loading:
     dtype: Dtype = option("float32", "Precision of weights and activations.")
     tf32: bool = option(True, "On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")
     device: str | None = option(None, "cpu, cuda, cuda:1 ... [default: a GPU if there is one]")
-    device_map: str | None = option(
-        None, "Spread it over devices (nnsight, bridge): auto, balanced, sequential, or JSON."
-    )
-    max_memory: str | None = option(
-        None, 'With --device-map auto: the most of each device, JSON such as {"0": "20GiB"}.'
-    )
+    device_map: str | None = option(None, "Spread it (nnsight, bridge): auto, balanced, sequential, or JSON.")
+    max_memory: str | None = option(None, 'Of --device-map auto: most of each device, as {"0": "20GiB"}.')
     offload_folder: str | None = option(None, "Where --device-map puts weights on the disk (nnsight).")
     quantization_config: str | None = option(
         None, 'Quantise while loading: {"quant_method": "bitsandbytes", "load_in_4bit": true}.'
@@ -227,15 +231,18 @@ class Loading:
 
     def loading(self) -> dict[str, Any]:
         """Return all of them as `load_model` takes them; `ValueError` for what cannot be read."""
-        made = {name: getattr(self, name) for name in ("backend", "dtype", "tf32", "device", "offload_folder")}
-        made |= {"device_map": self.device_map, "attn_implementation": self.attention}
-        if (self.device_map or "").lstrip().startswith("{"):
-            made["device_map"] = _json_object("--device-map", self.device_map)
+        names = ("backend", "dtype", "tf32", "device", "offload_folder", "device_map")
+        made = {name: getattr(self, name) for name in names} | {"attn_implementation": self.attention}
+        for name in ("device_map", "max_memory", "quantization_config"):
+            text = getattr(self, name)
+            if text is not None and (name != "device_map" or text.lstrip().startswith("{")):
+                try:
+                    made[name] = dict(json.loads(text))
+                except (TypeError, ValueError) as error:
+                    raise ValueError(f"--{name.replace('_', '-')}: no JSON object ({error})") from error
         if self.max_memory is not None:
-            most = _json_object("--max-memory", self.max_memory)
-            made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most.items()}
-        if self.quantization_config is not None:
-            made["quantization_config"] = _json_object("--quantization-config", self.quantization_config)
+            most = made["max_memory"].items()
+            made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most}
         return made
 
 
@@ -249,9 +256,12 @@ class Asking(Loading, Saving):
     n_before: int | None = option(None, "Of a .txt file's texts: tokens before the place. [default: 16]", min=1)
     n_context: int | None = option(None, "Of a .txt file's texts: tokens of the context. [default: 64]", min=2)
     n_answer: int | None = option(None, "Of a .txt file's texts: tokens continued. [default: 1]", min=1)
-    template: Template = option(
-        "raw", "raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat."
-    )
+    template: Template = option("raw", "raw, raw_as_sent (doubled braces), text (adds nothing) or chat.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (place := getattr(self, "place", None)) is not None:
+            chosen_place(place)
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
         """Return the first problems of the source (None: all)."""
@@ -300,8 +310,8 @@ class Inserting(Asking):
     insertion: Kind = option("meaningless", "Kind of insertion.")
     unit: str | None = option(
         None,
-        "The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of repeat_question how "
-        "many times, of ids the token ids (5,6), of pause the token.",
+        "The repeated unit, word, or text [default: ' /' or 'he']; of from_key a problem's key, of repeat_question how often, "
+        "of ids the token ids (5,6), of pause the token.",
     )
     n_tokens: int | None = None
     place: str = "before-question"
@@ -327,8 +337,8 @@ class Pairing(Inserting):
 
     pairs: str | None = option(
         None,
-        "Token ids instead of problems and an insertion: a .jsonl file of one pair a line, with the keys ids, answer, clean or "
-        "span, and if wanted distractor, tags, id.",
+        "Token ids instead of problems and an insertion: a .jsonl file with the keys ids, answer, clean or span, and if wanted "
+        "distractor, tags, id.",
         callback=is_file,
     )
 
@@ -384,12 +394,12 @@ def analysis(main: Callable[[Any], None], options: type[Saving], *, name: str = 
         except ShardDone as ended:
             tell(f"{visible(str(ended))}: {repeat_command()}")
         except KeyboardInterrupt:
-            done = finished_steps(asked.partial)
-            kept = f"{count_of(done, 'finished step')} kept in {asked.partial}"
-            kept += "; the same command, started again, goes on from there"
             if (asked.kept / RUN).is_file():
                 kept = f"the results are computed and kept in {asked.kept}; go on with: mless-interp report {asked.out}"
-            elif not done:
+            elif done := finished_steps(asked.partial):
+                kept = f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command, started again, goes on "
+                kept += "from there"
+            else:
                 kept = "nothing had finished yet; the same command starts again"
             sys.stderr.write(f"stopped: {kept}\n")
             raise SystemExit(130) from None
@@ -465,8 +475,43 @@ def tell(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+@contextmanager
+def plain_refusals() -> Iterator[None]:
+    """Make Typer's errors one line each, with what may have been meant."""
+    try:
+        yield
+    except USAGE as error:
+        error.ctx = None  # without it Typer writes no lines about usage before the error's own
+        if hasattr(error, "possibilities"):
+            error.message += nearest(error.option_name, error.possibilities or ())
+            error.possibilities = None
+        elif "is not one of" in error.message:
+            error.message = error.message.removeprefix("Value error, ").rstrip(".")
+            wrong, *known = re.findall("'([^']*)'", error.message)
+            error.message += nearest(wrong, known)
+        raise
+
+
+USAGE: Any = typer.BadParameter.__base__
+"""What Typer raises for a command line that it cannot read; it has no public name."""
+
+
+class Commands(typer.core.TyperGroup):
+    """The program of all commands."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that was asked for."""
+        with plain_refusals():
+            return super().resolve_command(ctx, args)
+
+
 class Command(typer.core.TyperCommand):
     """A program of one command, whose options are listed in panels."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options."""
+        with plain_refusals():
+            return super().parse_args(ctx, args)
 
     def get_short_help_str(self, limit: int = 0) -> str:
         """Return the first sentence, whole."""
@@ -492,9 +537,6 @@ def chosen_heads(
     """Return heads from `--heads 0:13,0:21` or `--layers 0,2-4` (zero-based); None means all.
 
     Without the `shape` of a model (layers, heads of each), what can be read without it is checked.
-
-    >>> chosen_heads("0:13,1:2")
-    (L0H13, L1H2)
     """
     if heads is not None and layers is not None:
         raise ValueError("give --heads or --layers, not both")
@@ -516,11 +558,7 @@ def chosen_heads(
 
 
 def chosen_place(place: str) -> dict[str, Any]:
-    """Return the place of `--place`, as `Insertion` takes it.
-
-    >>> chosen_place("before-system, at-4,at-9")
-    {'before': ('system',), 'at': (4, 9)}
-    """
+    """Return the place of `--place`, as `Insertion` takes it: {'before': ('system',), 'at': (4, 9)}."""
     known = [f"{word}-{segment}" for word in ("before", "after") for segment in SEGMENTS] + ["before-answer"]
     found: dict[str, tuple[str | int, ...]] = {}
     for part in chosen_names(place):
@@ -540,24 +578,13 @@ def chosen_insertion(
     """Return the insertion of `--insertion`, `--unit` and `--place`; `pool` gives what `other_questions` draws from."""
     from ..prompts.insertions import Insertion
 
-    problems = pool() if kind == "other_questions" else ()
-    return Insertion.named(kind, unit=unit, problems=problems, **options, **chosen_place(place))
+    options |= {"problems": pool()} if kind == "other_questions" else {}
+    return Insertion.named(kind, unit=unit, **options, **chosen_place(place))
 
 
 def chosen_names(text: str) -> tuple[str, ...]:
-    """Return names from an option such as `--conditions base,inserted`.
-
-    >>> chosen_names("base, inserted,")
-    ('base', 'inserted')
-    """
+    """Return names from an option such as `--conditions base,inserted`."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _json_object(option: str, text: str | None) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text or ""))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{option}: no JSON object ({error})") from error
 
 
 def repeat_command() -> str:

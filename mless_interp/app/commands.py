@@ -32,7 +32,7 @@ from .command_line import (
     repeat_command,
     tell,
 )
-from .run_folder import MOST_LINES, read, show_again
+from .run_folder import MOST_LINES, check_run, read, show_again
 
 LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500, "circuit": 64}
 """Problems of each analysis where nothing else is asked for."""
@@ -65,8 +65,8 @@ def check(options: Checking) -> None:
     """Check a model on a backend: the self-check at loading and the exact identities, on a few short prompts.
 
     Prints the number of passed lines and the first lines, failed ones before the others: the largest error, the
-    tolerance for this dtype and backend, what holds; and why lines failed or do not apply. --json writes all. Exit code 0
-    if all is well, 1 if anything fails, 2 for wrong input.
+    tolerance, what holds, and why lines failed or do not apply. --json writes all. Exit code 0 if all is well, 1 if anything
+    fails, 2 for wrong input.
     """
     file, said, passed = options.json_file, "", False
     if file is not None and not file.resolve().parent.is_dir():
@@ -161,6 +161,8 @@ def compare(
         raise ValueError(f"--out {str(out)!r} is one of the compared runs, or inside one: choose another folder")
     if report and out is None:
         raise ValueError("--report needs --out, the folder where the page goes")
+    for folder in folders:
+        check_run(folder)  # before pandas and torch are imported
     from ..runtime.columns import Table, TextTable
     from ..runtime.results import ROWS
     from ..runtime.store import new_folder, provenance

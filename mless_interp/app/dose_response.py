@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Inserting):
-    """What can be asked."""
-
     doses: str = option("1,2,4,8,16,32,55,70,110", "Numbers of inserted tokens, increasing.")
     layer: int = option(0, "The layer whose heads are read, zero-based.", min=0)
     outcome: SignedOutcome = "answer_logprob"
@@ -34,7 +32,6 @@ def compute(options: Options) -> Computed:
     if options.n_tokens is not None:
         raise ValueError("--n-tokens: the lengths of the insertion are --doses here")
     questions = options.questions()
-    from ..core.heads import Head
     from ..patching.dose import check_has_doses, checked_doses, dose_response
     from ..prompts.pairs import make_pairs
 
@@ -45,11 +42,9 @@ def compute(options: Options) -> Computed:
     how: dict[str, Any] = {name: getattr(options, name) for name in ("layer", "outcome", "template")} | options.common
     found = dose_response(model, questions, filler, doses=doses, checkpoint=options.partial / "doses.jsonl", **how)
     pairs = make_pairs(model, questions[:1], filler, template=options.template)
-    shown = {}
-    if options.attention == "eager":
-        most = [Head.parse(label) for label in found.table().nlargest(3, f"log_odds_at_{doses[-1]}")["label"]]
-        shown["attention"] = shown_attention(model, pairs, most)
+    most = found.table().nlargest(3, f"log_odds_at_{doses[-1]}")["label"].tolist()
     facts = {"settings": found.settings | {"doses": doses, "layer": options.layer}, "n_problems": len(questions)}
+    shown = shown_attention(model, pairs, most)
     return Computed({"DoseResponse": found}, model, pairs, shown, facts | {"kind": filler.kind})
 
 
@@ -71,7 +66,7 @@ def present(kept: Kept) -> Presented:
         "doses.parquet": found.to_frame(),
         "dose_response.png": picture,
     }
-    return Presented(files, page)
+    return files, page
 
 
 app = program("dose_response", compute, present)

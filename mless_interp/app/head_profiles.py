@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
-    """What can be asked."""
-
     insertion: list[str] | None = option(
         None,
-        f"KIND or KIND=UNIT, repeatable; a KIND is one of {', '.join(get_args(Kind))}; for example --insertion "
-        "meaningless --insertion 'meaningful=she'. [default: meaningless]",
+        f"KIND or KIND=UNIT ('meaningful=she'), repeatable; of {', '.join(get_args(Kind))}. [default: meaningless]",
     )
     n_tokens: int | None = None
     place: str = "before-question"
@@ -31,9 +28,7 @@ class Options(Asking):
     metrics: str | None = option(None, "Names, separated by commas, 'all', or 'sinks'. [default: the usual ones]")
     conditions: str = option("base,inserted", f"{as_words(CONDITIONS)}. All are compared with the first.")
     rows: Rows = option("shared", "Rows averaged over: shared, all, question (of tokens after the span).")
-    show: int = option(
-        3, "Number of heads to draw (the chosen ones, or the most collapsed and the one that reads most).", min=1
-    )
+    show: int = option(3, "Number of heads to draw (the chosen, or the most collapsed and the best reader).", min=1)
     twins: int = 3
     out: Path = Path("results/head_profiles")
 
@@ -47,16 +42,19 @@ def compute(options: Options) -> Computed:
     chosen_heads(options.heads, options.layers)
     conditions = chosen_names(options.conditions)
     several_of(conditions, CONDITIONS, "condition")
+    for asked in options.insertion or ():
+        one_of(asked.partition("=")[0], dict.fromkeys(get_args(Kind)), "insertion")
+    from ..scores.catalogue import chosen_metrics
+
+    metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
+    chosen_metrics(metrics)
     questions = options.questions()
     fillers = _insertions(options)
     from ..models.load import untrained_twin
     from ..prompts.pairs import make_pairs
     from ..scores import attention_profile, score_heads
-    from ..scores.catalogue import chosen_metrics
     from ..views.report import ShownPrompt
 
-    metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
-    chosen_metrics(metrics)
     model = options.load()
     heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
     common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, **options.common}
@@ -76,8 +74,7 @@ def compute(options: Options) -> Computed:
         profile = attention_profile(model, pairs, heads=drawn, checkpoint=file, **common)
         results |= {f"scores_{number}": found, f"profile_{number}": profile}
         shown[f"prompt_{number}"] = ShownPrompt.of(model, pairs[0])
-        if options.attention == "eager":
-            shown[f"attention_{number}"] = shown_attention(model, pairs, drawn)
+        shown |= shown_attention(model, pairs, drawn, f"attention_{number}")
         prompts[filler.label] = [pair.record() for pair in pairs]
     for seed in range(options.twins):
         options.say(f"untrained twin {seed + 1} of {options.twins} ...")
@@ -86,18 +83,16 @@ def compute(options: Options) -> Computed:
             found = results[f"scores_{number}"]
             made = scored(twin, number, filler, f"-twin-{seed}")[1]
             results[f"scores_{number}"] = replace(found, twins=(*found.twins, made))
-    facts = {"settings": results["scores_0"].settings, "n_problems": len(questions), "prompts": prompts}
-    facts["insertions"] = [{"kind": filler.kind, "label": filler.label} for filler in fillers]
+    insertions = [{"kind": filler.kind, "label": filler.label} for filler in fillers]
+    facts = {"n_problems": len(questions), "prompts": prompts, "insertions": insertions}
     return Computed(results, model, (), shown, facts)
 
 
 def _insertions(options: Options) -> "list[Insertion]":
     """Return those asked for; `--n-tokens` is the length of those that are counted, and of the others where none is."""
-    asked = [text.partition("=") for text in options.insertion or ["meaningless"]]
-    for kind, _, _ in asked:
-        one_of(kind, dict.fromkeys(get_args(Kind)), "insertion")
     from ..prompts.insertions import KINDS
 
+    asked = [text.partition("=") for text in options.insertion or ["meaningless"]]
     given: dict[str, Any] = {"seed": options.seed, "pool": lambda: options.first(None), "place": options.place}
     any_counted, made = any(KINDS[kind].counted for kind, _, _ in asked), []
     for kind, equals, unit in asked:
@@ -153,7 +148,7 @@ def present(kept: Kept) -> Presented:
         "curves.csv": joined([profile.curves() for profile in profiles]),
         **pictures,
     }
-    return Presented(files, page)
+    return files, page
 
 
 app = program("head_profiles", compute, present)

@@ -16,17 +16,13 @@ DRAWN = ("content", "held")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Inserting):
-    """What can be asked."""
-
     layers: str | None = None
     layer: int = option(0, "The layer of MLP and mediation, zero-based (the paper speaks of the first).", min=0)
     contrast: Literal["content", "held"] = option(
         "content", f"What is drawn: {as_words({name: CONTRASTS[name] for name in DRAWN})}. For the MLP: content."
     )
     control: bool = option(True, "Compare lambda with random words of the same length.", "--control/--no-control")
-    direction: Literal["denoising", "noising"] = option(
-        "noising", "Mediation: noising (add the parts without the span) or denoising (take them away)."
-    )
+    direction: Literal["denoising", "noising"] = option("noising", "Mediation: add the parts, or take them away.")
     outcome: SignedOutcome = "answer_logprob"
     c: float = option(0.13, "Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.", min=1e-9)
     out: Path = Path("results/mechanism")
@@ -41,7 +37,6 @@ def compute(options: Options) -> Computed:
     """
     chosen_heads(None, options.layers)
     contrast, folder, questions = options.contrast, options.partial, options.questions()
-    from ..core.heads import Head
     from ..mechanism import activation_shift, decompose_attention, mediate
 
     model, (pairs,) = options.begin(questions)
@@ -59,13 +54,10 @@ def compute(options: Options) -> Computed:
         checkpoint=folder / "decomposition.jsonl",
         **options.common,
     )
-    shown = {}
-    if options.attention == "eager":
-        least = [Head.parse(label) for label in parts.table().nsmallest(3, "lam")["label"]]
-        shown["attention"] = shown_attention(model, pairs[:1], least)
+    shown = shown_attention(model, pairs[:1], parts.table().nsmallest(3, "lam")["label"].tolist())
     results = {"Mediation": mediated, "AttentionDecomposition": parts, "ActivationShift": shift}
     settings = {"attention": parts.settings, "activations": shift.settings, "mediation": mediated.settings}
-    return Computed(results, model, pairs, shown, {"settings": settings, "n_problems": len(pairs)})
+    return Computed(results, model, pairs, shown, {"settings": settings})
 
 
 def present(kept: Kept) -> Presented:
@@ -84,8 +76,7 @@ def present(kept: Kept) -> Presented:
         "mediation.png": views.mediation(mediated),
     }
     captions = {
-        "mediation.png": "Scale only, bias only, both: medians over problems with 95 % intervals. Filled: most problems move "
-        "that way (sign test, corrected p < 0.05).",
+        "mediation.png": "Scale only, bias only, both: medians with 95 % intervals; filled: corrected p < 0.05.",
         "lambda.png": "Lambda per head, its null, and the slope of the best fit, another number.",
         "shares.png": "Shares of the heads in the residual change, by part.",
         "layers.png": "What the affine form leaves open in each layer.",
@@ -111,7 +102,7 @@ def present(kept: Kept) -> Presented:
         "claims.csv": shift.claims(),
         "mediation.csv": mediated.table(),
     }
-    return Presented({**tables, **pictures, "decomposition.parquet": parts.to_frame()}, page)
+    return {**tables, **pictures, "decomposition.parquet": parts.to_frame()}, page
 
 
 app = program("mechanism", compute, present)

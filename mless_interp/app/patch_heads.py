@@ -25,16 +25,13 @@ N_SHOWN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Pairing):
-    """What can be asked."""
-
     mode: Literal["locate", "sweep"] = option(
         "locate", "locate: both directions, controls, corrected p-values, heads named. sweep: one sweep."
     )
     confirm: int = option(0, "locate: test the named heads again on this many fresh problems. 0: do not.", min=0)
     answers: int = option(
         0,
-        "locate: answer this many other problems without insertion, with it, and with the named heads that read, or "
-        f"each of {N_RANDOM_SETS} random sets like them, cut off from it. 0: do not.",
+        "locate: answer this many others without insertion, with it, and with readers or random heads cut off.",
         min=0,
     )
     limit: int | None = option(None, "Number of problems. [default: 64 to locate, 32 to sweep]", min=1)  # type: ignore[assignment]
@@ -44,13 +41,9 @@ class Options(Pairing):
     contrast: Literal["content", "shift", "total", "held", "presence", "computed", "inside", "replaced"] = option(
         "content", f"{as_words(CONTRASTS)}. To locate: {', '.join(LOCATED)}."
     )
-    direction: Literal["denoising", "noising"] | None = option(
-        None, "sweep: denoising (clean into corrupted) or noising."
-    )
+    direction: Literal["denoising", "noising"] | None = option(None, "sweep: clean into corrupted, or the reverse.")
     edit: Edit | None = option(None, "sweep: what is patched. [default: z]")
-    outcome: Outcome = option(
-        "answer_logprob", "Outcome to measure. kl and kl_last, which are never negative, only for sweeps."
-    )
+    outcome: Outcome = option("answer_logprob", "Outcome to measure; kl and kl_last for sweeps alone.")
     out: Path = Path("results/locate")
 
     def parts(self) -> list[tuple[Problem, ...]]:
@@ -68,9 +61,8 @@ class Options(Pairing):
         if self.answers and self.pairs is not None:
             raise ValueError("--answers grades texts that the model writes, and --pairs holds token ids: leave one out")
         counts = {"limit": self.limit or PROBLEMS[self.mode], "confirm": self.confirm, "answers": self.answers}
-        for name, count in counts.items():
-            if locating and count == 1:
-                raise ValueError(f"--{name} takes 2 or more problems, got 1")
+        if locating and 1 in counts.values():
+            raise ValueError(f"--{next(name for name in counts if counts[name] == 1)} takes 2 or more problems, got 1")
         chosen_heads(self.heads, self.layers)
         found = self.in_parts(**counts)
         if keyless := [each.id for each in found[2] if not each.answer.strip()]:
@@ -103,33 +95,28 @@ def compute(options: Options) -> Computed:
             how: dict[str, Any] = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
             swept = patch_heads(model, pairs, heads=heads, checkpoint=options.partial / "sweep.jsonl", **how, **common)
             results: dict[str, Any] = {"PatchScores": swept}
-            best, settings = [Head.parse(label) for label in swept.top(N_SHOWN)["label"]], swept.settings
+            best = swept.top(N_SHOWN)["label"].tolist()
         else:
             how = {"confirm": fresh or None, "by": options.by, "checkpoint": options.partial}
             found = locate_heads(model, pairs, heads=heads, **how, **common)
             results = {"LocatedHeads": found}
             by_size = [head for label in found.table()["label"] if (head := Head.parse(label)) in found.found]
             named = sorted(by_size, key=lambda head: head not in found.confirmed)
-            best = named[:N_SHOWN] or [Head.parse(label) for label in found.patches.top(N_SHOWN)["label"]]
-            settings = found.settings
+            best = named[:N_SHOWN] or found.patches.top(N_SHOWN)["label"].tolist()
         if others:
             treatments = cut_off(pairs[0].insertion, found, n_random_sets=N_RANDOM_SETS)
             how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
             with stage("answering"):
                 results["AccuracyResults"] = evaluate_accuracy(model, parts[2], treatments, **how)
-    shown = {}
-    if options.attention == "eager":
-        options.say("reading the attention of the heads to show ...")
-        shown["attention"] = shown_attention(model, pairs, best)
-    facts = {"mode": options.mode, "settings": settings, "n_problems": len(pairs)}
-    facts |= {"n_fresh": len(fresh), "n_answers": options.answers}
+    options.say("reading the attention of the heads to show ...")
+    facts = {"mode": options.mode, "n_problems": len(pairs), "n_fresh": len(fresh), "n_answers": options.answers}
     notes = [answers_come_back(results["AccuracyResults"])] if others else []
-    return Computed(results, model, [*pairs, *fresh], shown, facts, notes)
+    return Computed(results, model, [*pairs, *fresh], shown_attention(model, pairs, best), facts, notes)
 
 
 def answers_come_back(found: "AccuracyResults") -> str:
     """Say whether answers come back where the named heads are cut off from the insertion, and whether more than with random
-    sets; `found` is of the treatments of `cut_off`."""
+    sets."""
     from ..answers.results import compare_answers
     from ..runtime.results import limits_of
     from ..statistics import defined_mean
@@ -188,9 +175,8 @@ def present(kept: Kept) -> Presented:
         question = f"Which of {count_of(len(patches.heads), 'head')} carry the effect on {kept.options['outcome']}?"
         made = kept.page("Heads that carry the insertion's effect", question, found)
         heads = "the named ones and the largest others" if located and found.found else "the largest"
-        made = made.result(
-            found, pictures={f"Median effects with 95 % intervals over problems: {heads}.": views.forest(found)}
-        )
+        caption = f"Median effects with 95 % intervals over problems: {heads}."
+        made = made.result(found, pictures={caption: views.forest(found)})
         if located and found.read is not None:
             caption = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
             reads = Report("", question="").figure(views.read_effects(found.read), caption)
@@ -202,7 +188,7 @@ def present(kept: Kept) -> Presented:
         which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"
         return kept.view(made, heading=f"Attention of the {which} heads")
 
-    return Presented(files, page)
+    return files, page
 
 
 app = program("patch_heads", compute, present)

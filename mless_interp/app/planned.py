@@ -1,10 +1,10 @@
 """`plan_run`: seconds, memory and the command of a run, from a few real units of it, or from a config where no weights are."""
 
 import time
+import timeit
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
@@ -19,10 +19,9 @@ from ..answers import evaluate_accuracy
 from ..answers.complete import rows_at_once
 from ..circuits.circuit import trace_circuit
 from ..circuits.measure import duration, estimated_seconds, extrapolated
-from ..core.arguments import checked, count_of
+from ..core.arguments import check_count, checked, count_of
 from ..mechanism import activation_shift, decompose_attention, mediate
 from ..models.arithmetic import product
-from ..models.base import Model
 from ..models.decoder import decoder_layers
 from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
@@ -53,27 +52,19 @@ WORK = {
 }
 """What is counted where nothing can be timed: whole passes of a problem, and exact sweeps of all heads. Of a circuit: what it
 was on models of 4 to 28 layers, half of the problems fresh."""
-N_NAMED = 8
-"""Heads that are taken to be in a circuit."""
-N_SETS = 400
-"""Sets of heads that a search measures on a problem, about, for a sufficient and a necessary set with their random ones."""
+N_NAMED = 8  # heads that are taken to be in a circuit
+N_SETS = 400  # sets of heads that a search measures on a problem, about: sufficient, necessary and random ones
 MAX_NEW_TOKENS = 2048
-SMALL = 10**8
-"""Parameters up to which a model is run by default with attention that can be shown."""
-IMPORTING = 3.0
-"""Seconds that libraries take."""
-LOADED_PER_SECOND = 0.6e9
-"""Bytes of weights that are read, checked and hashed in a second."""
+SMALL = 10**8  # parameters up to which a model is run by default with attention that can be shown
+IMPORTING = 3.0  # seconds that libraries take
+LOADED_PER_SECOND = 0.6e9  # bytes of weights that are read, checked and hashed
 REACHED = {"here": 0.8, "elsewhere": 0.4}
 """Of the speed of a matrix product that is measured here, or of a GPU's own figure, what an analysis reaches."""
-ROWS_OF_A_GPU = 200
-"""A GPU generates for so many prompts in the time that it needs for one: it reads all weights for each token."""
+ROWS_OF_A_GPU = 200  # prompts that a GPU answers in the time of one: it reads all weights for each token
 SHARE_OF_GPU = 0.9
 ELSEWHERE = "GPU elsewhere"
 LIBRARIES = {"cpu": 0.6e9, "cuda": 0.8e9}
 """Bytes that Python and the libraries take in memory, and a context on a GPU."""
-PACKS_EXPERTS = ("fp8", "mxfp4")
-"""Ways of quantising that take experts too, which are no linear layers."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,16 +93,25 @@ class Plan:
         return sum(self.parts.values())
 
     @property
+    def needed(self) -> float:
+        """Bytes that must be there at the peak, without those that the system can take back."""
+        return self._at_the_peak(self.memory["loading"] - self.memory["in files"])
+
+    @property
     def peak(self) -> float:
         """Bytes at the peak, with files that are mapped while their weights are copied."""
-        return needed(self.memory, reclaimed=True)
+        return self._at_the_peak(self.memory["loading"])
+
+    def _at_the_peak(self, loading: float) -> float:
+        memory = self.memory
+        return memory["libraries"] + memory["weights"] + max(loading, memory["recorded runs"] + memory["one pass"])
 
     @property
     def fits(self) -> bool:
         """Return True where there is memory for everything that the system cannot take back."""
-        return needed(self.memory) <= self.available
+        return self.needed <= self.available
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         return asdict(self) | {"seconds": self.seconds, "peak": self.peak, "fits": self.fits}
 
@@ -120,7 +120,7 @@ class Plan:
         gb = {name: f"{value / 1e9:.3g}" for name, value in self.memory.items()}
         lines = [
             f"{'Fits' if self.fits else 'Does not fit'} on {self.chosen['device']} in {self.chosen['dtype']} "
-            f"({needed(self.memory) / 1e9:.3g} of {self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
+            f"({self.needed / 1e9:.3g} of {self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
             f"{self.model}, {self.n_parameters:,} parameters; {self.what} of {count_of(self.n_problems, 'problem')} of "
             f"{low if low == high else f'{low} to {high}'} tokens.",
             f"Time, {'timed on a few problems' if self.timed else 'counted from the config'}:",
@@ -131,12 +131,6 @@ class Plan:
         if self.what in ("locate", "circuit") and self.seconds > 3600:
             lines.append("Above its budget of an hour locating screens heads by gradients; shards sweep all of them.")
         return visible("\n".join([*lines, f"Load with: {self.command}"]))
-
-
-def needed(memory: Mapping[str, float], *, reclaimed: bool = False) -> float:
-    """Return the bytes that must be there at the peak; `reclaimed`: with those that the system takes back where it must."""
-    loading = memory["loading"] - (0.0 if reclaimed else memory["in files"])
-    return memory["libraries"] + memory["weights"] + max(loading, memory["recorded runs"] + memory["one pass"])
 
 
 @checked
@@ -177,20 +171,23 @@ def plan_run(
     Raises `ModelError` for a config of no model that is taken, `ValueError` for problems that cannot be run.
     """
     one_of(what, WORK, "what")
-    one_of(backend or "auto", dict.fromkeys(BACKENDS), "backend")
-    one_of(dtype or "float32", dict.fromkeys(get_args(Dtype)), "dtype")
-    one_of(attention or "eager", dict.fromkeys(get_args(Attention)), "attention")
+    words = {
+        "backend": (backend, BACKENDS),
+        "dtype": (dtype, get_args(Dtype)),
+        "attention": (attention, get_args(Attention)),
+    }
+    for label, (asked, known) in words.items():
+        one_of(asked or known[0], dict.fromkeys(known), label)
     if (memory is None) != (tflops is None) or (memory is not None and device is not None):
         raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
-    for label, value in (("memory", memory), ("tflops", tflops), ("n_treatments", n_treatments)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{label} must be above 0, got {value}")
+    if min(memory or 1, 1 if tflops is None else tflops) <= 0:
+        raise ValueError(f"memory and tflops must be above 0, got {memory} and {tflops}")
+    check_count(n_treatments, name="n_treatments")
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
     shape = Shape.of(name, trust_remote_code=trust_remote_code)
     given: tuple[Any, ...] = tuple(problems or ())
     if insertion is not None:
-        loaded = SimpleNamespace(tokenizer=shape.tokenizer, info=shape.info)  # all that pairs are made with
-        given = make_pairs(loaded, given, insertion, template=template)
+        given = make_pairs(shape, given, insertion, template=template)
     pairs = tuple(pair for pair in given if isinstance(pair, PromptPair))
     if not pairs or len(pairs) < len(given):
         raise ValueError("give problems with an insertion, or pairs alone")
@@ -203,24 +200,39 @@ def plan_run(
     places = {f"cuda:{at}" if isinstance(at, int) else at: float(free) for at, free in get_max_memory().items()}
     if memory is not None:
         places = {ELSEWHERE: SHARE_OF_GPU * memory}
+    device = next(iter(places)) if device is None else "cuda:0" if device == "cuda" else device
+    if device not in places:
+        raise ModelError(f"there is no device {device!r} here; choose {' or '.join(places)}, or give memory and tflops")
+    if backend is None:
+        small = shape.n_parameters <= SMALL and not shape.bits and what != "mechanism" and attention in (None, "eager")
+        backend = "nnsight" if not small else "bridge" if what == "accuracy" else "auto"
+    if attention is None:
+        attention = "sdpa" if backend == "nnsight" and what != "mechanism" else "eager"
+    if attention != "eager" and backend != "nnsight":
+        raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
     work = _Work(shape, what, read, pairs, template, n_treatments if what == "accuracy" else 0, new, places, tflops)
-    chosen = work.chosen(backend, dtype, device, attention)
-    memory_of, available = work.memory(chosen), places[chosen["device"]]
-    plan = Plan(
-        model=name,
-        what=what,
-        chosen=chosen,
-        n_problems=len(pairs),
-        n_parameters=shape.n_parameters,
-        tokens=(min(lengths), max(lengths)),
-        parts={},
-        memory=memory_of,
-        available=available,
-        timed=memory is None and shape.is_here and needed(memory_of) <= available,
-        command="mi.load_model({!r}, backend={backend!r}, dtype={dtype!r}, device={device!r}, "
-        "attn_implementation={attention!r})".format(name, **chosen),
-    )
-    return replace(plan, parts=work.timed(chosen) if plan.timed else work.counted(chosen, memory_of["weights"]))
+    plans = []
+    for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
+        chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
+        plan = Plan(
+            model=name,
+            what=what,
+            chosen=chosen,
+            n_problems=len(pairs),
+            n_parameters=shape.n_parameters,
+            tokens=(min(lengths), max(lengths)),
+            parts={},
+            memory=work.memory(chosen),
+            available=places[device],
+            timed=False,
+            command="mi.load_model({!r}, backend={backend!r}, dtype={dtype!r}, device={device!r}, "
+            "attn_implementation={attention!r})".format(name, **chosen),
+        )
+        plans.append(plan)
+    plan = next((each for each in plans if sum(each.memory.values()) <= each.available), plans[-1])
+    if memory is None and shape.is_here and plan.fits:
+        return replace(plan, timed=True, parts=work.timed(plan.chosen))
+    return replace(plan, parts=work.counted(plan.chosen))
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,28 +249,6 @@ class _Work:
     places: Mapping[str, float]
     tflops: float | int | None
 
-    def chosen(
-        self, backend: str | None, dtype: str | None, device: str | None, attention: str | None
-    ) -> dict[str, str]:
-        """Return what was asked for, and the rest by size: the first GPU, float32 where it fits, nnsight above 10^8
-        parameters."""
-        device = next(iter(self.places)) if device is None else "cuda:0" if device == "cuda" else device
-        if device not in self.places:
-            raise ModelError(
-                f"there is no device {device!r} here; choose {' or '.join(self.places)}, or give memory and tflops"
-            )
-        if backend is None:
-            small = self.shape.n_parameters <= SMALL and not self.shape.bits and self.what != "mechanism"
-            whole = "bridge" if self.what == "accuracy" else "auto"
-            backend = whole if small and attention in (None, "eager") else "nnsight"
-        if attention is None:
-            attention = "sdpa" if backend == "nnsight" and self.what != "mechanism" else "eager"
-        if attention != "eager" and backend != "nnsight":
-            raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
-        dtypes = [dtype] if dtype else ["bfloat16"] if self.shape.bits else ["float32", "bfloat16"]
-        made = [{"backend": backend, "dtype": one, "device": device, "attention": attention} for one in dtypes]
-        return next((one for one in made if sum(self.memory(one).values()) <= self.places[device]), made[-1])
-
     @property
     def batch(self) -> int:
         """Prompts that are answered at once."""
@@ -267,13 +257,13 @@ class _Work:
         return min(len(self.pairs), rows_at_once(self.shape.info, gpu, longest=longest, max_new_tokens=self.new_tokens))
 
     def memory(self, chosen: Mapping[str, str]) -> dict[str, float]:
-        """Return the bytes of each part at its largest.
+        """Bytes of each part at its largest.
 
         "loading" is what loading takes beside the weights, and "in files" the part of it that the system takes back where
         memory is short: HookedTransformer is converted beside the model it is made of; weights are copied out of their mapped
         files where they are stored in another precision, or are not of 16 bits (docs/larger-models.md).
         """
-        shape, info, dtype = self.shape, self.shape.info, chosen["dtype"]
+        shape, info, dtype, backend = self.shape, self.shape.info, chosen["dtype"], chosen["backend"]
         place, size, weights = "cpu" if chosen["device"] == "cpu" else "cuda", bytes_of(dtype), shape.weights(dtype)
         longest = max(self.pairs, key=lambda pair: len(pair.inserted)).answered(self.outcome.appended)
         length = changed = len(longest.inserted)
@@ -290,7 +280,6 @@ class _Work:
         recorded = runs * changed * (info.d_model + info.n_heads * d_both)
         scores = 4 * info.n_heads * length * (chosen["attention"] == "eager")
         wide = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + scores
-        backend = chosen["backend"]
         made = backend == "hooked_transformer" or (backend == "auto" and weights <= CONVERTED_AT_MOST)
         stored = str(getattr(shape.config, "dtype", None) or dtype).removeprefix("torch.")
         copied = place == "cpu" and not (made or shape.bits or (size == 2 and stored == dtype))
@@ -305,65 +294,58 @@ class _Work:
         }
 
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
-        """Return the seconds of each part, from real runs of it on a few problems."""
+        """Seconds of each part, from real runs of it on a few problems."""
         began, n = time.perf_counter(), len(self.pairs)
-        options: dict[str, Any] = {key: chosen[key] for key in ("backend", "dtype", "device")}
-        model = load_model(self.shape.info.name, attn_implementation=chosen["attention"], **options)
+        backend, dtype, device, attention = (chosen[key] for key in ("backend", "dtype", "device", "attention"))
+        how: dict[str, Any] = {"backend": backend, "dtype": dtype, "device": device, "attn_implementation": attention}
+        model = load_model(self.shape.info.name, **how)
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
-        if self.what == "accuracy":
-            return parts | {f"answers of {self.new_tokens} tokens": self._answering(model)}
         mean, heads = np.mean([len(pair.inserted) for pair in self.pairs]), model.info.heads
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
+        some_heads = heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED]
         reads: dict[str, Any] = {"outcome": self.outcome.name, "progress": False}
+        batch = [pair.problem for pair in self.pairs[: self.batch]]
 
-        if self.what in ("profiles", "mechanism"):
+        def answered(eights: int) -> None:
+            treatments, new = (None, self.pairs[0].insertion), 8 * eights
+            evaluate_accuracy(model, batch, treatments, max_new_tokens=new, template=self.template, progress=False)
 
-            def run(count: int) -> None:
-                pairs = usual[:count]
-                if self.what == "mechanism":
-                    decompose_attention(model, pairs, control="random_sentence", progress=False)
-                    activation_shift(model, pairs, progress=False)
-                    mediate(model, pairs, **reads)
-                else:
-                    score_heads(model, pairs, progress=False)
-                    attention_profile(model, pairs, heads=heads[:3], progress=False)
+        def scored(count: int) -> None:
+            score_heads(model, usual[:count], progress=False)
+            attention_profile(model, usual[:count], heads=heads[:3], progress=False)
 
-            return parts | {f"{self.what} of all heads": extrapolated(run, n)}
-        each = estimated_seconds(prepare(model, self.pairs, self.outcome), heads, [Sweep.named()])
-        if self.what == "sweep":
-            return parts | {"an exact sweep of all heads": each}
-        share = 0.5 if self.what == "circuit" else 1.0  # of a circuit half of the problems are fresh
-        parts |= {"4 exact sweeps of all heads": 4 * share * each, "controls, about as much": 4 * share * each}
-        if self.what == "locate":
-            return parts
-        some = tuple(heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED])
-        one, gates = prepare(model, self.pairs[:1], self.outcome), [gate_row(some, model.info)] * N_SETS
+        def explained(count: int) -> None:
+            decompose_attention(model, usual[:count], control="random_sentence", progress=False)
+            activation_shift(model, usual[:count], progress=False)
+            mediate(model, usual[:count], **reads)
 
-        def trace(count: int) -> None:
+        def traced(count: int) -> None:
             wanted = ["direct", "edges", "sites", "positions", "writes"]
-            trace_circuit(model, usual[:count], some, parts=wanted, mlps="all", **reads)
+            trace_circuit(model, usual[:count], some_heads, parts=wanted, mlps="all", **reads)
 
-        def sets(count: int) -> None:
-            gated_outcomes(
-                one, torch.stack(gates[:count]), label="sets", settings={}, options=RunOptions(progress=False)
-            )
+        def gated(count: int) -> None:
+            gates = torch.stack([gate_row(some_heads, model.info)] * count)
+            gated_outcomes(one, gates, label="sets", settings={}, options=RunOptions(progress=False))
 
-        parts[f"edges, sites, positions and writes of {len(some)} heads"] = extrapolated(trace, n // 2)
-        return parts | {"sets of heads": n // 2 * extrapolated(sets, N_SETS)}
+        if self.what == "accuracy":
+            of_two = extrapolated(answered, self.new_tokens / 8, sizes=2) * n / len(batch)
+            return parts | {f"answers of {self.new_tokens} tokens": of_two * self.n_treatments / 2}
+        if self.what in ("profiles", "mechanism"):
+            run = scored if self.what == "profiles" else explained
+            return parts | {f"{self.what} of all heads": extrapolated(run, n)}
+        sweep = estimated_seconds(prepare(model, self.pairs, self.outcome), heads, [Sweep.named()])
+        if self.what == "sweep":
+            return parts | {"an exact sweep of all heads": sweep}
+        four = (0.5 if self.what == "circuit" else 1.0) * 4 * sweep  # of a circuit half of the problems are fresh
+        parts |= {"4 exact sweeps of all heads": four, "controls, about as much": four}
+        if self.what == "circuit":
+            parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = extrapolated(traced, n // 2)
+            one = prepare(model, self.pairs[:1], self.outcome)
+            parts["sets of heads"] = n // 2 * extrapolated(gated, N_SETS)
+        return parts
 
-    def _answering(self, model: Model) -> float:
-        """Return the seconds of answers, from short ones to a batch of problems: 8 tokens, 16, ..."""
-        some = [pair.problem for pair in self.pairs[: self.batch]]
-        treatments = (None, self.pairs[0].insertion)
-
-        def answer(count: int) -> None:
-            evaluate_accuracy(model, some, treatments, max_new_tokens=8 * count, template=self.template, progress=False)
-
-        of_two = extrapolated(answer, self.new_tokens / 8, sizes=2) * len(self.pairs) / len(some)
-        return of_two * self.n_treatments / 2
-
-    def counted(self, chosen: Mapping[str, str], weights: float) -> dict[str, float]:
-        """Return the seconds of loading and of the operations, over a speed that is measured here or was given."""
+    def counted(self, chosen: Mapping[str, str]) -> dict[str, float]:
+        """Seconds of loading and of the operations, over a speed that is measured here or was given."""
         shape, info = self.shape, self.shape.info
         passes, sweeps = WORK[self.what]
         n = 0.0
@@ -375,13 +357,18 @@ class _Work:
             n += shape.operations(length, positions=passes * length, read=passes * read)
             n += shape.operations(length, positions=heads * changed, read=heads * read, layers=share)
 
+        @torch.no_grad()
         def speed(rows: int) -> float:
+            """Operations per second of a matrix product of the model's width: the best of a few."""
             if self.tflops is not None:
                 return REACHED["elsewhere"] * self.tflops * 1e12 * min(1.0, rows / ROWS_OF_A_GPU)
+            width, of = info.d_model, {"device": chosen["device"], "dtype": getattr(torch, chosen["dtype"])}
+            x, weight = torch.ones(rows, width, **of), torch.ones(4 * width, width, **of)
             with at_most(threads_for(info)):
-                return REACHED["here"] * _product_speed(info.d_model, chosen["dtype"], chosen["device"], rows)
+                spent = min(timeit.repeat(lambda: product(x, weight).sum().item(), number=1, repeat=4))
+            return REACHED["here"] * 8.0 * rows * width * width / spent
 
-        parts = {"libraries and loading": IMPORTING + weights / LOADED_PER_SECOND}
+        parts = {"libraries and loading": IMPORTING + shape.weights(chosen["dtype"]) / LOADED_PER_SECOND}
         if n:
             parts[f"{self.what}, {n:.2g} operations"] = n / speed(512)
         if self.n_treatments:
@@ -391,18 +378,6 @@ class _Work:
             writing = shape.operations(length, positions=new, read=new) / speed(self.batch)
             parts[f"answers of {self.new_tokens} tokens"] = reading + writing
         return parts
-
-
-@torch.no_grad()
-def _product_speed(width: int, dtype: str, device: str, rows: int) -> float:
-    """Return the operations per second of one matrix product of this width: the best of a few."""
-    x, weight = (torch.randn(n, width, device=device).to(getattr(torch, dtype)) for n in (rows, 4 * width))
-    spent = []
-    for _ in range(4):
-        began = time.perf_counter()
-        product(x, weight).sum().item()
-        spent.append(time.perf_counter() - began)
-    return 8.0 * rows * width * width / min(spent)
 
 
 # --------------------------------------------------------------------------------------------- what a config says of size
@@ -438,7 +413,6 @@ class Shape:
                 made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
             info = hugging_face_info(made, name=name)
             layers = [layer.module for layer in decoder_layers(made, info)]
-            per_layer = sum(map(_count, layers)) / len(layers)
         except ModelError:
             raise
         except Exception as error:  # of a dozen kinds, as where models are loaded
@@ -449,14 +423,14 @@ class Shape:
         idle = 0.0 if n_experts is None else 1 - text.num_experts_per_tok / n_experts
         named = [item for layer in layers for item in layer.named_parameters()]
         experts = sum(weight.numel() for label, weight in named if "experts" in label and "shared" not in label)
-        shape = cls(info, config, tokenizer, _count(made), active=per_layer - idle * experts / len(layers))
-        packed = getattr(config, "quantization_config", None)
-        if packed is None:
+        active = (sum(weight.numel() for _, weight in named) - idle * experts) / len(layers)
+        shape = cls(info, config, tokenizer, made.num_parameters(), active)
+        if (packed := getattr(config, "quantization_config", None)) is None:
             return shape
         packed = packed if isinstance(packed, dict) else packed.to_dict()
         four = packed.get("load_in_4bit") or packed.get("_load_in_4bit") or packed.get("quant_method") == "mxfp4"
         linear = [each for layer in layers for each in layer.modules() if isinstance(each, nn.Linear | Conv1D)]
-        of_experts = experts * (packed.get("quant_method") in PACKS_EXPERTS)
+        of_experts = experts * (packed.get("quant_method") in ("fp8", "mxfp4"))  # experts are no linear layers
         n_quantised = sum(each.weight.numel() for each in linear) + of_experts
         return replace(shape, bits=4.0 if four else float(packed.get("bits") or 8), n_quantised=n_quantised)
 
@@ -480,10 +454,5 @@ class Shape:
         return layers * info.n_layers * positions * each + 2.0 * read * info.d_model * info.d_vocab
 
 
-def _count(module: nn.Module) -> int:
-    return sum(weight.numel() for weight in module.parameters())
-
-
 def bytes_of(dtype: str) -> int:
-    """Return the bytes of a number of this dtype."""
     return int(getattr(torch, dtype).itemsize)

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Inserting):
-    """What can be asked."""
-
-    what: str = option(
-        "answer", "Target token: 'answer' (its first token), or a key of the problems with a text of one token."
-    )
+    what: str = option("answer", "'answer' (its first token), or a key of the problems with a text of one token.")
     limit: int = 64
     place: str = "after-question"
     out: Path = Path("results/read_span")
@@ -35,7 +31,7 @@ def compute(options: Options) -> Computed:
     model, (pairs,) = options.begin(questions)
     file = options.partial / "readings.jsonl"
     found = read_span(model, pairs, what=options.what, checkpoint=file, **options.common)
-    return Computed({"SpanReadings": found}, model, pairs, facts={"settings": found.settings, "n_problems": len(pairs)})
+    return Computed({"SpanReadings": found}, model, pairs)
 
 
 def present(kept: Kept) -> Presented:
@@ -49,7 +45,7 @@ def present(kept: Kept) -> Presented:
         return kept.page("What the inserted positions hold", asked, found).result(found, pictures={caption: picture})
 
     files = {"readings.csv": found.table(), "readings.parquet": found.to_frame(), "span_map.png": picture}
-    return Presented(files, page)
+    return files, page
 
 
 app = program("read_span", compute, present)

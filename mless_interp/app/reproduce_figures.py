@@ -19,13 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading, Saving):
-    """What can be asked."""
-
     figure: str = option(REQUIRED, "The paper's number: 13 (000), 11 (001), 9 (002), 18 (003) or 10 (004).")
     model: list[str] | None = option(
         None,
-        "A directory or hub id in place of the paper's model; for figure 11, which has three models, NAME=DIRECTORY, "
-        "repeatable (names: Qwen2.5-Math-7B, Llama3.1-8B-Instruct, Gemma3-4b-it).",
+        "A directory or hub id in place of the paper's model; of figure 11's three models NAME=DIRECTORY, repeatable.",
         callback=lambda given: given and [text for text in given if is_model(text.rpartition("=")[2])],
     )
     tiny: bool = option(False, "Small random stand-ins of the models: to try this command.", "--tiny")
@@ -40,15 +37,13 @@ class Options(Loading, Saving):
     rows: Rows = option("shared", "Rows averaged over: shared, or all (probably the paper's).")
     answers: bool | None = option(
         None,
-        "Figure 10: also answer the problems, for the model's bars next to the published. [default: with --model]",
+        "Figure 10: also answer the problems, for bars of the model. [default: with --model]",
         "--answers/--no-answers",
     )
     max_new_tokens: int | None = None
     draws: int = option(3, "Draws of random words per problem, averaged.", min=1)
     twins: int = 3
-    repeats: int = option(
-        20, "Other tokens repeated as often, among which the insertion's has its rank (20 or more).", min=0
-    )
+    repeats: int = option(20, "Other tokens repeated as often, which give the insertion's its rank.", min=0)
     out: Path = Path("results/figure")
 
 
@@ -93,8 +88,7 @@ def compute(options: Options) -> Computed:
             found["answers"] = evaluate_accuracy(model, questions[key], treatments, **kept)
         pairs = make_pairs(model, questions[key], filler, template=options.template)
         shown[f"{key} prompt"] = ShownPrompt.of(model, pairs[0])
-        if model.info.attention == "eager":
-            shown[f"{key} attention"] = shown_attention(model, pairs, heads[:3])
+        shown |= shown_attention(model, pairs, heads[:3], f"{key} attention")
         results |= {f"{key} {series}": each for series, each in found.items()}
         models[key] = provenance(model)["model"]
     said = [f"{figure.number}: {figure.caption}", *[figure.doubt] * bool(figure.doubt)]
@@ -110,8 +104,7 @@ def compute(options: Options) -> Computed:
 
 
 def _directories(figure: "Figure", given: list[str] | None) -> dict[str, str | None]:
-    """Return what to load in place of each of the figure's models, by its key; None for the paper's own."""
-    from ..models.load import source_of
+    """What to load in place of each of the figure's models, by its key; None for the paper's own."""
     from ..paper.figures import key_of, title_of
 
     found: dict[str, str | None] = dict.fromkeys(figure.models)
@@ -120,19 +113,16 @@ def _directories(figure: "Figure", given: list[str] | None) -> dict[str, str | N
         name, equals, directory = text.partition("=")
         if not equals and len(figure.models) == 1:
             name, directory = figure.models[0], text
-        if not directory:
+        if not directory or found.get(key_of(name), "") is not None:
             raise ValueError(
-                f"{figure.number} shows {len(figure.models)} models: write --model NAME=DIRECTORY for each ({titles})"
+                f"{figure.number} shows {titles}: write --model NAME=DIRECTORY for each once, got {text!r}"
             )
-        if key_of(name) not in found or found[key_of(name)] is not None:
-            raise ValueError(f"{figure.number} shows each of {titles} once, got {text!r}")
-        source_of(directory)
         found[key_of(name)] = directory
     return found
 
 
 def _questions(options: Options, directory: str | None) -> tuple[Problem, ...]:
-    """Return the problems of one model: those that were asked for, else its own, else MATH-500."""
+    """The problems of one model: those that were asked for, else its own, else MATH-500."""
     if options.problems is None and options.tiny:
         from ..ground_truth.stand_ins import stand_in_problems
 
@@ -169,8 +159,7 @@ def present(kept: Kept) -> Presented:
 
     def page() -> "Report":
         shown = ", ".join(f"{title_of(key)} (here {names[key]})" for key in names)
-        n = count_of(run["n_problems"], "problem")
-        question = f"Does what {figure.number} claims of {shown} hold on {n}?"
+        question = f"Does what {figure.number} claims of {shown} hold on {count_of(run['n_problems'], 'problem')}?"
         answer = " ".join(each.headline() for each in checks.values())
         made = Report(f"{figure.number} of arXiv 2510.01032 and its claims", question=question, answer=answer)
         made = made.heading("The figure").figure(picture, figure.caption)
@@ -182,11 +171,11 @@ def present(kept: Kept) -> Presented:
         return made
 
     files = {"figure.png": picture, "figure.csv": pd.concat(curves), "claims.csv": pd.concat(claims)}
-    return Presented(files | ({"bars.csv": bars} if figure.kind == "bars_and_head" else {}), page)
+    return files | ({"bars.csv": bars} if figure.kind == "bars_and_head" else {}), page
 
 
 def _bars(answered: dict[str, Any]) -> "pd.DataFrame":
-    """Return the paper's bars, and behind them those of one's own models with their intervals."""
+    """The paper's bars, and behind them those of one's own models with their intervals."""
     import pandas as pd
 
     from ..paper.figures import published, title_of
@@ -226,8 +215,7 @@ def _draw(
     measured = bars.loc[bars["source"] == "measured", "n"]
     if len(measured):
         title += f",\nand measured on {count_of(int(measured.max()), 'problem')} (95 % intervals)"
-    made = next(iter(found.values()))
-    named = {name: made[name] for name in ("Mless", "Mful")}
+    named = {name: next(iter(found.values()))[name] for name in ("Mless", "Mful")}
     return views.bars_and_profiles(bars, named, figure.panels[0].head, bars_title=title)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 
-from ..core.arguments import count_of, nearest
+from ..core.arguments import beside, count_of, nearest
 from ..runtime.engines import ShardDone
 from ..runtime.folders import MANIFEST, RESULTS, RUN
 from ..runtime.text_safety import WIDTH, one_line
@@ -40,19 +40,21 @@ ALWAYS = (
 """What the help of every command ends with."""
 N_SHOWN_PROBLEMS = 32
 """Problems over which shown attention is averaged, at most."""
+Presented = tuple[dict[str, Any], Callable[[], Any]]
+"""Files by name: tables (.csv, .parquet, .jsonl), pictures and views (.png, .html); and what makes the page when asked."""
 
 
 @dataclass(frozen=True, eq=False)
 class Computed:
     """Store what a command computed: `results` by name, what else is `shown` on its page (both as `mi.save` takes them), the
-    `model`, the `pairs` (their prompts are recorded, the first is shown), `facts` for run.json, and `notes`: sentences for the
-    screen (after the first result's print), run.json and the page."""
+    `model`, the `pairs` (their prompts are recorded, the first is shown), `facts` for run.json beside the first result's
+    settings, and `notes`: sentences for the screen (after the first result's print), run.json and the page."""
 
     results: "Mapping[str, Result]"
     model: "Model | None" = None
     pairs: "Sequence[PromptPair]" = ()
     shown: Mapping[str, object] = field(default_factory=dict)
-    facts: Mapping[str, object] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -88,14 +90,6 @@ class Kept:
         return (page.heading(heading) if heading else page).view(attention_view(self.shown[name]))
 
 
-@dataclass(frozen=True, eq=False)
-class Presented:
-    """Hold files by name: tables (.csv, .parquet, .jsonl), pictures and views (.png, .html); and make the `page` when asked."""
-
-    files: Mapping[str, Any]
-    page: "Callable[[], Report]"
-
-
 def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
     """Return the command that computes, keeps, tells and presents, explained by the docstring of `compute`."""
 
@@ -129,8 +123,8 @@ def _keep(options: Saving, name: str, computed: Computed) -> None:
     from ..runtime.store import provenance, save
     from ..views.report import ShownPrompt
 
-    folder, shown = options.kept, dict(computed.shown)
-    facts: dict[str, Any] = dict(computed.facts)
+    folder, shown, first = options.kept, dict(computed.shown), next(iter(computed.results.values()))
+    facts: dict[str, Any] = {"settings": first.settings, "n_problems": len(computed.pairs)} | computed.facts
     if computed.pairs and computed.model is not None:
         shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
         facts["prompts"] = [pair.record() for pair in computed.pairs]
@@ -148,23 +142,31 @@ def _keep(options: Saving, name: str, computed: Computed) -> None:
     write_manifest(folder)
 
 
-def shown_attention(model: "Model", pairs: "Sequence[PromptPair]", heads: "Sequence[Head]") -> "PairAttention":
-    """Return the attention that a page shows: the mean over some problems; where their prompts have no mean, of the first."""
+def shown_attention(
+    model: "Model", pairs: "Sequence[PromptPair]", heads: "Sequence[Head | str]", name: str = "attention"
+) -> "dict[str, PairAttention]":
+    """Return the attention that a page shows: the mean over some problems, or of the first where prompts have no mean; nothing
+    where the model has no patterns."""
     from ..views.circuitsvis import read_attention
 
+    if model.info.attention != "eager":
+        return {}
     try:
-        return read_attention(model, pairs[:N_SHOWN_PROBLEMS], heads)
+        return {name: read_attention(model, pairs[:N_SHOWN_PROBLEMS], heads)}
     except ValueError:
-        return read_attention(model, pairs[0], heads)
+        return {name: read_attention(model, pairs[0], heads)}
+
+
+def check_run(folder: Path) -> None:
+    """`FileNotFoundError` for what is no folder of a run."""
+    if not (folder / RUN).is_file():
+        near = nearest(folder.name, beside(folder))
+        raise FileNotFoundError(f"{str(folder.absolute())!r} is no folder of a run (it has no {RUN}){near}")
 
 
 def read(folder: Path) -> Kept:
     """Return what a run kept; an error where a folder holds no such thing, or another than it wrote."""
-    if not (folder / RUN).is_file():
-        there = [each.name for each in folder.parent.glob("*")]
-        raise FileNotFoundError(
-            f"{str(folder.absolute())!r} is no folder of a run (it has no {RUN}){nearest(folder.name, there)}"
-        )
+    check_run(folder)
     from ..runtime.folders import damaged_files, listed_in
     from ..runtime.store import load
     from ..views import circuitsvis, report  # their classes are saved under `shown`
@@ -218,8 +220,8 @@ def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, repor
     from ..runtime.columns import Table
 
     found = read(kept)
-    presented = present(found)
-    for name, content in presented.files.items():
+    files, page_of = present(found)
+    for name, content in files.items():
         match Path(name).suffix:
             case ".csv":
                 Table(content).to_csv(into / name, index=False)
@@ -230,13 +232,13 @@ def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, repor
             case _:
                 content.save(into / name)
     if report:
-        page = presented.page()
+        page = page_of()
         if "prompt" in found.shown:
             page = page.heading("What the model reads").shown_prompt(found.shown["prompt"])
         page.sentence(*found.run.get("notes", ())).provenance(found.run).save(into / "report.html")
-    return [*presented.files, *["report.html"] * report]
+    return [*files, *["report.html"] * report]
 
 
-def _tell(folder: Path, written: Sequence[str]) -> None:
+def _tell(folder: Path, written: list[str]) -> None:
     page = [f"Report: {folder}/report.html."] * ("report.html" in written)
     tell(one_line(" ".join([*page, f"{len(written)} files in {folder}; reload: mi.load({str(folder)!r})"])))

@@ -57,8 +57,9 @@ class RunsCompared(Result):
             row |= {name: float(end) for name, end in interval_columns("total", middle).items()}
             row |= {"of_this_sign": int((sign * total > 0).sum()), "n": len(total)}
             row |= {"named": sum(named for _, named in _verdicts(found).values()), "of_heads": len(found.heads)}
-            again = located and found.confirmation is not None
-            rows.append(row | {"confirmed": ", ".join(map(str, found.confirmed)) if again else None})
+            if located and found.confirmation is not None:
+                row["confirmed"] = ", ".join(map(str, found.confirmed))
+            rows.append(row)
         if tables:
             return pd.concat(tables, ignore_index=True)
         return pd.DataFrame(rows).dropna(axis=1, how="all")
@@ -87,12 +88,14 @@ class RunsCompared(Result):
             right = [f"{run} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for run, row in first.items()]
             moves = [
                 f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points"
-                f"{limits_of(row['difference_ci_low'], row['difference_ci_high'], '+.1f', scale=100)}"
                 for row in rows
                 if row.get("p_corrected", 1) < 1 - self.results[row["run"]].confidence
             ]
-            moved = f"established differences within a run: {'; '.join(moves)}"
-            moved = moved if moves else "no treatment is shown to differ within a run"
+            moved = (
+                f"established within a run: {'; '.join(moves)}"
+                if moves
+                else "no treatment is shown to differ within a run"
+            )
             return f"Right answers: {'; '.join(right[::-1])}; {moved}."
         every = heads.loc[heads["named in"] == n, "head"].tolist()
         answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
@@ -137,11 +140,11 @@ def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
         results[name] = found[0]
     if len(results) < 2:
         raise ValueError("give two or more runs")
-    told = ", ".join(f"{name} is {type(found).__name__}" for name, found in results.items())
-    if len({type(found) for found in results.values()}) > 1:
-        raise ValueError(f"these runs cannot be compared: {told}; give runs of one analysis")
-    for what in SAME:
-        values = {name: found.settings.get(what) for name, found in results.items()}
+    for what in ("analysis", *SAME):
+        values = {
+            name: type(found).__name__ if what == "analysis" else found.settings.get(what)
+            for name, found in results.items()
+        }
         if len(set(values.values())) > 1:
             told = ", ".join(f"{name} has {value}" for name, value in values.items())
             raise ValueError(f"these runs cannot be compared, they differ in {what}: {told}")

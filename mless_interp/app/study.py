@@ -41,18 +41,12 @@ class Options(Asking):
     )
     backend: Backend = option("bridge", "bridge or nnsight (answers with a cache), hooked_transformer, auto.")
     model: str | None = option(None, f"{MODEL_HELP} [default: the file's]", callback=is_model)  # type: ignore[assignment]
-    problems: str | None = option(
-        None, "'demo', 'math500', a .jsonl or .txt file. [default: the file's]", callback=is_file
-    )
+    problems: str | None = option(None, "'demo', 'math500', .jsonl or .txt. [default: the file's]", callback=is_file)
     limit: int | None = option(None, "Number of problems to measure, from the first one. [default: the file's]", min=2)  # type: ignore[assignment]
     template: str | None = option(None, "raw, raw_as_sent, text or chat. [default: the file's]")  # type: ignore[assignment]
     confirm: int | None = option(None, "Fresh problems that named heads are tested on. [default: the file's]", min=0)
     answers: int | None = option(None, "Number of problems to answer; 0: none. [default: the file's]", min=0)
-    n_tokens: int | None = option(
-        None,
-        "Length of every insertion that is counted in tokens, where a unit is several. [default: the file's]",
-        min=1,
-    )
+    n_tokens: int | None = option(None, "Length of insertions that are counted in tokens. [default: the file's]", min=1)
     seed: int | None = option(None, "In place of the seeds of the file.", min=0)  # type: ignore[assignment]
     out: Path = Path("results/study")
 
@@ -111,7 +105,7 @@ def present(kept: Kept) -> Presented:
     }
     if found.answers is not None:
         files["completions.jsonl"] = found.answers.to_frame()
-    return Presented(files, page)
+    return files, page
 
 
 app = program("study", compute, present)

@@ -17,7 +17,7 @@ from ..patching.outcomes import OUTCOMES
 from ..patching.sweep import PatchScores
 from ..prompts.conditions import CONTRASTS
 from ..runtime.columns import Column, columns_of, declare
-from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads, place_of, tidy
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads, place_of
 from ..scores.catalogue import metric_named
 from ..scores.scored import HeadScores
 from ..statistics import CONFIDENCE, Interval, defined_mean, fewest_problems, holm, mean_interval, prevalence_test
@@ -103,16 +103,18 @@ class StudyResult(Result):
     @cached_property
     def _effects(self) -> pd.DataFrame:
         rows = []
-        for cell, made in self._cells():
+        for (insertion, contrast, outcome), made in self._cells():
             whole, total = made.whole, made.total_effect
-            signs = whole.units(whole.turned(total))
-            told = prevalence_test(signs, whole.rounding, senses=(1,), confidence=made.confidence)
-            row: dict[str, object] = dict(zip(("insertion", "contrast", "outcome"), cell, strict=True))
-            row |= {name: float(end) for name, end in interval_columns("median", whole.median).items()}
-            row |= {"unit": made.unit, "k": int(told.count[0]), "n": int(told.n)}
-            row |= {"n_undefined": int(np.isnan(total).sum()), "prevalence": float(told.share[0])}
-            row |= {"prevalence_ci_low": float(told.low[0]), "prevalence_ci_high": float(told.high[0]), "p": whole.p}
-            rows.append(row)
+            told = prevalence_test(
+                whole.units(whole.turned(total)), whole.rounding, senses=(1,), confidence=made.confidence
+            )
+            rows.append(
+                {"insertion": insertion, "contrast": contrast, "outcome": outcome}
+                | {name: float(end) for name, end in interval_columns("median", whole.median).items()}
+                | {"unit": made.unit, "k": int(told.count[0]), "n": int(told.n)}
+                | {"n_undefined": int(np.isnan(total).sum()), "prevalence": float(told.share[0])}
+                | {"prevalence_ci_low": float(told.low[0]), "prevalence_ci_high": float(told.high[0]), "p": whole.p}
+            )
         table = pd.DataFrame(rows)
         p = table["p"].to_numpy(dtype=float)
         return table.assign(p_corrected=holm(p) if np.isfinite(p).any() else p)
@@ -136,12 +138,6 @@ class StudyResult(Result):
             limits = replace(limits, estimate=defined_mean(values), low=unknown, high=unknown)
         return values, limits
 
-    def uniform_mass(self, insertion: str) -> float:
-        """Return `span_mass` of uniform attention on the same prompts, mean over heads and problems."""
-        made = self.attention[insertion]
-        null = made.null["span_mass"]["inserted"][:, [head.layer for head in made.heads]]
-        return float(defined_mean(null.ravel()))
-
     def key(self, contrast: str, outcome: str) -> str:
         """Return the prefix of an effect's columns: the contrast, and with several outcomes the outcome's name."""
         return contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
@@ -156,7 +152,6 @@ class StudyResult(Result):
         how much of a filler the model emitted that was asked to."""
         effects = self._effects.set_index(["insertion", "contrast", "outcome"])
         compared = None if self.answers is None else self.answers.compare_all(NONE).table().set_index("second")
-        emitted = {} if self.answers is None else self.answers.emitted_shares
         rows = []
         for name in self.insertions:
             row: dict[str, object] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
@@ -170,7 +165,8 @@ class StudyResult(Result):
                     values, mean = self.attention_to(name, metric)
                     row |= {each: float(end) for each, end in interval_columns(metric, mean).items()}
                     row[f"{metric}_n"] = int((~np.isnan(values)).sum())
-                row["span_mass_null"] = self.uniform_mass(name)
+                uniform = scores.null["span_mass"]["inserted"][:, [head.layer for head in scores.heads]]
+                row["span_mass_null"] = float(defined_mean(uniform.ravel()))
                 row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
             if name in self.located:
                 found = self.located[name]
@@ -182,30 +178,27 @@ class StudyResult(Result):
                 row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"]}
                 row |= {each: one[each] for each in ("difference", "difference_ci_low", "difference_ci_high")}
                 row["difference_p"] = one["p_corrected"]
-                row |= {"emitted": emitted[name]} if name in emitted else {}
+                if name in self._emitted:
+                    row["emitted"] = self._emitted[name]
             rows.append(row)
         return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per insertion, measure and problem: the contrast with its outcome and unit, each metric (mean
         over heads), `right` (share of right answers; also of `none`)."""
-        parts = []
-
-        def add(insertion: str, measure: str, outcome: str, ids: tuple[str, ...], value: np.ndarray, unit: str) -> None:
-            rows = tidy({"problem": ids}, value=value)
-            parts.append(rows.assign(insertion=insertion, measure=measure, outcome=outcome, unit=unit))
-
-        for (insertion, contrast, outcome), made in self._cells():
-            add(insertion, contrast, outcome, made.problem_ids, made.total_effect, made.unit)
+        parts = [
+            (insertion, contrast, outcome, made.problem_ids, made.total_effect, made.unit)
+            for (insertion, contrast, outcome), made in self._cells()
+        ]
         for insertion, scores in self.attention.items():
             for metric in scores.metrics:
                 values, unit = self.attention_to(insertion, metric)[0], metric_named(metric).unit
-                add(insertion, metric, "", scores.problem_ids, values, unit)
+                parts.append((insertion, metric, "", scores.problem_ids, values, unit))
         if self.answers is not None:
             for name, right in zip(self.answers.treatments, self.answers.share_right().T, strict=True):
-                add(name, "right", "", self.answers.problem_ids, right, "share")
-        table = pd.concat(parts, ignore_index=True)
-        return table[["insertion", "measure", "outcome", "problem", "value", "unit"]]
+                parts.append((name, "right", "", self.answers.problem_ids, right, "share"))
+        names = ("insertion", "measure", "outcome", "problem", "value", "unit")
+        return pd.concat([pd.DataFrame(dict(zip(names, part, strict=True))) for part in parts], ignore_index=True)
 
     @property
     def established(self) -> list[tuple[str, str, str]]:
@@ -213,15 +206,19 @@ class StudyResult(Result):
         sure = self._effects[self._effects["p_corrected"] < self.alpha]
         return list(zip(sure["insertion"], sure["contrast"], sure["outcome"], strict=True))
 
+    @property
+    def _emitted(self) -> Mapping[str, float]:
+        """How much of a filler the model emitted, by insertion."""
+        return {} if self.answers is None else self.answers.emitted_shares
+
     def headline(self) -> str:
         """Return which insertions have an established effect and how large, and which heads carry it."""
         contrast, outcome = self.contrasts[0], self.outcomes[0]
         table = self.effect_table().query("contrast == @contrast and outcome == @outcome")
         sure = table[table["p_corrected"] < self.alpha].to_dict("records")
         have = "has" if len(sure) == 1 else "have"
-        told = (
-            f"{len(sure)} of {count_of(len(table), 'insertion')} {have} an established {contrast} effect on {outcome}"
-        )
+        n = count_of(len(table), "insertion")
+        told = f"{len(sure)} of {n} {have} an established {contrast} effect on {outcome}"
         if sure:
             sizes = (
                 f"{row['insertion']!r} {row['median']:+.2f}{limits_of(row['median_ci_low'], row['median_ci_high'], '+.2f')}"
@@ -237,10 +234,10 @@ class StudyResult(Result):
 
     def caveats(self) -> list[str]:
         """Return what effects of an emitted filler are, and that so few problems establish nothing, where they are too few."""
-        emitted = {} if self.answers is None else self.answers.emitted_shares
-        names, shares = listed(map(repr, emitted)), listed(f"{100 * share:.0f} %" for share in emitted.values())
-        of_filler = f"Effects of {names} are those of the filler inserted; the model emitted {shares} of it."
-        told = [of_filler] * bool(emitted)
+        told = []
+        if emitted := self._emitted:
+            names, shares = listed(map(repr, emitted)), listed(f"{100 * share:.0f} %" for share in emitted.values())
+            told.append(f"Effects of {names} are those of the filler inserted; the model emitted {shares} of it.")
         table = self._effects[self._effects["p"].notna()]
         n, m = table["n"].max(), len(table)
         if m and n < (needed := fewest_problems(2 * m, alpha=self.alpha)):
@@ -250,9 +247,9 @@ class StudyResult(Result):
 
     def details(self) -> list[str]:
         """Return how effects and heads were tested, the answers without insertion, and what the source claims."""
+        contrasts, outcomes = ", ".join(self.contrasts), ", ".join(self.outcomes)
         found = [
-            f"Contrasts {', '.join(self.contrasts)}, outcomes {', '.join(self.outcomes)}; effects are medians over problems, p "
-            f"of sign tests after Holm over all {len(self._effects)}."
+            f"Contrasts {contrasts}, outcomes {outcomes}; p of sign tests after Holm over all {len(self._effects)}."
         ]
         if self.answers is not None:
             first = self.answers.table().iloc[0]
@@ -261,8 +258,9 @@ class StudyResult(Result):
         if self.located:
             n = count_of(len(self.located), "insertion")
             found.append(f"Heads are named for {n}, each at {self.alpha:.3g} / {len(self.located)}.")
-        claimed = f"Claimed in {self.source or 'its source'}: {self.claims.rstrip('.')}."
-        return [*found, *[claimed] * bool(self.claims)]
+        if self.claims:
+            found.append(f"Claimed in {self.source or 'its source'}: {self.claims.rstrip('.')}.")
+        return found
 
     def printed(self) -> pd.DataFrame:
         """Return a row per insertion, the estimates alone."""
@@ -274,9 +272,8 @@ class StudyResult(Result):
         """Return a row per insertion, and a row per effect with its prevalence."""
         table, unit = self.table(), self.effect_of(self.insertions[0]).unit
         side = (
-            f"What each insertion does, {count_of(len(self.problem_ids), 'problem')}. Medians: effects of a contrast on the "
-            f"outcome over problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after "
-            "Holm over the study."
+            f"What each insertion does, {count_of(len(self.problem_ids), 'problem')}: medians of effects on the outcome over "
+            f"problems, in {unit}, and in how many problems it has that sign; p after Holm over the study."
         )
         each = "Each effect: median, problems of its sign with the prevalence's exact limits, sign test before and after Holm."
         columns = [name for name in table.columns if not name.endswith("_n")]
@@ -284,11 +281,7 @@ class StudyResult(Result):
 
 
 def _listed(heads: Mapping[Head, str]) -> str:
-    """Return heads by their kinds.
-
-    >>> _listed({Head(0, 1): "reader", Head(0, 2): "reader", Head(1, 0): "mediator"}), _listed({})
-    ('L0H1, L0H2 (reader); L1H0 (mediator)', 'none')
-    """
+    """Heads by their kinds: L0H1, L0H2 (reader); L1H0 (mediator)."""
     kinds: dict[str, list[str]] = {}
     for head, kind in heads.items():
         kinds.setdefault(kind, []).append(str(head))

@@ -13,7 +13,7 @@ from ..answers import AccuracyResults, Treatment, evaluate_accuracy
 from ..answers.evaluate import check_answers
 from ..circuits.locate import LOCATED, locate_heads
 from ..circuits.located import LocatedHeads
-from ..core.arguments import check_count, checked
+from ..core.arguments import check_count, checked, nearest
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.load import load_model
@@ -82,9 +82,9 @@ class Study:
     """Hold everything that a study asks; made of a file by `read_study`.
 
     `limit` problems are measured; `metrics` of attention, `span_mass` first (none: it is left out); `heads` "all": heads are
-    named on them by `locate_heads` (`locate_by`: the contrast) and tested on `confirm` fresh ones after them (0: not); the
-    first `answers` problems are answered (0: none). The first of `seeds` is that of all that is drawn; insertions that are
-    drawn have a row for each. `source` and `claims`: where the question comes from, and what is claimed there.
+    named on them by `locate_heads` (`locate_by`: the contrast) and tested on `confirm` fresh ones (0: not); the first `answers`
+    problems are answered (0: none). The first of `seeds` is that of all that is drawn; drawn insertions have a row for each.
+    `source` and `claims`: where the question comes from, and what is claimed there.
     """
 
     title: str
@@ -117,9 +117,7 @@ class Study:
         for metric in self.metrics:
             metric_named(metric)
         if self.metrics and (self.metrics[0] != SPAN_MASS or len(set(self.metrics)) < len(self.metrics)):
-            raise ValueError(
-                f"metrics must be none, or {SPAN_MASS} and then different others, got {list(self.metrics)}"
-            )
+            raise ValueError(f"metrics must be none, or {SPAN_MASS} and then others, got {list(self.metrics)}")
         check_count(self.limit, name="limit", at_least=2)
         for name in ("confirm", "answers"):
             if (count := getattr(self, name)) < 0 or count == 1:
@@ -166,35 +164,25 @@ class Study:
         return dataclasses.replace(self, **given)
 
     def check_enough(self, problems: Sequence[Problem]) -> None:
-        """`ValueError` where these are fewer problems than the study takes, or cannot be graded."""
+        """`ValueError` where these are fewer problems than the study takes."""
         if len(problems) < self.n_problems:
             raise ValueError(
                 f"limit {self.limit}, confirm {self.confirm} and answers {self.answers} need {self.n_problems} problems, "
                 f"there are {len(problems)}: ask for fewer, or give more"
             )
-        if keyless := [each.id for each in problems[: self.answers] if not each.answer.strip()]:
-            raise ValueError(
-                f"answers {self.answers}: {len(keyless)} of these problems have no answer to grade against (first: "
-                f"{keyless[0]!r}); leave them out, give them one, or ask for answers = 0"
-            )
 
 
 def slug(name: str) -> str:
-    """Return a row's name as that of a file.
-
-    >>> slug("random words, seed 1")
-    'random-words-seed-1'
-    """
+    """Return a row's name as that of a file: "random words, seed 1" as random-words-seed-1."""
     return re.sub(r"\W+", "-", name).strip("-").lower()
 
 
 @checked
 def read_study(study: str | Path | Mapping[str, object] | Study) -> Study:
-    """Read a study: an included one by its name (`mless-interp study` lists them), a .toml file, or a mapping of what such a
-    file holds.
+    """Read a study: an included one by its name (`mless-interp study` lists them), a .toml file, or a mapping of what it holds.
 
-    Raises `ValueError` or `TypeError`, one line that names the file, for unknown keys (with the known ones), missing ones and
-    values that make no sense; `FileNotFoundError` where there is no such file. Nothing is loaded for it.
+    Raises `ValueError` or `TypeError` that name the file for unknown and missing keys and values that make no sense,
+    `FileNotFoundError` where there is no such file. Nothing is loaded for it.
     """
     if isinstance(study, Study):
         return study
@@ -202,7 +190,8 @@ def read_study(study: str | Path | Mapping[str, object] | Study) -> Study:
         return _study(study)
     path = INCLUDED.get(str(study), Path(study))
     if not path.is_file():
-        raise FileNotFoundError(f"no study at {str(path)!r}: give a .toml file, or one of {', '.join(INCLUDED)}")
+        meant = nearest(study, INCLUDED)
+        raise FileNotFoundError(f"no study at {str(path)!r}{meant}: give a .toml file, or one of {', '.join(INCLUDED)}")
     try:
         return _study(tomllib.loads(path.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -233,18 +222,17 @@ def run_study(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> StudyResult:
-    """Measure every insertion of a study: effects, attention, heads and answers, side by side.
+    """Measure every insertion of a study side by side, by `patch_heads`, `score_heads`, `locate_heads`, `evaluate_accuracy`.
 
     Parameters
     ----------
-    study : the name of an included study, a .toml file, or a mapping of what such a file holds.
+    study : as `read_study` takes it.
     model, problems : in place of those that the study names. As many `problems` are measured as it asks for; those
         after them only serve `other_questions` to draw from.
     checkpoint : a folder that receives each finished problem of each measurement; a run started again goes on from there.
 
-    Each number is that of `patch_heads` (effects of the whole insertion), `score_heads` (attention), `locate_heads` (named
-    heads) or `evaluate_accuracy` (answers). Raises `ValueError` before anything is computed where the study makes no sense,
-    the problems are too few, an insertion cannot be put into one of them, or answers do not fit the context.
+    Raises `ValueError` before anything is computed where the study makes no sense, the problems are too few, an insertion
+    cannot be put into one of them, or answers do not fit the context.
     """
     asked = read_study(study)
     if problems is None:

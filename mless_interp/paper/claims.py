@@ -22,6 +22,7 @@ from ..metrics.patterns import RowChoice
 from ..metrics.recovery import aligned_recovery, span_variation, timing_spearman
 from ..models.base import Model
 from ..models.load import load_model, untrained_twin
+from ..prompts.conditions import one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem
@@ -35,7 +36,6 @@ from .figures import MODELS, Figure, figure_named
 N_SHIFTS = 100
 FEWEST_REPEATS = 20
 """Other repeated tokens that a rank among them takes: with 20, the first of 21 has p = .048."""
-WITHOUT_TRAINING = "holds without training"
 SAME = 0.05
 """Layers whose retention differs by less than this, with confidence, count as alike."""
 
@@ -97,10 +97,7 @@ class ClaimChecks(Result):
     """)
 
     def __getitem__(self, key: str) -> ClaimCheck:
-        for check in self.checks:
-            if check.claim.key == key:
-                return check
-        raise KeyError(f"no check of {key!r}; there are {', '.join(check.claim.key for check in self.checks)}")
+        return {check.claim.key: check for check in self.checks}[key]
 
     def shared(self, check: ClaimCheck) -> int:
         """Count the untrained twins in which a claim agrees."""
@@ -126,7 +123,7 @@ class ClaimChecks(Result):
             if self.twins:
                 agree = f"{self.shared(check)} of {len(self.twins)} agree"
                 row["untrained"] = float(np.mean([twin[claim.key].measured for twin in self.twins]))
-                row["untrained_verdict"] = agree + f": {WITHOUT_TRAINING}" * (check in self.without_training)
+                row["untrained_verdict"] = agree + ": holds without training" * (check in self.without_training)
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -157,9 +154,9 @@ class ClaimChecks(Result):
         return self.table()[["claim", "verdict", "measured", "measured_ci_low", "measured_ci_high", "null", "n"]]
 
     def shown(self) -> Shown:
-        """Return every claim against its null."""
-        columns = ["claim", "measured", "null", "null_is", "above_null", "n", "verdict"]
-        columns += [*["untrained", "untrained_verdict"] * bool(self.twins), "reason"]
+        """Return the same, with what untrained twins give."""
+        of_twins = ["untrained", "untrained_verdict"] * bool(self.twins)
+        columns = ["claim", "measured", "null", "null_is", "above_null", "n", "verdict", *of_twins, "reason"]
         return Shown((ShownTable(self.table(), "The paper's claims, each against its null.", columns),))
 
 
@@ -242,13 +239,8 @@ def reproduce_figure(
 
 def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:
     """Load a model of the figures: from `directory` or the hub, with `load_model`'s options, or its small random stand-in
-    (`tiny`, which takes `backend` and `attn_implementation` only).
-
-    Raises `ValueError` for an unknown key.
-    """
-    if key not in MODELS:
-        raise ValueError(f"no model {key!r} in the figures; there are {', '.join(MODELS)}")
-    model = MODELS[key]
+    (`tiny`, which takes `backend` and `attn_implementation` only). `ValueError` for an unknown key."""
+    model = one_of(key, MODELS, "model of the figures")
     if not tiny:
         return load_model(directory or model.hub_id, **options)
     from ..ground_truth.stand_ins import stand_in
@@ -278,9 +270,8 @@ def check_claims(
     profile : of the meaningless insertion, conditions base and inserted; with gap too, the position-matched null.
     heads : which of its heads; default all of the lowest layer there is. `first_layer_differs` also takes the heads of
         the same number in layers 1 and 2 (zero-based), if the profile has them.
-    random_sentence : of the same problems with random words of the same length, in place of the paper's random sentence;
-        several draws are averaged.
-    meaningful : of the same problems with a repeated word.
+    random_sentence, meaningful : of the same problems with random words of the same length (draws are averaged), and with a
+        repeated word.
     repeats : of the same problems with other repeated tokens (`Insertion.other_repeats`), condition inserted, at least
         `FEWEST_REPEATS`: among them the insertion's own token has its rank.
 
@@ -288,22 +279,19 @@ def check_claims(
     null is not here, or with fewer than two problems, is "cannot tell", with the reason.
     """
     if not {"base", "inserted"} <= set(profile.conditions):
-        raise ValueError(
-            f"check_claims needs a profile with conditions base and inserted, this one has {profile.conditions}"
-        )
+        raise ValueError(f"claims need a profile with conditions base and inserted, this one has {profile.conditions}")
     lowest = min(head.layer for head in profile.heads)
     chosen = as_heads(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
     for head in chosen:
         profile.of(head)
     wanted = tuple(CLAIMS) if claims is None else tuple(claims)
     for key in wanted:
-        if key not in CLAIMS:
-            raise ValueError(f"unknown claim {key!r}; there are {', '.join(CLAIMS)}")
+        one_of(key, CLAIMS, "claim")
     draws = (random_sentence,) if isinstance(random_sentence, AttentionProfile) else tuple(random_sentence)
     for other in (*draws, *repeats, *([] if meaningful is None else [meaningful])):
         if other.problem_ids != profile.problem_ids:
             raise ValueError(
-                "the profiles must be of the same problems in the same order: they are compared problem by problem"
+                "the profiles must be of the same problems in the same order: they are compared one by one"
             )
     measures = _Measures(profile, chosen, draws, meaningful, seed)
     how = _How(profile.groups, seed, confidence)
@@ -366,7 +354,6 @@ class _Measures:
         return measure(of), np.mean([measure(draw) for draw in self.draws], 0), ""
 
     def rows(self, of: AttentionProfile) -> list[int]:
-        """Return the places of the heads in a profile."""
         return [of.of(head) for head in self.heads]
 
     def retention(

@@ -82,9 +82,8 @@ def enrichment(
 
     Of `LocatedHeads` by |mean knockout effect|, of `PatchScores` by |mean effect|. Rank 1 is the largest of its layer, equal
     heads share the middle rank; the null draws as many heads from each layer: `p` = (1 + draws whose mean rank is as small)
-    / (1 + draws). A p-value near 1 says that they are not
-    special here, which is a result too. The heads must be named without these problems (as the paper's are). Each rank has
-    a bootstrap interval over problems: a wide one says that the order of the heads is not known.
+    / (1 + draws). The heads must be named without these problems (as the paper's are). Each rank has a bootstrap interval
+    over problems.
 
     `ValueError` for heads that were not tested, or given twice. Source: methods §8, E9.
     """
@@ -106,7 +105,7 @@ def enrichment(
         of_layer = effects[:, members]
         if np.isnan(of_layer).any():
             raise ValueError(f"heads of layer {layer} are undefined (NaN) on some problems: leave out those problems")
-        rank, resampled = _ranks(of_layer.mean(0)), _ranks(weights @ of_layer)
+        rank, resampled = (rankdata(-np.abs(means), axis=-1) for means in (of_layer.mean(0), weights @ of_layer))
         low = np.quantile(resampled, (1 - confidence) / 2, axis=0, method="lower")
         high = np.quantile(resampled, (1 + confidence) / 2, axis=0, method="higher")
         for place, at in enumerate(members):
@@ -126,8 +125,3 @@ def enrichment(
         limits=limits,
         settings={"n_problems": n, "confidence": confidence},
     )
-
-
-def _ranks(means: np.ndarray) -> np.ndarray:
-    """Return ranks of heads by |mean|, 1 for the largest, along the last axis."""
-    return np.asarray(rankdata(-np.abs(means), axis=-1))

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scripts_under_test import run_command
 from small_results import answered, confirmed, doses, located, patched
+from typer.testing import CliRunner
 
 import mless_interp as mi
+from mless_interp.__main__ import app
 from mless_interp.app.patch_heads import answers_come_back
 from mless_interp.runtime import folders
 
@@ -43,7 +44,7 @@ def test_sweeps_and_answers_stand_side_by_side() -> None:
 
 def test_runs_that_cannot_be_compared_are_told_apart() -> None:
     for runs, words in (
-        ({"a": located(), "b": answered()}, "a is LocatedHeads, b is AccuracyResults; give runs of one analysis"),
+        ({"a": located(), "b": answered()}, "they differ in analysis: a has LocatedHeads, b has AccuracyResults"),
         ({"a": doses(), "b": doses()}, "a: only runs of locate and of accuracy can be compared"),
         ({"a": located()}, "give two or more runs"),
         ({"a": patched(), "b": patched(direction="noising")}, "they differ in direction: a has None, b has noising"),
@@ -52,54 +53,48 @@ def test_runs_that_cannot_be_compared_are_told_apart() -> None:
             mi.compare_runs(runs)
 
 
-def saved(folder: Path, result: Any, **options: Any) -> Path:
+def saved(folder: Path, result: Any, **options: Any) -> None:
     mi.save(folder / "results", **{type(result).__name__: result})
     run = {"analysis": "patch_heads", "model": {"name": "tiny"}, "options": {"outcome": "answer_logprob"} | options}
     (folder / "run.json").write_text(json.dumps(run))
-    return folder
 
 
-def test_the_command_writes_tables_and_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def compare(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["compare", *arguments])
+
+
+def test_the_command_writes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path / "head", located(), out="head", limit=64)
     saved(tmp_path / "a\n\u202eb", located(), out="b", limit=32)
-
-    def call(*arguments: Any) -> Any:
-        return run_command("compare", *arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
-
-    done = call("head", "a\n\u202eb", "--out", "c", "--report")
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "c").iterdir()} == {
-        *("compare.csv", "heads.csv", "report.html", "manifest.json")
-    }
+    monkeypatch.chdir(tmp_path)
+    done = compare("head", "a\n\u202eb", "--out", "c", "--report")
+    assert done.exit_code == 0, done.stderr
+    files = "compare.csv heads.csv report.html manifest.json"
+    assert {path.name for path in (tmp_path / "c").iterdir()} == set(files.split())
     assert pd.read_csv(tmp_path / "c" / "heads.csv")["head"].tolist() == ["L0H1", "L1H0"]
     assert "\u202e" not in done.stdout and r"a\n\u202eb" in done.stdout
     assert "--limit" in done.stdout and "--out" not in done.stdout, "options in which numbers may differ"
     page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
     assert "<strong>L0H1, L1H0 are named in both runs" in page and page.count("<table") == 3
     for arguments, words in (
-        (("head",), "two or more folders of finished runs, each once"),
         (("head", "head"), "two or more folders of finished runs, each once"),
         (("head", "none"), "is no folder of a run"),
         (("head", "a\n\u202eb", "--report"), "--report needs --out"),
     ):
-        done = call(*arguments)
-        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+        done = compare(*arguments)
+        assert done.exit_code == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_compared_run_is_never_replaced_by_the_comparison(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compared_run_is_never_replaced_by_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     saved(tmp_path / "a", located())
     with folders.new_folder(tmp_path / "b") as made:
         saved(made, located())
     (tmp_path / "link").symlink_to(tmp_path / "b")
     before = sorted((tmp_path / "b").rglob("*"))
     for out in ("b", "link", "b/inner"):
-        given = ("compare", "a", "b", "--out", out, "--overwrite")
-        done = run_command(*given, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
-        assert done.returncode == 2 and "is one of the compared runs, or inside one" in done.stderr, out
+        done = compare("a", "b", "--out", out, "--overwrite")
+        assert done.exit_code == 2 and "is one of the compared runs, or inside one" in done.stderr, out
     assert not folders.damaged_files(tmp_path / "b") and sorted((tmp_path / "b").rglob("*")) == before
 
 
@@ -111,27 +106,17 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
     one, texts = np.ones_like(graded), tuple(tuple(("x",) for _ in right) for _ in range(n))
     settings = {"treatments": {name: {"knockout": ["L0H1", "L0H2"] if "cut" in name else []} for name in names}}
     decided = np.full(graded.shape, "text")
-    return mi.AccuracyResults(
-        tuple(f"p{i}" for i in range(n)),
-        names,
-        {"strict": graded},
-        one,
-        0 * one,
-        one,
-        texts,
-        decided,
-        settings=settings,
-    )
+    ids, grades = tuple(f"p{i}" for i in range(n)), {"strict": graded}
+    return mi.AccuracyResults(ids, names, grades, one, 0 * one, one, texts, decided, settings=settings)
 
 
 def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
-    told = answers_come_back(under_four(40, 20, 38, 22))
-    assert told == (
-        "Answers (40 other problems): 100.0 % right without the insertion, 50.0 % with it, 95.0 % with L0H1, L0H2 cut off from "
-        "it: this recovers answers (p = 7.6e-06). 1 random set of the same layers and size: 55.0 to 55.0 %; the named set is "
-        "shown to do better (+40.0 points [+26.3, +55.4], p = 3.1e-05)."
-    )
     for right, words in (
+        (
+            (40, 20, 38, 22),
+            "95.0 % with L0H1, L0H2 cut off from it: this recovers answers (p = 7.6e-06). 1 random set of",
+        ),
+        ((40, 20, 38, 22), "55.0 %; the named set is shown to do better (+40.0 points [+26.3, +55.4], p = 3.1e-05)."),
         ((40, 20, 38, 37), "the named set is not shown to do better (+2.5 points [-"),
         ((40, 20, 22, 21), "cut off from it: that answers come back is not shown"),
         ((40, 30, 10, 30), "that answers come back is not shown"),  # fewer are right

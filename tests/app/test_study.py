@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from models_under_test import planted_problems
-from scripts_under_test import run_command
 from small_results import answered, studied
+from typer.testing import CliRunner
 
 import mless_interp as mi
+from mless_interp.__main__ import app
 from mless_interp.app import INCLUDED
 from mless_interp.app.study_runner import Study, pairs_of, read_study
 from mless_interp.core.heads import Head
@@ -56,9 +57,6 @@ def whole(demo: Any) -> mi.StudyResult:
     return mi.run_study(told(), model=demo, progress=False)
 
 
-# ------------------------------------------------------------------------------------------------------- what is measured
-
-
 @pytest.mark.slow
 def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole: mi.StudyResult) -> None:
     problems = mi.load_problems("demo", limit=6)
@@ -70,10 +68,7 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     middle = patches.whole.median
     ends = [row[f"shift_median{end}"] for end in ("", "_ci_low", "_ci_high")]
     assert ends == pytest.approx([float(x) for x in (middle.estimate, middle.low, middle.high)], abs=1e-6)
-    assert (
-        row["shift_k"] == np.sum(patches.whole.direction * patches.total_effect > demo.resolution)
-        and row["shift_n"] == 6
-    )
+    assert row["shift_k"] == np.sum(patches.whole.direction * patches.total_effect > demo.resolution)
     per_problem = scores.of("span_mass").mean((1, 2))
     mass = mean_interval(per_problem)
     ends = [row[f"span_mass{end}"] for end in ("", "_ci_low", "_ci_high")]
@@ -82,14 +77,8 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     treatments = [mi.Treatment(), mi.Treatment(mi.Insertion.meaningless(n_tokens=5)), mi.Treatment(pairs[0].insertion)]
     answers = mi.evaluate_accuracy(demo, problems[:3], treatments, max_new_tokens=4, progress=False)
     compared = answers.compare_all().table().iloc[1]
-    shown = {
-        "accuracy": "accuracy_second",
-        "difference": "difference",
-        "difference_ci_low": "difference_ci_low",
-        "answers_n": "n",
-    }
-    assert [row[here] for here in shown] == [compared[there] for there in shown.values()]
-    np.testing.assert_equal(row["difference_p"], compared["p_corrected"])
+    shown = {"accuracy": "accuracy_second", "difference": "difference", "answers_n": "n", "difference_p": "p_corrected"}
+    np.testing.assert_equal([row[here] for here in shown], [compared[there] for there in shown.values()])
     assert whole.insertions == ("slashes", name) and len(whole.effect_table()) == 4
     tidy = whole.to_frame().groupby(["insertion", "measure"]).size()
     assert tidy[name].to_dict() == {"content": 6, "right": 3, "shift": 6, "span_mass": 6} and tidy["none"].sum() == 3
@@ -118,26 +107,13 @@ def test_a_span_that_computes_is_shown_behind_the_question_alone(sign: int) -> N
     )
     model = bridge_from(made.hf_model, made.tokenizer, name="thinks")
     place = {"kind": "meaningless", "n_tokens": 20}
-    study = told(
-        limit=16,
-        contrasts=["computed"],
-        outcomes=["logit_diff"],
-        answers=0,
-        insertions=[{"name": "behind", "after": "question", **place}, {"name": "before", **place}],
-    )
+    insertions = [{"name": "behind", "after": "question", **place}, {"name": "before", **place}]
+    study = told(limit=16, contrasts=["computed"], outcomes=["logit_diff"], answers=0, insertions=insertions)
     found = mi.run_study(study, model=model, problems=planted_problems(made, 16), progress=False)
     table = found.effect_table().set_index("insertion")
     assert sign * table.loc["behind", "median"] > 0.1 and table.loc["behind", "k"] == 16
     assert found.established == [("behind", "computed", "logit_diff")]
     assert not found.effect_of("before").total_effect.any()
-
-
-# ------------------------------------------------------------------------------------------------------ stopped, sharded
-
-
-def same(first: mi.StudyResult, second: mi.StudyResult) -> None:
-    pd.testing.assert_frame_equal(first.table(), second.table())
-    pd.testing.assert_frame_equal(first.to_frame(), second.to_frame())
 
 
 @pytest.mark.slow
@@ -159,15 +135,11 @@ def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
         patched.setattr(runner, "patch_heads", stops)
         with pytest.raises(KeyboardInterrupt):
             mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False)
-    kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jsonl")}
-    assert kept == {
-        "slashes/content-answer_logprob.jsonl",
-        "slashes/shift-answer_logprob.jsonl",
-        "slashes/attention.jsonl",
-        "random-words-behind/content-answer_logprob.jsonl",
-    }
     finished = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
-    same(mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False), whole)
+    assert len(finished) == 4, "three sweeps, and the first insertion's attention"
+    again = mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False)
+    pd.testing.assert_frame_equal(again.table(), whole.table())
+    pd.testing.assert_frame_equal(again.to_frame(), whole.to_frame())
     assert {path: path.read_bytes() for path in finished} == finished, "what is done is not computed again"
 
 
@@ -190,10 +162,7 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
         ({"insertions": [ROW, ROW]}, "two insertions are named 'slashes'"),
         ({"insertions": [{**ROW, "name": "none"}]}, "no insertion may be named 'none'"),
-        (
-            {"insertions": [{**ROW, "length": 3}]},
-            "insertion 'slashes': .*unexpected keyword argument 'length'",
-        ),
+        ({"insertions": [{**ROW, "length": 3}]}, "insertion 'slashes': .*unexpected keyword argument 'length'"),
         ({"insertions": [{"name": "x"}]}, "insertion 'x': .*'kind'"),
         ({"insertions": [{**ROW, "before": "end"}]}, "insertion 'slashes': unknown place before end"),
     ],
@@ -222,26 +191,22 @@ def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_run
     for row in ({"kind": "from_key", "unit": "no such key"}, {"kind": "meaningless", "n_tokens": 600}):
         with pytest.raises(ValueError, match="insertion 'x': .*(no such|600|512)"):
             mi.run_study(told(insertions=[{"name": "x", **row}]), model=demo)
-    bare = [replace(each, answer=" ") for each in mi.load_problems("demo", limit=6)]
-    with pytest.raises(ValueError, match="answers 3: 3 of these problems have no answer to grade against"):
-        mi.run_study(told(), model=demo, problems=bare)
-    bare = [replace(each, distractor=None) for each in mi.load_problems("demo", limit=6)]
-    with pytest.raises(ValueError, match="insertion 'slashes': .*distractor"):
-        mi.run_study(told(outcomes=["answer_logprob", "logit_diff"]), model=demo, problems=bare)
-
-
-# ----------------------------------------------------------------------------------------------- the command, the files
+    for without, words in (
+        ({"answer": " "}, "no answer to grade against"),
+        ({"distractor": None}, "dist"),
+    ):
+        bare = [replace(each, **without) for each in mi.load_problems("demo", limit=6)]
+        with pytest.raises(ValueError, match=words):
+            mi.run_study(told(outcomes=["answer_logprob", "logit_diff"]), model=demo, problems=bare)
 
 
 @pytest.mark.slow
-def test_options_take_the_place_of_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "two.toml").write_text(TWO)
-    here: dict[str, Any] = {"cwd": tmp_path, "capsys": capsys, "monkeypatch": monkeypatch}
-    given = ["--limit", 3, "--answers", 0, "--n-tokens", 3, "--no-progress", "--report", "--out", "x"]
-    done = run_command("study", "two.toml", *given, **here)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    given = "--limit 3 --answers 0 --n-tokens 3 --no-progress --report --out x".split()
+    done = CliRunner().invoke(app, ["study", "two.toml", *given])
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("0 of 2 insertions have an established content effect")
     found = mi.load(tmp_path / "x")["StudyResult"]
     assert len(found.problem_ids) == 3 and found.answers is None
@@ -249,18 +214,13 @@ def test_options_take_the_place_of_the_file(
     page = (tmp_path / "x" / "report.html").read_text()
     assert "Two insertions" in page and "slashes" in page and "Claimed in nowhere" in page
     assert "After nowhere, which claims: &#39;nothing&#39;." in page, "no code marks: the question is no Markdown"
-    wrong = run_command("study", "two.toml", "--limit", 1, "--out", "y", **here)
-    assert wrong.returncode == 2 and "Invalid value for '--limit'" in wrong.stderr
-    assert not (tmp_path / "y").exists()
 
 
 @pytest.mark.parametrize("included", INCLUDED)
 def test_included_studies_say_whom_they_follow_and_can_be_made(included: str, demo: Any) -> None:
     study: Study = mi.read_study(included)
     assert study.source and study.claims
-    problems = mi.load_problems("demo", limit=study.n_problems)
-    for name, insertion in ((row.name, row.insertion) for row in study.rows(problems)):
-        assert mi.make_pairs(demo, problems[:2], insertion, template=study.template)[0].n_inserted > 0, name
+    assert all(pairs[0].n_inserted for pairs in pairs_of(study, demo, mi.load_problems("demo", limit=2)).values())
 
 
 def test_too_few_problems_to_establish_anything_are_told(whole: mi.StudyResult) -> None:

@@ -31,24 +31,12 @@ def module_of(path: Path) -> ModuleType:
     return module
 
 
-# ---------------------------------------------------------------------------------------------------------------- API
-
-
-def api_blocks() -> set[str]:
-    """Every dotted name that an API page documents."""
-    return {
-        name
-        for path in (DOCS / "api").glob("*.md")
-        for name in re.findall(r"^::: (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
-
-
 def test_every_public_name_is_on_an_api_page() -> None:
     """A new public name needs a line `::: mless_interp.module.Name` in the page of its area, docs/api/*.md."""
-    documented = api_blocks()
-    home = {name: module for module, names in mi.PUBLIC.items() for name in names}
-    missing = []
-    home |= {name: module for module, names in mi.RESULTS.items() for name in names}
+    pages = "".join(path.read_text(encoding="utf-8") for path in (DOCS / "api").glob("*.md"))
+    documented = set(re.findall(r"^::: (\S+)", pages, re.MULTILINE))
+    tables, missing = [*mi.PUBLIC.items(), *mi.RESULTS.items()], []
+    home = {name: module for module, names in tables for name in names}
     for name in {*mi.__all__, *home} - {"__version__"}:
         own = getattr(mi, name)
         if isinstance(own, ModuleType):  # itself, or something in it
@@ -62,9 +50,6 @@ def test_every_public_name_is_on_an_api_page() -> None:
     folders = ("metrics", "statistics")
     modules = {f"mless_interp.{name}.{path.stem}" for name in folders for path in (PACKAGE / name).glob("[a-z]*.py")}
     assert (views | modules) - documented == set()
-
-
-# -------------------------------------------------------------------------------------------- methods, troubleshooting
 
 
 def test_methods_defines_every_metric_outcome_edit_and_measure_by_name() -> None:
@@ -118,9 +103,6 @@ def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
     assert [heading for heading in quoted if not any(heading in text for text in known)] == []
 
 
-# --------------------------------------------------------------------------------------------------- commands, outputs
-
-
 def commands(text: str) -> list[str]:
     """Every command line of the toolkit's own programs in a text: up to a back quote or the end of its line."""
     lines = re.sub(r"\\\n\s*", "", text)
@@ -132,8 +114,7 @@ def refused(command: str) -> str:
     from typer.main import get_command
 
     from mless_interp.__main__ import app
-
-    WrongUse: Any = typer.BadParameter.__base__
+    from mless_interp.app.command_line import USAGE
 
     words = shlex.split(command, comments=True)
     if (own := words[0] == "mless-interp") or words[1] == "-m":
@@ -152,7 +133,7 @@ def refused(command: str) -> str:
         program.make_context("command", words or ["--help"])  # a bare name needs no arguments
     except typer.Exit:  # of --help
         return ""
-    except WrongUse as error:
+    except USAGE as error:
         said = str(error.format_message())
         return "" if "there is no " in said else said
     return ""
@@ -193,12 +174,8 @@ def test_the_example_for_agents_runs() -> None:
 
 def test_names_that_pages_call_exist() -> None:
     pages = [ROOT / "README.md", ROOT / "AGENTS.md", *DOCS.rglob("*.md")]
-    named = {
-        (path.name, name)
-        for path in pages
-        for name in re.findall(r"\bmi\.([\w.]+\w)", path.read_text(encoding="utf-8"))
-    }
-    wrong = []
+    texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
+    named, wrong = {(page, name) for page, text in texts.items() for name in re.findall(r"\bmi\.([\w.]+\w)", text)}, []
     for page, name in sorted(named):
         found: Any = mi
         for part in name.split("."):
@@ -211,9 +188,6 @@ def test_names_that_pages_call_exist() -> None:
     assert len(named) > 60 and wrong == []
 
 
-# ---------------------------------------------------------------------------------------------------- for machines
-
-
 def test_llms_txt_lists_every_page_once_with_what_is_in_it() -> None:
     """Form: llmstxt.org. A new page needs a line there."""
     lines = [line for line in (ROOT / "llms.txt").read_text(encoding="utf-8").splitlines() if line.startswith("- ")]
@@ -222,9 +196,6 @@ def test_llms_txt_lists_every_page_once_with_what_is_in_it() -> None:
     known = [path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md")] + ["tutorials/README.md"]
     known += [f"tutorials/{path.name}" for path in (ROOT / "tutorials").glob("*.ipynb")]
     assert sorted(link[1] for link in links) == sorted(known)
-
-
-# ----------------------------------------------------------------------------------------------------------- the site
 
 
 ASSET = re.compile(

@@ -29,27 +29,19 @@ HARD = ("中", "नमस्ते", "👩‍👩‍👧", "<", "|", ">", "</s>"
 
 anything = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 texts = st.lists(st.one_of(anything, st.sampled_from(CONTROL + PIECES + HARD)), min_size=1, max_size=8).map("".join)
-lengths = st.integers(1, 60)
+words, lengths = texts.filter(str.strip), st.integers(1, 60)
 insertions = st.one_of(  # how one is made, and of what: made inside the test, as it draws words of its own
     st.tuples(st.just("meaningless"), st.sampled_from((" /", "/", " he", ".", "\n", " ...", "中")), lengths),
     st.tuples(st.just("meaningful"), st.sampled_from(("he", "she", "the")), lengths),
     st.tuples(st.just("random_sentence"), lengths, st.integers(0, 99)),
-    st.tuples(st.just("text"), texts.filter(str.strip)),
+    st.tuples(st.just("text"), words),
 )
 templates = st.sampled_from(("raw", "raw_as_sent", "text", "chat"))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* spell special tokens:UserWarning")
-@fuzz(
-    few=60,
-    share=10,
-    name=st.sampled_from(REAL),
-    question=texts.filter(str.strip),
-    answer=texts.filter(str.strip),
-    asked=insertions,
-    template=templates,
-)
+@fuzz(few=60, share=10, name=st.sampled_from(REAL), question=words, answer=words, asked=insertions, template=templates)
 def test_a_pair_of_any_text_is_right_or_refused(
     tokenizer_dir: Callable[[str], Path], name: str, question: str, answer: str, asked: tuple, template: str
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from fuzzing import fuzz
 from hypothesis import strategies as st
+from results_under_test import same
 from small_results import scored
 
 import mless_interp as mi
@@ -44,19 +45,6 @@ def damage(data: bytes, where: float, how: str, which: int) -> bytes:
             return data[:at] + draw.randbytes(size) + data[at + size :]
 
 
-def of_tree(value: Any) -> Any:
-    """Anything as what `==` can compare bit for bit."""
-    if isinstance(value, np.ndarray):
-        return (str(value.dtype), value.shape, value.tobytes() if value.dtype != object else value.tolist())
-    if isinstance(value, dict):
-        return {str(key): of_tree(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [of_tree(inner) for inner in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: of_tree(getattr(value, name)) for name in value.__dataclass_fields__}
-    return repr(value)
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mi.save(tmp_path_factory.mktemp("saved") / "results", scored(), others=scored(5))
@@ -66,7 +54,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_saved_results_are_right_or_refused(
     saved: Path, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
 ) -> None:
-    whole = of_tree({name: part for name, part in mi.load(saved).items() if name != "provenance"})
+    whole = mi.load(saved)
     folder = tmp_path_factory.mktemp("damaged") / "results"
     shutil.copytree(saved, folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -77,7 +65,7 @@ def test_saved_results_are_right_or_refused(
     except (ValueError, OSError) as error:
         assert path.name in str(error) or str(folder) in str(error), f"the file is not named: {error!r}"
     else:
-        assert of_tree({name: part for name, part in found.items() if name != "provenance"}) == whole
+        assert all(same(found[name], whole[name]) for name in whole.keys() - {"provenance"})
     finally:
         shutil.rmtree(folder.parent)
 
@@ -91,13 +79,8 @@ def numbers(at: int) -> dict[str, Any]:
 
 
 def run(checkpoint: Path) -> list[Any]:
-    return over_problems(
-        IDS,
-        lambda unit, tick: [numbers(at) for at in unit],
-        label="",
-        settings={"seed": 1},
-        options=RunOptions(checkpoint, progress=False),
-    )
+    options = RunOptions(checkpoint, progress=False)
+    return over_problems(IDS, lambda unit, _: list(map(numbers, unit)), label="", settings={"seed": 1}, options=options)
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +137,8 @@ def test_a_damaged_model_is_refused_or_is_another_model(
         shutil.rmtree(folder.parent)
 
 
-PROBLEMS = b"".join(
-    json.dumps({"unique_id": f"p{number}", "problem": f"What is {number} + 1?", "answer": str(number + 1)}).encode()
-    + b"\n"
-    for number in range(5)
-)
+RECORDS = [{"unique_id": f"p{at}", "problem": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(5)]
+PROBLEMS = "\n".join(map(json.dumps, RECORDS)).encode()
 
 
 @fuzz(few=60, share=10, **damages)

@@ -27,8 +27,6 @@ def test_ranks_by_hand() -> None:
     assert best.p == pytest.approx(1 / 6, abs=0.015)  # one of the six pairs is as good
     worst = enrichment(made, [Head(0, 0), Head(0, 3)])
     assert worst.mean_rank == 3.5 and worst.p == 1.0
-    assert worst.headline() == "2 heads rank 3.5 on average (random heads: 2.5), p = 1, 2 problems."
-    assert repr(worst).splitlines()[2].split() == ["L0H0", "4", "[4,", "4]"]
 
 
 def test_equal_heads_are_not_special() -> None:

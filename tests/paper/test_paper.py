@@ -23,15 +23,13 @@ def profile(
     in_span: float = 0.3,
     seed: int = 0,
     noise: float = 0.02,
-    later: float | None = None,
+    later: float = 0.0,
     same: bool = True,
 ) -> AttentionProfile:
     """Six problems. Shared tokens keep `kept` of their attention (in layers 1 and 2 `later`), span tokens get `in_span`
     of uniform attention's, and spikes stand at the same tokens if `same`."""
-    draw = np.random.default_rng(seed)
-    stay = np.random.default_rng(99)
-    start, stop = N_BEFORE, N_BEFORE + N_SPAN
-    n = N_BEFORE + N_QUESTION
+    draw, stay = np.random.default_rng(seed), np.random.default_rng(99)
+    start, stop, n = N_BEFORE, N_BEFORE + N_SPAN, N_BEFORE + N_QUESTION
     received: dict[str, list[np.ndarray]] = {"base": [], "inserted": [], "gap": []}
     uniform: dict[str, list[np.ndarray]] = {"base": [], "inserted": [], "gap": []}
     for _ in range(6):
@@ -89,9 +87,6 @@ def test_a_model_that_does_the_opposite_disagrees() -> None:
     )
     elsewhere = {"timing", "first_layer_differs", "meaningful_alike"}
     assert {found[key] for key in found.keys() - elsewhere} == {"disagrees"}
-
-
-def test_layers_that_are_alike_and_spikes_elsewhere_do_not_agree() -> None:
     assert verdicts(profile(kept=0.6, later=0.6), heads=[Head(0, 1)])["first_layer_differs"] == "disagrees"
     assert verdicts(profile(same=False))["timing"] != "agrees"
 
@@ -112,15 +107,13 @@ def test_a_claim_that_untrained_twins_share_holds_without_training() -> None:
     def checks(**made: Any) -> paper.ClaimChecks:
         return paper.check_claims(profile(**made), claims=wanted, repeats=repeats(*[0.5] * 20))
 
-    found = replace(
-        checks(), twins=(checks(in_span=0.7), checks(kept=0.7, same=False, in_span=0.9), checks(same=False))
-    )
+    twins = (checks(in_span=0.7), checks(kept=0.7, same=False, in_span=0.9), checks(same=False))
+    found = replace(checks(), twins=twins)
     table = found.table().set_index("key")
     assert table["verdict"].tolist() == ["agrees"] * 3
     assert table["untrained_verdict"].tolist() == ["3 of 3 agree: holds without training", *["1 of 3 agree"] * 2]
     assert table.loc["low_in_span", "untrained"] == pytest.approx((0.7 + 0.9 + 0.3) / 3, abs=0.01)
     assert "3 agree; 1 of those that agree holds without training" in found.headline()
-    assert "untrained" not in checks().table()
 
 
 def test_measured_numbers_are_those_that_were_put_in() -> None:
@@ -129,9 +122,6 @@ def test_measured_numbers_are_those_that_were_put_in() -> None:
     assert checks["low_in_span"].measured == pytest.approx(0.3)
     assert checks["attenuation_beyond_dilution"].null == pytest.approx(38 / 48)
     assert checks["timing"].measured == pytest.approx(1.0) and abs(checks["timing"].null) < 0.3
-    table = checks.to_frame()
-    assert list(table["verdict"].unique()) == ["agrees", "cannot tell", "disagrees"]
-    assert "agrees" in repr(checks) and "made up" in checks.headline()
 
 
 def test_a_claim_and_its_null_are_of_the_same_problems() -> None:
@@ -150,9 +140,9 @@ def test_what_stands_between_two_blocks_is_no_part_of_the_span() -> None:
     between = np.array([N_BEFORE + 2, N_BEFORE + 3])
     alignment = np.sort(np.concatenate([plain.alignment[0], between]))
     longer = {
-        name: [np.insert(found, N_BEFORE, 0.5, axis=1) for found in plain.received[name]] for name in ("base", "gap")
+        name: tuple(np.insert(found, [N_BEFORE] * 2, 0.5, axis=1) for found in plain.received[name])
+        for name in ("base", "gap")
     }
-    longer = {name: tuple(np.insert(found, N_BEFORE, 0.5, axis=1) for found in each) for name, each in longer.items()}
     inserted = tuple(found.copy() for found in plain.received["inserted"])
     for found in inserted:
         found[:, between] = 0.5
@@ -164,7 +154,6 @@ def test_what_stands_between_two_blocks_is_no_part_of_the_span() -> None:
         alignment=(alignment,) * 6,
         base_texts=(("x",) * (N_BEFORE + N_QUESTION + 2),) * 6,
     )
-    assert made.shaded("inserted") == ((N_BEFORE, N_BEFORE + 2), (N_BEFORE + 4, N_BEFORE + N_SPAN))
     check = paper.check_claims(made, heads=[Head(0, 1)], claims=["more_uniform"])["more_uniform"]
     inside = [*range(N_BEFORE, N_BEFORE + 2), *range(N_BEFORE + 4, N_BEFORE + N_SPAN)]
     own = np.mean([found[0, inside].std() / found[0, inside].mean() for found in inserted])
@@ -188,10 +177,8 @@ def test_wrong_profiles_are_named() -> None:
         paper.check_claims(profile(), claims=["x"])
     with pytest.raises(ValueError, match=r"no profiled head \(zero-based\) 'L0H5' here"):
         paper.check_claims(profile(), heads=[Head(0, 5)])
-    with pytest.raises(ValueError, match="no model 'gpt' in the figures; there are qwen2.5-math-7b"):
+    with pytest.raises(ValueError, match="unknown model of the figures 'gpt'; choose one of qwen2.5-math-7b"):
         paper.load_panel_model("gpt", tiny=True)
-    with pytest.raises(KeyError, match="no check of 'timing'"):
-        paper.check_claims(profile(), claims=["attenuation"])["timing"]
 
 
 def test_figures_show_the_heads_of_the_methods_zero_based() -> None:
@@ -211,9 +198,6 @@ def test_published_numbers_keep_their_source() -> None:
     table = paper.published(benchmark="MATH-500", model="llama-3.1-8b-instruct", treatment="none")
     printed = dict(zip(table["source"], table["percent"], strict=True))
     assert printed["Table 1"] == 41.8 and printed["Table 5"] == 35.4 and printed["Table 3a"] == 43.0
-    assert bool(table[table["source"].str.startswith("Figure 10")]["approximate"].all())
-    with pytest.raises(ValueError, match="no column 'bench'"):
-        paper.published(bench="x")
 
 
 @pytest.mark.parametrize("key", list(paper.MODELS))
@@ -224,7 +208,6 @@ def test_a_stand_in_has_the_heads_of_its_model_and_reads_its_problems(key: str) 
     assert "random weights" in model.info.name
     questions = stand_in_problems(2)
     pairs = make_pairs(model, questions, Insertion.meaningless())
-    assert pairs[0].n_inserted == 55 and 55 <= len(pairs[0].base) <= 90
     assert model.tokenizer.unk_token_id not in pairs[0].inserted.ids
     made = attention_profile(model, pairs, heads=[Head(0, real.n_heads - 1)], progress=False)
     assert bool(np.isnan(made.received["base"][0][0, 0])) == real.first_token_left_out

@@ -3,12 +3,10 @@
 import bench_calibration as bench
 import numpy as np
 import pytest
-from conftest import ROOT
 
 import mless_interp as mi
 from mless_interp.statistics import detectable_prevalence
 
-PAGE = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # too few problems: what is measured here
 
 
@@ -22,18 +20,13 @@ def test_a_planted_strength_is_about_the_share_that_is_removed() -> None:
 
 @pytest.mark.slow
 def test_rates_of_a_tiny_run_are_as_they_must_be() -> None:
+    shared = bench.share_part(2, (16,), (0.0, 1.0))
+    assert shared[1.0, 16].right == bench.Tally(2, 2) and shared[0.0, 16].named == bench.Tally(0, 2)
     rates, again = bench.strength_part(2, (8, 16), (0.02, 0.3))
     assert rates[0.3, 16].right == bench.Tally(2, 2) and rates[0.02, 16].named == bench.Tally(0, 2)
     assert rates[0.3, 8].named == bench.Tally(0, 2), "8 problems can name nobody"
     assert rates.others == {8: bench.Tally(0, 2), 16: bench.Tally(0, 2)}
     assert again[0.0, 0].right == bench.Tally(64, 64) and max(again.measured[0.0]) < 1e-3
-
-
-@pytest.mark.slow
-def test_a_head_that_acts_in_some_problems_is_named_where_these_are_most() -> None:
-    rates = bench.share_part(2, (16,), (0.0, 1.0))
-    assert rates[1.0, 16].right == bench.Tally(2, 2) and rates[0.0, 16].named == bench.Tally(0, 2)
-    assert rates.measured == {1.0: [1.0, 1.0], 0.0: [0.0, 0.0]} and rates.others[16] == bench.Tally(0, 2)
 
 
 def test_stored_effects_are_judged_as_the_analysis_judges() -> None:

@@ -16,7 +16,7 @@ import train
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mless_interp.models.load import DEMO_DIRECTORY as DIRECTORY
-from mless_interp.statistics import concentration, median_interval
+from mless_interp.statistics import median_interval
 
 SIZES = {"steps": 16, "batch": 4, "warmup": 2, "draft_steps": 8, "draft_batch": 4}
 SIZES |= {"hidden": 16, "intermediate": 16, "layers": 1, "heads": 2, "key_value_heads": 1}
@@ -38,11 +38,6 @@ def problems() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
     return json.loads((DIRECTORY / "training.json").read_text(encoding="utf-8"))
-
-
-def training_prompts(n: int, seed: int = 0, **shares: float) -> list[task.TrainingPrompt]:
-    rng = random.Random(seed)
-    return [task.draw_training_prompt(rng, **shares) for _ in range(n)]
 
 
 def test_bundled_problems_are_those_of_the_generator(problems: list[dict[str, Any]]) -> None:
@@ -77,15 +72,14 @@ def test_tokenizer_holds_every_word_of_the_problems(demo: Loaded, problems: list
     for problem in problems:
         text = f"{problem['system']}{problem['problem']} {problem['solution']} {task.EOS}"
         ids = tokenizer(text)["input_ids"]
-        assert tokenizer.unk_token_id not in ids
-        assert len(ids) == len(text.split())
-        assert tokenizer.decode(ids) == text
-    assert tokenizer.unk_token_id in tokenizer("platypus")["input_ids"]
+        assert tokenizer.unk_token_id not in ids and len(ids) == len(text.split()) and tokenizer.decode(ids) == text
 
 
 def test_chat_template_is_the_format_seen_in_training(demo: Loaded, problems: list[dict[str, Any]]) -> None:
     model, tokenizer = demo
-    seen = next(" ".join(prompt.words) for prompt in training_prompts(200) if task.USER_TURN in prompt.words)
+    rng = random.Random(0)
+    prompts = (task.draw_training_prompt(rng).words for _ in range(200))
+    seen = next(" ".join(words) for words in prompts if task.USER_TURN in words)
     question = seen[seen.index("<user> ") + len("<user> ") : seen.index(" <assistant>")]
     turns = [{"role": "system", "content": task.SYSTEM}, {"role": "user", "content": question}]
     written = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -120,9 +114,7 @@ def test_stored_weights_answer_as_the_criteria_say(demo: Loaded, problems: list[
     assert right["slashes"] < right["he"]
 
 
-def test_slashes_change_the_answers_log_prob(
-    demo: Loaded, problems: list[dict[str, Any]], figures: dict[str, Any]
-) -> None:
+def test_slashes_change_the_log_prob(demo: Loaded, problems: list[dict[str, Any]], figures: dict[str, Any]) -> None:
     chosen = problems[: measure.N_EFFECTS]
     spans = measure.fillers(len(chosen))["slashes"]
     inserted, masked, gap = (
@@ -134,9 +126,6 @@ def test_slashes_change_the_answers_log_prob(
     found, stored = median_interval(content), figures["effects"]["slashes"]["content"]
     assert found.high < 0 or found.low > 0
     assert float(found.estimate) == pytest.approx(stored["median"], rel=0.02)
-    assert content.mean() == pytest.approx(stored["mean"], rel=0.02)
-    assert max((content < 0).mean(), (content > 0).mean()) >= 0.9
-    assert concentration(content).share < 0.25
 
 
 def test_same_seed_gives_the_same_weights_and_a_resumed_run_those_of_an_uninterrupted_one(tmp_path: Path) -> None:
