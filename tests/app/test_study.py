@@ -158,7 +158,7 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"locate_by": "held"}, "unknown contrast to locate heads by 'held'; choose one of content, computed"),
         ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
         ({"metrics": ["span_mas"]}, "unknown metric 'span_mas' \\(did you mean span_mass\\?\\); choose of"),
-        ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then different others"),
+        ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then others"),
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
         ({"insertions": [ROW, ROW]}, "two insertions are named 'slashes'"),
         ({"insertions": [{**ROW, "name": "none"}]}, "no insertion may be named 'none'"),
@@ -191,13 +191,14 @@ def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_run
     for row in ({"kind": "from_key", "unit": "no such key"}, {"kind": "meaningless", "n_tokens": 600}):
         with pytest.raises(ValueError, match="insertion 'x': .*(no such|600|512)"):
             mi.run_study(told(insertions=[{"name": "x", **row}]), model=demo)
-    for without, words in (
-        ({"answer": " "}, "no answer to grade against"),
-        ({"distractor": None}, "dist"),
-    ):
-        bare = [replace(each, **without) for each in mi.load_problems("demo", limit=6)]
+    asked = {
+        "answer": (" ", [], "no answer to grade against"),
+        "distractor": (None, ["logit_diff"], "'slashes': .*distractor"),
+    }
+    for name, (lacking, more, words) in asked.items():
+        bare = [replace(each, **{name: lacking}) for each in mi.load_problems("demo", limit=6)]
         with pytest.raises(ValueError, match=words):
-            mi.run_study(told(outcomes=["answer_logprob", "logit_diff"]), model=demo, problems=bare)
+            mi.run_study(told(outcomes=["answer_logprob", *more]), model=demo, problems=bare)
 
 
 @pytest.mark.slow
@@ -220,7 +221,9 @@ def test_options_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.
 def test_included_studies_say_whom_they_follow_and_can_be_made(included: str, demo: Any) -> None:
     study: Study = mi.read_study(included)
     assert study.source and study.claims
-    assert all(pairs[0].n_inserted for pairs in pairs_of(study, demo, mi.load_problems("demo", limit=2)).values())
+    problems = mi.load_problems("demo", limit=study.n_problems)
+    for row in study.rows(problems):
+        assert mi.make_pairs(demo, problems[:2], row.insertion, template=study.template)[0].n_inserted > 0, row.name
 
 
 def test_too_few_problems_to_establish_anything_are_told(whole: mi.StudyResult) -> None:
