@@ -149,7 +149,7 @@ def present(kept: Kept) -> Presented:
     files = {"accuracy.csv": found.table(), "completions.jsonl": answers, "accuracy.png": picture}
     if compared is not None:
         files["comparisons.csv"] = compared.to_frame()
-    return files, page
+    return Presented(files, page)
 
 
 app = program("accuracy", compute, present)

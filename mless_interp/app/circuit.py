@@ -107,7 +107,7 @@ def present(kept: Kept) -> Presented:
                 files[f"{name}_{at}.png" if at else f"{name}.png"] = picture
     if circuit.edges is not None:
         files["edges.parquet"] = circuit.edges.to_frame()
-    return files, lambda: _page(kept, circuit)
+    return Presented(files, lambda: _page(kept, circuit))
 
 
 # ------------------------------------------------------------------------------------------------------------- the page

@@ -360,13 +360,11 @@ class Pairing(Inserting):
         return named
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
-        """Return the first problems of the source (None: all)."""
         if self.pairs is None:
             return super().first(limit)
         return tuple(pair.problem for pair in self.given.values())[:limit]
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":
-        """Return the model and the pairs of each part of the problems."""
         if self.pairs is None:
             return super().begin(*parts)
         return self.load(), [tuple(self.given[problem.id] for problem in part) for part in parts]
@@ -500,7 +498,6 @@ class Commands(typer.core.TyperGroup):
     """The program of all commands."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that was asked for."""
         with plain_refusals():
             return super().resolve_command(ctx, args)
 
@@ -509,16 +506,13 @@ class Command(typer.core.TyperCommand):
     """A program of one command, whose options are listed in panels."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options."""
         with plain_refusals():
             return super().parse_args(ctx, args)
 
     def get_short_help_str(self, limit: int = 0) -> str:
-        """Return the first sentence, whole."""
         return f"{' '.join((self.help or '').split()).partition('. ')[0].rstrip('.')}."
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options under the headings of `PANELS`."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for each in self.get_params(ctx):
             if (record := each.get_help_record(ctx)) is not None:

@@ -66,7 +66,7 @@ def present(kept: Kept) -> Presented:
         "doses.parquet": found.to_frame(),
         "dose_response.png": picture,
     }
-    return files, page
+    return Presented(files, page)
 
 
 app = program("dose_response", compute, present)

@@ -148,7 +148,7 @@ def present(kept: Kept) -> Presented:
         "curves.csv": joined([profile.curves() for profile in profiles]),
         **pictures,
     }
-    return files, page
+    return Presented(files, page)
 
 
 app = program("head_profiles", compute, present)

@@ -102,7 +102,7 @@ def present(kept: Kept) -> Presented:
         "claims.csv": shift.claims(),
         "mediation.csv": mediated.table(),
     }
-    return {**tables, **pictures, "decomposition.parquet": parts.to_frame()}, page
+    return Presented({**tables, **pictures, "decomposition.parquet": parts.to_frame()}, page)
 
 
 app = program("mechanism", compute, present)

@@ -188,7 +188,7 @@ def present(kept: Kept) -> Presented:
         which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"
         return kept.view(made, heading=f"Attention of the {which} heads")
 
-    return files, page
+    return Presented(files, page)
 
 
 app = program("patch_heads", compute, present)

@@ -45,7 +45,7 @@ def present(kept: Kept) -> Presented:
         return kept.page("What the inserted positions hold", asked, found).result(found, pictures={caption: picture})
 
     files = {"readings.csv": found.table(), "readings.parquet": found.to_frame(), "span_map.png": picture}
-    return files, page
+    return Presented(files, page)
 
 
 app = program("read_span", compute, present)

@@ -171,7 +171,7 @@ def present(kept: Kept) -> Presented:
         return made
 
     files = {"figure.png": picture, "figure.csv": pd.concat(curves), "claims.csv": pd.concat(claims)}
-    return files | ({"bars.csv": bars} if figure.kind == "bars_and_head" else {}), page
+    return Presented(files | ({"bars.csv": bars} if figure.kind == "bars_and_head" else {}), page)
 
 
 def _bars(answered: dict[str, Any]) -> "pd.DataFrame":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 import typer
 
@@ -40,8 +40,6 @@ ALWAYS = (
 """What the help of every command ends with."""
 N_SHOWN_PROBLEMS = 32
 """Problems over which shown attention is averaged, at most."""
-Presented = tuple[dict[str, Any], Callable[[], Any]]
-"""Files by name: tables (.csv, .parquet, .jsonl), pictures and views (.png, .html); and what makes the page when asked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +54,13 @@ class Computed:
     shown: Mapping[str, object] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+
+class Presented(NamedTuple):
+    """Files by name (tables: .csv, .parquet, .jsonl; pictures and views: .png, .html), and what makes the page when asked."""
+
+    files: dict[str, Any]
+    page: Callable[[], Any]
 
 
 @dataclass(frozen=True, eq=False)

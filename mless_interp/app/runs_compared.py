@@ -77,7 +77,6 @@ class RunsCompared(Result):
         return table.sort_values("named in", ascending=False, kind="stable", ignore_index=True)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the results' own rows, with their `run`."""
         return pd.concat([found.to_frame().assign(run=run) for run, found in self.results.items()], ignore_index=True)
 
     def headline(self) -> str:
@@ -108,14 +107,12 @@ class RunsCompared(Result):
         return f"{answer}; median total effect in {unit}: {'; '.join(totals)}."
 
     def details(self) -> list[str]:
-        """Return whether the runs are of the same problems."""
         ids = [set(found.problem_ids) for found in self.results.values()]
         common, every = set.intersection(*ids), set.union(*ids)
         some = [f"The runs share {len(common)} of {len(every)} problems (by id)."] if common != every else []
         return [*some, "Each run is judged by its own problems; no test is made between runs."]
 
     def shown(self) -> Shown:
-        """Return the runs, and the heads that any names."""
         heads, tables = self.heads(), [ShownTable(self.table(), "Each run, with 95 % intervals over its own problems.")]
         if not heads.empty:
             own = {name: "" if name in ("head", "named in") else name for name in heads.columns}

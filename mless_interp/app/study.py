@@ -105,7 +105,7 @@ def present(kept: Kept) -> Presented:
     }
     if found.answers is not None:
         files["completions.jsonl"] = found.answers.to_frame()
-    return files, page
+    return Presented(files, page)
 
 
 app = program("study", compute, present)

@@ -246,7 +246,6 @@ class StudyResult(Result):
         return [*told, *super().caveats()][:3]
 
     def details(self) -> list[str]:
-        """Return how effects and heads were tested, the answers without insertion, and what the source claims."""
         contrasts, outcomes = ", ".join(self.contrasts), ", ".join(self.outcomes)
         found = [
             f"Contrasts {contrasts}, outcomes {outcomes}; p of sign tests after Holm over all {len(self._effects)}."
@@ -263,13 +262,11 @@ class StudyResult(Result):
         return found
 
     def printed(self) -> pd.DataFrame:
-        """Return a row per insertion, the estimates alone."""
         table = self.table()
         ends = ("_ci_low", "_ci_high", "_k", "_n", "_n_undefined", "_p")
         return table[[name for name in table.columns if name != "inserts" and not name.endswith(ends)]]
 
     def shown(self) -> Shown:
-        """Return a row per insertion, and a row per effect with its prevalence."""
         table, unit = self.table(), self.effect_of(self.insertions[0]).unit
         side = (
             f"What each insertion does, {count_of(len(self.problem_ids), 'problem')}: medians of effects on the outcome over "

@@ -128,7 +128,6 @@ class ClaimChecks(Result):
         return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the same as `table`: what is kept of a claim is one row."""
         return self.table()
 
     def headline(self) -> str:
@@ -142,7 +141,6 @@ class ClaimChecks(Result):
         return f"{count_of(len(self.checks), 'claim')} on {s.get('model')} ({s.get('n_problems')} problems): {told}."
 
     def details(self) -> list[str]:
-        """Return what was checked, and each claim that does not agree."""
         s = self.settings
         return [
             f"Heads {s.get('heads')} (zero-based), {s.get('insertion')}, {count_of(len(self.twins), 'untrained twin')}.",
@@ -150,11 +148,9 @@ class ClaimChecks(Result):
         ]
 
     def printed(self) -> pd.DataFrame:
-        """Return every claim against its null."""
         return self.table()[["claim", "verdict", "measured", "measured_ci_low", "measured_ci_high", "null", "n"]]
 
     def shown(self) -> Shown:
-        """Return the same, with what untrained twins give."""
         of_twins = ["untrained", "untrained_verdict"] * bool(self.twins)
         columns = ["claim", "measured", "null", "null_is", "above_null", "n", "verdict", *of_twins, "reason"]
         return Shown((ShownTable(self.table(), "The paper's claims, each against its null.", columns),))

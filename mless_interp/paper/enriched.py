@@ -44,7 +44,6 @@ class Enrichment(Result):
         return pd.DataFrame([row | {"n_heads": len(self.heads)}])
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one row per head: its rank in its layer, 1 for the largest, with its limits."""
         ends = np.array([self.limits.get(str(head), (np.nan, np.nan)) for head in self.heads])
         ranks = {"rank": [self.ranks[str(head)] for head in self.heads]}
         return pd.DataFrame(head_columns(self.heads) | ranks | {"rank_ci_low": ends[:, 0], "rank_ci_high": ends[:, 1]})
@@ -56,15 +55,12 @@ class Enrichment(Result):
         return f"{of} rank {self.mean_rank:.1f} on average ({random}), p = {self.p:.2g}, {n} problems."
 
     def details(self) -> list[str]:
-        """Return how ranks are made."""
         return ["Rank 1 is the largest effect of its layer; intervals are of a bootstrap over problems."]
 
     def printed(self) -> pd.DataFrame:
-        """Return every head's rank."""
         return self.to_frame()[["label", "rank", "rank_ci_low", "rank_ci_high"]]
 
     def shown(self) -> Shown:
-        """Return every head's rank."""
         columns = ["label", "paper_label", "rank", "rank_ci_low", "rank_ci_high"]
         return Shown((ShownTable(self.to_frame(), "Rank of each head in its layer; 1: the largest effect.", columns),))
 
