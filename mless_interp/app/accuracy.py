@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..core.arguments import count_of
 from ..prompts.conditions import one_of
@@ -80,8 +80,7 @@ def compute(options: Options) -> Computed:
     elif options.vllm_python is not None or options.tensor_parallel_size != 1:
         raise ValueError("--vllm-python and --tensor-parallel-size are for --engine vllm")
     treatments = [_treatment(options, name) for name in chosen_names(options.treatments)]
-    names = ("n_samples", "temperature", "top_p", "max_new_tokens", "batch_size")
-    asked: dict[str, Any] = {name: getattr(options, name) for name in names} | {"engine": engine}
+    asked = options.chosen("n_samples", "temperature", "top_p", "max_new_tokens", "batch_size") | {"engine": engine}
     check_asked(treatments, **asked)
     model = options.load()
     if knocked_out is not None:

@@ -76,14 +76,14 @@ def compute(options: Options) -> Computed:
     from ..circuits.locate import locate_heads
 
     model, (pairs, others) = options.begin(*parts)
-    common = {"outcome": options.outcome, "contrast": options.contrast, **options.common}
+    common = options.chosen("outcome", "contrast") | options.common
     fresh, left_out = others or None, chosen_names(options.without)
     heads: Any = chosen_heads(options.heads)
     if heads is None:
         kept = options.partial / "located"
         heads = locate_heads(model, pairs, confirm=fresh, by=options.by, checkpoint=kept, **common)
     wanted = [name for name in PARTS if name not in left_out]
-    how: dict[str, Any] = {name: getattr(options, name) for name in ("mlps", "n_rows", "most_heads")}
+    how = options.chosen("mlps", "n_rows", "most_heads")
     circuit = trace_circuit(model, pairs, heads, fresh=fresh, parts=wanted, checkpoint=options.partial, **how, **common)
     same = "The circuit uses the same problems that selected the heads, so it describes how they act, not whether."
     notes = [same] * bool(circuit.heads and circuit.located is not None and not fresh)

@@ -191,6 +191,10 @@ class Saving:
         """The options of every analysis of the library."""
         return {"progress": self.progress, "seed": self.seed}
 
+    def chosen(self, *names: str) -> dict[str, Any]:
+        """Return these options by name."""
+        return {name: getattr(self, name) for name in names}
+
     def say(self, text: str) -> None:
         """Say on standard error what is being done where no bar moves."""
         if self.progress:
@@ -267,7 +271,7 @@ class Asking(Loading, Saving):
         """Return the first problems of the source (None: all)."""
         from ..prompts.texts import problems_of
 
-        sizes = {name: getattr(self, name) for name in ("n_before", "n_context", "n_answer")}
+        sizes = self.chosen("n_before", "n_context", "n_answer")
         given = {name: size for name, size in sizes.items() if size is not None}
         return problems_of(self.model, self.problems, limit=limit, **given)
 
@@ -318,7 +322,7 @@ class Inserting(Asking):
 
     def filler(self, **changes: object) -> "Insertion":
         """Return the insertion that was asked for."""
-        given: dict[str, Any] = {"n_tokens": self.n_tokens, "seed": self.seed, "place": self.place} | changes
+        given = self.chosen("n_tokens", "seed", "place") | changes
         return chosen_insertion(self.insertion, self.unit, **given, pool=lambda: self.first(None))
 
     def begin(self, *parts: tuple[Problem, ...]) -> "tuple[Model, list[tuple[PromptPair, ...]]]":

@@ -123,8 +123,7 @@ def plan(options: Planning) -> None:
 
     from .planned import ELSEWHERE, plan_run
 
-    asked = "what template outcome max_new_tokens backend dtype device attention tflops".split()
-    given = {name: getattr(options, name) for name in asked}
+    given = options.chosen(*"what template outcome max_new_tokens backend dtype device attention tflops".split())
     memory = None if options.memory is None else convert_file_size_to_int(options.memory)
     found = plan_run(options.model, questions, options.filler(), memory=memory, **given)
     chosen = {name: value for name, value in found.chosen.items() if value != ELSEWHERE}

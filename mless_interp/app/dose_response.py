@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .command_line import Inserting, SignedOutcome, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
@@ -39,7 +39,7 @@ def compute(options: Options) -> Computed:
     check_has_doses(options.insertion)
     filler = options.filler(n_tokens=doses[-1])
     model = options.load()
-    how: dict[str, Any] = {name: getattr(options, name) for name in ("layer", "outcome", "template")} | options.common
+    how = options.chosen("layer", "outcome", "template") | options.common
     found = dose_response(model, questions, filler, doses=doses, checkpoint=options.partial / "doses.jsonl", **how)
     pairs = make_pairs(model, questions[:1], filler, template=options.template)
     most = found.table().nlargest(3, f"log_odds_at_{doses[-1]}")["label"].tolist()

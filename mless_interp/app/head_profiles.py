@@ -57,7 +57,7 @@ def compute(options: Options) -> Computed:
 
     model = options.load()
     heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
-    common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, **options.common}
+    common = options.common | {"conditions": conditions, "rows": options.rows}
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
     prompts: dict[str, object] = {}

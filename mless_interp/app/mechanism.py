@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..prompts.conditions import CONTRASTS, as_words
 from .command_line import Inserting, SignedOutcome, chosen_heads, option
@@ -40,8 +40,7 @@ def compute(options: Options) -> Computed:
     from ..mechanism import activation_shift, decompose_attention, mediate
 
     model, (pairs,) = options.begin(questions)
-    common = {"layer": options.layer, "c": options.c, **options.common}
-    how: dict[str, Any] = {name: getattr(options, name) for name in ("contrast", "direction", "outcome")}
+    common, how = options.chosen("layer", "c") | options.common, options.chosen("contrast", "direction", "outcome")
     mediated = mediate(model, pairs, checkpoint=folder / "mediation.jsonl", **how, **common)
     shift = activation_shift(model, pairs, checkpoint=folder / "activations.jsonl", **common)
     controlled = options.control and pairs[0].insertion.kind != "random_sentence"

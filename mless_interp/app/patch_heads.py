@@ -89,7 +89,7 @@ def compute(options: Options) -> Computed:
 
     model, (pairs, fresh, others) = options.begin(*parts)
     heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
-    common: dict[str, Any] = {"outcome": options.outcome, "contrast": options.contrast, **options.common}
+    common = options.chosen("outcome", "contrast") | options.common
     with stages(2 + bool(others)):
         if options.mode == "sweep":
             how: dict[str, Any] = {"direction": options.direction or "denoising", "edit": options.edit or "z"}

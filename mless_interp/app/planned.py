@@ -27,7 +27,7 @@ from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
 from ..models.info import ModelError, ModelInfo
 from ..models.load import CONVERTED_AT_MOST, load_model, source_of
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
-from ..models.weights import BACKENDS, INDEX, WEIGHTS, document, first_line
+from ..models.weights import BACKENDS, DTYPES, INDEX, WEIGHTS, document, first_line
 from ..patching.joint import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
@@ -40,7 +40,7 @@ from ..prompts.prompt import Tokenizer
 from ..runtime.loop import RunOptions
 from ..runtime.text_safety import visible
 from ..scores import attention_profile, score_heads
-from .command_line import Attention, Dtype
+from .command_line import Attention
 
 WORK = {
     "sweep": (2, 1),
@@ -171,16 +171,12 @@ def plan_run(
     Raises `ModelError` for a config of no model that is taken, `ValueError` for problems that cannot be run.
     """
     one_of(what, WORK, "what")
-    words = {
-        "backend": (backend, BACKENDS),
-        "dtype": (dtype, get_args(Dtype)),
-        "attention": (attention, get_args(Attention)),
-    }
-    for label, (asked, known) in words.items():
-        one_of(asked or known[0], dict.fromkeys(known), label)
+    asked = {"backend": (backend, BACKENDS), "dtype": (dtype, DTYPES), "attention": (attention, get_args(Attention))}
+    for label, (word, known) in asked.items():
+        one_of(word or known[0], dict.fromkeys(known), label)
     if (memory is None) != (tflops is None) or (memory is not None and device is not None):
         raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
-    if min(memory or 1, 1 if tflops is None else tflops) <= 0:
+    if memory is not None and tflops is not None and min(memory, tflops) <= 0:
         raise ValueError(f"memory and tflops must be above 0, got {memory} and {tflops}")
     check_count(n_treatments, name="n_treatments")
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
@@ -211,7 +207,6 @@ def plan_run(
     if attention != "eager" and backend != "nnsight":
         raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
     work = _Work(shape, what, read, pairs, template, n_treatments if what == "accuracy" else 0, new, places, tflops)
-    plans = []
     for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
         chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
         plan = Plan(
@@ -228,8 +223,8 @@ def plan_run(
             command="mi.load_model({!r}, backend={backend!r}, dtype={dtype!r}, device={device!r}, "
             "attn_implementation={attention!r})".format(name, **chosen),
         )
-        plans.append(plan)
-    plan = next((each for each in plans if sum(each.memory.values()) <= each.available), plans[-1])
+        if sum(plan.memory.values()) <= plan.available:
+            break
     if memory is None and shape.is_here and plan.fits:
         return replace(plan, timed=True, parts=work.timed(plan.chosen))
     return replace(plan, parts=work.counted(plan.chosen))

@@ -71,8 +71,8 @@ def compute(options: Options) -> Computed:
     models: dict[str, object] = {}
     n = options.n_tokens
     filler = Insertion.meaningless(n_tokens=n)
-    common: dict[str, object] = {"template": options.template, **options.common}
-    how = {name: getattr(options, name) for name in ("n_tokens", "rows", "draws", "repeats", "twins")} | common
+    common = options.chosen("template") | options.common
+    how = options.chosen("n_tokens", "rows", "draws", "repeats", "twins") | common
     if options.tiny:
         loading = {name: loading[name] for name in ("backend", "attn_implementation")}
     for key, directory in directories.items():

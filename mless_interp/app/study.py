@@ -61,8 +61,7 @@ def compute(options: Options) -> Computed:
     from ..views.report import ShownPrompt
     from .study_runner import pairs_of, read_study, run_study
 
-    names = "model problems limit template confirm answers n_tokens".split()
-    changes = {name: getattr(options, name) for name in names}
+    changes = options.chosen(*"model problems limit template confirm answers n_tokens".split())
     study = read_study(options.file).with_changes(**changes, seeds=None if options.seed is None else (options.seed,))
     of_study: dict[str, Any] = {name: getattr(study, name) for name in ("model", "problems", "template")}
     whole = replace(options, limit=study.n_problems, **of_study)
