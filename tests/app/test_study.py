@@ -192,7 +192,7 @@ def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_run
         with pytest.raises(ValueError, match="insertion 'x': .*(no such|600|512)"):
             mi.run_study(told(insertions=[{"name": "x", **row}]), model=demo)
     asked = {
-        "answer": (" ", [], "no answer to grade against"),
+        "answer": (" ", [], "its answer encodes to no tokens"),
         "distractor": (None, ["logit_diff"], "'slashes': .*distractor"),
     }
     for name, (lacking, more, words) in asked.items():
