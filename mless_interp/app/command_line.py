@@ -25,7 +25,7 @@ import typer
 import typer.core
 from typer import Argument, Option
 
-from ..core.arguments import beside, count_of, nearest
+from ..core.arguments import Arguments, beside, count_of, nearest
 from ..core.heads import Head, check_heads
 from ..prompts.conditions import CONTRASTS, one_of
 from ..prompts.problems import Problem, whole_groups
@@ -187,11 +187,11 @@ class Saving:
         return not self.no_progress
 
     @property
-    def common(self) -> dict[str, Any]:
+    def common(self) -> Arguments:
         """The options of every analysis of the library."""
         return {"progress": self.progress, "seed": self.seed}
 
-    def chosen(self, *names: str) -> dict[str, Any]:
+    def chosen(self, *names: str) -> Arguments:
         """Return these options by name."""
         return {name: getattr(self, name) for name in names}
 
@@ -233,7 +233,7 @@ class Loading:
     )
     attention: Attention = option("eager", "sdpa (nnsight): fused and lean; no patterns to show.")
 
-    def loading(self) -> dict[str, Any]:
+    def loading(self) -> Arguments:
         """Return all of them as `load_model` takes them; `ValueError` for what cannot be read."""
         names = ("backend", "dtype", "tf32", "device", "offload_folder", "device_map")
         made = {name: getattr(self, name) for name in names} | {"attn_implementation": self.attention}
@@ -555,7 +555,7 @@ def chosen_heads(
     return tuple(Head(layer, head) for layer in chosen for head in range(shape[1]))
 
 
-def chosen_place(place: str) -> dict[str, Any]:
+def chosen_place(place: str) -> Arguments:
     """Return the place of `--place`, as `Insertion` takes it: {'before': ('system',), 'at': (4, 9)}."""
     known = [f"{word}-{segment}" for word in ("before", "after") for segment in SEGMENTS] + ["before-answer"]
     found: dict[str, tuple[str | int, ...]] = {}

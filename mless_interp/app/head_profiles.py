@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from ..core.arguments import Arguments
 from ..core.heads import Head
 from ..prompts.conditions import CONDITIONS, as_words, one_of, several_of
 from .command_line import Asking, Kind, Rows, chosen_heads, chosen_insertion, chosen_names, option
@@ -93,7 +94,7 @@ def _insertions(options: Options) -> "list[Insertion]":
     from ..prompts.insertions import KINDS
 
     asked = [text.partition("=") for text in options.insertion or ["meaningless"]]
-    given: dict[str, Any] = {"seed": options.seed, "pool": lambda: options.first(None), "place": options.place}
+    given: Arguments = {"seed": options.seed, "pool": lambda: options.first(None), "place": options.place}
     any_counted, made = any(KINDS[kind].counted for kind, _, _ in asked), []
     for kind, equals, unit in asked:
         n_tokens = options.n_tokens if KINDS[kind].counted or not any_counted else None

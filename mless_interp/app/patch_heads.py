@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..core.arguments import count_of, listed
+from ..core.arguments import Arguments, count_of, listed
 from ..prompts.conditions import CONTRASTS, as_words, one_of
 from ..prompts.problems import Problem
 from .command_line import Edit, Outcome, Pairing, SignedOutcome, chosen_heads, option
@@ -92,7 +92,7 @@ def compute(options: Options) -> Computed:
     common = options.chosen("outcome", "contrast") | options.common
     with stages(2 + bool(others)):
         if options.mode == "sweep":
-            how: dict[str, Any] = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
+            how: Arguments = {"direction": options.direction or "denoising", "edit": options.edit or "z"}
             swept = patch_heads(model, pairs, heads=heads, checkpoint=options.partial / "sweep.jsonl", **how, **common)
             results: dict[str, Any] = {"PatchScores": swept}
             best = swept.top(N_SHOWN)["label"].tolist()
@@ -132,7 +132,7 @@ def answers_come_back(found: "AccuracyResults") -> str:
     told += f", {right[2]:.1f} % with {heads} cut off from it: {shown} (p = {made.p:.2g})."
     if len(cut) == 1:
         return f"{told} There is no other set of the same layers and size."
-    how: dict[str, Any] = {"ids": found.problem_ids, "groups": found.groups, "seed": found.seed}
+    how: Arguments = {"ids": found.problem_ids, "groups": found.groups, "seed": found.seed}
     how |= {"confidence": found.confidence, "names": ("random sets", cut[0]), "grader": "strict"}
     made = compare_answers(shares[:, 3:], shares[:, 2:3], **how)
     better = "" if made.shown_to_differ and len(made.gained) > len(made.lost) else "not "

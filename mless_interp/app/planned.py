@@ -19,7 +19,7 @@ from ..answers import evaluate_accuracy
 from ..answers.complete import rows_at_once
 from ..circuits.circuit import trace_circuit
 from ..circuits.measure import duration, estimated_seconds, extrapolated
-from ..core.arguments import check_count, checked, count_of
+from ..core.arguments import Arguments, check_count, checked, count_of
 from ..mechanism import activation_shift, decompose_attention, mediate
 from ..models.arithmetic import product
 from ..models.decoder import decoder_layers
@@ -292,13 +292,13 @@ class _Work:
         """Seconds of each part, from real runs of it on a few problems."""
         began, n = time.perf_counter(), len(self.pairs)
         backend, dtype, device, attention = (chosen[key] for key in ("backend", "dtype", "device", "attention"))
-        how: dict[str, Any] = {"backend": backend, "dtype": dtype, "device": device, "attn_implementation": attention}
+        how: Arguments = {"backend": backend, "dtype": dtype, "device": device, "attn_implementation": attention}
         model = load_model(self.shape.info.name, **how)
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
         mean, heads = np.mean([len(pair.inserted) for pair in self.pairs]), model.info.heads
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
         some_heads = heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED]
-        reads: dict[str, Any] = {"outcome": self.outcome.name, "progress": False}
+        reads: Arguments = {"outcome": self.outcome.name, "progress": False}
         batch = [pair.problem for pair in self.pairs[: self.batch]]
 
         def answered(eights: int) -> None:
@@ -398,7 +398,7 @@ class Shape:
     def of(cls, name: str, *, trust_remote_code: bool = False) -> "Shape":
         """Read config.json and the tokenizer; `ModelError` where there are none, or for a model of a kind that is not taken."""
         source = source_of(name)
-        options: dict[str, Any] = {"local_files_only": only_here(source), "trust_remote_code": trust_remote_code}
+        options: Arguments = {"local_files_only": only_here(source), "trust_remote_code": trust_remote_code}
         if Path(source).is_dir():
             document(Path(source), "config.json")
         try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 import typer
 
-from ..core.arguments import beside, count_of, nearest
+from ..core.arguments import Arguments, beside, count_of, nearest
 from ..runtime.engines import ShardDone
 from ..runtime.folders import MANIFEST, RESULTS, RUN
 from ..runtime.text_safety import WIDTH, one_line
@@ -52,7 +52,7 @@ class Computed:
     model: "Model | None" = None
     pairs: "Sequence[PromptPair]" = ()
     shown: Mapping[str, object] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Arguments = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -72,7 +72,7 @@ class Kept:
     run: dict[str, Any]
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Arguments:
         return self.run["options"]
 
     def page(self, title: str, question: str, found: "Result") -> "Report":
@@ -129,13 +129,13 @@ def _keep(options: Saving, name: str, computed: Computed) -> None:
     from ..views.report import ShownPrompt
 
     folder, shown, first = options.kept, dict(computed.shown), next(iter(computed.results.values()))
-    facts: dict[str, Any] = {"settings": first.settings, "n_problems": len(computed.pairs)} | computed.facts
+    facts: Arguments = {"settings": first.settings, "n_problems": len(computed.pairs)} | computed.facts
     if computed.pairs and computed.model is not None:
         shown.setdefault("prompt", ShownPrompt.of(computed.model, computed.pairs[0]))
         facts["prompts"] = [pair.record() for pair in computed.pairs]
     if computed.notes:
         facts["notes"] = list(computed.notes)
-    asked: dict[str, Any] = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
+    asked: Arguments = {"analysis": name, "seed": options.seed, "options": dataclasses.asdict(options)}
     run = provenance(computed.model, repeat=repeat_command(), **asked, **facts)
     (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
     shutil.rmtree(folder, ignore_errors=True)

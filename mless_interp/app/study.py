@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..core.arguments import nearest
+from ..core.arguments import Arguments, nearest
 from . import INCLUDED
 from .command_line import MODEL_HELP, Asking, Backend, argument, is_file, is_model, option, tell
 from .run_folder import Computed, Kept, Presented, program
@@ -63,7 +63,7 @@ def compute(options: Options) -> Computed:
 
     changes = options.chosen(*"model problems limit template confirm answers n_tokens".split())
     study = read_study(options.file).with_changes(**changes, seeds=None if options.seed is None else (options.seed,))
-    of_study: dict[str, Any] = {name: getattr(study, name) for name in ("model", "problems", "template")}
+    of_study: Arguments = {name: getattr(study, name) for name in ("model", "problems", "template")}
     whole = replace(options, limit=study.n_problems, **of_study)
     questions = whole.first(None if study.draws_questions else study.n_problems)
     study.check_enough(questions)

@@ -13,7 +13,7 @@ from ..answers import AccuracyResults, Treatment, evaluate_accuracy
 from ..answers.evaluate import check_answers
 from ..circuits.locate import LOCATED, locate_heads
 from ..circuits.located import LocatedHeads
-from ..core.arguments import check_count, checked, nearest
+from ..core.arguments import Arguments, check_count, checked, nearest
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.load import load_model
@@ -251,7 +251,7 @@ def run_study(
         for name, here in measured.items()
     }
     treatments = [Treatment(name=NONE), *asked.rows(every)]
-    answering: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "template": asked.template}
+    answering: Arguments = {"max_new_tokens": asked.max_new_tokens, "template": asked.template}
     if asked.answers:
         check_answers(model, given[: asked.answers], treatments, **answering)
     effects: dict[str, dict[str, dict[str, PatchScores]]] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..core.arguments import checked, count_of, listed
+from ..core.arguments import Arguments, checked, count_of, listed
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelError
@@ -208,7 +208,7 @@ def trace_circuit(
         more = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)' * has_mlps(model)
         why_not["edges"] = f"an edge needs two nodes, and {chosen[0]} is the only one{more}"
 
-    def common(file: str) -> dict[str, Any]:
+    def common(file: str) -> Arguments:
         """Return the options of a part that keeps what it has finished under this name."""
         kept = None if checkpoint is None else Path(checkpoint) / file
         return {"checkpoint": kept, "progress": progress, "outcome": outcome, "seed": seed}
@@ -225,7 +225,7 @@ def trace_circuit(
         joint = [Edge(*ends, part) for ends in both for part in (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)]
         return found | ({"together": edges("together", edges=joint)} if joint else {})
 
-    of: dict[str, Any] = {"contrast": contrast}
+    of: Arguments = {"contrast": contrast}
     rows = of | {"n_rows": n_rows}
     writes = common("writes.jsonl")["checkpoint"]
     calls: dict[str, Callable[[], Result | dict[str, PathEffects]]] = {

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
 
-from ..core.arguments import check_count, check_share, checked
+from ..core.arguments import Arguments, check_count, check_share, checked
 from ..core.heads import Head
 from ..models.base import Model
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
@@ -135,7 +134,7 @@ def locate_heads(
         "n_fresh": 0 if fresh is None else len(fresh.ids),
         **({} if by is None else {"by": by}),
     }
-    rules = {"smallest_effect": smallest_effect, "confidence": confidence}
+    rules: Arguments = {"smallest_effect": smallest_effect, "confidence": confidence}
     found = LocatedHeads(
         heads=family,
         values=made.values,
@@ -146,7 +145,7 @@ def locate_heads(
         **(rules | prepared.fields(settings) | {"resolution": made.resolution}),
     )
     claims, confirmation = found.judged.found, None
-    held: dict[str, Any] = {}
+    held: Arguments = {}
     beside = Controls(n_control_draws, n_random_sets, confidence, smallest_effect, run, between)
     if fresh is not None and claims.heads:
         apart = run if run.checkpoint is None else replace(run, checkpoint=Path(run.checkpoint) / "confirm")
@@ -158,7 +157,7 @@ def locate_heads(
             held = beside.held(prepared, claims, knockouts, family[0], fresh=False)
     sinks, readers = None, tuple(compress(claims.heads, claims.reads))
     if controls and readers:
-        kept: dict[str, Any] = {"checkpoint": run.part("sinks", readers).checkpoint, "progress": progress}
+        kept: Arguments = {"checkpoint": run.part("sinks", readers).checkpoint, "progress": progress}
         sinks = score_heads(model, prepared.pairs, metrics="sinks", conditions=("inserted",), heads=readers, **kept)
     return replace(found, **_with_settings(held, found.settings), confirmation=confirmation, sinks=sinks)
 
@@ -185,7 +184,7 @@ def _confirmed(fresh: Prepared, found: LocatedHeads, beside: Controls, *, contro
     )
 
 
-def _with_settings(held: dict[str, Any], settings: Settings) -> dict[str, Any]:
+def _with_settings(held: Arguments, settings: Settings) -> Arguments:
     """What the controls gave as fields of a result, with its settings, which say what was left out."""
     told = ("left_out", "control_prompts")
     fields = {name: each for name, each in held.items() if name not in told}

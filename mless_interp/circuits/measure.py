@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import count_of
+from ..core.arguments import Arguments, count_of
 from ..core.heads import Head
 from ..models.base import no_gradients_because, refuse_without_gradients
 from ..models.info import ModelError
@@ -190,7 +190,7 @@ def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, o
     methods = screening(contrast)
     for method in methods:
         kept = {"checkpoint": options.part(f"screen-{method}").checkpoint, "progress": options.progress}
-        of: dict[str, Any] = {"contrast": contrast.name, "outcome": prepared.outcome, **kept}
+        of: Arguments = {"contrast": contrast.name, "outcome": prepared.outcome, **kept}
         estimates = attribute_heads(prepared.model, prepared, method=method, verify=0, **of)
         chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
     return tuple(sorted(chosen))
@@ -263,7 +263,7 @@ class Controls:
         if contrast.cuts:
             controls |= self._matched_mass(prepared, named)
         options = self.options
-        common: dict[str, Any] = {"outcome": prepared.outcome, "chosen_elsewhere": fresh, "progress": options.progress}
+        common: Arguments = {"outcome": prepared.outcome, "chosen_elsewhere": fresh, "progress": options.progress}
         if claims.together.any() and knockouts is not None:
             members = tuple(compress(named, claims.together))
             held["joint"] = joint_knockout(

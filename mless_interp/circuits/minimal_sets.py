@@ -4,13 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import check_count, checked, count_of, listed
+from ..core.arguments import Arguments, check_count, checked, count_of, listed
 from ..core.heads import Head
 from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import HeadAttribution, attribute_heads
@@ -101,7 +100,7 @@ def minimal_sets(
             raise ValueError(f"at least {needed} problems are needed to {what}, got {problems.n_groups}")
     given = None if heads is None else heads_of(model, heads, "find sets of")
     refuse_without_gradients(model, "minimal_sets")
-    kept: dict[str, Any] = {"checkpoint": options.part("gates").checkpoint, "progress": progress}
+    kept: Arguments = {"checkpoint": options.part("gates").checkpoint, "progress": progress}
     method = "gate_ig" if between.cuts else "atp"
     gradients = attribute_heads(
         model, search, method=method, contrast=contrast, outcome=search.outcome, verify=0, **kept

@@ -15,6 +15,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeVar, Union, get_args, get_origin
 
+Arguments = dict[str, Any]
+"""Arguments that are handed on by name; what each may be, whoever takes them says."""
 F = TypeVar("F", bound=Callable[..., object])
 
 REMEDIES = {

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import Arguments, checked, count_of
 from ..core.heads import Head, as_heads
 from ..data import paper_entries
 from ..metrics.patterns import RowChoice
@@ -193,7 +193,7 @@ def reproduce_figure(
     shown = figure_named(figure) if isinstance(figure, str) else figure
     chosen = shown.heads(shown.models[0]) if heads is None else model.info.chosen(heads, what="show")
     questions, filler = tuple(problems), Insertion.meaningless(n_tokens=n_tokens)
-    common: dict[str, Any] = {"heads": chosen, "rows": rows, "progress": progress, "seed": seed}
+    common: Arguments = {"heads": chosen, "rows": rows, "progress": progress, "seed": seed}
 
     def measured(of: Model, folder: Path | None) -> dict[str, Any]:
         def profile(name: str, insertion: Insertion, *conditions: str) -> AttentionProfile:
@@ -241,7 +241,7 @@ def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = No
         return load_model(directory or model.hub_id, **options)
     from ..ground_truth.stand_ins import stand_in
 
-    heads: dict[str, Any] = {"n_heads": model.n_heads, "n_key_value_heads": model.n_key_value_heads}
+    heads: Arguments = {"n_heads": model.n_heads, "n_key_value_heads": model.n_key_value_heads}
     return stand_in(model.architecture, name=model.title, **heads, **options)
 
 

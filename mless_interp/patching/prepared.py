@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.arguments import Arguments
 from ..models.base import Model
 from ..models.info import Inputs, Recording
 from ..prompts.conditions import CONDITIONS, Contrast, Hidden
@@ -66,7 +67,7 @@ class Prepared:
         made: Settings = {"outcome": self.outcome.name, "insertion": self.insertion}
         return made | some | self.model.identity | {"prompts": digest_of(self.pairs)}
 
-    def fields(self, settings: Settings) -> dict[str, Any]:
+    def fields(self, settings: Settings) -> Arguments:
         """The fields that every result of these problems has, made with these settings."""
         return {
             "problem_ids": self.ids,
@@ -118,7 +119,7 @@ class Prepared:
         options: RunOptions = RunOptions(),
     ) -> list[Any]:
         """`over_pairs` for these: in their units, or every problem `alone`."""
-        how: dict[str, Any] = {"label": label, "settings": {**settings, **self.settings}, "options": options}
+        how: Arguments = {"label": label, "settings": {**settings, **self.settings}, "options": options}
         return over_pairs(self.model, self.pairs, compute, units=None if alone else self.units, steps=steps, **how)
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..core.arguments import beside, check_count, checked, listed, nearest, shown
+from ..core.arguments import Arguments, beside, check_count, checked, listed, nearest, shown
 from ..runtime.text_safety import one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
@@ -77,7 +77,7 @@ class Problem:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
         reserved = {*KEYS, *KEYS.values()}
         extra = {key: text for key, text in record.items() if isinstance(text, str) and key not in reserved}
-        given: dict[str, Any] = {name: record.get(key) for name, key in KEYS.items()}
+        given: Arguments = {name: record.get(key) for name, key in KEYS.items()}
         for name in ("id", "answer", "distractor", "level", "group"):  # these may be numbers
             value = given[name]
             if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count
+from ..core.arguments import Arguments, check_count
 from ..metrics.patterns import RowChoice, computed_once, flanks, row_mask, uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
@@ -319,7 +319,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
 
     for block in blocks:
         with computed_once():
-            seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
+            seen: Arguments = {"visible": block.visible, "dest_positions": block.positions}
             if plan.received:
                 sink = block.mask(layout.sink, extra=True) if plan.exclude_sink or plan.renorm else None
                 asked = seen | {"rows": block.mask(layout.rows), "sink": sink, "diag": plan.diag, "renorm": plan.renorm}

@@ -26,6 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
+from ..core.arguments import Arguments
 from ..runtime.results import Quantity, Result, turned
 from ..runtime.text_safety import code_of, one_line, short_name, visible
 from . import show_after_cell
@@ -187,7 +188,7 @@ def key(entries: Sequence[tuple[str, Style]]) -> list[Artist]:
 
 def key_below(picture: Figure, *, ncols: int = 2, **options: object) -> None:
     """The legend of a whole picture, under it: in fewer columns, and wrapped, where the picture is too narrow for it."""
-    made: dict[str, Any] = {"loc": "outside lower center", "fontsize": 7, "frameon": False, **options}
+    made: Arguments = {"loc": "outside lower center", "fontsize": 7, "frameon": False, **options}
     legend, room = picture.legend(ncols=ncols, **made), int(LETTERS_PER_INCH * picture.get_figwidth())
     if any(len(text.get_text()) > room // ncols for text in legend.get_texts()):
         legend.remove()

@@ -21,6 +21,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..core.arguments import Arguments
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import DECLARED, Column, TextTable, column_of
@@ -232,7 +233,7 @@ class Report:
         """
         shown = result.shown() if shown is None else shown
         page = self._headed(heading)
-        words: dict[str, Any] = {"known": result.declared(), "interval": result.interval_words}
+        words: Arguments = {"known": result.declared(), "interval": result.interval_words}
         if (drawn := shown.head_map) is not None:
             below = result.quantity(drawn.value).below
             drawn = replace(drawn, frame=turned(result, drawn.frame))
