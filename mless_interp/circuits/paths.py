@@ -298,14 +298,15 @@ def save_importances(
     links: dict[str, dict[str, object]] = {}
     if edges is not None:
         single = {edge: score for edge, score in zip(edges.edges, edges.mean_effect, strict=True) if len(edge.part) < 2}
-        written = {(edge.sender, edge.receiver) for edge in set(edges.found) & single.keys()}
+        found = set(edges.found)
+        written = {(edge.sender, edge.receiver) for edge in found & single.keys()}
         if lost := [edge for edge in edges.found if (edge.sender, edge.receiver) not in written]:
             why = "edges shown through several inputs at once alone, which it cannot say, are left out"
             warnings.warn(visible(f"{why}: {listed(lost)}"), stacklevel=3)
         for edge, score in single.items():
-            into, found = f"<{edge.part}>" if edge.part else "", edge in edges.found
-            links[f"{_name(edge.sender)}->{_name(edge.receiver)}{into}"] = {"score": float(score), "in_graph": found}
-            for node in (edge.sender, edge.receiver) if found else ():
+            name = f"{_name(edge.sender)}->{_name(edge.receiver)}" + f"<{edge.part}>" * bool(edge.part)
+            links[name] = {"score": float(score), "in_graph": edge in found}
+            for node in (edge.sender, edge.receiver) if edge in found else ():
                 nodes[_name(node)]["in_graph"] = True
     cfg = {"n_layers": info.n_layers, "n_heads": info.n_heads, "parallel_attn_mlp": parallel, "d_model": info.d_model}
     Path(path).write_text(json.dumps({"cfg": cfg, "nodes": nodes, "edges": links}), encoding="utf-8")
