@@ -12,7 +12,7 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 from small_results import written
 
 import mless_interp as mi
-from mless_interp.circuits.head_writes import INSERTED, KINDS, _alike, _looked_at, _places, _relative, _text
+from mless_interp.circuits.head_writes import INSERTED, KINDS, _looked_at, _places, _text
 from mless_interp.models.sites import attention_sites, site
 
 HEADS = ["L0H1", "L1H2", "L2H6"]
@@ -106,17 +106,6 @@ def test_sigma_and_queries_by_hand() -> None:
     for row, each in enumerate(wrote):
         alike = [float(torch.cosine_similarity(own, both, dim=0)) for own, both in zip(each, mean, strict=True)]
         np.testing.assert_allclose(found.alike[row, :, 0], alike, atol=1e-4)
-
-
-def test_parts_of_what_is_told_by_hand() -> None:
-    wrote = np.array([[[[3.0, 0.0], [0.0, 0.0]]], [[[0.0, 1.0], [0.0, 0.0]]]])  # [problem, head, written, d_model]
-    np.testing.assert_allclose(_alike(wrote)[:, 0, 0], [1.5 / np.hypot(1.5, 0.5), 0.5 / np.hypot(1.5, 0.5)])
-    assert np.isnan(_alike(wrote)[:, 0, 1]).all()
-    scores = torch.tensor([[[[1.0, 2.0, 6.0, -torch.inf], [4.0, 0.0, 2.0, 8.0]]]])
-    visible = torch.tensor([[[[True, True, True, False], [True, True, True, True]]]])
-    base, rows = torch.tensor([[True, True, False, False]]), torch.tensor([True, True])
-    np.testing.assert_allclose(_relative(scores, visible, rows, base)[0, 0], [0.75, -0.75, 2.25, 6.0])
-    assert _relative(scores, visible, torch.tensor([True, False]), base)[0, 0].isnan().tolist() == [False] * 3 + [True]
 
 
 def test_keys_are_ranked_over_problems_that_have_them() -> None:
