@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -194,12 +194,8 @@ class Runs:
 
     def __init__(self, model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> None:
         self.model, self.outcome, self.pairs = model, outcome, list(pairs)
+        self.first = self.pairs[0]  # as good as any: all have the same geometry
         self._recorded: dict[tuple[str, int], Recording] = {}
-
-    @cached_property
-    def first(self) -> PromptPair:
-        """Any of the problems: all have the same geometry."""
-        return self.pairs[0]
 
     def length(self, condition: str) -> int:
         return len(self.first.inserted if CONDITIONS[condition].has_span else self.first.base)
