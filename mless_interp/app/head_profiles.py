@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..core.arguments import Arguments
 from ..core.heads import Head
 from ..prompts.conditions import CONDITIONS, as_words, one_of, several_of
-from .command_line import Asking, Kind, Rows, chosen_heads, chosen_insertion, chosen_names, option
+from .command_line import METRICS, Asking, Kind, Rows, chosen_heads, chosen_insertion, chosen_names, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 if TYPE_CHECKING:
@@ -45,17 +45,18 @@ def compute(options: Options) -> Computed:
     several_of(conditions, CONDITIONS, "condition")
     for asked in options.insertion or ():
         one_of(asked.partition("=")[0], dict.fromkeys(get_args(Kind)), "insertion")
-    from ..scores.catalogue import chosen_metrics
-
     metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
-    chosen_metrics(metrics)
+    for metric in metrics if isinstance(metrics, tuple) else ():
+        one_of(metric.removesuffix("_last"), dict.fromkeys(METRICS), "metric")
     questions = options.questions()
     fillers = _insertions(options)
     from ..models.load import untrained_twin
     from ..prompts.pairs import make_pairs
     from ..scores import attention_profile, score_heads
+    from ..scores.catalogue import chosen_metrics
     from ..views.report import ShownPrompt
 
+    chosen_metrics(metrics)
     model = options.load()
     heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
     common = options.common | {"conditions": conditions, "rows": options.rows}

@@ -84,12 +84,13 @@ def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_hel
         *((line.Template, TEMPLATES), (get_type_hints(mi.app.patch_heads.Options)["contrast"], CONTRASTS)),
     ):
         assert set(get_args(words)) == set(table)
-    assert line.SEGMENTS == PLACES
+    assert line.SEGMENTS == PLACES and set(line.METRICS) == set(mi.scores.METRICS)
     lines = [f"{name} --help" for name in (*COMMANDS, "check", "plan", "compare", "report")]
     wrong = ["locate --outcome x", "study none", "report no", "", "locate --model demoo", "plan demoo", "check demoo"]
     wrong += ["locate --problems no.jsonl", "accuracy --problems math50", "profiles --insertion meaningles", "locat"]
     wrong += ["locate --insertion text2", "dose --place at-x", "accuracy --engine vlm", "locate --contrast held"]
     wrong += ["circuit --without egdes", "accuracy --treatments mles", "profiles --conditions insertd"]
+    wrong += ["profiles --metrics span_mas"]
     code = (
         "import sys\nfrom mless_interp.__main__ import main\n"
         f"for line in {lines + wrong!r}:\n    sys.argv = ['mless-interp', *line.split()]\n"
