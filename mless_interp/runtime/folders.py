@@ -215,7 +215,7 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
             yield partial
         finally:
             if shard is None and not finished_steps(partial) and not (partial / COMPUTED / RUN).is_file():
-                shutil.rmtree(partial)
+                shutil.rmtree(partial, ignore_errors=True)  # whoever saved has removed it
 
 
 def finished_steps(partial: Path) -> int:
