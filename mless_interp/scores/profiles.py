@@ -470,7 +470,7 @@ class SegmentAttention(Result):
         over = "mean share of attention from the rows of a segment (left) to the keys of another"
         tables = [ShownTable(self.over_heads(name), f"Condition {name!r}: {over}.") for name in self.conditions]
         each = f"The same per head, condition {self.conditions[-1]!r}; n: problems that have the segment that reads."
-        return Shown((*tables, ShownTable(self.table(), each)))
+        return Shown((*tables, ShownTable(self.table().drop(columns=["layer", "head"]), each)))
 
     def _condition(self, condition: str | None) -> str:
         return self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
