@@ -1,5 +1,6 @@
 """Heads of the default planted model, located once per process, with controls and with fresh problems to confirm on."""
 
+import os
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +38,10 @@ def located_here() -> LocatedHeads:
 def confirmed_here() -> LocatedHeads:
     """With controls, on fresh problems."""
     return located(*planted_here(), controls=True, n_control_draws=2, confirm=pairs_of(*planted_here(), N, skip=N))
+
+
+for result in (located_here, confirmed_here):  # mutmut forks to run a fault: what right code located is not its result
+    os.register_at_fork(after_in_child=result.cache_clear)
 
 
 def planted_kinds(made: PlantedModel) -> dict[Head, str]:
