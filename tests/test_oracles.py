@@ -1,9 +1,10 @@
 """Every statistic, every metric that others compute too, and the sweeps, against peers: SciPy, statsmodels, pandas, NumPy,
-TransformerLens' own patching, nnsight's recipe. Each formula meets at least 50 inputs: few values and many, ties,
+TransformerLens' own patching. Each formula meets at least 50 inputs: few values and many, ties,
 skew, extremes."""
 
 import gc
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special
 from statsmodels.stats import contingency_tables, descriptivestats, multitest, proportion, weightstats
 
 from mless_interp import statistics as st
-from mless_interp.core.heads import Head
 from mless_interp.metrics import activations, attention, outputs, received, recovery
 from mless_interp.patching.sweep import patch_heads
 
@@ -95,27 +95,15 @@ def tango(b: int, c: int, n: int, delta: float) -> float:
 
 def test_paired_differences_have_tango_s_score_interval() -> None:
     rng = np.random.default_rng(0)
-    counts = [
-        (2, 12, 50),
-        (3, 0, 30),
-        (7, 3, 40),
-        (1, 1, 10),
-        (20, 33, 500),
-        (0, 0, 8),
-        (0, 4, 60),
-        (0, 49, 60),
-        (7, 0, 200),
-    ]
+    counts = [(2, 12, 50), (3, 0, 30), (7, 3, 40), (1, 1, 10), (20, 33, 500), (0, 0, 8), (0, 4, 60), (0, 49, 60)]
     for n in (6, 15, 60, 300) * 11:
         b = int(rng.integers(0, n // 2))
         counts.append((b, int(rng.integers(0, n - b - 1)), n))
     assert len(counts) > 50
     for b, c, n in counts:
         found = st.paired_difference(b, c, n)
-        ends = [
-            optimize.brentq(lambda d, z=z, b=b, c=c, n=n: tango(b, c, n, d) - z, -0.999, 0.999)
-            for z in (1.959964, -1.959964)
-        ]
+        score = partial(tango, b, c, n)
+        ends = [optimize.brentq(lambda d, z=z, f=score: f(d) - z, -0.999, 0.999) for z in (1.959964, -1.959964)]
         if contingency_tables.mcnemar([[0, b], [c, 0]], exact=True).pvalue >= 0.05:
             ends = [min(*ends, 0.0), max(*ends, 0.0)]
         close((found.low, found.high), sorted(ends), rtol=0, atol=1e-4, case=(b, c, n))
@@ -235,9 +223,8 @@ def test_a_share_s_limits_end_where_the_sign_test_of_part_minus_share_of_total_j
     for seed in range(60):
         rng = np.random.default_rng(seed)
         n = 8 + seed % 30
-        total = (
-            (rng.exponential(size=n) + 0.1) * np.where(rng.random(n) < 0.1, -1, 1) * float(rng.choice([-1, 1, 1e-6]))
-        )
+        size, sign = rng.exponential(size=n) + 0.1, np.where(rng.random(n) < 0.1, -1, 1)
+        total = size * sign * float(rng.choice([-1, 1, 1e-6]))
         part = rng.normal() * total + np.abs(total) * rng.normal(size=n)
         found = st.share_of_total(part, total)
 
@@ -431,11 +418,8 @@ def test_distributions_of_activations_are_those_of_scipy_and_numpy(kind: str, n:
     share = np.abs(counts[:, None] - counts).mean() / (2 * counts.mean())
     close(activations.histogram_gini(x, edges=torch.tensor(edges)), share, atol=1e-12)
     close(received.kurtosis(x), stats.kurtosis(a), rtol=1e-6, atol=1e-9)
-    close(
-        activations.median_variance(torch.tensor(made(kind, n, 5))),
-        np.median(made(kind, n, 5).var(0, ddof=1)),
-        rtol=1e-7,
-    )
+    several = made(kind, n, 5)
+    close(activations.median_variance(torch.tensor(several)), np.median(several.var(0, ddof=1)), rtol=1e-7)
     if n % 2:  # both medians are middle values
         width = np.maximum(stats.median_abs_deviation(size), 1e-12) * 1.4826 * 0.2
         close(activations.arm_threshold(x, c=0.2), width)
@@ -545,52 +529,4 @@ def test_knockouts_are_transformer_lens_hooks(tiny_model_dir: Any) -> None:
         hooks = [(f"blocks.{layer}.attn.hook_attn_scores", hide)]
         with torch.no_grad():
             found = model.underlying.run_with_hooks(pair.condition("inserted").tokens, fwd_hooks=hooks)
-        close(
-            ours[layer, head], torch.log_softmax(found[0, read], -1)[answer], rtol=1e-6, atol=1e-5, case=(layer, head)
-        )
-
-
-UNWINDOWED = ("qwen2", "llama")
-"""Gemma's own windows count tokens; under the gap condition ours count positions (methods, conditions)."""
-HEADS = [Head(0, 0), Head(0, 5), Head(1, 3), Head(2, 7)]
-
-
-def shifted(model: Any) -> tuple[Any, Any, Any, slice, Any]:
-    """A pair, the runs that its shift contrast compares, the rows that are patched, and what is read from logits."""
-    (pair,) = pairs_for(model, count=1)
-    answered = pair.answered()
-    read, answer = answered.condition("base").n_tokens - 2, answered.answer_ids[0]
-    runs = [
-        {"input_ids": run.tokens, "attention_mask": torch.ones_like(run.tokens)}
-        | ({} if run.position_ids is None else {"position_ids": run.position_ids})
-        for run in map(answered.condition, ("base", "gap"))
-    ]
-    return (
-        pair,
-        *runs,
-        slice(answered.span[0], None),
-        lambda found: torch.log_softmax(found[0, read].float(), -1)[answer],
-    )
-
-
-@pytest.mark.parametrize("architecture", UNWINDOWED)
-@pytest.mark.parametrize("direction", ["denoising", "noising"])
-def test_z_sweeps_are_nnsight_s_recipe(architecture: str, direction: str, tiny_model_dir: Any) -> None:
-    """Save a head's part of the output projection's input in one trace, set it in another."""
-    model = loaded(tiny_model_dir(architecture), "nnsight")
-    pair, base, gap, rows, metric = shifted(model)
-    donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
-    ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
-    traced, width = model.underlying, model.info.d_head
-    for head in HEADS:
-        part = slice(head.head * width, (head.head + 1) * width)
-        at = traced.model.layers[head.layer].self_attn.o_proj
-        with torch.no_grad():
-            with traced.trace(dict(donor)):
-                given = at.input.save()
-            with traced.trace(dict(receiving)):
-                changed = at.input.clone()
-                changed[:, rows, part] = given[:, rows, part]
-                at.input = changed
-                found = traced.lm_head.output.save()
-        close(ours[head.layer, head.head], metric(found), rtol=0, atol=1e-5, case=head)
+        close(ours[layer, head], torch.log_softmax(found[0, read], -1)[answer], atol=1e-5, case=(layer, head))

@@ -83,10 +83,9 @@ class Certificate(Result):
 
     def to_json(self) -> str:
         """Everything as one JSON document; what was not measured is null."""
-        numbers = ("error", "tolerance")
         lines = [
-            dataclasses.asdict(each) | {key: None for key in numbers if not np.isfinite(getattr(each, key))}
-            for each in self.verdicts
+            {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in line.items()}
+            for line in map(dataclasses.asdict, self.verdicts)
         ]
         found = {
             "passed": self.passed,
@@ -143,9 +142,8 @@ def certify_model(
 ) -> Certificate:
     """Run the self-check and the exact identities (methods §3) on a loaded model; nothing is raised for what fails.
 
-    `pairs` are the prompts to run them on: a few short ones with a run of one repeated token, 12 tokens long, before
-    the question and in the last one after it, if you give none. The largest error over the prompts is held against the
-    tolerance of the model's dtype and backend (`tolerance_of`; ten times that where rounding adds up over all layers).
+    `pairs`: the prompts to run them on, `short_pairs` if you give none. The largest error over the prompts is held against
+    the tolerance of the model's dtype and backend (`tolerance_of`; ten times that where rounding adds up over all layers).
     An identity that an architecture cannot have is "not applicable" and says why.
     """
     chosen = tuple(short_pairs(model) if pairs is None else pairs)
@@ -161,31 +159,24 @@ def certify_model(
         for pair in chosen:
             case = Case(model, pair)  # pair by pair, so that only one pair's runs are held
             for identity in identities:
-                seen[identity.name].append(_tried(identity, case))
+                try:
+                    seen[identity.name].append(identity.applies(case) or identity.formula(case))
+                except (ModelError, ValueError) as error:
+                    seen[identity.name].append(error)
                 bar.update(1)
     verdicts += [_verdict(identity, seen[identity.name], identity.factor * tolerance) for identity in identities]
     return Certificate(model.info, checks, tuple(verdicts), tuple(pair.record() for pair in chosen))
 
 
-def _tried(identity: Identity, case: Case) -> Finding | str | Exception:
-    """What a pair gives for an identity: a finding, why it does not apply, or what went wrong."""
-    try:
-        return identity.applies(case) or identity.formula(case)
-    except (ModelError, ValueError) as error:
-        return error
-
-
 def _verdict(identity: Identity, seen: Sequence[Finding | str | Exception], tolerance: float) -> Verdict:
-    """The worst finding; a pair that could not be computed fails the line."""
-    made = Verdict(identity.name, identity.says, NOT_APPLICABLE, np.nan, tolerance)
-    for each in seen:
-        if isinstance(each, Exception):
-            return replace(made, status=FAIL, reason=" ".join(str(each).split()))
-    findings = [each for each in seen if isinstance(each, Finding)]
-    if not findings:
-        return replace(made, reason=str(seen[0]))
-    error = worst(findings).relative
-    return replace(made, status=PASS if error <= tolerance else FAIL, error=error)
+    """The worst of what the pairs gave: findings, or reasons why it does not apply; an error fails the line."""
+    status, error, reason = NOT_APPLICABLE, np.nan, str(seen[0])
+    if findings := [each for each in seen if isinstance(each, Finding)]:
+        error, reason = worst(findings).relative, ""
+        status = PASS if error <= tolerance else FAIL
+    if errors := [each for each in seen if isinstance(each, Exception)]:
+        status, error, reason = FAIL, np.nan, " ".join(str(errors[0]).split())
+    return Verdict(identity.name, identity.says, status, error, tolerance, reason)
 
 
 def short_pairs(
@@ -223,27 +214,22 @@ def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
     logit = max(checks.largest_logit, 1.0)
     fused = "fused attention makes no pattern" if model.info.attention != "eager" else ""
     own, remote = "a wrapped object has none beside it", "not run where a remote model counts windows by index"
+    unknown = "what single heads write is not known"
     rows = (  # name, what must hold, the largest error, what it is a share of, why it may be absent
         ("S1", "logits = the plain Hugging Face forward pass", checks.logits_difference, logit, own),
         ("S2", "rows of the pattern sum to 1", checks.row_sum_error, 1.0, fused),
         ("S3", "gap = masked on random tokens", checks.gap_difference, logit, remote),
         ("S4", "replay layer by layer = one whole forward pass", checks.replay_difference, logit, checks.replay),
-        (
-            "S5",
-            "attention adds z W_O + b, at random z",
-            checks.output_error,
-            1.0,
-            "what single heads write is not known",
-        ),
+        ("S5", "attention adds z W_O + b, at random z", checks.output_error, 1.0, unknown),
     )
     lines = []
     for name, says, found, scale, absent in rows:
         allowed = max(checks.tolerance, 1e-5) if name in ("S2", "S5") else checks.tolerance
-        made = Verdict(name, says, NOT_APPLICABLE, np.nan if found is None else found / scale, allowed, absent)
+        error, status = np.nan if found is None else found / scale, NOT_APPLICABLE
         # the replay was held against measured rounding where that is coarser
-        if made.error <= allowed or (name == "S4" and found is not None and checks.replay == BY_LAYERS):
-            made = replace(made, status=PASS, reason="")
+        if error <= allowed or (name == "S4" and found is not None and checks.replay == BY_LAYERS):
+            status = PASS
         elif found is not None and name not in ("S4", "S5"):  # these two go by whole passes, or are refused: not wrong
-            made = replace(made, status=FAIL, reason="")
-        lines.append(made)
+            status = FAIL
+        lines.append(Verdict(name, says, status, error, allowed, absent if status == NOT_APPLICABLE else ""))
     return lines, checks

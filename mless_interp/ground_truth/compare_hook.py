@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ..core.arguments import checked, count_of, listed, nearest
+from ..core.arguments import check_choice, checked, count_of, listed, nearest
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.checks import apart, worst
@@ -44,9 +44,9 @@ Hooks = Callable[[nn.Module], object] | Sequence[tuple[str, Callable[..., object
 class HookComparison(Result):
     """What a user's hook really does, problem by problem; `found` says it in words, "as meant" where nothing differs.
 
-    `plain`, `hooked` and `exact` `[problem]` are log-probabilities of the token that the plain run prefers, in nats; NaN
-    for a capture, which changes nothing. `error` `[problem]` is the largest difference from what was meant, as a share of
-    the largest value there; NaN where shapes do not fit.
+    `plain`, `hooked` and `exact` `[problem]` are log-probabilities of the token that the plain run prefers, in nats (of a
+    capture NaN). `error` `[problem]` is the largest difference from what was meant, as a share of the largest value there;
+    NaN where shapes do not fit.
     """
 
     problem_ids: tuple[str, ...]
@@ -76,13 +76,12 @@ class HookComparison(Result):
 
     def table(self) -> pd.DataFrame:
         """Return one row per kind of finding, the most frequent first: its problems `k` of `n`, and medians over them."""
-        rows, n = self.to_frame(), len(self.problem_ids)
-        numbers = ["error", "plain", "hooked", "exact"]
-        made = [
-            {"found": words, "k": k, "n": n, **rows.loc[rows["found"] == words, numbers].median()}
-            for words, k in Counter(self.found).most_common()
-        ]
-        return pd.DataFrame(made)
+        rows = self.to_frame().drop(columns="problem")
+        every = Counter(self.found).most_common()
+        medians = rows.groupby("found").median().loc[[words for words, _ in every]]
+        medians.insert(0, "k", [k for _, k in every])
+        medians.insert(1, "n", len(rows))
+        return medians.reset_index()
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per problem."""
@@ -124,9 +123,8 @@ def compare_hook(
 ) -> HookComparison:
     """Run your own ablation of heads beside the exact edit, and say what it really does.
 
-    Both runs of each problem's inserted prompt are compared at every layer: the outputs of all heads, what attention and
-    MLP add, the residual stream. The first difference is named: another head, coordinates after the output projection, some
-    rows only, other values, or no effect at all. Two prompts of different length then run as one left-padded batch.
+    Both runs of each problem's inserted prompt are compared at every layer: head outputs, what attention and MLP add, the
+    residual stream. The first difference is named. Two prompts of different length then run as one left-padded batch.
 
     Parameters
     ----------
@@ -141,13 +139,11 @@ def compare_hook(
     """
     chosen = model.info.chosen(heads, what="edit")
     made = own_pairs(model, fit_pairs(pairs))
-    names = [name for name, known in INTERVENTIONS.items() if not known.needs_donor]
-    if isinstance(edit, str) and edit not in ("zero", *names):
-        raise ValueError(f"edit must be 'zero', {', '.join(map(repr, names))} or a function of z, got {edit!r}")
+    if isinstance(edit, str):
+        names = [name for name, known in INTERVENTIONS.items() if not known.needs_donor]
+        check_choice(edit, name="edit", choices=("zero", *names))
     if not callable(hook) and not (isinstance(hook, list | tuple) and hook):
-        raise TypeError(
-            f"hook must be (name, function) pairs or a function that adds hooks, got {type(hook).__name__} {hook!r:.60}"
-        )
+        raise TypeError(f"hook must be (name, function) pairs or a function that adds hooks, got {hook!r:.60}")
     calls = Counter[str]()
     sites = _that_pass(model, made[0].condition("inserted"), COMPARED)
     rows: list[Row] = []
@@ -186,15 +182,11 @@ def compare_capture(
     capture : your function of token ids, one list per prompt, run in one call; it returns what you take for the head's
         output of each prompt, `[prompt, token, d_head]`, or a list of `[token, d_head]`. Of a padded batch the first rows
         are compared, as code reads them that forgets the padding.
-    of : "z" (before W_O), "q", "k" or "v" of the head.
-
-    What does not fit is looked for elsewhere: other heads, layers and sites, slices of the streams of width d_model, what
-    the head writes (z W_O), and rows that are shifted.
+    of : "z" (before W_O), "q", "k" or "v" of the head. What does not fit is looked for at other heads, sites and rows.
     """
     (chosen,) = model.info.chosen([head], what="read")
     made = own_pairs(model, fit_pairs(pairs))
-    if of not in ("z", "q", "k", "v"):
-        raise ValueError(f'of must be "z", "q", "k" or "v", got {of!r}')
+    check_choice(of, name="of", choices=("z", "q", "k", "v"))
     values = capture([list(pair.inserted.ids) for pair in made])
     n = None if values is None else len(values)
     if n != len(made):
@@ -350,11 +342,8 @@ def _padded(model: Model, short: PromptPair, long: PromptPair, hook: Hooks, head
             wrong = differs()
     except Exception as error:  # noqa: BLE001  a user's own code: whatever it raises is the finding
         return f"in a batch of two prompts it raises {type(error).__name__}"
-    words = (
-        "in a batch that is padded on the left it does something else to the shorter prompt: it counts rows from the left, "
-        "or takes padding for tokens"
-    )
-    return words if wrong else ""
+    words = "it does something else to the shorter prompt: it counts rows from the left, or takes padding for tokens"
+    return f"in a batch that is padded on the left {words}" if wrong else ""
 
 
 def _differs(model: Model, first: Tensor, second: Tensor) -> bool:
@@ -400,9 +389,8 @@ class _Beside:
         if what == "attn.hook_z":
             return self._of_heads(layer, first, right[first], begun=begun, here=departs == first)
         if what in ("hook_attn_out", "hook_resid_mid"):
-            off = (right[first] - self.hooked[first]).abs().amax(0) > tolerance_of(self.model) * right[
-                first
-            ].abs().max()
+            old = right[first]
+            off = (old - self.hooked[first]).abs().amax(0) > tolerance_of(self.model) * old.abs().max()
             if off.all():
                 return f"it changes what layer {layer}'s attention adds otherwise than that edit"
             return (
@@ -431,8 +419,7 @@ class _Beside:
 
     def _why_none(self) -> str:
         """Why it has no effect, where that is known."""
-        never = [name for name, n in self.calls.items() if not n]
-        if never:
+        if never := [name for name, n in self.calls.items() if not n]:
             flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
             return f": nothing passes at {listed(never)}{flag}"
         if self.calls:

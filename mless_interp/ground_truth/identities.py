@@ -90,10 +90,10 @@ class Case:
 
     def layer(self, condition: str, layer: int = 0) -> Layer:
         """One layer of one condition."""
-        run, rule = self.run(condition), self.model.attention_rule(layer)
-        v, z = run[site(layer, "attn.hook_v")][0], run[site(layer, "attn.hook_z")][0]
-        shown = run.get(site(layer, "attn.hook_pattern"))
-        own = None if shown is None else shown[0]
+        rule = self.model.attention_rule(layer)
+        run = {name: values[0] for name, values in self.run(condition).items()}
+        v, z, own = (run.get(site(layer, f"attn.hook_{name}")) for name in ("v", "z", "pattern"))
+        assert v is not None and z is not None
         visible = self.model.visible(self.pair.condition(condition))[layer].to(z.device)[0]
         if self.model.has_rotated_sites:
             pattern = softmax(self.scores(condition, layer))
@@ -142,15 +142,11 @@ class Case:
         return added(inputs.tokens.expand(n_heads, -1), {site(0, "attn.hook_z"): edit}) - added(inputs.tokens)
 
     def resid_mid(self, condition: str) -> Tensor:
-        """The residual stream with what layer 0's attention adds at the shared tokens, `[shared, d_model]`.
-
-        A sum, as it is nowhere in a layer whose MLP reads beside its attention.
-        """
-        inputs, names = self.pair.condition(condition), (site(0, "hook_resid_pre"), site(0, "hook_attn_out"))
-        captured = self.model.run(
-            inputs.tokens, attention_mask=inputs.attention_mask, capture=dict.fromkeys(names), logits_at="none"
-        ).captured
-        before, added = (captured[name] for name in names)
+        """The residual stream with what layer 0's attention adds at the shared tokens, `[shared, d_model]`."""
+        names = (site(0, "hook_resid_pre"), site(0, "hook_attn_out"))
+        run = self.model.run(self.pair.condition(condition), capture=dict.fromkeys(names), logits_at="none")
+        before, added = (run.captured[name] for name in names)
+        # their sum, as it is nowhere in a layer whose MLP reads beside its attention
         return (before.to(added.device) + added)[0, self.pair.shared]
 
 
@@ -309,13 +305,8 @@ def presence_and_computed(case: Case) -> Finding:
 
 
 def _rotated(case: Case) -> str | None:
-    if case.model.has_rotated_sites:
-        return None
-    return "this backend shows no queries and keys as they enter the scores of this architecture"
-
-
-def _no_prefix(case: Case) -> str | None:
-    return None if case.pair.span[0] else "nothing stands before the span"
+    said = "this backend shows no queries and keys as they enter the scores of this architecture"
+    return None if case.model.has_rotated_sites else said
 
 
 def _identical(case: Case) -> str | None:
@@ -327,9 +318,8 @@ def _identical(case: Case) -> str | None:
 
 
 def _adds(case: Case) -> str | None:
-    if case.model.norms_attention:
-        return f"{case.model.info.architecture} norms attention's output before it is added, so heads do not add up"
-    return None
+    said = f"{case.model.info.architecture} norms attention's output before it is added, so heads do not add up"
+    return said if case.model.norms_attention else None
 
 
 def _unwindowed(case: Case) -> str | None:
@@ -339,14 +329,6 @@ def _unwindowed(case: Case) -> str | None:
     if window is not None and window < len(case.pair.base):
         return f"layer 0's sliding window of {window} tokens cuts the span off from some rows"
     return _identical(case)
-
-
-def _reads_nothing(case: Case) -> str | None:
-    return "the span stands after the question, or part of it" if case.pair.span_sees_question else None
-
-
-def _reads_question(case: Case) -> str | None:
-    return None if case.pair.span_sees_question else "nothing of the question stands before the span"
 
 
 @dataclass(frozen=True)
@@ -367,7 +349,12 @@ IDENTITIES: tuple[Identity, ...] = (
     Identity("I2", "against the plain run: plus λ (z_gap - z_base)", third_term),
     Identity("I3", "identical tokens: Σ = (1 - λ) v, one vector per head", one_vector, _identical),
     Identity("I4", "renormalised shared pattern = reference pattern", renormalised),
-    Identity("I5", "tokens before the span never change (every layer)", prefix, _no_prefix),
+    Identity(
+        "I5",
+        "tokens before the span never change (every layer)",
+        prefix,
+        lambda case: None if case.pair.span[0] else "nothing stands before the span",
+    ),
     Identity("I6", "gap = masked on shared tokens (every layer, logits)", gap_is_masked, factor=10.0),
     Identity("I7", "layer 0: knockout = z patch from masked, from gap", knockout_is_patch, _rotated),
     Identity("I8", "span attention zeroed: z = λ z_ref", zeroed, _rotated),
@@ -375,12 +362,17 @@ IDENTITIES: tuple[Identity, ...] = (
     Identity("I10", "each head adds its scale part + its bias part", scale_and_bias, _adds),
     Identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)", entropy_splits),
     Identity("I12", "logit(1 - λ) = log N + constant, slope 1", slope_one, _unwindowed, 10.0),
-    Identity("I13", "span before the question: blind = inserted (every layer)", before_it_is_blind, _reads_nothing),
+    Identity(
+        "I13",
+        "span before the question: blind = inserted (every layer)",
+        before_it_is_blind,
+        lambda case: "the span stands after the question, or part of it" if case.pair.span_sees_question else None,
+    ),
     Identity(
         "I14",
         "content = presence + computed (layer 0: outside the span, in it)",
         presence_and_computed,
-        _reads_question,
+        lambda case: None if case.pair.span_sees_question else "nothing of the question stands before the span",
     ),
 )
 """I0 to I14: I1 to I13 of methods §3, before them that the backend's own pattern is the one that acts, and behind them that
@@ -388,11 +380,7 @@ what a span computes begins in its own rows."""
 
 
 def tolerance_of(model: Model) -> float:
-    """Largest relative error allowed to a first-layer identity: methods §6.
-
-    1e-10 in float64 where attention is float64 too; 1e-5 in float64 behind Hugging Face's eager softmax, which is
-    float32; 1e-4 in float32; 2e-2 in half precision.
-    """
+    """Largest relative error allowed to a first-layer identity: methods §6."""
     if model.info.dtype == "float64":
-        return 1e-5 if model.float32_softmax else 1e-10
+        return 1e-5 if model.float32_softmax else 1e-10  # Hugging Face's eager softmax is float32
     return 1e-4 if model.info.dtype == "float32" else 2e-2

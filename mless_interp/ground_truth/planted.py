@@ -9,9 +9,7 @@ parts, all exact functions of content, not of position:
 - a `reader` writes what it reads of the unit's tokens to the *signal* channel, in all rows or in those of some tokens
   (`reads_from`; of one number: `rare`); a head `against` writes with the opposite sign;
 - a `mediator` attends to the question's numbers, never to the unit, and carries their *signal* on to the *carried* channel;
-- a `conditional` reader looks at the unit only in rows where an earlier `switch` wrote that it sees the unit;
-- a `span writer` writes in the span's own rows what a later `relay` brings from there to the question;
-- a `thinker` writes the question's largest number in the rows of a span behind it; a later `recaller` copies it to the answer;
+- `conditional` readers act behind a `switch`, `relay` heads behind a `span writer`, `recaller` heads behind a `thinker`;
 - the last MLP multiplies the copied numbers by `2 + 2 (signal + carried)` (`4 - 2 (...)` with `sign=-1`), or by a step at one
   contribution (`combine="any"`) or at all of them (`"all"`), and the unembedding reads the product;
 - decoys: `silent` attends to the unit more than any reader and has no output weights, `unread` writes where nobody reads,
@@ -30,7 +28,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..core.arguments import check_count, checked, count_of
+from ..core.arguments import check_count, checked
 from ..core.heads import Head
 from ..patching.prepared import Settings
 from ..prompts.problems import Problem
@@ -45,9 +43,8 @@ MAX_POSITIONS = 2048
 class PlantedModel:
     """A model with known heads: all that have no role are idle.
 
-    `hf_model` is a `LlamaForCausalLM` in evaluation mode, `tokenizer` its word-level tokenizer, `roles` who does what,
-    `shares` the nominal part of the span's effect that each reader contributes and each mediator carries, `settings` what
-    `planted_model` was called with after all defaults were filled in.
+    `shares`: the nominal part of the span's effect that each reader contributes and each mediator carries; `settings`: what
+    `planted_model` was called with, defaults filled in.
     """
 
     hf_model: LlamaForCausalLM
@@ -136,8 +133,7 @@ class PlantedModel:
 
     def __repr__(self) -> str:
         roles, s = ", ".join(f"{head} {kind}" for head, kind in self.truth.items()), self.settings
-        names = {"layers": "layer", "heads": "query head", "key_value_heads": "key-value head"}
-        shape = ", ".join(count_of(s[f"n_{what}"], one) for what, one in names.items())
+        shape = f"{s['n_layers']} layers, {s['n_heads']} query heads, {s['n_key_value_heads']} key-value heads"
         return f"PlantedModel({shape}, seed {s['seed']}: {roles})"
 
 
@@ -185,17 +181,14 @@ def planted_model(
       readers without mediators, or one reader from rows of numbers and two or more mediators.
     - `dtype`: of the returned model; weights are computed in float64.
 
-    The roles' nominal shares of the span's effect are in `.shares`: readers' add up to 1, a mediator's is the part of theirs
-    that passes through it. A share below 0.1 is refused: such heads could not be told from noise.
+    Readers' nominal `.shares` of the span's effect add up to 1, a mediator's is the part of theirs that passes through it. One
+    below 0.1 is refused: such heads could not be told from noise.
 
     >>> planted_model(n_heads=8, n_key_value_heads=2).truth
     {L0H0: 'silent', L0H1: 'unread', L0H3: 'reader', L0H6: 'reader', L1H0: 'avoids', L1H1: 'mediator', L1H2: 'copier'}
     """
     if n_heads < 1 or n_key_value_heads < 1 or n_heads % n_key_value_heads:
-        raise ValueError(
-            f"n_heads must be a multiple of n_key_value_heads, got {n_heads} query heads and {n_key_value_heads} "
-            "key-value heads"
-        )
+        raise ValueError(f"n_heads must be a multiple of n_key_value_heads, got {n_heads} and {n_key_value_heads}")
     if sign not in (1, -1):
         raise ValueError(f"sign must be 1 (the span helps the answer) or -1 (it hurts), got {sign}")
     circuit = (conditional, against, relayed, recalls, reads_from, combine)
@@ -251,10 +244,11 @@ def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Voca
     if not strengths:
         raise ValueError("reads is empty: name at least one token, such as '/'")
     for token, strength in strengths.items():
-        if token not in vocabulary.tokens:
-            raise ValueError(f"reads: {token!r} is not a token of this planted model; '/' and 'he' always are")
-        if vocabulary.in_prompts(token):
-            raise ValueError(f"reads: {token!r} is part of the prompts themselves; choose a word or sign such as '/'")
+        if token not in vocabulary.tokens or vocabulary.in_prompts(token):
+            why = (
+                "part of the prompts themselves" if token in vocabulary.tokens else "not a token of this planted model"
+            )
+            raise ValueError(f"reads: {token!r} is {why}; choose a word or sign such as '/'")
         if not 0 < strength <= 1:
             raise ValueError(f"reads: the strength of {token!r} must be in (0, 1], got {strength}")
     return {token: float(strength) for token, strength in strengths.items()}

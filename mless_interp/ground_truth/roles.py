@@ -53,13 +53,7 @@ _COMPUTED = {"thinker": Expected("reader"), "recaller": Expected("mediator")}
 
 @dataclass(frozen=True)
 class Roles:
-    """Which head does what in a model of `n_layers` layers: checked, complete, no head in two roles.
-
-    `conditional` maps each conditional reader to the earlier head that makes it look, `relayed` each reader of the span's
-    own rows to the earlier head that writes there, `recalls` each reader of what the span's rows made of the question to the
-    earlier head that makes it there, `reads_from` some readers to the tokens in whose rows alone they look.
-    `combine`: whether contributions add up ("sum"), or any one is enough, or all are needed.
-    """
+    """Which head does what in a model of `n_layers` layers, as `planted_model` names it: complete, no head in two roles."""
 
     readers: tuple[Head, ...]
     mediators: tuple[Head, ...]
@@ -116,21 +110,18 @@ class Roles:
         """Whether what it writes can be carried on by a later mediator, which reads the rows of numbers."""
         return head not in {*self.relayed, *self.recalls} and self.reads_from.get(head) != {ANSWER_ROW}
 
-    def edges(self, contrast: str = "content") -> dict[tuple[str, str], str]:
+    def edges(self) -> dict[tuple[str, str], str]:
         """(sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits)."""
         last = f"MLP{self.n_layers - 1}"
-        if contrast == "computed":
-            found = {(str(thinker), str(recaller)): "v" for recaller, thinker in self.recalls.items()}
-            return found | {(str(recaller), last): "" for recaller in self.recalls} | {(last, "logits"): ""}
         readers = [head for head in (*self.readers, *self.conditional) if head not in self.rare]
         answering = (*readers, *self.against, *self.relayed, *self.recalls, *self.mediators)
         found = {(str(head), last): "" for head in answering if self.direct(head)}
-        for mediator in self.mediators:
-            found |= {
-                (str(reader), str(mediator)): "v"
-                for reader in readers
-                if self.passes(reader) and reader.layer < mediator.layer
-            }
+        found |= {
+            (str(reader), str(mediator)): "v"
+            for mediator in self.mediators
+            for reader in readers
+            if self.passes(reader) and reader.layer < mediator.layer
+        }
         found |= {(str(switch), str(reader)): "q" for reader, switch in self.conditional.items()}
         return found | {(last, "logits"): ""}
 
@@ -192,12 +183,9 @@ class Roles:
                     raise ValueError(f"{head} is given two roles, {role_of[head]} and {role} (zero-based)")
                 role_of[head] = role
         brings = bool(given["readers"] or conditional or relayed or recalls)
-        if null and (brings or given["mediators"] or given["readers against the effect"]):
-            raise ValueError(
-                "null=True is a model without readers and mediators of any kind: leave all out, or null=False"
-            )
-        if not null and readers is not None and not brings:
-            raise ValueError("no readers are given: name at least one, or ask for null=True, a model without any")
+        others = given["mediators"] or given["readers against the effect"]
+        if (brings or others) if null else (readers is not None and not brings):
+            raise ValueError("name at least one reader, or ask for null=True, a model without readers and mediators")
 
         def choose(role: str, layers: Iterable[int], wanted: int = -1) -> list[Head]:
             """A free head, `wanted` where it is; no head takes another's place."""
@@ -239,34 +227,6 @@ class Roles:
 
     def _check(self) -> None:
         """`ValueError` for roles that cannot act as they are told to."""
-        self._check_rows()
-        for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
-            if earlier.layer >= reader.layer:
-                raise ValueError(f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)")
-        feeding = [head for head in (*self.readers, *self.conditional) if self.passes(head) and head not in self.rare]
-        for mediator in self.mediators:
-            if not any(reader.layer < mediator.layer for reader in feeding):
-                raise ValueError(
-                    f"mediator {mediator} has nothing to carry: it must lie in a later layer than at least one reader "
-                    "that writes in the rows of numbers in most problems, and these readers are "
-                    f"{', '.join(map(str, feeding)) or 'none'} (zero-based)"
-                )
-        for reader in self.reads_from:
-            if not self.direct(reader) and not any(mediator.layer > reader.layer for mediator in self.mediators):
-                raise ValueError(
-                    f"reads_from: {reader} looks from rows of numbers only, so it needs a mediator in a later layer "
-                    f"(zero-based), or {ANSWER_ROW!r} among its tokens"
-                )
-        parallel = len(self.readers) > 1 and not self.mediators and all(map(self.direct, self.readers))
-        chain = len(self.mediators) > 1 and len(self.readers) == 1 and not self.direct(self.readers[0])
-        others = self.conditional or self.against or self.relayed or self.recalls or self.rare
-        if self.combine != "sum" and (others or not (parallel or chain)):
-            raise ValueError(
-                f"combine={self.combine!r} needs two or more readers and no mediators, or two or more mediators and one "
-                "reader whose reads_from are numbers, and no conditional, opposing, relayed, recalling or rare readers"
-            )
-
-    def _check_rows(self) -> None:
         for head, tokens in self.reads_from.items():
             if head not in self.readers:
                 raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")
@@ -281,6 +241,30 @@ class Roles:
                     f"reads_from: {named_in(tokens):.0%} of the problems name one of {sorted(tokens)}, so whether most do is "
                     "left to chance: give 1 number (few problems do), or 8 or more (nearly all do)"
                 )
+            if not self.direct(head) and not any(mediator.layer > head.layer for mediator in self.mediators):
+                raise ValueError(
+                    f"reads_from: {head} looks from rows of numbers only, so it needs a mediator in a later layer "
+                    f"(zero-based), or {ANSWER_ROW!r} among its tokens"
+                )
+        for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
+            if earlier.layer >= reader.layer:
+                raise ValueError(f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)")
+        feeding = [head for head in (*self.readers, *self.conditional) if self.passes(head) and head not in self.rare]
+        for mediator in self.mediators:
+            if not any(reader.layer < mediator.layer for reader in feeding):
+                raise ValueError(
+                    f"mediator {mediator} has nothing to carry: it must lie in a later layer than at least one reader "
+                    "that writes in the rows of numbers in most problems, and these readers are "
+                    f"{', '.join(map(str, feeding)) or 'none'} (zero-based)"
+                )
+        parallel = len(self.readers) > 1 and not self.mediators and all(map(self.direct, self.readers))
+        chain = len(self.mediators) > 1 and len(self.readers) == 1 and not self.direct(self.readers[0])
+        others = self.conditional or self.against or self.relayed or self.recalls or self.rare
+        if self.combine != "sum" and (others or not (parallel or chain)):
+            raise ValueError(
+                f"combine={self.combine!r} needs two or more readers and no mediators, or two or more mediators and one "
+                "reader whose reads_from are numbers, and no conditional, opposing, relayed, recalling or rare readers"
+            )
 
 
 def named_in(tokens: Iterable[str] | None) -> float:
@@ -333,10 +317,9 @@ def _fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
     fed = [reader for reader in readers if roles.passes(reader)]
     given = _given_gains(roles)
     extra = 0.0
-    if not given:
-        for layer in {mediator.layer for mediator in mediators}:
-            carried = sum(m.layer <= layer for m in mediators) / _MOST_MEDIATED
-            extra = max(extra, carried - sum(r.layer < layer for r in fed))
+    for layer in {mediator.layer for mediator in mediators if not given}:
+        carried = sum(m.layer <= layer for m in mediators) / _MOST_MEDIATED
+        extra = max(extra, carried - sum(r.layer < layer for r in fed))
     least = 1 / (len(readers) + extra)
     through = min(least, 0.6 / len(mediators)) if mediators else least
     _check_smallest(min(least, through), readers, mediators)

@@ -8,17 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from tokenizers import processors
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from ..core.arguments import check_count
 from ..models.base import Model
@@ -30,11 +20,6 @@ Architecture = Literal["qwen2", "llama", "gemma3"]
 D_HEAD = 8
 CONTEXT = 1024
 BOS = "<bos>"
-ARCHITECTURES: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel]]] = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
-}
 
 
 class StandIn(NamedTuple):
@@ -57,7 +42,13 @@ def stand_in(
     attn_implementation: str = "eager",
 ) -> Model:
     """A checked model with random weights, uneven attention, a word-level tokenizer and the given head counts."""
-    tokenizer = _tokenizer(bos=architecture != "qwen2")
+    bos = [] if architecture == "qwen2" else [BOS]
+    tokenizer = build_tokenizer([*draw_vocabulary(0).tokens, *bos], model_max_length=CONTEXT)
+    if bos:
+        tokenizer.add_special_tokens({"bos_token": BOS})
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, tokenizer.bos_token_id)]
+        )
     made = _random_model(architecture, tokenizer, n_heads, n_key_value_heads, n_layers, seed)
     random_one = StandIn(f"stand-in for {name} (random weights)", made, tokenizer)
     return load_model(random_one, backend=backend, device="cpu", attn_implementation=attn_implementation)
@@ -68,17 +59,6 @@ def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:
     check_count(n, name="n")
     drawn = draw_records(draw_vocabulary(0), n, seed=seed, name="stand-in", n_clauses=(4, 5))
     return tuple(Problem.from_dict({key: value for key, value in found.items() if key != "system"}) for found in drawn)
-
-
-def _tokenizer(*, bos: bool) -> PreTrainedTokenizerFast:
-    tokens = draw_vocabulary(0).tokens
-    tokenizer = build_tokenizer([*tokens, *([BOS] if bos else [])], model_max_length=CONTEXT)
-    if bos:
-        tokenizer.add_special_tokens({"bos_token": BOS})
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, tokenizer.bos_token_id)]
-        )
-    return tokenizer
 
 
 def _random_model(
@@ -95,13 +75,14 @@ def _random_model(
         "max_position_embeddings": CONTEXT,
         **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos", "bos")},
     }
+    kind = architecture
     if architecture == "gemma3":
+        kind = "gemma3_text"
         shape |= {"head_dim": D_HEAD, "query_pre_attn_scalar": D_HEAD, "sliding_window": 64}
         shape["layer_types"] = ["sliding_attention", *["full_attention"] * (n_layers - 1)]
     else:
         shape["tie_word_embeddings"] = True
-    config, kind = ARCHITECTURES[architecture]
-    model = kind(config.from_dict(shape))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for label, weight in model.named_parameters():

@@ -70,11 +70,7 @@ def still_dimensions(d_head: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PlantedWeights:
-    """Everything that fixes the weights of one planted model; `state_dict` writes them down.
-
-    `roles` names the planted heads, `gains` how much each of them writes; `reads` maps the tokens that are read to
-    strengths in (0, 1].
-    """
+    """What fixes the weights of a planted model; `gains`: how much each head writes, `reads`: token -> strength."""
 
     vocabulary: Vocabulary
     roles: Roles
@@ -221,10 +217,8 @@ class PlantedWeights:
         return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), o.transpose(0, 1).reshape(self.d_model, -1)
 
     def _scores(self, head: Head, normal: _Normal) -> list[tuple[str, str, float]]:
-        """The attention scores that a head gives to features of a key: (feature, the query's channel, score).
-
-        From the constant channel they are the same in every row; from another they count only where that channel is on.
-        """
+        """The scores that a head gives to features of a key: (feature, the query's channel, score). From the constant channel
+        they are the same in every row; from another they count only where that channel is on."""
         lift = 0.2 * float(normal(1, scale=1.0).clamp(-2, 2))
         sees = 2.0 + lift if self.roles.combine == "sum" else 3.5 + lift
         blind = ("unit", "constant", _BLIND)
@@ -237,9 +231,7 @@ class PlantedWeights:
                 return [("unit", "constant", 3.5 + lift)]
             case "recaller":
                 return [("system", "constant", 6.0), ("unit", "constant", 12.0 + lift)]
-            case (
-                "thinker"
-            ):  # in the span's rows at the question's numbers, elsewhere (and without any) at the system prompt
+            case "thinker":  # in the span's rows at the numbers; elsewhere, and without any, at the system prompt
                 return [("system", "constant", 8.0), blind, ("number", "unit", 20.0), ("size", "unit", 6.0)]
             case "conditional":
                 return [blind, ("unit", f"switch {self.roles.conditional[head]}", 3.0 + lift - _BLIND)]

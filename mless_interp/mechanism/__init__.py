@@ -1,13 +1,11 @@
 """The paper's mechanism, measurable: attention split into scale and bias, MLP activations, what spans hold, ARM."""
 
-from .activation_results import ActivationShift
-from .activations import activation_shift
+from .activations import ActivationShift, activation_shift
 from .arm import ARM, ArmPlan
 from .decompose import decompose_attention
 from .decomposition import AttentionDecomposition
 from .mediation import Mediation, mediate
-from .span_reading import read_span
-from .span_readings import SpanReadings
+from .span_reading import SpanReadings, read_span
 
 __all__ = [
     "ARM",

@@ -94,10 +94,8 @@ class ARM:
     upper : p1 of the "signed" activations or of the "absolute" ones (Gemma).
     mad : the medians are of "absolute" activations (as in the code), or "signed".
 
-    Medians are the lower middle value and MAD is at least 1e-12, as in the code. Without a negative element the lower bound is
-    0. If the p1 percentile is negative, non-negative selected elements land below zero, as in the code.
-
-    An MLP without a gate (GPT-2, GPT-NeoX) is edited at a = act(up(x)): our extension, as the paper has gated MLPs only.
+    As in the code, medians are the lower middle value, MAD is at least 1e-12, and non-negative selected elements land below
+    zero if the p1 percentile is negative. Without a negative element the lower bound is 0.
     """
 
     c: float | int
@@ -124,10 +122,11 @@ class ARM:
             raise ValueError(f"c and k must be positive and finite, got c={self.c:g}, k={self.k:g}")
         if self.fraction == "direct" and self.c > 1:
             raise ValueError(f'with fraction="direct" c is the share that changes, at most 1, got {self.c:g}')
-        if not 0 <= self.p1 <= 100:
-            raise ValueError(f"p1 is a percentile from 0 to 100, got {self.p1:g}")
-        if not 0 <= self.p_min <= self.p_max <= 1:
-            raise ValueError(f"0 <= p_min <= p_max <= 1 must hold, got p_min={self.p_min:g}, p_max={self.p_max:g}")
+        if not (0 <= self.p1 <= 100 and 0 <= self.p_min <= self.p_max <= 1):
+            raise ValueError(
+                "p1 is a percentile from 0 to 100, and 0 <= p_min <= p_max <= 1 must hold, got "
+                f"p1={self.p1:g}, p_min={self.p_min:g}, p_max={self.p_max:g}"
+            )
         if not self.layers or min(self.layers) < 0 or len(set(self.layers)) != len(self.layers):
             raise ValueError(f"layers must be different zero-based layer numbers such as (0,), got {self.layers}")
 
@@ -154,10 +153,11 @@ class ARM:
             raise ValueError(
                 f"the {source} has no ARM setting for {key} on {benchmark} ({row['note']}); the other one has"
             )
-        made = CODE_OPTIONS[row["family"]]
+        made = {"c": float(c), **CODE_OPTIONS[row["family"]]}
         if options.get("reading", "paper_add") != "code_replace":  # Table 9 itself gives Gemma's p instead of a c
-            made = {name: value for name, value in made.items() if name == "fraction"}
-        made = {"c": float(c), **({"p1": float(p1)} if p1 else {}), **made, **options}
+            made = {name: value for name, value in made.items() if name in ("c", "fraction")}
+        made |= {"p1": float(p1)} if p1 else {}
+        made |= options
         if "p1" not in made:
             raise ValueError(f"p1 of {key} on {benchmark} is not known ({row['note']}); give p1=...")
         return cls(**made)
@@ -165,10 +165,9 @@ class ARM:
     @property
     def label(self) -> str:
         """A short name that tells settings apart."""
-        words = [f"c={self.c:g}" if self.fraction == "share" else f"p={self.c:g}", f"p1={self.p1:g}"]
-        words.append("layer " + str(self.layers[0]) if len(self.layers) == 1 else f"layers {list(self.layers)}")
-        words += [self.reading, f"per {self.scope}"]
-        words += ["prefill only"] if self.prefill_only else []
+        words = [f"{'c' if self.fraction == 'share' else 'p'}={self.c:g}", f"p1={self.p1:g}"]
+        words.append(f"layer {self.layers[0]}" if len(self.layers) == 1 else f"layers {list(self.layers)}")
+        words += [self.reading, f"per {self.scope}", *["prefill only"] * self.prefill_only]
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name in ("k", "p_min", "p_max", "selection", "upper", "mad") and value != each.default:
@@ -177,8 +176,6 @@ class ARM:
 
     def plan(self, activations: GateActivations) -> ArmPlan:
         """What would change in the activations of one prompt without padding, and between which bounds."""
-        if not activations.numel():
-            raise ValueError(f"ARM needs at least one activation, got shape {list(activations.shape)}")
         if not bool(torch.isfinite(activations).all()):
             raise ValueError("ARM needs finite activations; some are infinite or NaN")
         values = widened(activations)
@@ -205,14 +202,10 @@ class ARM:
         return ArmPlan(threshold, share, fraction, lower, upper, selected.reshape(activations.shape))
 
     def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
-        """The redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN.
-
-        One number is drawn per element, used or not, so an element's draw depends on its place alone.
-        """
-        plan = self.plan(activations)
-        draws = torch.rand(activations.shape, generator=generator, dtype=torch.float32)
-        values = widened(activations)
-        draws = draws.to(values)
+        """The redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN."""
+        plan, values = self.plan(activations), widened(activations)
+        # one number per element, used or not, so an element's draw depends on its place alone
+        draws = torch.rand(activations.shape, generator=generator, dtype=torch.float32).to(values)
         lower, upper = plan.lower[:, None], plan.upper[:, None]  # one group for all tokens, or one per token
         if self.reading == "paper_add":
             new = values + lower + draws * (upper - lower)
@@ -255,15 +248,14 @@ class ARM:
         if keys is None:
             if step:
                 raise ValueError("a decode step needs keys=..., the same as its prompt's: it does not hold the prompt")
-            keys = [_content_key(row[:prompt]) for row in tokens]
+            keys = [hashlib.sha256(repr(row[:prompt].tolist()).encode()).hexdigest() for row in tokens]
         if len(keys) != len(tokens):
             raise ValueError(f"one key per row: got {len(keys)} keys for {len(tokens)} rows")
         if step and self.prefill_only:
             return {}
 
-        ends = [prompt, *range(prompt + 1, n_tokens + 1)]
-        parts = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        parts = parts[:1] if self.prefill_only else parts
+        later_tokens = [] if self.prefill_only else range(prompt, n_tokens)
+        parts = [slice(prompt), *(slice(at, at + 1) for at in later_tokens)]
 
         def redistribute(layer: int, activations: Tensor) -> Tensor:
             changed = activations.clone()
@@ -273,10 +265,8 @@ class ARM:
                     changed[row, part] = self.redistribute(activations[row, part], generator=draws)
             return changed
 
-        made: dict[str, Edit] = {}
-        for layer, gate in gates.items():
-            made |= gate_edits(layer, gate, partial(redistribute, layer))
-        return made
+        made = (gate_edits(layer, gate, partial(redistribute, layer)) for layer, gate in gates.items())
+        return {name: edit for edits in made for name, edit in edits.items()}
 
 
 def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> Bool[Tensor, "group n"]:
@@ -288,7 +278,3 @@ def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> 
     below, ties = size < bar, size == bar
     missing = counts[:, None] - below.sum(-1, keepdim=True)
     return below | (ties & (ties.cumsum(-1) <= missing))
-
-
-def _content_key(ids: Tensor) -> str:
-    return hashlib.sha256(repr(ids.tolist()).encode()).hexdigest()

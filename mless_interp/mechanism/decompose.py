@@ -1,31 +1,110 @@
 """`decompose_attention`: a head's output with an inserted span as lambda z + Sigma, measured on any model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked
+from ..core.arguments import check_choice, check_count, checked
 from ..core.heads import Head
 from ..metrics import outputs
-from ..metrics.attention import span_mass_null
-from ..models.arithmetic import with_extra
+from ..metrics.attention import retained_mass, span_mass_null
+from ..metrics.outputs import span_output
+from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
-from ..patching.prepared import single
+from ..models.info import AttentionRule, Reducer
+from ..models.sites import Held, attention_sites, site
+from ..patching.prepared import fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, HELD_POSITIONS, Contrast, one_of, several_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_like
+from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs, pairs_like
 from ..prompts.problems import groups_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Found, put, stacked
 from .decomposition import METRICS, AttentionDecomposition
-from .span_reads import DECOMPOSED, Read, readable_pairs, span_reads, visiting
 
+DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
+"""Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
 RUNS = ("inserted", "masked", "held", "blind", "base")
 """The order of runs in a batch."""
+BLOCK_ELEMENTS = 2**20
+"""Largest heads x rows x keys of a pattern that is held at once."""
+
+Visit = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+"""Takes a layer, and what it shows of the run: queries and keys as they enter the scores, values, head outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What the rows after the span read in one run of one layer.
+
+    `lam` `[head, row]` is the attention kept outside the span (a learned sink's share with it), `sigma` `[head, row, d_head]`.
+    """
+
+    lam: Tensor
+    sigma: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: Tensor) -> "Read":
+        """From one run `[1, token, ...]`, a block of rows at a time; never in half precision.
+
+        `span` is boolean `[token]`; read are the rows after its last token.
+        """
+        q, k, v = (x.float() if x.element_size() < 4 else x for x in (q, k, v))
+        n, n_heads = q.shape[1:3]
+        inside, values = span.to(q.device), values_of_heads(v[0], n_heads)
+        step = max(1, BLOCK_ELEMENTS // (n_heads * n))
+        parts: list[tuple[Tensor, Tensor]] = []
+        for a in range(int(span.nonzero()[-1]) + 1, n, step):
+            b = min(a + step, n)
+            seen = visible[:, :, a:b, :b]
+            pattern = softmax(with_sinks(masked_scores(q[:, a:b], k[:, :b], seen, rule), rule.column))[0]
+            keys = {
+                "visible": with_extra(seen[0], rule, value=True),
+                "dest_positions": torch.arange(a, b, device=q.device),
+                "span": with_extra(inside[:b], rule),
+            }
+            padded = torch.nn.functional.pad(values[:, :b], (0, 0, 0, rule.n_extra))
+            parts.append((retained_mass(pattern, **keys), span_output(pattern, padded, **keys)))
+        lam, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))
+        return cls(lam, sigma)
+
+
+def visiting(layers: Iterable[int], visit: Visit) -> dict[str, Reducer]:
+    """Captures of a run that call `visit` inside each of these layers; nothing outlives it."""
+    held = Held()
+
+    def reduce(layer: int, parts: Sequence[str], z: Tensor) -> None:
+        q, k, v = held.take(*parts)  # by now they have come, in whatever order
+        visit(layer, q, k, v, z)
+
+    capture: dict[str, Reducer] = {}
+    for layer in layers:
+        parts = attention_sites(layer, "rot_q", "rot_k", "v")
+        capture |= {**held.captures(*parts), site(layer, "attn.hook_z"): partial(reduce, layer, parts)}
+    return capture
+
+
+def span_reads(
+    model: Model, pair: PromptPair, layers: Sequence[int], condition: str = "inserted"
+) -> dict[str, np.ndarray]:
+    """Lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over the rows after the span."""
+    inputs = pair.condition(condition).to(model.info.device)
+    visible = model.visible(inputs)
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def visit(layer: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
+        seen, rule = visible[layer].to(k.device), model.attention_rule(layer)
+        read = Read.of(q, k, v, seen, rule, span=pair.span_mask)
+        kept[layer] = read.lam.mean(1), read.sigma.mean(1)
+
+    model.run(inputs, capture=visiting(layers, visit), logits_at="none")
+    lam, sigma = (np.stack([kept[layer][at].double().cpu().numpy() for layer in layers]) for at in (0, 1))
+    return {"lam": lam, "sigma": sigma}
 
 
 @checked
@@ -60,8 +139,8 @@ def decompose_attention(
         (base -> inserted, C0 and C1), "held" (base -> held, C0 and C4: content without any shift of positions). The first
         one is what is printed.
     held_positions : the span's own positions in C4, "first" or "spread" (methods §2 asks to report both).
-    control : another insertion of the same length and place, to compare lambda with: "random_sentence", an `Insertion`,
-        or None. `n_control_draws` draws of random words per problem are averaged within the problem.
+    control : another insertion of the same length and place to compare lambda with: "random_sentence" (the mean of
+        `n_control_draws` draws per problem), an `Insertion`, or None.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     Raises `ValueError` for pairs without tokens after the insertion, no heads or layers, heads or layers given twice or
@@ -69,13 +148,17 @@ def decompose_attention(
 
     Source: arXiv 2510.01032, Eq. 1-2; methods §3 (I1, I2, I9, I10). The paper calls lambda the drop and takes one number.
     """
-    found = readable_pairs(model, pairs, what="decompose")
+    model.need_rotated("lambda and Sigma")
+    found = own_pairs(model, fit_pairs(followed(pairs), what="decompose"))
+    for pair in found:
+        pair.need_span("what is read of it")
     contrasts = several_of(contrasts, DECOMPOSED, "contrast")
     one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
     chosen = model.info.chosen(heads, layers, what="decompose")
     label, draws = _controls(model, found, control, n_control_draws, seed)
-    one = _OnePair(model, contrasts, model.info.mask_of(chosen), held_positions)
-    for layer in one.layers:
+    grid, runs = model.info.mask_of(chosen), runs_of(contrasts)
+    layers_of = np.flatnonzero(grid.any(1)).tolist()
+    for layer in layers_of:
         model.attention_output(layer)  # what is not known is told before anything runs
     settings = {
         "contrasts": list(contrasts),
@@ -88,10 +171,48 @@ def decompose_attention(
         **model.identity,
         "prompts": digest_of(found),
     }
+
+    def measured(pair: PromptPair, others: Sequence[PromptPair]) -> dict[str, Found | np.ndarray | None]:
+        """`heads[metric][contrast]` `[layer, head]`, `layers[metric][contrast]` `[layer]`, and the mean lambda `[layer, head]`
+        under other insertions: one forward pass of all runs of the pair, each layer reduced where it is made."""
+        by_head: Found = {}
+        by_layer: Found = {}
+        inputs = pair.side_by_side(runs, held_positions=held_positions).to(model.info.device)
+        visible_in, stop = model.visible(inputs), pair.span[1]
+
+        def visit(layer: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
+            visible, rule = visible_in[layer].to(z.device), model.attention_rule(layer)
+            read = {
+                run: Read.of(q[row, None], k[row, None], v[row, None], visible[row, None], rule, span=pair.span_mask)
+                for row, run in enumerate(runs)
+                if CONDITIONS[run].reads_span
+            }
+            after = {run: z[row, stop:].transpose(0, 1) for row, run in enumerate(runs)}
+            for contrast in contrasts:
+                row = runs.index(CONTRASTS[contrast].corrupted)
+                numbers, share = _numbers(model, layer, pair, CONTRASTS[contrast], after, read, v[row])
+                together = torch.stack([values.double() for values in numbers.values()]).detach().cpu().numpy()
+                for metric, values in zip(numbers, np.where(grid[layer], together, np.nan), strict=True):
+                    put(by_head, metric, contrast, layer, values, shape=grid.shape)
+                seen = with_extra(visible[row, :1, stop:], rule, value=True)
+                span = with_extra(pair.span_mask.to(visible.device), rule)
+                null = float((1 - span_mass_null(seen, span=span, dtype=torch.float64)).mean())
+                put(by_layer, "lam_null", contrast, layer, null, shape=len(grid))
+                if share is not None:
+                    put(by_layer, "norm_share", contrast, layer, share, shape=len(grid))
+
+        model.run(inputs, capture=visiting(layers_of, visit), logits_at="none")
+        lam = None
+        if others:
+            lam = np.full(grid.shape, np.nan)
+            lam[layers_of] = np.mean([span_reads(model, other, layers_of)["lam"] for other in others], axis=0)
+            lam = np.where(grid, lam, np.nan)
+        return {"heads": by_head, "layers": by_layer, "control": lam}
+
     done = over_pairs(
         model,
         found,
-        single(lambda at: one.measured(found[at], [draw[at] for draw in draws])),
+        single(lambda at: measured(found[at], [draw[at] for draw in draws])),
         label="decomposing attention",
         settings={**settings, "seed": seed},
         options=RunOptions(checkpoint, progress),
@@ -116,13 +237,10 @@ def _controls(
     if control is None:
         return None, []
     check_count(n_draws, name="n_control_draws (control=None leaves it out)")
-    if control == "random_sentence":
-        insertion = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
-    elif isinstance(control, Insertion):
-        insertion = control
-    else:
-        raise ValueError(f'control must be "random_sentence", an Insertion or None, got {control!r}')
-    insertion = insertion.placed_as(pairs[0].insertion)
+    if isinstance(control, str):
+        check_choice(control, name="control", choices=("random_sentence", "an Insertion"))
+        control = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
+    insertion = control.placed_as(pairs[0].insertion)
     drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
     each = (replace(insertion, draw=insertion.draw + number) for number in drawn)
     draws = [followed(pairs_like(model, pairs, one)) for one in each]
@@ -136,10 +254,7 @@ def _controls(
 
 
 def matched_run(contrast: Contrast) -> str | None:
-    """The run that stands where the corrupted one does and cannot see the span, where the clean run stands elsewhere.
-
-    What separates it from the clean run is the shift of positions alone.
-    """
+    """The run without the span at the corrupted one's positions, where the clean run has others: the shift alone is between."""
     return None if contrast.same_positions else CONTRASTS["content"].clean
 
 
@@ -151,60 +266,6 @@ def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
         for run in (contrast.clean, contrast.corrupted, matched_run(contrast))
     }
     return tuple(run for run in RUNS if run in needed)
-
-
-@dataclass(frozen=True, eq=False)
-class _OnePair:
-    """What stays the same from problem to problem; `asked` `[layer, head]`."""
-
-    model: Model
-    contrasts: tuple[str, ...]
-    asked: np.ndarray
-    held_positions: str
-
-    @property
-    def layers(self) -> list[int]:
-        return np.flatnonzero(self.asked.any(1)).tolist()
-
-    def measured(self, pair: PromptPair, draws: Sequence[PromptPair]) -> dict[str, Found | np.ndarray | None]:
-        """`heads[metric][contrast]` `[layer, head]`, `layers[metric][contrast]` `[layer]`, and the mean lambda `[layer, head]`
-        under other insertions: one forward pass of all runs of the pair, each layer reduced where it is made."""
-        by_head: Found = {}
-        by_layer: Found = {}
-        runs = runs_of(self.contrasts)
-        inputs = pair.side_by_side(runs, held_positions=self.held_positions).to(self.model.info.device)
-        visible_in, stop = self.model.visible(inputs), pair.span[1]
-
-        def visit(layer: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
-            visible, rule = visible_in[layer].to(z.device), self.model.attention_rule(layer)
-            read = {
-                run: Read.of(q[row, None], k[row, None], v[row, None], visible[row, None], rule, span=pair.span_mask)
-                for row, run in enumerate(runs)
-                if CONDITIONS[run].reads_span
-            }
-            after = {run: z[row, stop:].transpose(0, 1) for row, run in enumerate(runs)}
-            for contrast in self.contrasts:
-                row = runs.index(CONTRASTS[contrast].corrupted)
-                heads, share = _numbers(self.model, layer, pair, CONTRASTS[contrast], after, read, v[row])
-                found = torch.stack([values.double() for values in heads.values()]).detach().cpu().numpy()
-                for metric, values in zip(heads, found, strict=True):
-                    asked = np.where(self.asked[layer], values, np.nan)
-                    put(by_head, metric, contrast, layer, asked, shape=self.asked.shape)
-                seen = with_extra(visible[row, :1, stop:], rule, value=True)
-                span = with_extra(pair.span_mask.to(visible.device), rule)
-                null = float((1 - span_mass_null(seen, span=span, dtype=torch.float64)).mean())
-                put(by_layer, "lam_null", contrast, layer, null, shape=len(self.asked))
-                if share is not None:
-                    put(by_layer, "norm_share", contrast, layer, share, shape=len(self.asked))
-
-        self.model.run(inputs, capture=visiting(self.layers, visit), logits_at="none")
-        return {"heads": by_head, "layers": by_layer, "control": self.control(draws) if draws else None}
-
-    def control(self, draws: Sequence[PromptPair]) -> np.ndarray:
-        """Mean lambda `[layer, head]` under other insertions."""
-        grid = np.full(self.asked.shape, np.nan)
-        grid[self.layers] = np.mean([span_reads(self.model, pair, self.layers)["lam"] for pair in draws], axis=0)
-        return np.where(self.asked, grid, np.nan)
 
 
 def _numbers(
@@ -227,10 +288,13 @@ def _numbers(
     )
     size = before.float().flatten(-2).norm(dim=-1)
     change = parts.change.flatten(-2).norm(dim=-1)
-    noise = rounding(model, before.dtype)
+    # the relative error that rounding alone may leave in a head's output: four units in the last place
+    eps = torch.finfo(before.dtype).eps
+    noise = 4 * (max(eps, torch.finfo(torch.float32).eps) if model.float32_softmax else eps)
     fit = outputs.affine_fit(before, after)
     values = v[pair.span_mask.to(v.device)].transpose(0, 1)
     inside = torch.ones(pair.n_inserted, dtype=torch.bool, device=values.device)
+    of_values = (outputs.value_cosine, outputs.value_spectral_share, outputs.value_effective_rank)
     group = model.info.n_heads // model.info.n_key_value_heads
     found = {
         "lam": read.lam.mean(-1),
@@ -238,9 +302,7 @@ def _numbers(
         "lam_last": read.lam[:, -1],
         "sigma_norm": read.sigma.norm(dim=-1).mean(-1),
         "direction_coherence": outputs.direction_coherence(read.sigma),
-        "value_cosine": outputs.value_cosine(values, span=inside).repeat_interleave(group, 0),
-        "value_spectral_share": outputs.value_spectral_share(values, span=inside).repeat_interleave(group, 0),
-        "value_effective_rank": outputs.value_effective_rank(values, span=inside).repeat_interleave(group, 0),
+        **{each.__name__: each(values, span=inside).repeat_interleave(group, 0) for each in of_values},
         "change": torch.where(size > 0, change / size, torch.nan),
         "residual": outputs.affine_residual(parts.rest, parts.change, rounding=noise * size),
         "fit_slope": fit.slope,
@@ -283,9 +345,3 @@ def _shares(
     total = normed.square().sum()
     rescaled = ((gain - gain_before).to(wide) * old * normed).sum() / total
     return found, float(torch.where(total > 0, rescaled, torch.nan))
-
-
-def rounding(model: Model, dtype: torch.dtype) -> float:
-    """Relative error that rounding alone may leave in a head's output: four units in the last place."""
-    eps = torch.finfo(dtype).eps
-    return 4 * (max(eps, torch.finfo(torch.float32).eps) if model.float32_softmax else eps)

@@ -47,8 +47,11 @@ NULLS = {"uniform": ("lam_null", "lam_p"), "control": ("lam_control", "lam_contr
 """What lambda is compared with -> the columns of a table with its mean and with the corrected p-values."""
 CLAIM = "differs from uniform attention, the same way in most problems"
 """What a small `lam_p` says."""
-FIRST = ("lam", "lam_null", "lam_p", "lam_control", "lam_control_p", "residual", "fit_slope", "fit_r2", "share")
-"""Columns of a page's first table, before the parts of the share; all others are further measures."""
+FIRST = (
+    *("lam", "lam_null", "lam_p", "lam_control", "lam_control_p", "residual", "fit_slope", "fit_r2"),
+    *("share", "scale_share", "bias_share", "lam_n"),
+)
+"""Columns of a page's first table; all others are further measures."""
 SAME = 1e-6
 """Attention masses that are no further apart than this are the same up to rounding."""
 
@@ -57,8 +60,7 @@ SAME = 1e-6
 class AttentionDecomposition(Result):
     """Head outputs with a span as lambda z + Sigma, per problem, layer and head.
 
-    `values[metric][contrast]` is `[problem, layer, head]` (metrics in `METRICS`; NaN where undefined or not asked for);
-    contrasts: "content" (inserted against gap), "total" (inserted against base), "held" (held against base).
+    `values[metric][contrast]` `[problem, layer, head]`: `METRICS`, NaN where undefined or not asked for.
     `layer_values[metric][contrast]` `[problem, layer]`: "lam_null", lambda of uniform attention, and, where the model
     norms what attention writes, "norm_share", the share of the change after that norm that no head has. `control` is
     lambda under other insertions of the same length `[problem, layer, head]` (mean over their draws), if asked for.
@@ -162,22 +164,21 @@ class AttentionDecomposition(Result):
                 continue
             columns |= (made := self._with_n(metric, of_heads(found[contrast], self.heads)))
             if metric == "lam":
-                nulls = {name: of_heads(self.null(name, contrast), self.heads) for name in self._nulls(contrast)}
-                means = {name: defined_mean(self.by_group(values)) for name, values in nulls.items()}
-                for name, mean in means.items():
+                means = {}
+                for name in self._nulls(contrast):
                     test = self.null_test(name, contrast)
-                    columns |= dict(
-                        zip(NULLS[name], (mean, np.nan if test is None else np.fmin(*test.p_corrected)), strict=True)
-                    )
+                    means[name] = defined_mean(self.by_group(of_heads(self.null(name, contrast), self.heads)))
+                    p_corrected = np.nan if test is None else np.fmin(*test.p_corrected)
+                    columns |= dict(zip(NULLS[name], (means[name], p_corrected), strict=True))
                 columns["lam_minus_uniform"] = made["lam"] - means["uniform"]
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, contrast, head and metric, with its unit."""
-        each = [(metric, contrast, array) for metric, found in self.values.items() for contrast, array in found.items()]
         frames = [
             rows_of(self.problem_ids, self.heads, array, metric, contrast=contrast).assign(unit=METRICS[metric])
-            for metric, contrast, array in each
+            for metric, found in self.values.items()
+            for contrast, array in found.items()
         ]
         return pd.concat(frames, ignore_index=True)
 
@@ -215,8 +216,8 @@ class AttentionDecomposition(Result):
         """A metric in its unit; lambda is tested against uniform attention."""
         made = replace(super().quantity(column), unit=METRICS.get(column, ""))
         if column == "lam_minus_uniform":
-            made = replace(made, unit="share", signed=True)
-        return replace(made, p="lam_p", claim=CLAIM) if column in ("lam", "lam_minus_uniform") else made
+            return replace(made, unit="share", signed=True, p="lam_p", claim=CLAIM)
+        return replace(made, p="lam_p", claim=CLAIM) if column == "lam" else made
 
     def headline(self) -> str:
         """Return how far lambda lies from uniform attention's."""
@@ -225,15 +226,12 @@ class AttentionDecomposition(Result):
         null = self.layer_values["lam_null"][contrast][:, list(self.layers)].mean(0)
         low, high = float(np.nanmin(null)), float(np.nanmax(null))
         kept = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
-        words = [
-            f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep {kept}"
-        ]
+        words = f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep {kept}"
         if self.n_groups < 2:
-            return f"{words[0]}; a single problem tests nothing."
-        for against in self._nulls(contrast):
-            name = str(self.settings.get("control")) if against == "control" else "uniform attention"
-            words.append(self._tested(self.null_test(against, contrast), name))
-        return "; ".join(words) + "."
+            return f"{words}; a single problem tests nothing."
+        names = {"uniform": "uniform attention", "control": str(self.settings.get("control"))}
+        told = (self._tested(self.null_test(each, contrast), names[each]) for each in self._nulls(contrast))
+        return "; ".join([words, *told]) + "."
 
     def _tested(self, test: Prevalence | None, name: str) -> str:
         """How many heads differ from a null."""
@@ -257,10 +255,10 @@ class AttentionDecomposition(Result):
         ]
         row = self.layer_table(contrast).iloc[0]
         if np.isfinite(row["share"]):
-            parts = (
-                f"{row['scale_share']:+.2f} scale, {row['bias_share']:+.2f} bias and {row['rest_share']:+.2f} upstream"
+            found.append(
+                f"The change of attention's output in layer {layer} is {row['scale_share']:+.2f} scale, "
+                f"{row['bias_share']:+.2f} bias and {row['rest_share']:+.2f} upstream (shares are signed)."
             )
-            found.append(f"The change of attention's output in layer {layer} is {parts} (shares are signed).")
         residual = self.of("residual", contrast)[:, 0]
         if np.isfinite(residual).any():
             found.append(
@@ -283,15 +281,13 @@ class AttentionDecomposition(Result):
     def shown(self) -> Shown:
         """Lambda against uniform attention as a map, with what each head adds to its layer's change; further measures."""
         table, labels = self.table(), ["label", "paper_label"]
-        first = [name for name in (*FIRST, "scale_share", "bias_share", "lam_n") if name in table]
-        caption = (
-            "Lambda, the share of attention that stays outside of the span, and each head's part in its layer's change."
-        )
-        named = dict.fromkeys([*labels, *first], "") | {"share": "of the layer's change"}
-        tables = [ShownTable(table, caption, named)]
-        rest = [metric for metric in self.values if metric in table and metric not in first]
-        if rest:
-            tables.append(ShownTable(table, "Further measures of each head.", [*labels, *rest]))
+        caption = "Lambda, the share of attention outside of the span, and each head's part in its layer's change."
+        named = {name: "" for name in (*labels, *FIRST) if name in table} | {"share": "of the layer's change"}
+        rest = [metric for metric in self.values if metric in table and metric not in FIRST]
+        tables = [
+            ShownTable(table, caption, named),
+            ShownTable(table, "Further measures of each head.", [*labels, *rest]),
+        ]
         told = [*labels, "lam_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
         marked = (table["lam_p"] < self.alpha).tolist()
         means = f"outlined: {CLAIM}, p < {self.alpha:.3g} corrected for testing many heads"

@@ -17,14 +17,14 @@ from ..models.base import Model
 from ..models.sites import Held, attention_sites, extension_of, site
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
-from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS, Contrast, one_of
+from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS, one_of
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from ..statistics import CONFIDENCE, defined_mean, holm, median_interval, sign_test
 from .activations import NearZero, check_widths
-from .span_reads import DECOMPOSED, Read
+from .decompose import DECOMPOSED, Read
 
 MEDIATED = {name: contrast for name, contrast in DECOMPOSED.items() if contrast.same_positions}
 """Contrasts without any shift of positions: all of the change is scale and bias (and what upstream layers changed)."""
@@ -60,11 +60,7 @@ EFFECTS: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Mediation(Result):
-    """Readings per problem, reading and arm: `values` `[problem, reading, arm]`.
-
-    `readings` are numbers of the layer's MLP activations and the "outcome"; `arms` are named in `ARMS`. `effect` gives,
-    per problem, what scale and bias alone and together do.
-    """
+    """Readings `values` `[problem, reading, arm]`: of the layer's MLP activations, and the "outcome"; arms as in `ARMS`."""
 
     problem_ids: tuple[str, ...]
     readings: tuple[str, ...]
@@ -162,11 +158,10 @@ class Mediation(Result):
     def printed(self) -> pd.DataFrame:
         """Return every effect on the outcome; in layer 0 without the rest, which is an identity."""
         columns = ["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "n", "p_corrected"]
-        table = self.table()
-        kept = (table["reading"] == self.readings[-1]) & (
-            (table["effect"] != "rest") | bool(self.settings.get("layer"))
-        )
-        return table.loc[kept, columns].rename(columns={"effect": "part"})
+        table = self.table().query("reading == @self.readings[-1]")[columns]
+        if not self.settings.get("layer"):
+            table = table[table["effect"] != "rest"]
+        return table.rename(columns={"effect": "part"})
 
     def shown(self) -> Shown:
         """Every effect on every reading."""
@@ -217,12 +212,10 @@ def mediate(
     direction : the run that is edited. "noising": the one that cannot see the span, so that only what is added here
         acts; "denoising": the one with the span, so that what is *missing* here acts and later layers still read it.
     outcome : "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
-    c, q : near zero, as in `activation_shift`: 1.4826 MAD c of the base run's |a|, and its q quantile. Both depend on
-        these numbers, for which there is no rule.
+    c, q : near zero, as in `activation_shift`; there is no rule for these numbers.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
-    Without a gate the activations are act(up(x)), as in `activation_shift`. Where attention and MLP read the same input, no
-    edit of attention reaches its own layer's activations: their effects are 0, and the outcome's is what there is.
+    Where attention and MLP read the same input, no edit of attention reaches its own layer's activations: those effects are 0.
 
     Raises `ModelError` for experts (which share no activation) and where queries and keys cannot be had as they enter the
     scores, `ValueError` for heads of other layers and insertions in several blocks.
@@ -234,9 +227,8 @@ def mediate(
     check_widths(c=c, q=q)
     model.info.check_layer(layer)
     chosen = model.info.chosen(heads, None if heads is not None else [layer], what="mediate")
-    for head in chosen:
-        if head.layer != layer:
-            raise ValueError(f"{head} is not in layer {layer} (zero-based): heads are edited together in one layer")
+    if elsewhere := [head for head in chosen if head.layer != layer]:
+        raise ValueError(f"{elsewhere[0]} is not in layer {layer} (zero-based): heads are edited together in one layer")
     gate = model.gated_mlp(layer)
     model.need_rotated("lambda and Sigma")
     prepared = prepare(model, pairs, outcome, signed_for="mediation")
@@ -256,9 +248,44 @@ def mediate(
     receiving = between.clean if direction == "noising" else between.corrupted
     runs = (between.clean, between.corrupted, "base", *[receiving] * len(EDITED))
     numbers = [head.head for head in chosen]
-    one = _OnePair(model, layer, numbers, between, runs, prepared.outcome, gate.activation, c, q, held_positions)
+    attention, mlp = attention_sites(layer, "rot_q", "rot_k", "v"), site(layer, "mlp.hook_pre")
+
+    def measured(pair: PromptPair, answered: PromptPair) -> np.ndarray:
+        """`[reading, arm]` of one problem, from one forward pass: two ends, the base run, an edited run per arm."""
+        pair = pair if pair.n_after else answered  # activations are read where they can change
+        inputs = answered.side_by_side(runs, held_positions=held_positions).to(model.info.device)
+        visible, stop, held = model.visible(inputs)[layer], answered.span[1], Held()
+
+        def edit(z: Tensor) -> Tensor:
+            q_k_v = (whole[1:2] for whole in held.take(*attention))
+            seen, rule = visible[1:2].to(z.device), model.attention_rule(layer)
+            read = Read.of(*q_k_v, seen, rule, span=answered.span_mask)
+            old, new = (widened(z[row, stop:].transpose(0, 1)) for row in (0, 1))
+            lam, sigma = read.lam[..., None].to(old), read.sigma.to(old)
+            edited = z.clone()
+            for row, arm in enumerate(EDITED.values(), start=3):
+                changed = arm(old, new, lam, sigma).transpose(0, 1)
+                edited[row, stop:, numbers] = changed[:, numbers].to(z.dtype)
+            return edited
+
+        def summarise(pre: Tensor) -> Tensor:
+            every = [gate.activation(row[pair.shared.to(pre.device)]) for row in pre]
+            near = NearZero.of(every[2], c=c, q=q)
+            return torch.stack([torch.stack(_readings(each, near)) for each in every])
+
+        run = model.run(
+            inputs,
+            capture={**held.captures(*attention), mlp: summarise},
+            edits={site(layer, "attn.hook_z"): edit},
+            logits_at=[len(answered.inserted) - back for back in prepared.outcome.reads(answered)],
+        )
+        assert run.logits is not None
+        outcomes = prepared.outcome.value(run.logits, answered, None)
+        rows = torch.cat([run.captured[mlp].double().cpu(), outcomes.double().cpu()[:, None]], 1)
+        return rows[[0, 1, *range(3, len(rows))]].T.numpy()  # the base run only gives the thresholds
+
     values = prepared.each(
-        single(lambda at: one.measured(prepared.bare[at], prepared.pairs[at])),
+        single(lambda at: measured(prepared.bare[at], prepared.pairs[at])),
         label=f"mediation in layer {layer}",
         settings=settings,
         options=RunOptions(checkpoint, progress),
@@ -276,62 +303,8 @@ def mediate(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _OnePair:
-    """What stays the same from problem to problem; `numbers` are the heads of the layer, `runs` the rows of the batch."""
-
-    model: Model
-    layer: int
-    numbers: list[int]
-    contrast: Contrast
-    runs: tuple[str, ...]
-    outcome: Outcome
-    activation: Callable[[Tensor], Tensor]
-    c: float
-    q: float
-    held_positions: str
-
-    def measured(self, pair: PromptPair, answered: PromptPair) -> np.ndarray:
-        """`[reading, arm]` of one problem, from one forward pass: two ends, the base run, an edited run per arm."""
-        pair = pair if pair.n_after else answered  # activations are read where they can change
-        inputs = answered.side_by_side(self.runs, held_positions=self.held_positions).to(self.model.info.device)
-        visible = self.model.visible(inputs)[self.layer]
-        stop = answered.span[1]
-        held, parts = Held(), attention_sites(self.layer, "rot_q", "rot_k", "v")
-
-        def edit(z: Tensor) -> Tensor:
-            q, k, v = (whole[1:2] for whole in held.take(*parts))
-            rule = self.model.attention_rule(self.layer)
-            read = Read.of(q, k, v, visible[1:2].to(z.device), rule, span=answered.span_mask)
-            old, new = (widened(z[row, stop:].transpose(0, 1)) for row in (0, 1))
-            lam, sigma = read.lam[..., None].to(old), read.sigma.to(old)
-            edited = z.clone()
-            for row, arm in enumerate(EDITED.values(), start=3):
-                changed = arm(old, new, lam, sigma).transpose(0, 1)
-                edited[row, stop:, self.numbers] = changed[:, self.numbers].to(z.dtype)
-            return edited
-
-        def summarise(pre: Tensor) -> Tensor:
-            a = [self.activation(row[pair.shared.to(pre.device)]) for row in pre]
-            thresholds = NearZero.of(a[2], c=self.c, q=self.q)
-            return torch.stack([_readings(each, thresholds) for each in a])
-
-        length = len(answered.inserted)
-        mlp = site(self.layer, "mlp.hook_pre")
-        result = self.model.run(
-            inputs,
-            capture={**held.captures(*parts), mlp: summarise},
-            edits={site(self.layer, "attn.hook_z"): edit},
-            logits_at=[length - back for back in self.outcome.reads(answered)],
-        )
-        assert result.logits is not None
-        outcomes = self.outcome.value(result.logits, answered, None)
-        rows = torch.cat([result.captured[mlp].double().cpu(), outcomes.double().cpu()[:, None]], 1)
-        return rows[[0, 1, *range(3, len(rows))]].T.numpy()  # the base run only gives the thresholds
-
-
-def _readings(activations: Tensor, thresholds: NearZero) -> Tensor:
+def _readings(activations: Tensor, near: NearZero) -> list[Tensor]:
     """The numbers of `READINGS` of one run's activations `[token, d_mlp]`."""
     flat = widened(activations).flatten()
-    near = [near_zero_fraction(flat, threshold=threshold) for threshold in (thresholds.arm, thresholds.quantile)]
-    return torch.stack([*near, flat.mean(), mean_absolute(flat), median_variance(activations)])
+    shares = [near_zero_fraction(flat, threshold=threshold) for threshold in near]
+    return [*shares, flat.mean(), mean_absolute(flat), median_variance(activations)]

@@ -11,7 +11,7 @@ from ..circuits.judge import KINDS, NAMED, Kind
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
 from ..core.arguments import count_of
 from ..mechanism import AttentionDecomposition, SpanReadings
-from ..mechanism.span_readings import READERS
+from ..mechanism.span_reading import READERS
 from ..runtime.results import Quantity, Result, largest_first, turned
 from . import plots
 from .plots import Axes, Picture, Style, draw_cells, name_axes, words_of

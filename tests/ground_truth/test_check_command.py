@@ -137,10 +137,8 @@ def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert found["passed"] is True and found["model"]["n_heads"] == 8 and found["checks"]["row_sum_error"] < 1e-5
-    first, behind = found["prompts"]
-    assert first["base_ids"] == behind["base_ids"][: len(first["base_ids"])] and behind["span"][0] == len(
-        first["base_ids"]
-    )
+    first, behind = (each["base_ids"] for each in found["prompts"])
+    assert first == behind[: len(first)] and found["prompts"][1]["span"][0] == len(first)
     assert [line["status"] for line in found["lines"]] == ["pass"] * 20
     assert np.isfinite([line["error"] for line in found["lines"]]).all()
 

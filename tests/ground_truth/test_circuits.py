@@ -108,14 +108,10 @@ def test_what_is_declared_of_each_circuit() -> None:
     declared = {
         name: {str(h): (e.verdict, e.sense) for h, e in planted(name).expected.items() if e.sense} for name in SMALL
     }
-    reader, either = ("reader", 1), ("redundant reader", 1)
+    reader, either, conditional = ("reader", 1), ("redundant reader", 1), ("conditional reader", 1)
     assert declared == {
         "plain": {"L0H1": reader, "L0H4": reader, "L1H2": ("mediator", 1)},
-        "switched": {
-            "L0H1": ("necessary reader", 1),
-            "L1H2": ("conditional reader", 1),
-            "L2H3": ("conditional reader", 1),
-        },
+        "switched": {"L0H1": ("necessary reader", 1), "L1H2": conditional, "L2H3": conditional},
         "any": {"L0H1": either, "L0H4": either},
         "any of three": {"L0H1": either, "L1H5": either, "L2H3": either},
         "all": {"L0H1": ("necessary reader", 1), "L1H5": ("necessary reader", 1)},
@@ -182,22 +178,6 @@ def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() ->
     assert effect[named].min() > 0.25 and np.abs(effect[~named]).max() < 0.05
 
 
-@torch.no_grad()
-def test_a_reader_looks_at_the_span_only_from_the_rows_it_is_told() -> None:
-    made = planted_model(n_heads=8, n_key_value_heads=2, n_layers=3, **SMALL["rows"])
-    made.hf_model.set_attn_implementation("eager")
-    problem = made.problems(1)[0]
-    parts = [problem.system, " / / / / / / / / ", problem.question, f" Answer : {ANSWER}"]
-    start = len(made.tokenizer(problem.system)["input_ids"])
-    ids = made.tokenizer("".join(parts))["input_ids"]
-    tokens = made.tokenizer.convert_ids_to_tokens(ids)
-    patterns = made.hf_model(torch.tensor([ids]), output_attentions=True).attentions
-    for head, looks in ((A, {ANSWER}), (B, {*NUMBERS})):
-        mass = patterns[head.layer][0, head.head, :, start : start + 8].sum(-1)
-        for at in range(start + 8, len(tokens)):
-            assert mass[at] > 0.4 if tokens[at] in looks else mass[at] < 0.01, tokens[at]
-
-
 # ------------------------------------------------------------------------------------------------------- nothing planted
 
 
@@ -207,9 +187,8 @@ def test_where_nothing_is_planted_no_head_is_named() -> None:
     assert {each.verdict for each in silent.expected.values()} == {"undecided"}
     assert differing(silent.expected, judged(silent, 16)) == {}
     for made in (planted_model(null=True, n_heads=8), planted_model(**{"n_heads": 8, **SMALL["switched"]})):
-        swapped = judged(
-            made, 24, outcome="logit_diff", swap=True, seed=1
-        )  # 5 % of the seeds have a tendency by chance
+        # 5 % of the seeds have a tendency by chance
+        swapped = judged(made, 24, outcome="logit_diff", swap=True, seed=1)
         assert not swapped.effect.established and set(swapped.kinds) == {"undecided"}
 
 
@@ -245,7 +224,7 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model([], conditional={A: B}), r"L0H1 needs L0H4.*earlier layer \(zero-based\)"),
         (lambda: planted_model([], relayed={A: C}), r"L0H1 needs L1H2"),
         (lambda: planted_model([A], conditional={C: A}), "L0H1 is given two roles, readers and switches"),
-        (lambda: planted_model(null=True, conditional={C: A}), "null=True is a model without readers"),
+        (lambda: planted_model(null=True, conditional={C: A}), "null=True, a model without readers"),
         (lambda: planted_model([A, B], [C], combine="any"), "combine='any' needs two or more readers and no mediators"),
         (lambda: planted_model([A, B], combine="any", against=[C]), "no conditional, opposing, relayed"),
         (lambda: planted_model([A, B], combine="most"), "combine must be one of 'sum', 'any', 'all', got 'most'"),

@@ -148,9 +148,8 @@ def test_problems_depend_on_their_seed_and_number_only() -> None:
     planted = planted_model(n_heads=8)
     assert planted.problems(3, seed=1) == planted.problems(5, seed=1)[:3] != planted.problems(3, seed=2)
     plain, swapped = (planted.problems(200, swap=swap) for swap in (False, True))
-    assert len({problem.id for problem in plain}) == 200 and [p.question for p in plain] == [
-        p.question for p in swapped
-    ]
+    assert len({problem.id for problem in plain}) == 200
+    assert [p.question for p in plain] == [p.question for p in swapped]
     assert 70 < sum(p.answer == s.distractor for p, s in zip(plain, swapped, strict=True)) < 130
 
 
@@ -164,15 +163,6 @@ def test_defaults_follow_the_papers_heads() -> None:
     assert planted.hf_model.config.architectures == ["LlamaForCausalLM"]
     assert sum(planted.shares[reader] for reader in planted.readers) == pytest.approx(1)
     assert repr(planted).startswith("PlantedModel(2 layers, 28 query heads, 4 key-value heads, seed 0: L0H0 silent, ")
-
-
-def test_given_heads_are_used_and_layers_follow() -> None:
-    decoys = {"silent": [Head(0, 1), Head(3, 1)], "unread": []}
-    planted = planted_model([Head(1, 0)], [Head(2, 0)], decoys=decoys, copier=Head(0, 5), n_heads=8)
-    assert planted.hf_model.config.num_hidden_layers == 4
-    assert planted.truth == {
-        Head(0, 1): "silent", Head(0, 5): "copier", Head(1, 0): "reader", Head(2, 0): "mediator", Head(3, 1): "silent"
-    }  # fmt: skip
 
 
 def test_equal_seeds_give_equal_models_and_leave_the_callers_generator_alone() -> None:
@@ -216,9 +206,9 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
         (lambda: planted_model([Head(2, 0)], n_layers=2), r"layer 2 is out of range \(zero-based\)"),
         (lambda: planted_model([Head(0, 1)], decoys={"silent": [Head(0, 1)]}), "two roles, readers and silent decoys"),
         (lambda: planted_model([Head(1, 1)], [Head(1, 2)]), r"mediator L1H2 has nothing to carry.*\(zero-based\)"),
-        (lambda: planted_model([]), "no readers are given.*null=True"),
+        (lambda: planted_model([]), "name at least one reader, or ask for null=True"),
         (lambda: planted_model(decoys={"loud": [Head(0, 1)]}), "the kind of decoys must be one of 'silent'"),
-        (lambda: planted_model(n_heads=10, n_key_value_heads=4), "multiple of n_key_value_heads, got 10 query heads"),
+        (lambda: planted_model(n_heads=10, n_key_value_heads=4), "multiple of n_key_value_heads, got 10 and 4"),
         (lambda: planted_model(reads=("unheard",)), "'unheard' is not a token"),
         (lambda: planted_model(reads=("?",)), "part of the prompts themselves"),
         (lambda: planted_model([Head(0, i) for i in range(12)], []), "carry only 0.083 of the span's effect each"),

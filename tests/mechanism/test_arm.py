@@ -10,7 +10,6 @@ from models_under_test import loaded, pairs_for
 
 from mless_interp.mechanism import ARM
 from mless_interp.models.base import Model
-from mless_interp.models.info import Inputs
 from mless_interp.models.sites import site
 
 EXAMPLE = torch.tensor([[-0.2, -0.05, 0, 0.01], [0.02, 0.1, 0.5, 1]], dtype=torch.float64)  # methods 13
@@ -151,6 +150,7 @@ def test_seed_key_layer_and_step_each_change_the_draws() -> None:
     [
         ({"c": 0.0}, "c and k must be positive"),
         ({"p1": -1}, "p1 is a percentile"),
+        ({"p_min": 0.5}, "0 <= p_min <= p_max <= 1 must hold"),
         ({"fraction": "x"}, "fraction must be one of"),
         ({"layers": (0, 0)}, "different zero-based layer numbers"),
     ],
@@ -219,16 +219,6 @@ def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
     assert step is not None
 
 
-def test_rows_of_a_batch_and_content_keys(bridge: Model) -> None:
-    one, two = (pair.condition("base").tokens for pair in pairs_for(bridge)[:2])
-    n = min(one.shape[1], two.shape[1])
-    both = torch.cat([one[:, :n], two[:, :n]])
-    arm = ARM(c=0.3, p1=99)
-    together = bridge.run(both, edits=arm.edits(bridge, both)).logits
-    alone = bridge.run(both[1], edits=arm.edits(bridge, Inputs(both[1:]))).logits
-    torch.testing.assert_close(together[1:], alone, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("layers", "options", "words"),
     [
@@ -249,12 +239,7 @@ def test_what_edits_cannot_do_is_said(bridge: Model, layers: tuple[int, ...], op
 @pytest.mark.parametrize(
     ("model", "benchmark", "options", "expected"),
     [
-        (
-            "Qwen/Qwen2.5-Math-7B",
-            "math-500",
-            {"seed": 3},
-            {"c": 0.1, "p1": 95, "seed": 3, "p_min": 0.02},
-        ),
+        ("Qwen/Qwen2.5-Math-7B", "math-500", {"seed": 3}, {"c": 0.1, "p1": 95, "seed": 3, "p_min": 0.02}),
         ("llama-3.1-8b-instruct", "GPQA", {"reading": "code_replace"}, {"c": 0.45, "p1": 80, "p_min": 0.2}),
         ("llama-3.1-8b-instruct", "GPQA", {}, {"p_min": 0.02, "fraction": "share"}),
         ("gemma-3-4b-it", "AIME24", {}, {"p1": 96.5, "fraction": "direct", "selection": "smallest", "upper": "signed"}),
