@@ -272,42 +272,35 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
     library: Any = (
         model.hf_model if model.info.backend == "nnsight" and model.hf_model is not None else model.underlying
     )
-    with ExitStack() as stack:
-        if callable(hook):
-            before = {id(hooks): set(hooks) for hooks in _hooks_of(library)}
-            stack.callback(_removed, library, before)
-            made = hook(library)
-            for each in made if isinstance(made, list | tuple) else [made] * (made is not None):
-                if not isinstance(each, AbstractContextManager):  # PyTorch's handles are some
+    tables = [hooks for part in library.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+    before = [set(hooks) for hooks in tables]
+    try:
+        with ExitStack() as stack:
+            if callable(hook):
+                made = hook(library)
+                for each in made if isinstance(made, list | tuple) else [made] * (made is not None):
+                    if not isinstance(each, AbstractContextManager):  # PyTorch's handles are some
+                        raise ValueError(
+                            f"hook must return a handle, a context manager or a list of these, got {each!r:.60}"
+                        )
+                    stack.enter_context(each)
+            else:
+                known = getattr(library, "hook_dict", {})
+                if not known:
                     raise ValueError(
-                        f"hook must return a handle, a context manager or a list of these, got {type(each).__name__}"
+                        "(name, function) pairs are hooks of TransformerLens; for other models give a function that adds hooks "
+                        "and returns their handles"
                     )
-                stack.enter_context(each)
-        else:
-            known = getattr(library, "hook_dict", {})
-            if not known:
-                raise ValueError(
-                    "(name, function) pairs are hooks of TransformerLens; for other models give a function that adds hooks "
-                    "and returns their handles"
-                )
-            for name, _ in hook:
-                if name not in known and not name.endswith("hook_result"):
-                    raise ValueError(f"{model.info.name} has no hook point {name!r}{nearest(name, known)}")
-            stack.enter_context(library.hooks(fwd_hooks=[(name, _counted(name, f, calls)) for name, f in hook]))
-        yield
-
-
-def _hooks_of(library: nn.Module) -> Iterator[dict[int, Callable[..., object]]]:
-    for part in library.modules():
-        yield part._forward_hooks
-        yield part._forward_pre_hooks
-
-
-def _removed(library: nn.Module, before: Mapping[int, set[int]]) -> None:
-    """Take away what was added and not removed."""
-    for hooks in _hooks_of(library):
-        for key in set(hooks) - before.get(id(hooks), set()):
-            del hooks[key]
+                for name, _ in hook:
+                    if name not in known and not name.endswith("hook_result"):
+                        raise ValueError(f"{model.info.name} has no hook point {name!r}{nearest(name, known)}")
+                stack.enter_context(library.hooks(fwd_hooks=[(name, _counted(name, f, calls)) for name, f in hook]))
+            yield
+    finally:
+        # what the user's function added and gave no handle of goes, too
+        for hooks, own in zip(tables, before, strict=True):
+            for key in set(hooks) - own:
+                del hooks[key]
 
 
 def _counted(name: str, function: Callable[..., object], calls: Counter[str]) -> Callable[..., object]:

@@ -209,7 +209,7 @@ class Roles:
                     given[f"{kind} decoys"] = choose(kind, [layer, *range(n_layers)])
         if copier is None:
             given["copier"] = choose("copier", reversed(range(n_layers)))
-        roles = cls(
+        return cls(
             tuple(given["readers"]),
             tuple(given["mediators"]),
             {kind: tuple(given[f"{kind} decoys"]) for kind in DECOY_KINDS},
@@ -222,11 +222,8 @@ class Roles:
             {head: frozenset(tokens) for head, tokens in (reads_from or {}).items()},
             combine,
         )
-        roles._check()
-        return roles
 
-    def _check(self) -> None:
-        """`ValueError` for roles that cannot act as they are told to."""
+    def __post_init__(self) -> None:
         for head, tokens in self.reads_from.items():
             if head not in self.readers:
                 raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")

@@ -149,19 +149,6 @@ def test_shares_add_up_as_they_act() -> None:
     assert switched.shares[A] == pytest.approx(1), "all that the conditional readers bring needs the switch"
 
 
-def test_the_measures_of_an_and_circuit_are_all_or_nothing() -> None:
-    found = small("switched")[1]
-    share = {name: np.median(each, axis=0) / np.median(found.effect.total) for name, each in found.values.items()}
-
-    def of(head: Head) -> dict[str, float]:
-        return {name: float(values[found.heads.index(head)]) for name, values in share.items()}
-
-    switch, reader = of(A), of(C)
-    assert switch["z_removed"] == pytest.approx(1, abs=0.05) and abs(switch["z_added"]) < 0.02
-    assert abs(reader["edge_noise"]) < 0.02 and abs(reader["mediated_removed"]) < 0.02
-    assert min(reader["z_removed"], reader["z_added"], reader["knockout"], reader["mediated_added"]) > 0.3
-
-
 # --------------------------------------------------------------------------------------------------------- few problems
 
 

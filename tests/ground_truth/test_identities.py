@@ -99,10 +99,8 @@ def test_what_does_not_apply_is_said_and_is_false_there(tiny_model_dir: Any) -> 
 
 def test_what_stands_behind_a_question_is_hidden_with_it(tiny_model_dir: Any) -> None:
     """The end of a chat turn has read the question: a span behind it that sees it would not be blind."""
-    model, insertion = (
-        loaded(tiny_model_dir("qwen2"), "bridge", "float64", "eager"),
-        Insertion.meaningless(" /", 4, after="template"),
-    )
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64", "eager")
+    insertion = Insertion.meaningless(" /", 4, after="template")
     runs = []
     for text in ("Anna gets three apples", "Anna gets seven apples"):
         (pair,) = make_pairs(model, [replace(problems()[0], question=text)], insertion, template="chat")

@@ -103,14 +103,6 @@ def test_decoys_look_and_mediators_look_away(seed: int) -> None:
     assert 0.5 < readers[0] <= readers[1] < decoys[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("noise", "most"), [(5e-4, 0.02), (0.0, 1e-5)])
-def test_without_readers_the_span_does_next_to_nothing(noise: float, most: float) -> None:
-    for null in (planted_model(null=True, n_heads=8, noise=noise), *([random_planted(25, null=True)] * (noise > 0))):
-        assert set(null.truth.values()) <= {"silent", "avoids", "copier"} and null.readers == ()
-        assert abs(effects(null, 55)[0]) < most
-
-
 # ---------------------------------------------------------------------------------------------------------------- text
 
 

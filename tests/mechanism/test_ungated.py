@@ -59,9 +59,8 @@ def here(name: str, backend: str) -> Model:
     """The tiny model of this architecture on this backend; skipped where it is known that it may be refused."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "A hook on .*hook_pattern", UserWarning
-            )  # TransformerLens 4.3, where it obeys no edit
+            # TransformerLens 4.3, where it obeys no edit
+            warnings.filterwarnings("ignore", "A hook on .*hook_pattern", UserWarning)
             return loaded(folder_of(name), backend)
     except ModelError as error:
         if (name, backend) not in UNSURE:
@@ -114,29 +113,6 @@ def test_arm_is_a_hook_on_hugging_face_s_activation(name: str, backend: str) -> 
     assert torch.equal(model.run(tokens).logits, before.logits), "nothing stays behind"
 
 
-@cases("GPT-2", "GPT-NeoX (Pythia)", "Phi-3", backends=("bridge", "nnsight"))
-def test_arm_while_generating_with_a_cache_is_arm_by_whole_passes(name: str, backend: str) -> None:
-    model = here(name, backend)
-    requests = requests_of(model)
-    assert len({len(request.prompt) for request in requests}) == 2, "padding comes before one of them"
-    arm = ARM(1.0, 99.5, layers=(0, 2), p_max=0.9, seed=3)
-    options: dict[str, Any] = {"max_new_tokens": 4, "keep_logits": True}
-    fast, slow = (
-        generate_completions(model, requests, redistribution=arm, engine=engine, **options)
-        for engine in ("hugging_face", "forward")
-    )
-    without = generate_completions(model, requests, **options)
-    for key, found in fast.items():
-        assert found.tokens == slow[key].tokens
-        torch.testing.assert_close(found.logits, slow[key].logits, atol=5e-4, rtol=1e-4)
-        assert float((found.logits[0] - without[key].logits[0]).abs().max()) > 1e-2, "ARM does something here"
-
-
-def requests_of(model: Model) -> list[Request]:
-    """Two prompts of different length."""
-    return [Request(pair.inserted.ids[at:], pair.id) for at, pair in enumerate(pairs_for(model, n_tokens=9, count=2))]
-
-
 # ------------------------------------------------------------------------------------------------- mediation, layers
 
 
@@ -168,7 +144,9 @@ def test_experts_share_no_activation(name: str, backend: str) -> None:
         lambda: activation_shift(model, pairs, layer=1, progress=False),
         lambda: mediate(model, pairs, layer=1, progress=False),
         lambda: arm.edits(model, torch.tensor([[1, 2, 3]])),
-        lambda: generate_completions(model, requests_of(model), max_new_tokens=1, redistribution=arm),
+        lambda: generate_completions(
+            model, [Request(pairs[0].inserted.ids, "p")], max_new_tokens=1, redistribution=arm
+        ),
     ):
         with pytest.raises(ModelError, match=words):
             doing()
