@@ -225,11 +225,11 @@ def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
     lines = []
     for name, says, found, scale, absent in rows:
         allowed = max(checks.tolerance, 1e-5) if name in ("S2", "S5") else checks.tolerance
-        error, status = np.nan if found is None else found / scale, NOT_APPLICABLE
+        share, status = np.nan if found is None else found / scale, NOT_APPLICABLE
         # the replay was held against measured rounding where that is coarser
-        if error <= allowed or (name == "S4" and found is not None and checks.replay == BY_LAYERS):
+        if share <= allowed or (name == "S4" and found is not None and checks.replay == BY_LAYERS):
             status = PASS
         elif found is not None and name not in ("S4", "S5"):  # these two go by whole passes, or are refused: not wrong
             status = FAIL
-        lines.append(Verdict(name, says, status, error, allowed, absent if status == NOT_APPLICABLE else ""))
+        lines.append(Verdict(name, says, status, share, allowed, absent if status == NOT_APPLICABLE else ""))
     return lines, checks

@@ -381,7 +381,6 @@ def activation_shift(
         options=RunOptions(checkpoint, progress),
     )
     stacked = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
-    stacked |= {"counts": stacked["counts"].sum(0), "n_tokens": stacked["n_tokens"].astype(int)}
     return ActivationShift(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
@@ -389,10 +388,15 @@ def activation_shift(
         contrasts=names,
         token_groups=("all", *CLASSES),
         metrics=tuple(UNITS),
+        before=stacked["before"],
+        after=stacked["after"],
+        difference=stacked["difference"],
+        n_tokens=stacked["n_tokens"].astype(int),
+        thresholds=stacked["thresholds"],
         edges=edges.numpy(),
+        counts=stacked["counts"].sum(0),
         settings=settings,
         seed=seed,
-        **stacked,
     )
 
 

@@ -257,9 +257,9 @@ def mediate(
         visible, stop, held = model.visible(inputs)[layer], answered.span[1], Held()
 
         def edit(z: Tensor) -> Tensor:
-            q_k_v = (whole[1:2] for whole in held.take(*attention))
+            query, key, value = (whole[1:2] for whole in held.take(*attention))
             seen, rule = visible[1:2].to(z.device), model.attention_rule(layer)
-            read = Read.of(*q_k_v, seen, rule, span=answered.span_mask)
+            read = Read.of(query, key, value, seen, rule, span=answered.span_mask)
             old, new = (widened(z[row, stop:].transpose(0, 1)) for row in (0, 1))
             lam, sigma = read.lam[..., None].to(old), read.sigma.to(old)
             edited = z.clone()
