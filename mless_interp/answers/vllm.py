@@ -109,10 +109,12 @@ class VllmEngine(CompletionEngine):
             "stop_token_ids": sorted(decoding.stop_ids),
             "detokenize": False,
         }
-        asked = [
-            {"key": key, "ids": list(row.request.prompt), "sampling": sampling | {"seed": _seed(decoding, row)}}
-            for key, row in waiting.items()
-        ]
+        asked = []
+        for key, row in waiting.items():
+            # a seed for each row, so that its draws do not depend on the rows beside it; greedy needs none
+            generator = derive_generator(decoding.seed, "vllm", row.request.key)
+            seed = int(generator.integers(2**31)) if decoding.temperature else None
+            asked.append({"key": key, "ids": list(row.request.prompt), "sampling": sampling | {"seed": seed}})
         need = max(len(row.request.prompt) for row in rows) + decoding.max_new_tokens
         for answer in self._begun(need).answers(asked):
             row = waiting.pop(answer["key"])
@@ -221,10 +223,3 @@ def _version_of_vllm(python: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _seed(decoding: Decoding, row: Row) -> int | None:
-    """A seed for each row, so that its draws do not depend on the rows beside it; greedy needs none."""
-    if decoding.temperature == 0:
-        return None
-    return int(derive_generator(decoding.seed, "vllm", row.request.key).integers(2**31))
