@@ -21,7 +21,7 @@ from ..patching.outcomes import OUTCOMES, outcome_named
 from ..patching.prepared import prepare
 from ..patching.sweep import PatchScores, patch_heads
 from ..prompts.conditions import CONTRASTS, one_of, several_of
-from ..prompts.insertions import KINDS, Insertion
+from ..prompts.insertions import AT, KINDS, Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem, groups_of, whole_groups
 from ..prompts.prompt import template_named
@@ -72,7 +72,7 @@ class InsertionAsked:
 
     def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
         """Return the insertion; `problems` are those that `other_questions` draws from."""
-        place: Any = {name: getattr(self, name) for name in ("before", "after", "at")}
+        place: Any = {name: getattr(self, name) for name in AT}
         return Insertion.named(self.kind, unit=self.unit, n_tokens=self.n_tokens, seed=seed, problems=problems, **place)
 
 

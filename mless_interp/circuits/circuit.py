@@ -208,18 +208,20 @@ def trace_circuit(
         more = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)' * has_mlps(model)
         why_not["edges"] = f"an edge needs two nodes, and {chosen[0]} is the only one{more}"
 
+    def kept(file: str) -> Path | None:
+        """Return where a part keeps what it has finished."""
+        return None if checkpoint is None else Path(checkpoint) / file
+
     def common(file: str) -> Arguments:
-        """Return the options of a part that keeps what it has finished under this name."""
-        kept = None if checkpoint is None else Path(checkpoint) / file
-        return {"checkpoint": kept, "progress": progress, "outcome": outcome, "seed": seed}
+        return {"checkpoint": kept(file), "progress": progress, "outcome": outcome, "seed": seed}
 
     def edges(file: str, **more: Any) -> PathEffects:
         options = common(f"edges-{file}.jsonl") | more
         return replace(trace_paths(model, measured, contrast=contrast, **options), confidence=OF_EDGES)
 
     def needed_and_sufficient() -> dict[str, PathEffects]:
-        of = {"edges": "denoising", "sufficient": "noising"}
-        found = {name: edges(way, direction=way, heads=chosen, mlps=nodes) for name, way in of.items()}
+        ways = {"edges": "denoising", "sufficient": "noising"}
+        found = {name: edges(way, direction=way, heads=chosen, mlps=nodes) for name, way in ways.items()}
         table = found["edges"].together().query("how == 'together'")
         both = zip(table["sender"], table["receiver"], strict=True)
         joint = [Edge(*ends, part) for ends in both for part in (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)]
@@ -227,13 +229,12 @@ def trace_circuit(
 
     of: Arguments = {"contrast": contrast}
     rows = of | {"n_rows": n_rows}
-    writes = common("writes.jsonl")["checkpoint"]
     calls: dict[str, Callable[[], Result | dict[str, PathEffects]]] = {
         "direct": lambda: direct_effects(model, measured, chosen, **of, **common("direct.jsonl")),
         "edges": needed_and_sufficient,
         "sites": lambda: patch_sites(model, measured, **rows, **common("sites.jsonl")),
         "positions": lambda: map_positions(model, measured, chosen, **rows, **common("positions.jsonl")),
-        "writes": lambda: what_it_writes(model, measured, chosen, checkpoint=writes, progress=progress),
+        "writes": lambda: what_it_writes(model, measured, chosen, checkpoint=kept("writes.jsonl"), progress=progress),
         "sets": lambda: minimal_sets(model, named_on, fresh=others, **of, **common("sets")),
         "transfer": lambda: transfer(model, named_on, chosen, fresh=others, **common("transfer")),
     }

@@ -20,12 +20,12 @@ from ..models.info import Inputs
 from ..models.memory import rows_per_pass
 from ..models.sites import site
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for, share_words
-from ..patching.interventions import AT, HeadTransfer
+from ..patching.interventions import HeadTransfer
 from ..patching.joint import random_sets
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of
-from ..prompts.insertions import Insertion
+from ..prompts.insertions import AT, Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions

@@ -76,12 +76,8 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """
     try:
         return _figures(model.checked(None), reference)
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:  # of a library that does not run it so, or ours
+    # errors of a library that does not run it so, or ours
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
         where = f"{model.info.name} on backend {model.info.backend!r}"
         raise FailedCheck(f"{where} failed its check: {first_line(error)}; use another backend or dtype") from error
 

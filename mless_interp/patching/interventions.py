@@ -19,7 +19,7 @@ from ..models.base import Model
 from ..models.info import AttentionRule, Edit, Inputs, Recording
 from ..models.sites import Held, attention_sites, site
 from ..prompts.conditions import one_of
-from ..prompts.insertions import Insertion
+from ..prompts.insertions import AT, Insertion
 from ..prompts.prompt import Prompt
 from ..statistics import derive_generator
 
@@ -359,10 +359,6 @@ def edit_named(edit: str | Intervention, direction: str) -> Intervention:
     if isinstance(edit, str):
         return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")
     return edit
-
-
-AT = "before", "after", "at"
-"""The arguments of an insertion that give its place."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,6 +29,10 @@ class Place(TypedDict, total=False):
     at: int | tuple[int, ...] | None
 
 
+AT = tuple(Place.__annotations__)
+"""The arguments that give the place."""
+
+
 @dataclass(frozen=True)
 class InsertedSpan:
     """The token ids of an inserted span and where they came from: unit, text, words, bos token, the problem's question ..."""

@@ -229,10 +229,8 @@ class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):
                 )
         import torch
 
-        retried = {
-            "max_restarts": -1,
-            "max_task_retries": TRIES - 1,
-        }  # Ray replaces a worker that dies, and begins its unit anew
+        # Ray replaces a worker that dies, and begins its unit anew
+        retried = {"max_restarts": -1, "max_task_retries": TRIES - 1}
         made = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, **retried)(_Worker)
         threads = torch.get_num_threads()  # they decide the last bits of a product
         self._workers += [made.remote(threads) for _ in range(wanted - len(self._workers))]
