@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import mless_interp as mi
 from mless_interp.app.command_line import REQUIRED, Loading, Saving, argument, option
 from mless_interp.app.run_folder import Computed, Kept, Presented, program
 
@@ -106,25 +107,19 @@ def compute(options: Options) -> Computed:
     Writes comparison.csv (a row per published head: its class, what the toolkit calls it, its share), heads.csv, edges.csv,
     head_map.png, edges.png, the results in results/ (mi.load) and run.json; with --report also report.html.
     """
-    from mless_interp.circuits.cells import Edge
-    from mless_interp.circuits.locate import locate_heads
-    from mless_interp.circuits.paths import trace_paths
-    from mless_interp.models.load import load_model
-    from mless_interp.prompts.own_ids import pairs_from_ids
-
     options.say(f"loading {options.model} ...")
-    model = load_model(options.model, **options.loading()).on(options.computing())
+    model = mi.load_model(options.model, **options.loading()).on(options.computing())
     model.need_tokenizer("drawing prompts")
-    pairs = pairs_from_ids(**prompts(model.tokenizer, 2 * options.limit, options.seed))
+    pairs = mi.pairs_from_ids(**prompts(model.tokenizer, 2 * options.limit, options.seed))
     named_on, fresh = pairs[: options.limit], pairs[options.limit :]
     common: dict[str, Any] = {"contrast": "replaced", "outcome": "logit_diff", "progress": options.progress}
     common |= {"seed": options.seed}
-    found = locate_heads(
+    found = mi.locate_heads(
         model, named_on, confirm=fresh, controls=False, checkpoint=options.partial / "located", **common
     )
     size = model.info.n_layers, model.info.n_heads
     edges = [
-        Edge(sender, receiver, part)
+        mi.Edge(sender, receiver, part)
         for senders, receivers, part in EDGES
         for sender in published(senders, *size)
         for receiver in published(receivers, *size)
@@ -133,7 +128,7 @@ def compute(options: Options) -> Computed:
     results: dict[str, Any] = {"LocatedHeads": found}
     if edges:
         file = options.partial / "edges.jsonl"
-        results["PathEffects"] = trace_paths(model, fresh, edges=edges, checkpoint=file, **common)
+        results["PathEffects"] = mi.trace_paths(model, fresh, edges=edges, checkpoint=file, **common)
     said = verdict(comparison(found, size), found)
     return Computed(results, model, list(pairs), facts={"size": list(size)}, notes=[said])
 
@@ -182,22 +177,19 @@ def verdict(table: pd.DataFrame, found: Any) -> str:
 
 def present(kept: Kept) -> Presented:
     """Tables, the head map, the edges, and the page."""
-    from mless_interp import views
-    from mless_interp.views.report import Report
-
     found, edges = kept.results["LocatedHeads"], kept.results.get("PathEffects")
     table = comparison(found, kept.run["size"])
     files: dict[str, Any] = {
         "comparison.csv": table,
         "heads.csv": found.table(),
-        "head_map.png": views.head_map(found),
+        "head_map.png": mi.views.head_map(found),
     }
     if edges is not None:
-        files |= {"edges.csv": edges.table(), "edges.png": views.path_graph(edges)}
+        files |= {"edges.csv": edges.table(), "edges.png": mi.views.path_graph(edges)}
 
-    def page() -> Report:
+    def page() -> mi.Report:
         question = "Does this model have the circuit for indirect objects that was published of GPT-2 small?"
-        made = Report("Indirect objects", question=question, answer=verdict(table, found))
+        made = mi.Report("Indirect objects", question=question, answer=verdict(table, found))
         made = made.table(table, "Published heads, and what they are called here.").result(found)
         return made if edges is None else made.result(edges)
 

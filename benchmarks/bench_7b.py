@@ -24,11 +24,6 @@ from typing import Any
 import torch
 
 import mless_interp as mi
-from mless_interp.circuits.measure import sweeps_of
-from mless_interp.patching.prepared import prepare
-from mless_interp.patching.sweep import sweep_heads
-from mless_interp.prompts.conditions import CONTRASTS
-from mless_interp.runtime.loop import RunOptions
 
 BEFORE, INSERTED, AFTER, ANSWER = 14, 55, 43, 4
 N_SHARDS = 10
@@ -58,9 +53,6 @@ def write_weights(folder: Path, config: Any) -> None:
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM
 
-    from mless_interp.models.hugging_face import load_tokenizer
-    from mless_interp.models.load import DEMO_DIRECTORY
-
     folder.mkdir(parents=True, exist_ok=True)
     with torch.device("meta"):
         shapes = {name: weight.shape for name, weight in AutoModelForCausalLM.from_config(config).named_parameters()}
@@ -89,7 +81,7 @@ def write_weights(folder: Path, config: Any) -> None:
     index = {"metadata": {"total_size": 2 * total}, "weight_map": where}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     config.save_pretrained(folder)
-    load_tokenizer(str(DEMO_DIRECTORY)).save_pretrained(folder)
+    mi.models.hugging_face.load_tokenizer(str(mi.models.load.DEMO_DIRECTORY)).save_pretrained(folder)
 
 
 def pair_of(vocabulary: int) -> mi.PromptPair:
@@ -214,9 +206,14 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
         )
         sweep, found = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
         if locate:
-            four = sweeps_of(CONTRASTS["content"])
+            four = mi.circuits.measure.sweeps_of(mi.prompts.conditions.CONTRASTS["content"])
             sweeps, _ = seconds(
-                lambda: sweep_heads(prepare(model, [pair]), four, model.info.heads, options=RunOptions(progress=False))
+                lambda: mi.patching.sweep.sweep_heads(
+                    mi.patching.prepared.prepare(model, [pair]),
+                    four,
+                    model.info.heads,
+                    options=mi.runtime.loop.RunOptions(progress=False),
+                )
             )
     rows = [
         ("load with self-check, s", parts["sweep"][0], loading),

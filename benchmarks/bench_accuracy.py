@@ -19,7 +19,6 @@ import torch
 import typer
 
 import mless_interp as mi
-from mless_interp.answers import has_closed_box
 
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight")
 
@@ -33,7 +32,7 @@ def one_by_one(module: Any, tokenizer: Any, prompts: list[tuple[int, ...]], limi
             self.length = length
 
         def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-            done = has_closed_box(tokenizer.decode(input_ids[0, self.length :], skip_special_tokens=True))
+            done = mi.answers.has_closed_box(tokenizer.decode(input_ids[0, self.length :], skip_special_tokens=True))
             return torch.tensor([done])
 
     texts = []

@@ -32,25 +32,6 @@ from random_circuits import random_planted
 from scipy import stats
 
 import mless_interp as mi
-from mless_interp.answers.complete import generate_completions
-from mless_interp.answers.decoding import Request
-from mless_interp.circuits.judge import NAMED, PER_HEAD, SIDES, Judged, judge
-from mless_interp.circuits.located import LocatedHeads
-from mless_interp.core.heads import Head
-from mless_interp.ground_truth.planted import PlantedModel, planted_model
-from mless_interp.ground_truth.stand_ins import stand_in, stand_in_problems
-from mless_interp.metrics.activations import ridge_scores
-from mless_interp.statistics import (
-    exact_limits,
-    fewest_problems,
-    forward_folds,
-    median_interval,
-    prevalence_test,
-    share_of_total,
-    swap_margins,
-    swap_partners,
-)
-from mless_interp.views.plots import LINES, Picture
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, IMAGES = ROOT / "docs" / "calibration.md", ROOT / "docs" / "images"
@@ -78,7 +59,7 @@ CHAT = (
 
 def located(
     model: Any, problems: Sequence[Any], n_tokens: int, *, unit: str = " /", template: str = "raw"
-) -> LocatedHeads:
+) -> mi.LocatedHeads:
     """All heads swept exactly; controls have no part in naming."""
     pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(unit, n_tokens), template=template)
     return mi.locate_heads(
@@ -86,14 +67,14 @@ def located(
     )
 
 
-def judged_on(found: LocatedHeads, at: np.ndarray) -> Judged:
+def judged_on(found: mi.LocatedHeads, at: np.ndarray) -> mi.circuits.judge.Judged:
     """The verdicts of `locate_heads` on some of the problems, from the stored effects."""
     values = {name: array[at] for name, array in found.values.items()}
     options = {"confidence": 1 - ALPHA, "smallest_effect": SMALLEST, "rounding": found.resolution}
-    return judge(values, found.total[at], found.heads, **options)
+    return mi.circuits.judge.judge(values, found.total[at], found.heads, **options)
 
 
-def shares_of_total(found: LocatedHeads, head: Head) -> float:
+def shares_of_total(found: mi.LocatedHeads, head: mi.Head) -> float:
     """The share of the total that patching a head's output removes, as the data say it (no test)."""
     judged = found.judged
     at = judged.heads.index(head)
@@ -102,7 +83,7 @@ def shares_of_total(found: LocatedHeads, head: Head) -> float:
 
 def least_count(n: int, n_cells: int) -> int:
     """The problems in which a head must act to be named first among so many, `n + 1` where none can be."""
-    level = LEVEL / (PER_HEAD * n_cells)
+    level = LEVEL / (mi.circuits.judge.PER_HEAD * n_cells)
     return next((k for k in range(n // 2, n + 1) if stats.binom.sf(k - 1, n, 0.5) <= level), n + 1)
 
 
@@ -116,7 +97,7 @@ def promised(n: int, n_cells: int, prevalence: float) -> float:
 
 def side_by_side(values: Mapping[str, np.ndarray], delta: float) -> np.ndarray:
     """The rule that was: Holm on each side by itself at the whole level; whether any head passes on either, `[head]`."""
-    tests = [prevalence_test(values[side], delta).p_corrected for side in ("knockout", "edge_noise")]
+    tests = [mi.statistics.prevalence_test(values[side], delta).p_corrected for side in ("knockout", "edge_noise")]
     return (np.minimum(*tests) < ALPHA).any(0)
 
 
@@ -130,10 +111,10 @@ def one_family(draws: int) -> Iterator[list[object]]:
     """How often any head is named whose effects are a coin's in each problem, on both sides: none deserves a name."""
     for n_heads, n in ((1, 17), (1, 30), (112, 30), (112, 64)):
         rng = np.random.default_rng([n_heads, n])
-        heads, tallies = tuple(Head(1, at) for at in range(n_heads)), (Tally(), Tally())
+        heads, tallies = tuple(mi.Head(1, at) for at in range(n_heads)), (Tally(), Tally())
         for _ in range(draws):
             values = measures(*rng.choice([-1.0, 1.0], (2, n, n_heads)))
-            made = judge(values, np.ones(n), heads)
+            made = mi.circuits.judge.judge(values, np.ones(n), heads)
             tallies[0].add(bool(side_by_side(values, SMALLEST).any()))
             tallies[1].add(bool((made.passed["removed"] != 0).any() or (made.passed["added"] != 0).any()))
         yield [n_heads, n, *tallies]
@@ -149,7 +130,7 @@ def border(draws: int) -> Iterator[list[object]]:
                 total = rng.lognormal(0, 1, n)  # its median is 1
                 values = measures(*np.full((2, n, 1), share))
                 before.add(bool(side_by_side(values, SMALLEST * float(np.median(total))).any()))
-                now.add(bool(judge(values, total, (Head(1, 0),)).named.any()))
+                now.add(bool(mi.circuits.judge.judge(values, total, (mi.Head(1, 0),)).named.any()))
             cells.append(f"{in_hundred(before.rate)} / {in_hundred(now.rate)}")
         yield [f"{100 * share:g} %", *cells]
 
@@ -172,8 +153,8 @@ def shares(draws: int) -> Iterator[list[object]]:
                     total *= np.where(rng.random(n) < 0.05, -1, 1)
                 g = part(rng, total)
                 for tally, made in (
-                    (divided, median_interval(g / np.median(total))),
-                    (inverted, share_of_total(g, total)),
+                    (divided, mi.statistics.median_interval(g / np.median(total))),
+                    (inverted, mi.statistics.share_of_total(g, total)),
                 ):
                     if not np.isnan(made.low):
                         tally.add(bool(made.low <= 0.35 <= made.high))
@@ -187,7 +168,7 @@ def strata_rows(draws: int) -> Iterator[list[object]]:
     for n_strata in (4, 10):
         for n in (120, 240):
             rng, shuffled, tossed = np.random.default_rng([n_strata, n]), Tally(), Tally()
-            heads = tuple(Head(1, at) for at in range(6))
+            heads = tuple(mi.Head(1, at) for at in range(6))
             tags = np.arange(n) % n_strata
             for _ in range(draws):
                 total = rng.lognormal(0, 1, n) + 1
@@ -195,9 +176,9 @@ def strata_rows(draws: int) -> Iterator[list[object]]:
                 one = np.arange(6)[None] == tags[:, None] % 6  # serves the strata of its number
                 values = measures(*(shares * one * total[:, None]))
                 names = tuple(map(str, rng.permutation(tags)))
-                shuffled.add("specialist" in judge(values, total, heads, strata=names).kinds)
+                shuffled.add("specialist" in mi.circuits.judge.judge(values, total, heads, strata=names).kinds)
                 values = measures(*(shares * rng.choice([-1, 1], (2, n, 6)) * total[:, None]))
-                tossed.add(bool(judge(values, total, heads, strata=names).named.any()))
+                tossed.add(bool(mi.circuits.judge.judge(values, total, heads, strata=names).named.any()))
             yield [n_strata, n, shuffled, tossed]
 
 
@@ -220,9 +201,9 @@ def readings_rows(draws: int) -> Iterator[list[object]]:
                     size=(n, 6, 40)
                 )
                 lens = np.moveaxis(rows @ rng.normal(size=(40, len(shares))) + 20 * rng.normal(size=len(shares)), 2, 1)
-                partners = swap_partners(labels, [1] * n, ids, seed=at)
+                partners = mi.statistics.swap_partners(labels, [1] * n, ids, seed=at)
                 units = ["" if b < 0 else str(min(a, b)) for a, b in enumerate(partners.tolist())]
-                steps = forward_folds(units, ids, seed=at)
+                steps = mi.statistics.forward_folds(units, ids, seed=at)
                 later = [(np.setdiff1d(np.arange(n), test), test) for _, test in steps]
                 simple = lens[np.arange(n), labels] - _others(lens, labels)
                 tallies[0].add(_shown(simple))
@@ -242,17 +223,21 @@ def _probed(rows: np.ndarray, labels: np.ndarray, steps: Sequence[tuple[np.ndarr
     scores = np.full((len(rows), labels.max() + 1, rows.shape[1]), np.nan)
     for cell in range(rows.shape[1]):
         for train, test in steps:
-            scores[test, :, cell] = ridge_scores(rows[:, cell] @ rows[:, cell].T, labels, train, test)
+            scores[test, :, cell] = mi.metrics.activations.ridge_scores(
+                rows[:, cell] @ rows[:, cell].T, labels, train, test
+            )
     return scores
 
 
 def _pairs(values: np.ndarray, labels: np.ndarray, partners: np.ndarray) -> np.ndarray:
     """The margins of pairs, each once."""
-    return swap_margins(values, labels, partners)[np.arange(len(labels)) < partners]
+    return mi.statistics.swap_margins(values, labels, partners)[np.arange(len(labels)) < partners]
 
 
 def _shown(values: np.ndarray) -> bool:
-    return bool(len(values)) and bool((prevalence_test(values, 0.0, senses=(1,)).p_corrected < ALPHA).any())
+    return bool(len(values)) and bool(
+        (mi.statistics.prevalence_test(values, 0.0, senses=(1,)).p_corrected < ALPHA).any()
+    )
 
 
 def readings_of_models(n_models: int, draws: int, n_problems: int) -> "Tally":
@@ -261,8 +246,8 @@ def readings_of_models(n_models: int, draws: int, n_problems: int) -> "Tally":
     filler = mi.Insertion.meaningless(" /", 4, after="question")
     for seed in range(n_models):
         geometry: Any = ("qwen2", "llama")[seed % 2]
-        model = stand_in(geometry, name="any", n_heads=4, n_key_value_heads=2, n_layers=2, seed=seed)
-        asked, rng = stand_in_problems(n_problems, seed=seed), np.random.default_rng(seed)
+        model = mi.ground_truth.stand_in(geometry, name="any", n_heads=4, n_key_value_heads=2, n_layers=2, seed=seed)
+        asked, rng = mi.ground_truth.stand_in_problems(n_problems, seed=seed), np.random.default_rng(seed)
         for at in range(draws):
             tagged = [replace(each, extra={"drawn": str(rng.choice(tokens, p=shares))}) for each in asked]
             pairs = mi.make_pairs(model, tagged, filler)
@@ -290,7 +275,7 @@ class Tally:
 
     @property
     def limits(self) -> tuple[float, float]:
-        low, high = exact_limits(np.array(self.hits), np.array(self.sets))
+        low, high = mi.statistics.exact_limits(np.array(self.hits), np.array(self.sets))
         return float(low), float(high)
 
     def __str__(self) -> str:
@@ -319,16 +304,16 @@ class Table(dict[tuple[float, int], Cell]):
         return self[key]
 
     def add(self, level: float, n: int, kind: str, want: str) -> None:
-        self[level, n].named.add(kind in NAMED)
+        self[level, n].named.add(kind in mi.circuits.judge.NAMED)
         self[level, n].right.add(kind == want)
 
 
-def with_strengths(seed: int, strengths: Sequence[float]) -> tuple[PlantedModel, dict[Head, float]]:
+def with_strengths(seed: int, strengths: Sequence[float]) -> tuple[mi.ground_truth.PlantedModel, dict[mi.Head, float]]:
     """A planted model whose readers bring these shares of the effect, and one more that brings the rest; and who has which."""
     rng = random.Random(f"calibration {seed}")
-    heads = rng.sample([Head(layer, h) for layer in range(N_LAYERS) for h in range(N_HEADS)], len(strengths) + 1)
+    heads = rng.sample([mi.Head(layer, h) for layer in range(N_LAYERS) for h in range(N_HEADS)], len(strengths) + 1)
     sizes = {"n_layers": N_LAYERS, "n_heads": N_HEADS, "n_key_value_heads": N_KV}
-    planted = planted_model(sorted(heads), [], **sizes, seed=seed, sign=rng.choice((1, -1)))
+    planted = mi.planted_model(sorted(heads), [], **sizes, seed=seed, sign=rng.choice((1, -1)))
     wanted = dict(zip(heads, (*strengths, 1 - sum(strengths)), strict=True))
     d_head = planted.hf_model.config.hidden_size // N_HEADS
     with torch.no_grad():
@@ -338,14 +323,14 @@ def with_strengths(seed: int, strengths: Sequence[float]) -> tuple[PlantedModel,
     return planted, wanted
 
 
-def with_share(seed: int) -> tuple[PlantedModel, Head, str]:
+def with_share(seed: int) -> tuple[mi.ground_truth.PlantedModel, mi.Head, str]:
     """A planted model with a strong reader that acts where a problem names a number; that head, and the number."""
     rng = random.Random(f"calibration share {seed}")
-    reader, probe = (Head(0, h) for h in rng.sample(range(N_HEADS), 2))
+    reader, probe = (mi.Head(0, h) for h in rng.sample(range(N_HEADS), 2))
     number = str(rng.randint(4, 10))
-    planted = planted_model(
+    planted = mi.planted_model(
         sorted((reader, probe)),
-        [Head(1, rng.randrange(N_HEADS))],
+        [mi.Head(1, rng.randrange(N_HEADS))],
         n_layers=N_LAYERS,
         n_heads=N_HEADS,
         n_key_value_heads=N_KV,
@@ -356,9 +341,9 @@ def with_share(seed: int) -> tuple[PlantedModel, Head, str]:
     return planted, probe, number
 
 
-def others_named(planted: PlantedModel, judged: Judged) -> bool:
+def others_named(planted: mi.ground_truth.PlantedModel, judged: mi.circuits.judge.Judged) -> bool:
     """Whether a head is named that was planted as nothing."""
-    nothing = {head for head, made in planted.expected.items() if made.verdict not in NAMED}
+    nothing = {head for head, made in planted.expected.items() if made.verdict not in mi.circuits.judge.NAMED}
     rare = set(planted.roles.rare)
     return any(head in nothing - rare for head in judged.found.heads)
 
@@ -446,21 +431,21 @@ class Scatter:
                 yield name, int(at.sum()), float(self.passes[at].mean()), float(np.mean(said))
 
 
-def resampled(found: LocatedHeads, n: int, n_sets: int, seed: int = 0) -> Scatter:
+def resampled(found: mi.LocatedHeads, n: int, n_sets: int, seed: int = 0) -> Scatter:
     """Data sets of `n` problems, drawn with replacement; the truth is what holds over all problems."""
     whole, delta = found.judged, SMALLEST * abs(float(np.median(found.total)))
     prevalence, truths = [], []
-    for measure in SIDES.values():
+    for measure in mi.circuits.judge.SIDES.values():
         turned = whole.turned(measure)
         share = np.stack([(turned > delta).mean(0), (-turned > delta).mean(0)])
         prevalence.append(share.max(0))
         truths.append(np.where(share[0] >= share[1], 1, -1))
-    passes, false = np.zeros((len(SIDES), len(found.heads))), Tally()
+    passes, false = np.zeros((len(mi.circuits.judge.SIDES), len(found.heads))), Tally()
     generator = np.random.default_rng([seed, n])
     for _ in range(n_sets):
         judged = judged_on(found, generator.integers(0, len(found.total), n))
         wrong = False
-        for at, side in enumerate(SIDES):
+        for at, side in enumerate(mi.circuits.judge.SIDES):
             hit = judged.passed[side]
             passes[at] += hit == truths[at]
             wrong |= bool(((hit != 0) & ((prevalence[at] <= 0.5) | (hit != truths[at]))).any())
@@ -476,24 +461,26 @@ class Variant:
     """One way of asking the same: what was changed, and what came out (nothing where it was not run, and why)."""
 
     name: str
-    found: LocatedHeads | None
+    found: mi.LocatedHeads | None
     why: str = ""
 
     @property
-    def named(self) -> dict[Head, str]:
+    def named(self) -> dict[mi.Head, str]:
         return {} if self.found is None else self.found.found
 
 
-def overlap(first: Iterable[Head], second: Iterable[Head]) -> float:
+def overlap(first: Iterable[mi.Head], second: Iterable[mi.Head]) -> float:
     """Jaccard's share of the heads that both name; NaN where neither names any."""
     a, b = set(first), set(second)
     return len(a & b) / len(a | b) if a | b else math.nan
 
 
-def prevalence_of(found: LocatedHeads, head: Head, sense: int = 1) -> tuple[int, int]:
+def prevalence_of(found: mi.LocatedHeads, head: mi.Head, sense: int = 1) -> tuple[int, int]:
     """In how many problems it removes, and in how many it adds, more than the smallest effect: with it, or against (-1)."""
     judged, at = found.judged, found.heads.index(head)
-    removed, added = (int((sense * judged.turned(m)[:, at] > judged.effect.delta).sum()) for m in SIDES.values())
+    removed, added = (
+        int((sense * judged.turned(m)[:, at] > judged.effect.delta).sum()) for m in mi.circuits.judge.SIDES.values()
+    )
     return removed, added
 
 
@@ -509,7 +496,7 @@ def variants(
     """The analysis with the longest insertion, the first template and problems, and then with one thing changed."""
     length, template, base = lengths[-1], templates[0], problems(seeds[0])
 
-    def asked(given: Sequence[Any] = base, n: int = length, by: str = template) -> LocatedHeads:
+    def asked(given: Sequence[Any] = base, n: int = length, by: str = template) -> mi.LocatedHeads:
         return located(model, given, n, unit=unit, template=by)
 
     def tokens(by: str) -> list[tuple[int, ...]]:
@@ -533,13 +520,13 @@ def variants(
     return made
 
 
-def small_planted(circuit: str, first: int = 0) -> PlantedModel:
+def small_planted(circuit: str, first: int = 0) -> mi.ground_truth.PlantedModel:
     """The first random planted model from a seed on that has few heads, so that it is swept in a second."""
     drawn = (random_planted(seed, circuit=circuit) for seed in range(first, first + 100))
     return next(p for p in drawn if p.hf_model.config.num_hidden_layers * p.hf_model.config.num_attention_heads <= 36)
 
 
-def planted_variants(planted: PlantedModel, n_problems: int, **options: Any) -> list[Variant]:
+def planted_variants(planted: mi.ground_truth.PlantedModel, n_problems: int, **options: Any) -> list[Variant]:
     """A planted model with a chat template, asked in all ways."""
     planted.tokenizer.chat_template = CHAT
     model = mi.load_model(planted, backend="bridge")
@@ -554,8 +541,12 @@ def story_variants(folder: Path, n_problems: int) -> list[Variant]:
     def problems(seed: int) -> Sequence[Any]:
         if seed not in kept:
             begin = model.tokenizer.bos_token_id
-            requests = [Request((begin,), f"text-{at}") for at in range(n_problems + n_problems // 10 + 2)]
-            drawn = generate_completions(model, requests, max_new_tokens=96, temperature=1.0, seed=seed)
+            requests = [
+                mi.answers.decoding.Request((begin,), f"text-{at}") for at in range(n_problems + n_problems // 10 + 2)
+            ]
+            drawn = mi.answers.complete.generate_completions(
+                model, requests, max_new_tokens=96, temperature=1.0, seed=seed
+            )
             texts = [model.tokenizer.decode(drawn[r.key].tokens, skip_special_tokens=True).strip() for r in requests]
             kept[seed] = mi.problems_from_texts(model, texts, n_before=16, n_context=64, n_answer=4)[:n_problems]
         return kept[seed]
@@ -592,7 +583,7 @@ def agreement(name: str, load: Callable[[str], Any], problems: Sequence[Any], na
     verdicts, counts, n_counts, difference = 0, 0, 0, 0.0
     for other in others:
         verdicts += sum(a != b for a, b in zip(first.judged.kinds, other.judged.kinds, strict=True))
-        for measure in (*first.values, *SIDES.values()):
+        for measure in (*first.values, *mi.circuits.judge.SIDES.values()):
             one, two = (found.judged.counted(measure).count for found in (first, other))
             counts += int((~((one == two) | (np.isnan(one) & np.isnan(two)))).sum())
             n_counts += one.size
@@ -610,8 +601,8 @@ def agreements(names: Sequence[str], n_problems: int) -> list[Agreement]:
         made.append(agreement(f"planted, {circuit}", load, planted.problems(n_problems), names))
     for architecture, n_kv in (("qwen2", 2), ("llama", 4), ("gemma3", 1)):
         sizes = {"name": architecture, "n_heads": 4, "n_key_value_heads": n_kv}
-        load = lambda backend, a=architecture, s=sizes: stand_in(a, **s, backend=backend)  # noqa: E731
-        made.append(agreement(f"random, {architecture}", load, stand_in_problems(n_problems), names))
+        load = lambda backend, a=architecture, s=sizes: mi.ground_truth.stand_in(a, **s, backend=backend)  # noqa: E731
+        made.append(agreement(f"random, {architecture}", load, mi.ground_truth.stand_in_problems(n_problems), names))
     demo = mi.load_problems("demo", limit=n_problems)
     made.append(agreement("demo model", lambda backend: mi.load_model("demo", backend=backend), demo, names))
     return made
@@ -683,10 +674,10 @@ def rate_table(rates: Table, levels: Sequence[float], sizes: Sequence[int], firs
 
 def strength_picture(rates: Table, levels: Sequence[float], sizes: Sequence[int], path: Path) -> None:
     """Named at all, and named as a reader, against the strength."""
-    picture = Picture(figsize=(10.5, 4), layout="constrained")
+    picture = mi.views.plots.Picture(figsize=(10.5, 4), layout="constrained")
     titles = {"named": "named at all", "right": "named as what it is, a reader"}
     for axes, (what, title) in zip(picture.subplots(1, 2, sharey=True), titles.items(), strict=True):
-        for at, ((colour, dash, marker), n) in enumerate(zip(LINES, sizes, strict=False)):
+        for at, ((colour, dash, marker), n) in enumerate(zip(mi.views.plots.LINES, sizes, strict=False)):
             tallies = [getattr(rates[level, n], what) for level in levels]
             rate = np.array([tally.rate for tally in tallies])
             low, high = np.array([tally.limits for tally in tallies]).T
@@ -709,13 +700,17 @@ def share_picture(
     rates: Table, levels: Sequence[float], sizes: Sequence[int], scatters: Sequence[Scatter], path: Path
 ) -> None:
     """Named, against the share of problems in which a head acts: planted, and the demo model's heads; the formula as a line."""
-    picture = Picture(figsize=(10.5, 4), layout="constrained")
+    picture = mi.views.plots.Picture(figsize=(10.5, 4), layout="constrained")
     left, right = picture.subplots(1, 2, sharey=True)
-    shown = [n for n in sizes if n >= fewest_problems(PER_HEAD * N_LAYERS * N_HEADS, alpha=LEVEL)]
+    shown = [
+        n
+        for n in sizes
+        if n >= mi.statistics.fewest_problems(mi.circuits.judge.PER_HEAD * N_LAYERS * N_HEADS, alpha=LEVEL)
+    ]
     grid = np.linspace(0.2, 1, 161)
-    for (colour, _, _), n in zip(LINES[1:], shown, strict=False):
+    for (colour, _, _), n in zip(mi.views.plots.LINES[1:], shown, strict=False):
         left.plot(100 * grid, [100 * promised(n, N_LAYERS * N_HEADS, x) for x in grid], color=colour, lw=0.9, alpha=0.8)
-    for (colour, _, marker), n in zip(LINES[1:], shown, strict=False):
+    for (colour, _, marker), n in zip(mi.views.plots.LINES[1:], shown, strict=False):
         cells = [rates[level, n].right for level in levels]
         for level, cell in zip(levels, cells, strict=True):
             low, high = cell.limits
@@ -726,7 +721,7 @@ def share_picture(
             x, [100 * cell.rate for cell in cells], color=colour, ls="", marker=marker, ms=6, label=f"{n} problems"
         )
     left.set(xlabel="problems in which the head acts (%)", ylabel="named (%)", title="planted readers, 16 heads tested")
-    for (colour, _, marker), made in zip(LINES[1:], scatters, strict=False):
+    for (colour, _, marker), made in zip(mi.views.plots.LINES[1:], scatters, strict=False):
         right.plot(100 * grid, [100 * promised(made.n, made.n_heads, x) for x in grid], color=colour, lw=0.9, alpha=0.8)
         right.plot(
             100 * made.prevalence, 100 * made.passes, ls="", marker=marker, color=colour, ms=4, alpha=0.6,
@@ -742,19 +737,23 @@ def share_picture(
     picture.save(path)
 
 
-def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Mapping[Head, int]]], path: Path) -> None:
+def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Mapping[mi.Head, int]]], path: Path) -> None:
     """In what share of problems some heads act, under every variant, with exact limits; filled where the head is named."""
     groups = [(name, [v for v in made if v.found is not None], heads) for name, made, heads in groups]
-    picture = Picture(figsize=(9, 0.5 + 0.36 * sum(len(made) + 2 for _, made, _ in groups)), layout="constrained")
+    picture = mi.views.plots.Picture(
+        figsize=(9, 0.5 + 0.36 * sum(len(made) + 2 for _, made, _ in groups)), layout="constrained"
+    )
     rows = [len(made) + 1 for _, made, _ in groups]
     for axes, (name, made, heads) in zip(
         picture.subplots(len(groups), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0], groups, strict=True
     ):
-        for (colour, _, marker), (at, (head, sense)) in zip(LINES, enumerate(heads.items()), strict=False):
+        for (colour, _, marker), (at, (head, sense)) in zip(
+            mi.views.plots.LINES, enumerate(heads.items()), strict=False
+        ):
             for row, variant in enumerate(made):
                 assert variant.found is not None
                 k, n = prevalence_of(variant.found, head, sense)[0], len(variant.found.total)
-                low, high = exact_limits(np.array(k), np.array(n))
+                low, high = mi.statistics.exact_limits(np.array(k), np.array(n))
                 y = row + 0.22 * (at - (len(heads) - 1) / 2)
                 filled = {"markerfacecolor": colour if head in variant.named else "white"}
                 axes.plot([100 * low, 100 * high], [y, y], color=colour, lw=1)
@@ -779,7 +778,7 @@ def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Mapping[Head,
     picture.save(path)
 
 
-def variant_rows(made: Sequence[Variant], heads: Mapping[Head, int]) -> Iterator[list[object]]:
+def variant_rows(made: Sequence[Variant], heads: Mapping[mi.Head, int]) -> Iterator[list[object]]:
     """A row per variant: whom it names, how many of them the first names too, and the counts of heads in their senses."""
     first = made[0].named
     for variant in made:
@@ -797,7 +796,7 @@ def variant_rows(made: Sequence[Variant], heads: Mapping[Head, int]) -> Iterator
         yield [variant.name, words, percent(overlap(first, variant.named)), *counts]
 
 
-def leading(found: LocatedHeads, count: int) -> dict[Head, int]:
+def leading(found: mi.LocatedHeads, count: int) -> dict[mi.Head, int]:
     """The heads that are named, then those that act in most problems (by the side where they do in fewer): their senses."""
     least = {(head, sense): min(prevalence_of(found, head, sense)) for head in found.heads for sense in (1, -1)}
     senses = dict(zip(found.heads, map(int, found.judged.sense), strict=True))
@@ -806,7 +805,7 @@ def leading(found: LocatedHeads, count: int) -> dict[Head, int]:
     return dict(order[:count])
 
 
-def in_words(heads: Mapping[Head, int]) -> list[str]:
+def in_words(heads: Mapping[mi.Head, int]) -> list[str]:
     """Heads as columns are called; those against the effect say so."""
     return [f"{head}{'' if sense > 0 else ', against'}" for head, sense in heads.items()]
 
@@ -858,7 +857,7 @@ def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
     for at, circuit in enumerate(("plain", "mixed", "rows", "against")):
         planted = small_planted(circuit, 100 + 10 * at)
         made = planted_variants(planted, options.problems, seeds=(0, 1, 2))
-        wanted = {head: e.verdict for head, e in planted.expected.items() if e.verdict in NAMED}
+        wanted = {head: e.verdict for head, e in planted.expected.items() if e.verdict in mi.circuits.judge.NAMED}
         for variant in made:
             if variant.found is None:
                 continue

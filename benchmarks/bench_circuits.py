@@ -16,8 +16,6 @@ import typer
 from bench_patching import SHAPES, random_model, random_pair
 
 import mless_interp as mi
-from mless_interp.models.checks import check_model
-from mless_interp.models.transformer_lens import hooked_transformer_from
 
 TURNS = 3
 
@@ -107,8 +105,8 @@ def main(
     """Print CPU seconds per edge of both ways, their ratio and their largest difference."""
     torch.set_num_threads(threads)
     geometry = replace(SHAPES["gpt2"], layers=layers)
-    made = hooked_transformer_from(random_model(geometry), None, name="random")
-    model = made.checked(check_model(made))
+    made = mi.models.transformer_lens.hooked_transformer_from(random_model(geometry), None, name="random")
+    model = made.checked(mi.models.checks.check_model(made))
     pair = random_pair(geometry, 0)
     named = [mi.Head(at * layers // heads, (5 * at) % geometry.heads) for at in range(heads)]
     trace = lambda: mi.trace_paths(model, [pair], named, mlps=[layers - 1], progress=False)  # noqa: E731

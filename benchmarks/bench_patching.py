@@ -19,12 +19,6 @@ import torch
 import typer
 
 import mless_interp as mi
-from mless_interp.models.arithmetic import product
-from mless_interp.models.checks import check_model
-from mless_interp.models.nnsight import NnsightModel, wrapped
-from mless_interp.models.sites import site
-from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
-from mless_interp.patching.sweep import patch_heads
 
 SYSTEM, INSERTED, QUESTION = 18, 55, 42
 
@@ -132,7 +126,7 @@ def matrix_throughput(geometry: Geometry) -> float:
     rows = geometry.heads * QUESTION
     a, b = torch.randn(rows, geometry.hidden), torch.randn(geometry.hidden, geometry.intermediate)
     best = 0.0
-    for multiply in (torch.matmul, lambda a, b: product(a, b.T)) * 20:
+    for multiply in (torch.matmul, lambda a, b: mi.models.arithmetic.product(a, b.T)) * 20:
         began = time.perf_counter()
         multiply(a, b)
         best = max(best, 2 * rows * geometry.hidden * geometry.intermediate / (time.perf_counter() - began))
@@ -179,7 +173,7 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
 
     traced, size = model.underlying, model.info.d_head
     masked, inserted = pair.condition("masked"), pair.condition("inserted")
-    names = {head: site(head.layer, "attn.hook_z") for head in sample}
+    names = {head: mi.models.sites.site(head.layer, "attn.hook_z") for head in sample}
     capture = dict.fromkeys(names.values())
     donor = model.run(masked.tokens, attention_mask=masked.attention_mask, capture=capture, logits_at="none").captured
     read, answer, start = len(pair.inserted) - 2, pair.answer_ids[0], pair.span[1]
@@ -231,18 +225,18 @@ def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
     peers: dict[str, float] = {}
     expected: list[float] = []
     hf_model = random_model(geometry)
-    traced = NnsightModel(wrapped(hf_model, _tokenizer()), name="random")
-    ours: dict[str, Any] = {"nnsight (sdpa)": traced.checked(check_model(traced))}
+    traced = mi.models.nnsight.NnsightModel(mi.models.nnsight.wrapped(hf_model, _tokenizer()), name="random")
+    ours: dict[str, Any] = {"nnsight (sdpa)": traced.checked(mi.models.checks.check_model(traced))}
     peers["nnsight, one trace per head"], from_nnsight = with_nnsight(ours["nnsight (sdpa)"], answered, sample)
-    if has_hooked_transformer():
-        hooked = hooked_transformer_from(random_model(geometry), None, name="random")
-        ours["HookedTransformer"] = hooked.checked(check_model(hooked))
+    if mi.models.transformer_lens.has_hooked_transformer():
+        hooked = mi.models.transformer_lens.hooked_transformer_from(random_model(geometry), None, name="random")
+        ours["HookedTransformer"] = hooked.checked(mi.models.checks.check_model(hooked))
         peers["TransformerLens patching"], expected = with_transformer_lens(hooked, answered, sample)
         worst = max(abs(a - b) for a, b in zip(expected, from_nnsight, strict=True))
         print(f"the two peers' outcomes differ by at most {worst:.1e} nats")
     expected = expected or from_nnsight
-    bridge = bridge_from(random_model(geometry), _tokenizer(), name="random")
-    ours["TransformerBridge"] = bridge.checked(check_model(bridge))
+    bridge = mi.models.transformer_lens.bridge_from(random_model(geometry), _tokenizer(), name="random")
+    ours["TransformerBridge"] = bridge.checked(mi.models.checks.check_model(bridge))
     for name, spent in peers.items():
         print(f"{name}: {spent:.3f} s a head ({len(sample)} heads over all layers)")
     reference = min(spent for name, spent in peers.items() if "patching" in name or len(peers) == 1)
@@ -255,7 +249,7 @@ def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
     for name, model in ours.items():
         for positions in ("question", "last") if skip_all else ("all", "question", "last"):
             spent, found = seconds(
-                lambda model=model, positions=positions: patch_heads(
+                lambda model=model, positions=positions: mi.patch_heads(
                     model, pairs[:1], positions=positions, progress=False
                 ),
                 repeat=5 if positions == "last" else 1,
@@ -271,8 +265,8 @@ def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
                 flush=True,
             )
     model = ours["nnsight (sdpa)"]
-    one, _ = seconds(lambda: patch_heads(model, pairs[:1], progress=False))
-    four, _ = seconds(lambda: patch_heads(model, pairs, progress=False))
+    one, _ = seconds(lambda: mi.patch_heads(model, pairs[:1], progress=False))
+    four, _ = seconds(lambda: mi.patch_heads(model, pairs, progress=False))
     print(
         f"\nseveral problems at once: {four / 4:.1f} s a problem with 4, {one:.1f} s with 1 (ratio {four / 4 / one:.2f})"
     )
@@ -280,10 +274,7 @@ def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
 
 def _tokenizer() -> Any:
     """Any will do: prompts here are ids."""
-    from mless_interp.models.hugging_face import load_tokenizer
-    from mless_interp.models.load import DEMO_DIRECTORY
-
-    return load_tokenizer(str(DEMO_DIRECTORY))
+    return mi.models.hugging_face.load_tokenizer(str(mi.models.load.DEMO_DIRECTORY))
 
 
 if __name__ == "__main__":

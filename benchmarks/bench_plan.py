@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import mless_interp as mi
+
 ANALYSES = {"sweep": 16, "locate": 16, "profiles": 16, "accuracy": 64, "circuit": 26}
 """How many problems of a small model; of qwen an eighth."""
 QWEN: dict[str, Any] = {
@@ -39,20 +41,16 @@ def saved(name: str, folder: Path) -> str:
     """A folder with qwen's config and, unless only that is asked for, random weights."""
     from transformers import AutoModelForCausalLM, Qwen2Config
 
-    from mless_interp.models.hugging_face import load_tokenizer
-    from mless_interp.models.load import DEMO_DIRECTORY
-
     config = Qwen2Config(**QWEN)
     if name == "qwen":
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     config.save_pretrained(folder)
-    load_tokenizer(str(DEMO_DIRECTORY)).save_pretrained(folder)
+    mi.models.hugging_face.load_tokenizer(str(mi.models.load.DEMO_DIRECTORY)).save_pretrained(folder)
     return str(folder)
 
 
 def asked(model: str, n: int, tokenizer: Any) -> tuple[Any, Any]:
     """Problems, and slashes as this tokenizer has them."""
-    import mless_interp as mi
 
     problems = mi.prompts.texts.problems_of(model, limit=n)
     for unit in UNITS:
@@ -67,16 +65,15 @@ def asked(model: str, n: int, tokenizer: Any) -> tuple[Any, Any]:
 
 def planned(model: str, what: str, n: int) -> dict[str, Any]:
     """What the plan says."""
-    import mless_interp as mi
-    from mless_interp.models.load import tokenizer_of_model
 
-    found = mi.plan_run(model, *asked(model, n, tokenizer_of_model(model)), what=what, attention="sdpa", **HOW)
+    found = mi.plan_run(
+        model, *asked(model, n, mi.models.load.tokenizer_of_model(model)), what=what, attention="sdpa", **HOW
+    )
     return found.to_dict()
 
 
 def measured(model: str, what: str, n: int) -> dict[str, Any]:
     """What happens."""
-    import mless_interp as mi
 
     loaded = mi.load_model(model, attn_implementation="sdpa", **HOW)
     problems, filler = asked(model, n, loaded.tokenizer)

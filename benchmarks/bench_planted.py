@@ -25,16 +25,6 @@ import torch
 from random_circuits import planted_examples
 
 import mless_interp as mi
-from mless_interp.circuits.judge import NAMED, PARTS, Claims, Judged, judge, measured
-from mless_interp.circuits.measure import MEASURES, specificity
-from mless_interp.statistics import (
-    by_group,
-    exact_limits,
-    mean_interval,
-    median_interval,
-    prevalence_test,
-    share_of_total,
-)
 
 LENGTHS = (8, 110)
 CLAIM = 0.05
@@ -69,7 +59,11 @@ def one_model(planted: Any, n_problems: int) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     judged = found.judged
     got = {head: (kind, int(sense)) for head, kind, sense in zip(judged.heads, judged.kinds, judged.sense, strict=True)}
-    wanted = {head: (made.verdict, made.sense) for head, made in planted.expected.items() if made.verdict in NAMED}
+    wanted = {
+        head: (made.verdict, made.sense)
+        for head, made in planted.expected.items()
+        if made.verdict in mi.circuits.judge.NAMED
+    }
     wrong = {head: (got[head], want) for head, want in wanted.items() if got[head] != want}
     others = [head for head in found.found if head not in wanted]
     again = (
@@ -127,10 +121,10 @@ class Pool:
         pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", n_tokens))
         found = mi.locate_heads(model, pairs, mode="exact", controls=False, progress=False, checkpoint=keep)
         direction = found.judged.direction
-        self.values = {name: direction * found.values[name] for name in MEASURES}
+        self.values = {name: direction * found.values[name] for name in mi.circuits.measure.MEASURES}
         self.total, self.heads = direction * found.total, found.heads
         self.delta = CLAIM * float(np.median(self.total))
-        z = measured(self.values, "z_removed")
+        z = mi.circuits.judge.measured(self.values, "z_removed")
         skewness = [float(((x - x.mean()) ** 3).mean() / x.std() ** 3) for x in z.T]
         print(
             f"\n{model_name}: {len(self.total)} problems, {len(self.heads)} heads; median total {np.median(self.total):+.4f}, "
@@ -138,13 +132,15 @@ class Pool:
             flush=True,
         )
 
-    def judged(self, values: Values, total: np.ndarray, heads: tuple[mi.Head, ...], claims: Claims | None) -> Judged:
+    def judged(
+        self, values: Values, total: np.ndarray, heads: tuple[mi.Head, ...], claims: mi.circuits.judge.Claims | None
+    ) -> mi.circuits.judge.Judged:
         """The verdicts, with the border where the effects were put: delta is that of all problems."""
-        return judge(values, total, heads, smallest_effect=0.0, rounding=self.delta, claims=claims)
+        return mi.circuits.judge.judge(values, total, heads, smallest_effect=0.0, rounding=self.delta, claims=claims)
 
     def centred(self, measure: str, at: float) -> np.ndarray:
         """A measure shifted so that its median over all problems is `at`, for every head."""
-        values = measured(self.values, measure)
+        values = mi.circuits.judge.measured(self.values, measure)
         return values - np.median(values, axis=0) + at
 
     def no_side(self) -> Values:
@@ -159,8 +155,8 @@ class Pool:
     def no_part(self, *which: str) -> Values:
         """Every head is a carrier, and these parts of it are on the border: the other part makes up for them."""
         found = {}
-        for z, parts in PARTS.items():
-            whole = np.abs(measured(self.values, z)) + 10 * self.delta
+        for z, parts in mi.circuits.judge.PARTS.items():
+            whole = np.abs(mi.circuits.judge.measured(self.values, z)) + 10 * self.delta
             for part, other in (parts, parts[::-1]):
                 if part in which:
                     found[part] = self.centred(part, self.delta)
@@ -171,7 +167,7 @@ class Pool:
         """|z| on the border in both directions."""
         found = self.no_side()
         for part, z in (("knockout", "z_removed"), ("edge_noise", "z_added")):
-            values = measured(self.values, z)
+            values = mi.circuits.judge.measured(self.values, z)
             found[part] = values * (self.delta / np.median(np.abs(values), axis=0))
         return found
 
@@ -180,7 +176,7 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
     """How often any head gets a verdict that none deserves, per verdict and number of problems."""
     deeper = np.array([head.layer > 0 for head in pool.heads])
 
-    def judged(values: Values, at: np.ndarray, total: np.ndarray) -> Judged:
+    def judged(values: Values, at: np.ndarray, total: np.ndarray) -> mi.circuits.judge.Judged:
         return pool.judged({name: array[at] for name, array in values.items()}, total[at], pool.heads, None)
 
     whole = pool.total
@@ -192,11 +188,13 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
     conditional = pool.no_part("knockout", "edge_noise", "mediated_removed")
     one = {**pool.no_side(), "edge_noise": np.abs(sides["edge_noise"]) + 10 * pool.delta}
     big = pool.not_negligible()
-    everyone = Claims(1.0, pool.heads, ("reader",) * len(pool.heads), np.ones(len(pool.heads), dtype=int))
+    everyone = mi.circuits.judge.Claims(
+        1.0, pool.heads, ("reader",) * len(pool.heads), np.ones(len(pool.heads), dtype=int)
+    )
     random_size = np.abs(pool.centred("z_removed", 0.0))
 
-    def named(made: Judged, *kinds: str) -> bool:
-        return bool(np.isin(made.kinds, kinds or NAMED).any())
+    def named(made: mi.circuits.judge.Judged, *kinds: str) -> bool:
+        return bool(np.isin(made.kinds, kinds or mi.circuits.judge.NAMED).any())
 
     def specific(at: np.ndarray) -> bool:
         values = {name: array[at] for name, array in sides.items()}
@@ -205,13 +203,17 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
         values["knockout"] = border + random_size[at]
         controls["matched_mass_size"] = np.full_like(border, np.nan)
         effect = judged(values, at, whole).effect
-        return bool((specificity(effect, everyone, values, controls)["p_specific"] < effect.level).any())
+        return bool(
+            (mi.circuits.measure.specificity(effect, everyone, values, controls)["p_specific"] < effect.level).any()
+        )
 
     def naming_then_confirming(at: np.ndarray) -> bool:
         half = len(at) // 2
         first = judged(sides, at[:half], whole)
         best = np.argsort(-np.median(first.turned("z_removed"), axis=0))[:5]
-        claims = Claims(1.0, tuple(pool.heads[i] for i in best), everyone.kinds[:5], everyone.sense[:5])
+        claims = mi.circuits.judge.Claims(
+            1.0, tuple(pool.heads[i] for i in best), everyone.kinds[:5], everyone.sense[:5]
+        )
         values = {name: array[at[half:]][:, best] for name, array in sides.items()}
         again = pool.judged(values, whole[at[half:]], claims.heads, claims)
         return bool((again.passed["removed"] > 0).any())
@@ -259,16 +261,22 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
 
 def coverage_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> bool:
     """How often each printed interval holds the value over all problems."""
-    z = measured(pool.values, "z_removed")[:, :: max(1, len(pool.heads) // 16)]
-    share = share_of_total(z, pool.total).estimate
+    z = mi.circuits.judge.measured(pool.values, "z_removed")[:, :: max(1, len(pool.heads) // 16)]
+    share = mi.statistics.share_of_total(z, pool.total).estimate
     kinds: dict[str, tuple[np.ndarray, Callable[[np.ndarray, np.ndarray, int], Any]]] = {
-        "median of a head's effect": (np.median(z, axis=0), lambda x, t, s: median_interval(x)),
+        "median of a head's effect": (np.median(z, axis=0), lambda x, t, s: mi.statistics.median_interval(x)),
         "prevalence of a head": ((z > pool.delta).mean(0), lambda x, t, s: Limits(x > pool.delta)),
-        "median of the total": (np.median(pool.total), lambda x, t, s: median_interval(t)),
-        "share of a head": (share, lambda x, t, s: share_of_total(x, t)),
-        "for comparison: median over median total": (share, lambda x, t, s: median_interval(x / np.median(t))),
-        "for comparison: mean of a head's effect": (z.mean(0), lambda x, t, s: mean_interval(x, seed=s)),
-        "for comparison: mean of the total": (pool.total.mean(), lambda x, t, s: mean_interval(t, seed=s)),
+        "median of the total": (np.median(pool.total), lambda x, t, s: mi.statistics.median_interval(t)),
+        "share of a head": (share, lambda x, t, s: mi.statistics.share_of_total(x, t)),
+        "for comparison: median over median total": (
+            share,
+            lambda x, t, s: mi.statistics.median_interval(x / np.median(t)),
+        ),
+        "for comparison: mean of a head's effect": (z.mean(0), lambda x, t, s: mi.statistics.mean_interval(x, seed=s)),
+        "for comparison: mean of the total": (
+            pool.total.mean(),
+            lambda x, t, s: mi.statistics.mean_interval(t, seed=s),
+        ),
     }
     print(f"\nCoverage of 95 % intervals, {n_sets} data sets each\n")
     print("| interval | " + " | ".join(f"n = {n}" for n in sizes) + " |\n| --- |" + " --- |" * len(sizes))
@@ -311,7 +319,10 @@ def variants_part(n_sets: int, seed: int) -> bool:
         hits = np.zeros(2)
         for _ in range(n_sets):
             values, groups = drawn_variants(rng, n_groups, n_each)
-            hits += [(prevalence_test(x, 1.0).p_corrected < CLAIM).any() for x in (values, by_group(values, groups))]
+            hits += [
+                (mi.statistics.prevalence_test(x, 1.0).p_corrected < CLAIM).any()
+                for x in (values, mi.statistics.by_group(values, groups))
+            ]
         shares = hits / n_sets
         print(f"| {n_groups} x {n_each} | {shares[0]:.3f} | {shares[1]:.3f} |", flush=True)
         held &= bool(shares[1] <= limit)
@@ -322,7 +333,7 @@ class Limits:
     """Exact limits of the share of problems in which something holds, `[problem, head]`."""
 
     def __init__(self, hits: np.ndarray) -> None:
-        self.low, self.high = exact_limits(hits.sum(0), np.full(hits.shape[1], len(hits)))
+        self.low, self.high = mi.statistics.exact_limits(hits.sum(0), np.full(hits.shape[1], len(hits)))
 
 
 def main() -> int:

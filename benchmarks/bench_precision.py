@@ -25,7 +25,6 @@ import numpy as np
 import torch
 
 import mless_interp as mi
-from mless_interp.models.decoder import decoder_of, unwrapped
 
 TOP, WORDS = 10, 48
 COLUMNS = ("dtype", "edit", "direction", "Pearson r", "top 10", "ranked", "top 10 of ranked", "noise", "error / noise")
@@ -42,11 +41,10 @@ class Held:
 
 def rounded(source: str, *, scale: float = 1.0, along: torch.Tensor | None = None) -> Held:
     """A model's float32 copy with weights that bfloat16 holds exactly; its unembedding untied, scaled and shifted."""
-    from mless_interp.models.hugging_face import load_hugging_face
-    from mless_interp.models.load import source_of
-    from mless_interp.models.weights import Loading
 
-    made, tokenizer = load_hugging_face(source_of(source), Loading(device="cpu"))
+    made, tokenizer = mi.models.hugging_face.load_hugging_face(
+        mi.models.load.source_of(source), mi.models.weights.Loading(device="cpu")
+    )
     config = copy.deepcopy(made.config)
     config.tie_word_embeddings = False
     untied = type(made)(config).eval()
@@ -62,7 +60,7 @@ def enlarged(source: str, model: mi.Model, pairs: Any, *, by: str, logits: float
     if by == "scale":
         return rounded(source, scale=2.0 ** max(0, math.ceil(math.log2(logits / largest_logit(model, pairs)))))
     streams = []
-    norm = unwrapped(decoder_of(model.hf_model).norm)
+    norm = mi.models.decoder.unwrapped(mi.models.decoder.decoder_of(model.hf_model).norm)
     handle = norm.register_forward_hook(lambda module, given, made: streams.append(made[0, -1].detach()))
     try:
         largest_logit(model, pairs)

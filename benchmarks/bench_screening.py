@@ -26,8 +26,6 @@ from random_circuits import random_planted
 from scipy.stats import spearmanr
 
 import mless_interp as mi
-from mless_interp.models.checks import check_model
-from mless_interp.models.transformer_lens import bridge_from
 
 TOP, KEPT, FLOOR = 20, 64, 0.01
 COLUMNS = (
@@ -124,8 +122,8 @@ def planted(seed: int, n_problems: int) -> tuple[str, mi.Model, Any]:
 
 def random_geometry(geometry: Geometry, n_problems: int) -> tuple[str, mi.Model, Any]:
     """The 24-layer geometry with random weights; 18 + 55 + 42 tokens."""
-    model = bridge_from(random_model(geometry), _tokenizer(), name="random")
-    model = model.checked(check_model(model))
+    model = mi.models.transformer_lens.bridge_from(random_model(geometry), _tokenizer(), name="random")
+    model = model.checked(mi.models.checks.check_model(model))
     g = geometry
     label = f"random {g.layers} x {g.heads} ({g.kv_heads} kv), width {g.hidden}/{g.intermediate}, {g.vocabulary} words"
     return label, model, [random_pair(geometry, number) for number in range(n_problems)]

@@ -6,11 +6,7 @@ from typing import Any
 
 import torch
 
-from mless_interp.core.heads import Head
-from mless_interp.ground_truth.planted import PlantedModel, planted_model
-from mless_interp.ground_truth.roles import ANSWER_ROW, DECOY_KINDS
-from mless_interp.ground_truth.tokenizer import NUMBERS
-from mless_interp.prompts.conditions import one_of
+import mless_interp as mi
 
 CIRCUITS = tuple(
     "plain, switched, any, all, any mediators, all mediators, against, rows, rare, relayed, mixed".split(", ")
@@ -20,7 +16,7 @@ CIRCUITS = tuple(
 
 def random_planted(
     seed: int, *, circuit: str = "plain", dtype: torch.dtype = torch.float32, null: bool = False
-) -> PlantedModel:
+) -> mi.ground_truth.PlantedModel:
     """A planted model with geometry and heads drawn at random, for benchmarks.
 
     2-6 layers, 8-28 query heads, grouped or full attention, 0-2 decoys of each kind, either sign, and by `circuit`:
@@ -36,27 +32,27 @@ def random_planted(
     - "relayed": a writer in the span's rows and the head that reads there, perhaps beside a reader;
     - "mixed": a switch with its reader, a reader, one against, and a mediator.
     """
-    one_of(circuit, dict.fromkeys(CIRCUITS), "circuit")
+    mi.prompts.conditions.one_of(circuit, dict.fromkeys(CIRCUITS), "circuit")
     if null and circuit != "plain":
         raise ValueError(f"null=True is a model without any circuit, got circuit={circuit!r}: leave one of them out")
     rng = random.Random(f"planted geometry {seed}")
     n_layers, n_heads = rng.randint(2, 6), rng.choice((8, 12, 14, 16, 20, 24, 28))
     groups = [kv for kv in range(1, n_heads) if n_heads % kv == 0]
     n_key_value_heads = n_heads if rng.random() < 0.25 else rng.choice(groups)
-    everywhere = [Head(layer, head) for layer in range(n_layers) for head in range(n_heads)]
+    everywhere = [mi.Head(layer, head) for layer in range(n_layers) for head in range(n_heads)]
     free = rng.sample(everywhere, len(everywhere))
 
-    def take(n: int, layers: range) -> list[Head]:
+    def take(n: int, layers: range) -> list[mi.Head]:
         heads = [head for head in free if head.layer in layers][:n]
         free[:] = [head for head in free if head not in heads]
         return heads
 
-    def after(heads: Sequence[Head]) -> range:
+    def after(heads: Sequence[mi.Head]) -> range:
         return range(max(head.layer for head in heads) + 1, n_layers)
 
     every, early = range(n_layers), range(n_layers - 1)
-    readers: list[Head] = []
-    mediators: list[Head] = []
+    readers: list[mi.Head] = []
+    mediators: list[mi.Head] = []
     more: dict[str, Any] = {}
     match circuit:
         case "plain":
@@ -75,18 +71,21 @@ def random_planted(
         case "any mediators" | "all mediators":
             readers = take(1, early)
             mediators = take(rng.randint(2, 3), after(readers))
-            more = {"combine": circuit.split()[0], "reads_from": {readers[0]: NUMBERS}}
+            more = {"combine": circuit.split()[0], "reads_from": {readers[0]: mi.ground_truth.tokenizer.NUMBERS}}
         case "against":
             readers = take(rng.randint(2, 3), every)
             more["against"] = take(1, every)
         case "rows":
             readers = take(3, early)
             mediators = take(1, after(readers))
-            more["reads_from"] = {readers[0]: [ANSWER_ROW], readers[1]: NUMBERS}
+            more["reads_from"] = {
+                readers[0]: [mi.ground_truth.roles.ANSWER_ROW],
+                readers[1]: mi.ground_truth.tokenizer.NUMBERS,
+            }
         case "rare":
             readers = take(3, early)
             mediators = take(1, after(readers))
-            numbers = rng.sample(NUMBERS, 10)
+            numbers = rng.sample(mi.ground_truth.tokenizer.NUMBERS, 10)
             more["reads_from"] = {readers[0]: numbers[:1], readers[1]: numbers[1:]}
         case "relayed":
             writer = take(1, early)
@@ -97,8 +96,12 @@ def random_planted(
             more = {"conditional": {take(1, after(switch))[0]: switch[0]}, "against": take(1, every)}
             readers = take(1, early)
             mediators = take(1, after(readers))
-    decoys = {kind: take(rng.randint(0, 2), every) for kind in DECOY_KINDS if not (null and kind == "unread")}
-    return planted_model(
+    decoys = {
+        kind: take(rng.randint(0, 2), every)
+        for kind in mi.ground_truth.roles.DECOY_KINDS
+        if not (null and kind == "unread")
+    }
+    return mi.planted_model(
         sorted(readers),
         sorted(mediators),
         decoys=decoys,
@@ -114,6 +117,8 @@ def random_planted(
     )
 
 
-def planted_examples(n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Iterator[PlantedModel]:
+def planted_examples(
+    n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Iterator[mi.ground_truth.PlantedModel]:
     """`n` random planted models, one after the other of each of `CIRCUITS`; model i depends on `seed` + i only."""
     return (random_planted(each, circuit=CIRCUITS[each % len(CIRCUITS)], dtype=dtype) for each in range(seed, seed + n))

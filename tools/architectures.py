@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from architecture_features import FEATURES, model_of, pairs_of  # noqa: E402
 from architectures_under_test import CONFIGS  # noqa: E402
 
-from mless_interp.models.info import ModelError  # noqa: E402
+import mless_interp as mi  # noqa: E402
 
 PAGE = ROOT / "docs" / "architectures.md"
 NOT_CONVERTED = "cannot be converted"
@@ -28,13 +28,13 @@ def found(architecture: str, backend: str) -> tuple[str, str]:
     """What the page says of an architecture on a backend, and why where it is not all."""
     try:
         model = model_of(architecture, backend)
-    except ModelError as error:
+    except mi.ModelError as error:
         return "-", reason_of(error)
     failed, why = [], []
     for name, feature in FEATURES.items():
         try:
             feature(model, pairs_of(architecture, backend))
-        except (AssertionError, ModelError, ValueError, RuntimeError) as error:
+        except (AssertionError, mi.ModelError, ValueError, RuntimeError) as error:
             failed.append(name)
             why.append(f"{name}: {reason_of(error)}")
     return ("all", "") if not failed else (f"not {', '.join(failed)}", why[0])

@@ -33,7 +33,6 @@ import numpy as np
 import torch
 
 import mless_interp as mi
-from mless_interp.runtime.folders import MANIFEST, RUN, damaged_files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -212,12 +211,12 @@ def left(out: Path) -> dict[str, Any]:
                 found[name] = {key: (arrays[key].shape, arrays[key].tobytes()) for key in arrays.files}
         elif path.name == "results.json":
             found[name] = json.dumps(json.loads(path.read_text(encoding="utf-8"))["results"])
-        elif path.name == RUN:
+        elif path.name == mi.runtime.folders.RUN:
             run = json.loads(path.read_text(encoding="utf-8"))
             del run["options"]["out"]
             found[name] = json.dumps({key: value for key, value in run.items() if key not in WHEN_AND_WHERE})
-        elif path.name == MANIFEST:
-            found[name] = damaged_files(path.parent)
+        elif path.name == mi.runtime.folders.MANIFEST:
+            found[name] = mi.runtime.folders.damaged_files(path.parent)
         else:
             found[name] = path.read_bytes()
     return found

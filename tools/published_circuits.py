@@ -24,12 +24,9 @@ from safetensors.numpy import save_file
 from scipy.stats import mannwhitneyu
 
 import mless_interp as mi
-from mless_interp.circuits.cells import INPUTS, LOGITS, PAIRS_OF_INPUTS, Edge, Mlp
-from mless_interp.models.info import ModelError
-from mless_interp.prompts.own_ids import pairs_from_file
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "published-circuits.md"
-EVERY_INPUT = (*INPUTS, *PAIRS_OF_INPUTS, "qkv")
+EVERY_INPUT = (*mi.circuits.cells.INPUTS, *mi.circuits.cells.PAIRS_OF_INPUTS, "qkv")
 QUIET: dict[str, Any] = {"progress": False}
 N = 64
 """Problems that name heads, and as many others that confirm them."""
@@ -192,7 +189,7 @@ def asked_of(folder: Path) -> tuple[Asked, ...]:
     if folder.name in TASKS:
         return TASKS[folder.name]
     if (folder / "pairs.jsonl").is_file():
-        pairs = pairs_from_file(folder / "pairs.jsonl")
+        pairs = mi.prompts.own_ids.pairs_from_file(folder / "pairs.jsonl")
         which = "replaced" if pairs[0].clean is not None else "content"
         return (Asked("the folder's own pairs", lambda *_: pairs, which, n=len(pairs) // 2),)
     return (Asked("one of its tokens is another", own_answers, "replaced", "logit_diff", n=2 * N),)
@@ -256,7 +253,7 @@ def answered(model: Any, asked: Asked, pairs: Any, fresh: Any) -> str:
         for direction in ("denoising", "noising")
     )
     if asked.edge:
-        edge = Edge.parse(asked.edge)
+        edge = mi.Edge.parse(asked.edge)
         least = fewest_inputs(edges, edge)
         agree = "agree" if least == edge.part else "differ"
         found_edge = f"{edge.sender} -> {edge.receiver} {least or 'not shown'}"
@@ -306,7 +303,7 @@ def strata_words(found: Any, head: Any) -> str:
     return " ".join(named) + (f"; confirmed {' '.join(again) or 'none'}" if named != again else "")
 
 
-def fewest_inputs(edges: Any, edge: Edge) -> str:
+def fewest_inputs(edges: Any, edge: mi.Edge) -> str:
     """The fewest inputs by which an edge passes, "" for none."""
     passed = [each.part for each in edges.found if (each.sender, each.receiver) == (edge.sender, edge.receiver)]
     return min(passed, key=len, default="")
@@ -332,9 +329,9 @@ def compiled(path: Path, folder: Path) -> Program:
     and never read are the output: classes, or one number, whose rise is a class. `folder` receives the model."""
     about, weights = json.loads(path.read_text(encoding="utf-8")), np.load(path.with_suffix(".npz"))
     if about.get("layer_norm"):
-        raise ModelError(f"{path.name} is compiled with layer norms, which its weights do not hold")
+        raise mi.ModelError(f"{path.name} is compiled with layer norms, which its weights do not hold")
     if not about.get("causal", True):
-        raise ModelError(f"{path.name} is not causal: what later tokens send back cannot be replayed row by row")
+        raise mi.ModelError(f"{path.name} is not causal: what later tokens send back cannot be replayed row by row")
     n_layers, n_heads, size = about["num_layers"], about["num_heads"], about["key_size"]
     of = lambda layer, name: np.asarray(weights[f"transformer/layer_{layer}/{name}"], dtype=np.float32)  # noqa: E731
     width = len(about["residual_labels"])
@@ -356,11 +353,11 @@ def compiled(path: Path, folder: Path) -> Program:
                 f"blocks.{layer}.mlp.W_{letter}": matrix,
                 f"blocks.{layer}.mlp.b_{letter}": of(layer, f"mlp/linear_{number}/b"),
             }
-        reads[Mlp(layer), ""] = np.asarray(state[f"blocks.{layer}.mlp.W_in"].any(1))
-        writes[Mlp(layer)] = np.asarray(matrix.any(0))
+        reads[mi.circuits.cells.Mlp(layer), ""] = np.asarray(state[f"blocks.{layer}.mlp.W_in"].any(1))
+        writes[mi.circuits.cells.Mlp(layer)] = np.asarray(matrix.any(0))
     series = np.array([label.rpartition(":")[0] or label for label in about["residual_labels"]])
     output: Any = np.any([*writes.values()], 0) & ~np.isin(series, series[np.any([*reads.values()], 0)])
-    reads[LOGITS, ""] = output
+    reads[mi.circuits.cells.LOGITS, ""] = output
     edges, nodes = computing(writes, reads)
     unembed = np.zeros((width, max(int(output.sum()), 2)), dtype=np.float32)
     unembed[np.flatnonzero(output), np.arange(output.sum())] = 10
@@ -390,21 +387,23 @@ def compiled(path: Path, folder: Path) -> Program:
 
 def computing(writes: Mapping[Any, np.ndarray], reads: Mapping[tuple[Any, str], np.ndarray]) -> tuple[Any, Any]:
     """The edges along which a written label is read, as far as they lead to the logits, and the nodes that send along them."""
-    order = {node: 2 * node.layer + isinstance(node, Mlp) for node in writes} | {LOGITS: float("inf")}
+    order = {node: 2 * node.layer + isinstance(node, mi.circuits.cells.Mlp) for node in writes} | {
+        mi.circuits.cells.LOGITS: float("inf")
+    }
     links = [
         (sender, receiver, part)
         for sender, wrote in writes.items()
         for (receiver, part), read in reads.items()
         if order[sender] < order[receiver] and (wrote & read).any()
     ]
-    useful: set[Any] = {LOGITS}
+    useful: set[Any] = {mi.circuits.cells.LOGITS}
     while True:
         more = {sender for sender, receiver, _ in links if receiver in useful} - useful
         if not more:
             break
         useful |= more
-    edges = frozenset(str(Edge(*link)) for link in links if link[0] in useful and link[1] in useful)
-    return edges, frozenset(useful - {LOGITS})
+    edges = frozenset(str(mi.Edge(*link)) for link in links if link[0] in useful and link[1] in useful)
+    return edges, frozenset(useful - {mi.circuits.cells.LOGITS})
 
 
 def program_pairs(made: Program, random: np.random.Generator, n: int, spans: bool) -> Any:
@@ -439,7 +438,7 @@ def program_section(path: Path, folder: Path, keep: Path | None) -> str:
     """The section of a compiled program: heads and edges that compute, and those that the toolkit finds."""
     try:
         made = compiled(path, folder)
-    except ModelError as error:
+    except mi.ModelError as error:
         return f"## {path.stem}\n\nNot measured: {error}."
     model, random = made.model, np.random.default_rng(0)
     scores: dict[str, float] = {}
@@ -458,7 +457,13 @@ def program_section(path: Path, folder: Path, keep: Path | None) -> str:
             )
         for direction in ("denoising", "noising"):
             edges = mi.trace_paths(
-                model, pairs, model.info.heads, mlps="all", inputs=INPUTS, direction=direction, **options
+                model,
+                pairs,
+                model.info.heads,
+                mlps="all",
+                inputs=mi.circuits.cells.INPUTS,
+                direction=direction,
+                **options,
             )
             found |= set(map(str, edges.found))
             for row in edges.table().to_dict("records"):

@@ -19,10 +19,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import mless_interp as mi
-from mless_interp.circuits.judge import KINDS
-from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
-from mless_interp.runtime.columns import Column, TextTable
-from mless_interp.runtime.results import Result
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTH, SENTENCES = 118, 150
@@ -56,7 +52,7 @@ def conditions() -> str:
     positions = {"base": "as they are", "inserted": "N later"}
     return table(
         "name | code | positions of the question | in words",
-        ((f"`{c.name}`", c.code, positions[c.positions], c.says) for c in CONDITIONS.values()),
+        ((f"`{c.name}`", c.code, positions[c.positions], c.says) for c in mi.prompts.conditions.CONDITIONS.values()),
     )
 
 
@@ -64,26 +60,26 @@ def contrasts() -> str:
     """The contrasts between them."""
     return table(
         "contrast | clean run | corrupted run | what differs",
-        ((f"`{c.name}`", f"`{c.clean}`", f"`{c.corrupted}`", c.says) for c in CONTRASTS.values()),
+        ((f"`{c.name}`", f"`{c.clean}`", f"`{c.corrupted}`", c.says) for c in mi.prompts.conditions.CONTRASTS.values()),
     )
 
 
 def verdicts() -> str:
     """The verdicts by the tests that a head passes."""
     sides = {"both": "both", "removed": "$z_\\text{removed}$", "added": "$z_\\text{added}$", "": "–"}
-    rows = ((f"`{k.name}` {k.letters}".rstrip(), sides[k.side], k.says) for k in KINDS.values())
+    rows = ((f"`{k.name}` {k.letters}".rstrip(), sides[k.side], k.says) for k in mi.circuits.judge.KINDS.values())
     return table("verdict, letters in pictures | passes by | in words", rows)
 
 
-def results() -> dict[str, type[Result]]:
+def results() -> dict[str, type[mi.runtime.results.Result]]:
     """The public kinds of results by name."""
     kinds = {name: getattr(mi, name) for names in mi.RESULTS.values() for name in names}
-    return {name: kind for name, kind in kinds.items() if issubclass(kind, Result)}
+    return {name: kind for name, kind in kinds.items() if issubclass(kind, mi.runtime.results.Result)}
 
 
 def columns() -> str:
     """Every column that results declare, under the results that declare it."""
-    found: dict[str, tuple[Column, list[str]]] = {}
+    found: dict[str, tuple[mi.runtime.columns.Column, list[str]]] = {}
     for name, kind in results().items():
         for column in (each for base in kind.__mro__ for each in vars(base).get("columns", ())):
             found.setdefault(column.name, (column, []))[1].append(name)
@@ -138,7 +134,9 @@ def examples() -> None:
     text = page.read_text(encoding="utf-8")
     (certificate,) = blocks(text, "text")
     found = mi.certify_model(mi.load_model("demo"), progress=False)
-    made = "\n".join([*textwrap.wrap(found.headline(), WIDTH), *TextTable.of(found.printed(), "").lines()])
+    made = "\n".join(
+        [*textwrap.wrap(found.headline(), WIDTH), *mi.runtime.columns.TextTable.of(found.printed(), "").lines()]
+    )
     page.write_text(text.replace(certificate, made + "\n"), encoding="utf-8")
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..mechanism.arm import ARM
 from ..patching.interventions import HeadTransfer
+from ..patching.joint import JointKnockout
 from ..prompts.insertions import Insertion
 from ..prompts.problems import Problem
 from ..prompts.prompt import Tokenizer, encode_within
@@ -158,14 +158,13 @@ NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "ran
 
 
 @checked
-def cut_off(insertion: Insertion, found: LocatedHeads, *, n_random_sets: int = 5) -> tuple[Treatment, ...]:
+def cut_off(insertion: Insertion, joint: JointKnockout | None, *, n_random_sets: int = 5) -> tuple[Treatment, ...]:
     """Return treatments that ask whether answers come back: no insertion, the insertion, and the insertion with heads that
-    cannot see it: the named heads that read, and random sets of their layers (those with the fewest of them first).
+    cannot see it: those of `joint`, and random sets of their layers (those with the fewest of them first).
 
-    For `evaluate_accuracy` on problems that named nothing. Two treatments where no named head reads.
+    For `evaluate_accuracy` on problems that named nothing. Two treatments where no head was named (`joint` is None).
     """
     made = [Treatment(name=NONE), Treatment(insertion, name=INSERTED)]
-    joint = found.joint if found.confirmation is None else found.confirmation.joint
     if joint is not None:
         random = sorted(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))[:n_random_sets]
         made.append(Treatment(insertion, knockout=joint.heads, name=CUT_OFF))

@@ -104,7 +104,8 @@ def compute(options: Options) -> Computed:
             named = sorted(by_size, key=lambda head: head not in found.confirmed)
             best = named[:N_SHOWN] or found.patches.top(N_SHOWN)["label"].tolist()
         if others:
-            treatments = cut_off(pairs[0].insertion, found, n_random_sets=N_RANDOM_SETS)
+            joint = found.joint if found.confirmation is None else found.confirmation.joint
+            treatments = cut_off(pairs[0].insertion, joint, n_random_sets=N_RANDOM_SETS)
             how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
             with stage("answering"):
                 results["AccuracyResults"] = evaluate_accuracy(model, parts[2], treatments, **how)

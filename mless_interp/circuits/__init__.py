@@ -1,1 +1,21 @@
 """Which heads carry an effect, held against controls; how they act, on whom, and from which tokens."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    [
+        "cells",
+        "circuit",
+        "curves",
+        "head_writes",
+        "judge",
+        "locate",
+        "located",
+        "measure",
+        "minimal_sets",
+        "paths",
+        "site_patches",
+        "transfer",
+    ],
+)

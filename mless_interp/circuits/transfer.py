@@ -30,7 +30,7 @@ from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result
-from ..statistics import CONFIDENCE, Prevalence, derive_generator
+from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, median_interval
 from .cells import Asked, Cells, heads_of, named_on
 from .measure import draws_beside, under
 from .minimal_sets import count_as_large, halves
@@ -280,6 +280,17 @@ class Transfer(Cells[str], Result):
         """The edit itself, a treatment of `evaluate_accuracy`."""
         insertion, place = str(self.settings.get("insertion", "")), self.settings.get("place") or {}
         return HeadTransfer(self.heads, self.edit_lam[:, None], self.edit_sigma[:, None], insertion, dict(place))
+
+    @property
+    def levels(self) -> dict[str, np.ndarray]:
+        """The outcome without the tokens, with them, and as each of `cells` leaves it, `[problem]` each."""
+        moved = {f"base + {name.lower()}": self.base + self.per_cell[:, at] for at, name in enumerate(self.cells)}
+        return {"base": self.base, "inserted": self.inserted, **moved}
+
+    @property
+    def median_levels(self) -> Interval:
+        """The medians of `levels` over problems, with the intervals of their order statistics, `[level]`."""
+        return median_interval(self.by_group(np.stack(list(self.levels.values()), 1)), confidence=self.confidence)
 
     @cached_property
     def exceeds(self) -> Prevalence:

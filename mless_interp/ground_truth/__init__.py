@@ -4,7 +4,7 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["planted", "roles", "stand_ins"],
+    ["planted", "roles", "stand_ins", "tokenizer"],
     {
         "planted": ["PlantedModel", "planted_model"],
         "roles": ["Expected"],

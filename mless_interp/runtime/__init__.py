@@ -1,1 +1,8 @@
 """What every long run shares: engines, checkpoints, progress, results, and folders that are written whole or not at all."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    ["checkpoint", "columns", "engines", "folders", "loop", "results", "store", "text_safety"],
+)

@@ -15,7 +15,6 @@ from ..core.heads import Head, both_names
 from ..mechanism import ActivationShift, AttentionDecomposition
 from ..runtime.results import place_of, turned
 from ..scores import AttentionProfile
-from ..statistics import median_interval
 from . import plots
 from .lines import draw_curve, label_curve, shade_span
 from .plots import GREY, HATCHES, LINES, Axes, Picture, Style, name_axes, name_ticks, reach_of, with_limits, words_of
@@ -271,9 +270,7 @@ def transfer_bars(found: Transfer) -> Picture:
     Bars are medians over problems, whiskers the intervals of their order statistics. They are of levels, which differ between
     problems; the test of what comes back is paired, and a star stands where most problems show it (corrected p).
     """
-    values = {"base": found.base, "inserted": found.inserted}
-    values |= {f"base + {name.lower()}": found.base + found.per_cell[:, at] for at, name in enumerate(found.cells)}
-    made = median_interval(found.by_group(np.stack(list(values.values()), 1)), confidence=found.confidence)
+    values, made = tuple(found.levels), found.median_levels
     levels = np.array([made.estimate, made.low, made.high], dtype=float)
     sure = np.concatenate([[False, False], np.nan_to_num(found.p_corrected, nan=1.0) < found.level])
     picture, axes = plots.panel(0.8 * len(values) + 2.0, 3.4)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from mless_interp.statistics import concentration, median_interval, sign_test
+import mless_interp as mi
 
 N_INSERTED = 55
 N_EFFECTS = 64  # the first problems measure effects, the others accuracy
@@ -218,10 +218,10 @@ def _effects(
 def _over_problems(effect: Tensor) -> dict[str, Any]:
     """What most problems show, and how much of it all the largest 5 % of them carry."""
     values = effect.numpy()
-    middle = median_interval(values)
+    middle = mi.statistics.median_interval(values)
     return {
         "median": round(float(middle.estimate), 6),
         "median_interval_95": [round(float(middle.low), 6), round(float(middle.high), 6)],
-        "sign_test_p": float(sign_test(values)),
-        "share_of_largest_5_percent": round(concentration(values).share, 4),
+        "sign_test_p": float(mi.statistics.sign_test(values)),
+        "share_of_largest_5_percent": round(mi.statistics.concentration(values).share, 4),
     }
