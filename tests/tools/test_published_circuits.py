@@ -70,7 +70,7 @@ def test_a_page_of_any_folder(tmp_path: Path, monkeypatch: Any) -> None:
     assert "| edges | L0H1 -> logits | L0H1 -> logits | 1 of 1 | 1 of 1 | 1.000 |" in text
     assert "both_ways.json is not causal" in text
     assert "### unknown: one of its tokens is another" in text and "Nothing published is at hand" in text
-    assert published_circuits.pairs_from_file(tmp_path / "pairs" / "copy-replaced.jsonl")[0].clean is not None
+    assert mi.prompts.own_ids.pairs_from_file(tmp_path / "pairs" / "copy-replaced.jsonl")[0].clean is not None
     (tmp_path / "empty").mkdir()
     monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "empty"), "--page", str(page)])
     with pytest.raises(SystemExit):
