@@ -4,18 +4,5 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    [
-        "cells",
-        "circuit",
-        "curves",
-        "head_writes",
-        "judge",
-        "locate",
-        "located",
-        "measure",
-        "minimal_sets",
-        "paths",
-        "site_patches",
-        "transfer",
-    ],
+    "cells circuit curves head_writes judge locate located measure minimal_sets paths site_patches transfer".split(),
 )
