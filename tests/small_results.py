@@ -12,7 +12,7 @@ from mless_interp.answers.graders import GRADERS
 from mless_interp.circuits.cells import Place, Site, Way
 from mless_interp.circuits.minimal_sets import HeadSet
 from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
-from mless_interp.mechanism.decomposition import METRICS
+from mless_interp.mechanism.decompose import METRICS
 from mless_interp.mechanism.mediation import ARMS, READINGS
 from mless_interp.mechanism.span_reading import SpanReadings
 from mless_interp.models.info import ModelInfo

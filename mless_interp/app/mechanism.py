@@ -98,7 +98,7 @@ def present(kept: Kept) -> Presented:
         "heads_total.csv": parts.table("total"),
         "layers.csv": parts.layer_table(),
         "activations.csv": shift.by_class(),
-        "claims.csv": shift.claims(),
+        "claims.csv": shift.table(),
         "mediation.csv": mediated.table(),
     }
     return Presented({**tables, **pictures, "decomposition.parquet": parts.to_frame()}, page)

@@ -296,11 +296,11 @@ class Flow(Engine):
     def part_writes(self, layer: int, part: str) -> Tensor:
         """What the donor has more than the receiving run: in a layer's input or output, or of what a part of it adds."""
         there, here = (self._part(run, layer, part) for run in (self.donor, self.receiving))
-        return self._put(here, there[:, self.there.on(there)])
+        return self._put(here, there[:, self.there.to(there.device)])
 
     def _put(self, old: Tensor, new: Tensor) -> Tensor:
         """What changes where `new` takes its place among the receiving run's rows; nothing in rows that the donor lacks."""
-        change, at = torch.zeros_like(old), self.here.on(old)
+        change, at = torch.zeros_like(old), self.here.to(old.device)
         change[:, at] = new.to(old) - old[:, at]
         return change
 

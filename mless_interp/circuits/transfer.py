@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..core.arguments import check_count, checked, count_of, listed
 from ..core.heads import Head
-from ..mechanism.decompose import DECOMPOSED, span_reads
-from ..mechanism.decomposition import AttentionDecomposition
+from ..mechanism.decompose import DECOMPOSED, AttentionDecomposition, span_reads
 from ..models.base import Model
 from ..models.info import Inputs
 from ..models.memory import rows_per_pass

@@ -2,8 +2,7 @@
 
 from .activations import ActivationShift, activation_shift
 from .arm import ARM, ArmPlan
-from .decompose import decompose_attention
-from .decomposition import AttentionDecomposition
+from .decompose import AttentionDecomposition, decompose_attention
 from .mediation import Mediation, mediate
 from .span_reading import SpanReadings, read_span
 

@@ -1,5 +1,6 @@
 """How an insertion shifts the activations of an MLP: one layer, shared tokens, per problem, contrast and token class."""
 
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.arguments import check_count, check_share, checked, count_of
+from ..core.arguments import Arguments, check_count, check_share, checked, count_of
 from ..metrics import activations as metrics
 from ..metrics.patterns import widened
 from ..metrics.received import kurtosis
@@ -55,14 +56,8 @@ SAME = 1e-6
 """Differences smaller than this part of the values are rounding and count as ties."""
 
 
-class _Signs(NamedTuple):
-    """How many problems rose, fell and stayed, and the exact two-sided sign test of that (NaN without problems)."""
-
-    n: int
-    n_up: int
-    n_down: int
-    n_tied: int
-    p: float
+_Signs = namedtuple("_Signs", "n n_up n_down n_tied p")
+"""How many problems rose, fell and stayed, and the exact two-sided sign test of that (NaN without problems)."""
 
 
 class NearZero(NamedTuple):
@@ -128,7 +123,7 @@ class ActivationShift(Result):
         """Differences (after - before; distances as they are) of one metric, `[problem]`."""
         return self.difference[:, *self._place(metric, contrast, token_class)]
 
-    def claims(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """The paper's three claims, each tested by itself over problems: one row per contrast and claim, all tokens.
 
         `change` is the mean of after - before with its bootstrap interval. `p` is the exact two-sided sign test of problems
@@ -143,24 +138,12 @@ class ActivationShift(Result):
             for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), signs, p, strict=True):
                 values = self.by_group(self.of(metric, contrast=contrast))
                 made = mean_interval(values, confidence=self.confidence, seed=self.seed)
-                rows.append(
-                    {
-                        "contrast": contrast,
-                        "primary": at == 0,
-                        "claim": claim,
-                        "metric": metric,
-                        "claimed": "up" if claimed > 0 else "down",
-                        **{name: float(each) for name, each in interval_columns("change", made).items()},
-                        **found._asdict(),
-                        "p_corrected": float(p_corrected),
-                        "verdict": _verdict(found, float(p_corrected), made, claimed, 1 - self.confidence),
-                    }
-                )
+                way = "up" if claimed > 0 else "down"
+                row = {"contrast": contrast, "primary": at == 0, "claim": claim, "metric": metric, "claimed": way}
+                row |= {name: float(each) for name, each in interval_columns("change", made).items()} | found._asdict()
+                verdict = _verdict(found, float(p_corrected), made, claimed, 1 - self.confidence)
+                rows.append(row | {"p_corrected": float(p_corrected), "verdict": verdict})
         return pd.DataFrame(rows)
-
-    def table(self) -> pd.DataFrame:
-        """The three claims (`claims`)."""
-        return self.claims()
 
     def by_class(self) -> pd.DataFrame:
         """One row per contrast, token class and metric: means over problems before and after and of the change,
@@ -225,49 +208,35 @@ class ActivationShift(Result):
         )
 
     def headline(self) -> str:
-        """Return which of the paper's three claims the primary contrast supports."""
-        rows = self.claims().query("primary")
+        rows = self.table().query("primary")
         told = (f"{row.claim}: {row.verdict} ({row.n_up} up, {row.n_down} down)" for row in rows.itertuples())
         n = count_of(len(self.problem_ids), "problem")
         return f"MLP activations of layer {self.layer} under {self.settings.get('insertion')}, {n}: {', '.join(told)}."
 
     def details(self) -> list[str]:
-        """Return what was measured, and what the three claims do not say."""
-        s = self.settings
-        found = [
-            f"Activations of the MLP of layer {self.layer} (zero-based), {s.get('positions')} tokens "
-            f"({self.n_tokens[:, 0].mean():.0f} a problem), contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD "
-            f"x {s.get('c')}.",
-            *extension_of(s),
-        ]
-        moved = self.claims().groupby("contrast", sort=False)[["n_up", "n_down"]].sum().any(axis=1)
-        if self.layer == 0 and not moved.all():
+        found, moved = (
+            extension_of(self.settings),
+            self.table().groupby("contrast", sort=False)[["n_up", "n_down"]].sum(),
+        )
+        still = moved.index[~moved.any(axis=1)]
+        if self.layer == 0 and len(still):
             found.append(
-                f"Nothing moved beyond rounding ({', '.join(moved.index[~moved])}): where attention and MLP read the same "
+                f"Nothing moved beyond rounding ({', '.join(still)}): where attention and MLP read the same "
                 "input (GPT-J, GPT-NeoX, Falcon, Phi-2), nothing inserted reaches the MLP of layer 0; ask for a later layer."
             )
-        absent = zip(self.token_groups, (self.n_tokens == 0).sum(0), strict=True)
-        missing = ", ".join(f"{name} in {n}" for name, n in absent if n)
-        return [*found, *([f"No token of a class (NaN): {missing} problems."] if missing else [])]
+        return found
 
     def printed(self) -> pd.DataFrame:
-        """The three claims, without what repeats."""
         columns = ["claim", "verdict", "change", "change_ci_low", "change_ci_high"]
-        return self.claims().query("primary")[[*columns, "n_up", "n_down", "n_tied", "p_corrected"]]
+        return self.table().query("primary")[[*columns, "n_up", "n_down", "n_tied", "p_corrected"]]
 
     def shown(self) -> Shown:
-        """The three claims, and every metric by class of token."""
         by_class = self.by_class()
         ends = [name for name in by_class if name.startswith(("before_ci", "after_ci"))]
-        return Shown(
-            (
-                ShownTable(self.claims(), "The paper's claims about MLP activations, over problems."),
-                ShownTable(by_class.drop(columns=ends), "Every metric, by class of token."),
-            )
-        )
+        claims = ShownTable(self.table(), "The paper's claims about MLP activations, over problems.")
+        return Shown((claims, ShownTable(by_class.drop(columns=ends), "Every metric, by class of token.")))
 
     def _place(self, metric: str, contrast: str | None, group: str) -> tuple[int, int, int]:
-        """Where a cell stands: contrast, token group, metric."""
         return (
             place_of(self.contrasts[0] if contrast is None else contrast, self.contrasts, "contrast"),
             place_of(group, self.token_groups, "token class"),
@@ -322,8 +291,6 @@ def activation_shift(
 
     Only tokens that both prompts have are read, one number per problem, metric, contrast and token class.
 
-    Parameters
-    ----------
     layer : zero-based; the paper speaks of the first.
     contrasts : "content" (masked -> inserted), "shift" (base -> gap: the positions alone), "total" (base -> inserted),
         "held" (base -> held).
@@ -336,7 +303,7 @@ def activation_shift(
     bins : of the histograms, equal, from the 0.1 to the 99.9 per cent quantile of the first problem's base run.
     classify : a pair -> one of digit, operator, conjunction, other for each token of its base prompt; None:
         `metrics.token_classes` on the tokenizer's text.
-    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+    checkpoint, progress : as in `patch_heads`.
 
     An MLP without a gate has $a = \operatorname{act}(\operatorname{up}(x))$: our extension of the paper's form. Where
     attention and MLP read the same input (GPT-J, GPT-NeoX, Falcon, Phi-2), nothing inserted reaches the MLP of layer 0.
@@ -351,7 +318,25 @@ def activation_shift(
     check_count(bins, name="bins", at_least=2)
     found = own_pairs(model, fit_pairs(followed(pairs)))
     classes = [_classes(model, pair, classify) for pair in found]
-    one = _OnePair(model, site(layer, "mlp.hook_pre"), gate.activation, positions, names, c, q)
+    pre, near = site(layer, "mlp.hook_pre"), partial(NearZero.of, c=c, q=q)
+
+    def first(pair: PromptPair) -> int:
+        return pair.spans[0][0] if positions == "question" else 0
+
+    def read(pair: PromptPair, condition: str) -> Activations:
+        """One condition's activations at the wanted tokens; nothing else of the run is kept."""
+        places = pair.shared if CONDITIONS[condition].has_span else torch.arange(len(pair.base))
+        places = places[first(pair) :]
+        keep = {pre: lambda x: widened(gate.activation(x[0, places.to(x.device)]))}
+        found: Tensor = model.run(pair.condition(condition), capture=keep, logits_at="none").captured[pre]
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError(f"problem {pair.id!r}, condition {condition!r}: infinite or NaN activations")
+        return found
+
+    def measured(at: int) -> dict[str, np.ndarray]:
+        pair = found[at]
+        return _shifts(partial(read, pair), np.array(classes[at][first(pair) :]), names, near, edges)
+
     settings = {
         "layer": layer,
         "gated": gate.gated,
@@ -366,7 +351,7 @@ def activation_shift(
         **model.identity,
         "prompts": digest_of(found),
     }
-    flat = one.activations(found[0], "base").flatten().cpu()
+    flat = read(found[0], "base").flatten().cpu()
     low, high = (float(metrics.quantile(flat, q=share)) for share in (0.001, 0.999))
     if not high > low:  # all activations are equal
         low, high = low - 1, low + 1
@@ -374,13 +359,14 @@ def activation_shift(
     done = over_pairs(
         model,
         found,
-        single(lambda at: one.measured(found[at], classes[at], edges)),
+        single(measured),
         label=f"activations of layer {layer}",
         settings={**settings, "edges": edges.tolist()},  # of the first problem
         prompts=[[pair.fingerprint(), of_tokens] for pair, of_tokens in zip(found, classes, strict=True)],
         options=RunOptions(checkpoint, progress),
     )
-    stacked = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
+    arrays: Arguments = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
+    arrays |= {"n_tokens": arrays["n_tokens"].astype(int), "counts": arrays["counts"].sum(0)}
     return ActivationShift(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
@@ -388,15 +374,10 @@ def activation_shift(
         contrasts=names,
         token_groups=("all", *CLASSES),
         metrics=tuple(UNITS),
-        before=stacked["before"],
-        after=stacked["after"],
-        difference=stacked["difference"],
-        n_tokens=stacked["n_tokens"].astype(int),
-        thresholds=stacked["thresholds"],
         edges=edges.numpy(),
-        counts=stacked["counts"].sum(0),
         settings=settings,
         seed=seed,
+        **arrays,
     )
 
 
@@ -407,64 +388,38 @@ def check_widths(*, c: float, q: float) -> None:
     check_share(q, name="q")
 
 
-@dataclass(frozen=True, eq=False)
-class _OnePair:
-    """What stays the same from problem to problem."""
-
-    model: Model
-    site: str
-    activation: Callable[[Tensor], Tensor]
-    positions: str
-    contrasts: tuple[str, ...]
-    c: float
-    q: float
-
-    def activations(self, pair: PromptPair, condition: str) -> Activations:
-        """One condition's activations at the wanted tokens; nothing else of the run is kept."""
-        places = pair.shared if CONDITIONS[condition].has_span else torch.arange(len(pair.base))
-        places = places[self.first(pair) :]
-        keep = {self.site: lambda pre: widened(self.activation(pre[0, places.to(pre.device)]))}
-        found: Tensor = self.model.run(pair.condition(condition), capture=keep, logits_at="none").captured[self.site]
-        if not bool(torch.isfinite(found).all()):
-            raise ValueError(f"problem {pair.id!r}, condition {condition!r}: infinite or NaN activations")
-        return found
-
-    def first(self, pair: PromptPair) -> int:
-        """The first token of the base prompt that is read."""
-        return pair.spans[0][0] if self.positions == "question" else 0
-
-    def measured(self, pair: PromptPair, classes: tuple[str, ...], edges: Tensor) -> dict[str, np.ndarray]:
-        """`before`, `after`, `difference` `[contrast, group, metric]`, histograms, numbers of tokens, thresholds."""
-        kinds = np.array(classes[self.first(pair) :])
-        masks = [torch.ones(len(kinds), dtype=torch.bool), *(torch.from_numpy(kinds == name) for name in CLASSES)]
-        runs = {"base": self.activations(pair, "base")}
-        thresholds = NearZero.of(runs["base"], c=self.c, q=self.q)
-        shape = len(self.contrasts), len(masks)
-        before, after, difference = (np.full((*shape, len(UNITS)), np.nan) for _ in range(3))
-        counts = np.zeros((*shape, 2, len(edges) - 1))
-        for at, contrast in enumerate(self.contrasts):
-            ends = CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted
-            runs |= {end: self.activations(pair, end) for end in ends if end not in runs}
-            own = NearZero.of(runs[ends[0]], c=self.c, q=self.q).arm
-            for group, mask in enumerate(masks):
-                if not mask.any():
-                    continue  # without a token of the class all stays NaN
-                a, b = (runs[end][mask.to(runs[end].device)] for end in ends)
-                first, second = (_values(part, thresholds, own, edges) for part in (a, b))
-                before[at, group, : len(VALUES)], after[at, group, : len(VALUES)] = first, second
-                distances = [float(getattr(metrics, name)(a.flatten(), b.flatten())) for name in DISTANCES]
-                difference[at, group] = [*(second - first), *distances]
-                for run, part in enumerate((a, b)):
-                    found = metrics.histogram(part.flatten().double(), edges=edges.to(part.device))
-                    counts[at, group, run] = found.cpu().numpy()
-        return {
-            "before": before,
-            "after": after,
-            "difference": difference,
-            "counts": counts,
-            "n_tokens": np.array([int(mask.sum()) for mask in masks]),
-            "thresholds": np.array(thresholds),
-        }
+def _shifts(
+    read: Callable[[str], Activations],
+    kinds: np.ndarray,
+    contrasts: Sequence[str],
+    near: Callable[[Activations], NearZero],
+    edges: Tensor,
+) -> dict[str, np.ndarray]:
+    """Of one problem `before`, `after`, `difference` `[contrast, group, metric]`, histograms, numbers of tokens, thresholds;
+    `read` gives the activations of a condition."""
+    masks = [torch.ones(len(kinds), dtype=torch.bool), *(torch.from_numpy(kinds == name) for name in CLASSES)]
+    runs = {"base": read("base")}
+    thresholds = near(runs["base"])
+    shape = len(contrasts), len(masks)
+    before, after, difference = (np.full((*shape, len(UNITS)), np.nan) for _ in range(3))
+    counts = np.zeros((*shape, 2, len(edges) - 1))
+    for at, contrast in enumerate(contrasts):
+        ends = CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted
+        runs |= {end: read(end) for end in ends if end not in runs}
+        own = near(runs[ends[0]]).arm
+        for group, mask in enumerate(masks):
+            if not mask.any():
+                continue  # without a token of the class all stays NaN
+            a, b = (runs[end][mask.to(runs[end].device)] for end in ends)
+            first, second = (_values(part, thresholds, own, edges) for part in (a, b))
+            before[at, group, : len(VALUES)], after[at, group, : len(VALUES)] = first, second
+            distances = [float(getattr(metrics, name)(a.flatten(), b.flatten())) for name in DISTANCES]
+            difference[at, group] = [*(second - first), *distances]
+            for run, part in enumerate((a, b)):
+                found = metrics.histogram(part.flatten().double(), edges=edges.to(part.device))
+                counts[at, group, run] = found.cpu().numpy()
+    made = {"before": before, "after": after, "difference": difference, "counts": counts}
+    return made | {"n_tokens": np.array([int(mask.sum()) for mask in masks]), "thresholds": np.array(thresholds)}
 
 
 def _values(activations: Activations, thresholds: NearZero, own_threshold: float, edges: Tensor) -> np.ndarray:

@@ -1,31 +1,34 @@
-"""`decompose_attention`: a head's output with an inserted span as lambda z + Sigma, measured on any model."""
+"""Head outputs with an inserted span as lambda z + Sigma: measured on any model, tested against a null, said in words."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_choice, check_count, checked
+from ..core.arguments import check_choice, check_count, checked, count_of
 from ..core.heads import Head
 from ..metrics import outputs
 from ..metrics.attention import retained_mass, span_mass_null
-from ..metrics.outputs import span_output
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.info import AttentionRule, Reducer
 from ..models.sites import Held, attention_sites, site
-from ..patching.prepared import fit_pairs, single
+from ..patching.prepared import Settings, fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, HELD_POSITIONS, Contrast, one_of, several_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs, pairs_like
 from ..prompts.problems import groups_of
+from ..runtime import results
+from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Found, put, stacked
-from .decomposition import METRICS, AttentionDecomposition
+from ..runtime.results import Found, Shown, ShownTable, interval_columns, of_heads
+from ..statistics import CONFIDENCE, Prevalence, defined_mean, fewest_problems, mean_interval, prevalence_test
 
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
@@ -33,27 +36,48 @@ RUNS = ("inserted", "masked", "held", "blind", "base")
 """The order of runs in a batch."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a pattern that is held at once."""
-
+PARTS = ("", "scale_", "bias_", "shift_", "rest_")
+SHARES = tuple(f"{part}share{after}" for after in ("", "_after_norm") for part in PARTS)
+"""Metrics whose sum over heads is the layer's; after the norm of attention's output its scale is frozen."""
+METRICS: dict[str, str] = {
+    **dict.fromkeys(("lam", "lam_sd", "lam_last"), "probability"),
+    "sigma_norm": "norm of z",
+    "direction_coherence": "share",
+    "value_cosine": "cosine",
+    "value_spectral_share": "share",
+    "value_effective_rank": "directions",
+    **dict.fromkeys(("change", "residual", "shift_left_out"), "ratio of norms"),
+    "fit_slope": "slope",
+    "fit_r2": "R squared",
+    **dict.fromkeys(SHARES, "share"),
+}
+"""Metric -> unit."""
+NULLS = {"uniform": ("lam_null", "lam_p"), "control": ("lam_control", "lam_control_p")}
+"""What lambda is compared with -> the columns of a table with its mean and with the corrected p-values."""
+CLAIM = "differs from uniform attention, the same way in most problems"
+"""What a small `lam_p` says."""
+FIRST = (
+    *("lam", "lam_null", "lam_p", "lam_control", "lam_control_p", "residual", "fit_slope", "fit_r2"),
+    *("share", "scale_share", "bias_share", "lam_n"),
+)
+"""Columns of a page's first table; all others are further measures."""
+SAME = 1e-6
+"""Attention masses that are no further apart than this are the same up to rounding."""
 Visit = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 """Takes a layer, and what it shows of the run: queries and keys as they enter the scores, values, head outputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What the rows after the span read in one run of one layer.
-
-    `lam` `[head, row]` is the attention kept outside the span (a learned sink's share with it), `sigma` `[head, row, d_head]`.
-    """
+    """What rows after the span read in one run of one layer: `sigma` `[head, row, d_head]`, and `lam` `[head, row]`, the
+    attention kept outside the span (a learned sink's share with it)."""
 
     lam: Tensor
     sigma: Tensor
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: Tensor) -> "Read":
-        """From one run `[1, token, ...]`, a block of rows at a time; never in half precision.
-
-        `span` is boolean `[token]`; read are the rows after its last token.
-        """
+        """From one run `[1, token, ...]`, a block of rows at a time; never in half precision. `span` is boolean `[token]`."""
         q, k, v = (x.float() if x.element_size() < 4 else x for x in (q, k, v))
         n, n_heads = q.shape[1:3]
         inside, values = span.to(q.device), values_of_heads(v[0], n_heads)
@@ -69,7 +93,7 @@ class Read:
                 "span": with_extra(inside[:b], rule),
             }
             padded = torch.nn.functional.pad(values[:, :b], (0, 0, 0, rule.n_extra))
-            parts.append((retained_mass(pattern, **keys), span_output(pattern, padded, **keys)))
+            parts.append((retained_mass(pattern, **keys), outputs.span_output(pattern, padded, **keys)))
         lam, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))
         return cls(lam, sigma)
 
@@ -121,7 +145,7 @@ def decompose_attention(
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
-) -> AttentionDecomposition:
+) -> "AttentionDecomposition":
     r"""Split what an inserted span does to every head's output into scale, bias and shift, and say what is left.
 
     $$ z'_i = \lambda_i z_i + \Sigma_i, \qquad \lambda_i = 1 - \sum_{k \in I} A'_{ik}, \qquad
@@ -129,11 +153,9 @@ def decompose_attention(
 
     per query and head. Against the run without the span at the same positions this is an identity in layer 0, whatever
     is inserted; against the plain prompt there is a third term, $\lambda_i (z^{\text{gap}}_i - z^{\text{base}}_i)$; in
-    deeper layers a residual is left, which says how far attention is *not* affine there. Beside the true lambda the best
-    global affine fit over queries is given, which is another number (`fit_slope`, `fit_r2`).
+    deeper layers a residual is left, which says how far attention is *not* affine there. `fit_slope`, `fit_r2`: the best
+    global affine fit over queries, which is another number than lambda.
 
-    Parameters
-    ----------
     heads, layers : which (zero-based), one or the other; default all. Shares are of all heads of a layer in any case.
     contrasts : "content" (masked -> inserted, C3 and C1; C3 equals the gap C2 on the tokens of both prompts), "total"
         (base -> inserted, C0 and C1), "held" (base -> held, C0 and C4: content without any shift of positions). The first
@@ -141,11 +163,9 @@ def decompose_attention(
     held_positions : the span's own positions in C4, "first" or "spread" (methods §2 asks to report both).
     control : another insertion of the same length and place to compare lambda with: "random_sentence" (the mean of
         `n_control_draws` draws per problem), an `Insertion`, or None.
-    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+    checkpoint, progress : as in `patch_heads`.
 
-    Raises `ValueError` for pairs without tokens after the insertion, no heads or layers, heads or layers given twice or
-    out of range; `ModelError` where the model shows no rotated queries and keys or no output weights.
-
+    Raises `ModelError` where the model shows no rotated queries and keys or no output weights.
     Source: arXiv 2510.01032, Eq. 1-2; methods §3 (I1, I2, I9, I10). The paper calls lambda the drop and takes one number.
     """
     model.need_rotated("lambda and Sigma")
@@ -193,13 +213,13 @@ def decompose_attention(
                 numbers, share = _numbers(model, layer, pair, CONTRASTS[contrast], after, read, v[row])
                 together = torch.stack([values.double() for values in numbers.values()]).detach().cpu().numpy()
                 for metric, values in zip(numbers, np.where(grid[layer], together, np.nan), strict=True):
-                    put(by_head, metric, contrast, layer, values, shape=grid.shape)
+                    results.put(by_head, metric, contrast, layer, values, shape=grid.shape)
                 seen = with_extra(visible[row, :1, stop:], rule, value=True)
                 span = with_extra(pair.span_mask.to(visible.device), rule)
                 null = float((1 - span_mass_null(seen, span=span, dtype=torch.float64)).mean())
-                put(by_layer, "lam_null", contrast, layer, null, shape=len(grid))
+                results.put(by_layer, "lam_null", contrast, layer, null, shape=len(grid))
                 if share is not None:
-                    put(by_layer, "norm_share", contrast, layer, share, shape=len(grid))
+                    results.put(by_layer, "norm_share", contrast, layer, share, shape=len(grid))
 
         model.run(inputs, capture=visiting(layers_of, visit), logits_at="none")
         lam = None
@@ -222,8 +242,8 @@ def decompose_attention(
         groups=groups_of(pair.problem for pair in found),
         contrasts=contrasts,
         heads=chosen,
-        values=stacked([each["heads"] for each in done], METRICS),
-        layer_values=stacked([each["layers"] for each in done], ("lam_null", "norm_share")),
+        values=results.stacked([each["heads"] for each in done], METRICS),
+        layer_values=results.stacked([each["layers"] for each in done], ("lam_null", "norm_share")),
         control=np.stack([np.asarray(each["control"], dtype=float) for each in done]) if draws else None,
         settings=settings,
         seed=seed,
@@ -260,11 +280,8 @@ def matched_run(contrast: Contrast) -> str | None:
 
 def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
     """The conditions that these contrasts need, in the order of the batch."""
-    needed = {
-        run
-        for contrast in map(CONTRASTS.__getitem__, contrasts)
-        for run in (contrast.clean, contrast.corrupted, matched_run(contrast))
-    }
+    of = map(CONTRASTS.__getitem__, contrasts)
+    needed = {run for contrast in of for run in (contrast.clean, contrast.corrupted, matched_run(contrast))}
     return tuple(run for run in RUNS if run in needed)
 
 
@@ -277,15 +294,10 @@ def _numbers(
     reads: Mapping[str, Read],
     v: Tensor,
 ) -> tuple[dict[str, Tensor], float | None]:
-    """Every metric `[head]` of a layer in one contrast, and the share of the change after a norm that no head has.
-
-    `z[run]` `[head, row, d_head]` and `reads[run]` at the rows after the span, `v` `[token, kv_head, d_head]`.
-    """
+    """Every metric `[head]` of a layer in one contrast, and the share of the change after a norm that no head has."""
     before, after, read = z[contrast.clean], z[contrast.corrupted], reads[contrast.corrupted]
     matched = matched_run(contrast)
-    parts = outputs.affine_parts(
-        after, before, lam=read.lam, sigma=read.sigma, matched=None if matched is None else z[matched]
-    )
+    parts = outputs.affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=z.get(matched or ""))
     size = before.float().flatten(-2).norm(dim=-1)
     change = parts.change.flatten(-2).norm(dim=-1)
     # the relative error that rounding alone may leave in a head's output: four units in the last place
@@ -317,10 +329,8 @@ def _numbers(
 def _shares(
     model: Model, layer: int, after: Tensor, before: Tensor, parts: outputs.AffineParts, noise: float
 ) -> tuple[dict[str, Tensor], float | None]:
-    """Shares of the residual change before the layer's norm of attention's output and, where it has one, after it.
-
-    With the second, the share that no head has: that the norm divides the two runs by different numbers.
-    """
+    """Shares of the residual change before the layer's norm of attention's output and, where it has one, after it; then
+    also the share that no head has: that the norm divides the two runs by different numbers."""
     output = model.attention_output(layer)
     wide = parts.change.dtype
     new, old = (output.before_norm(z.transpose(0, 1).to(wide)) for z in (after, before))
@@ -331,17 +341,237 @@ def _shares(
     added = torch.einsum("hrd,hdm->rm", parts.change, weights)
     if float(added.norm()) < 10 * noise * float(old.norm()):
         added = torch.full_like(added, torch.nan)  # nothing but rounding
-    found = {
-        f"{name}share": outputs.residual_share(piece, added, output_weights=weights) for name, piece in pieces.items()
-    }
+    share = partial(outputs.residual_share, output_weights=weights)
+    found = {f"{name}share": share(piece, added) for name, piece in pieces.items()}
     if output.norm is None:
         return found, None
     gain, gain_before = (outputs.frozen_gain(output.norm, summed) for summed in (new, old))
     normed = gain.to(wide) * new - gain_before.to(wide) * old + 0 * added
-    for name, piece in pieces.items():
-        found[f"{name}share_after_norm"] = outputs.residual_share(
-            piece, normed, output_weights=weights, gain=gain.to(wide)
-        )
+    found |= {f"{name}share_after_norm": share(piece, normed, gain=gain.to(wide)) for name, piece in pieces.items()}
     total = normed.square().sum()
     rescaled = ((gain - gain_before).to(wide) * old * normed).sum() / total
     return found, float(torch.where(total > 0, rescaled, torch.nan))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionDecomposition(results.Result):
+    """Head outputs with a span as lambda z + Sigma, per problem, layer and head.
+
+    `values[metric][contrast]` `[problem, layer, head]`: `METRICS`, NaN where undefined or not asked for.
+    `layer_values[metric][contrast]` `[problem, layer]`: "lam_null", lambda of uniform attention, and, where the model
+    norms what attention writes, "norm_share", the share of the change after that norm that no head has. `control` is
+    lambda under other insertions of the same length `[problem, layer, head]` (mean over their draws), if asked for.
+    """
+
+    problem_ids: tuple[str, ...]
+    contrasts: tuple[str, ...]
+    heads: tuple[Head, ...]
+    values: Found
+    layer_values: Found
+    control: np.ndarray | None = None
+    settings: Settings = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+
+    picture = "lambda_map"
+    columns = columns_of("""
+        lam | lambda | | share of attention left to the tokens that are not inserted, mean over queries
+        lam_null | lambda of uniform attention | | what even attention to all tokens would leave
+        lam_p | p, corrected | p | that lambda differs from uniform attention's in most problems; corrected for all heads
+        lam_control | lambda under random words | | the same with random words of the same length
+        lam_control_p | p against random words | p | that lambda differs from that under random words; corrected
+        lam_n | n | | problems where lambda is defined
+        lam_minus_uniform | lambda minus uniform | | more than 0: the inserted tokens are read less than evenly
+        lam_sd | spread of lambda | | over the queries: one number per head is an approximation
+        lam_last | lambda of the last query | | the query that predicts the answer
+        sigma_norm | norm of Sigma | | length of what the span contributes to the output, mean over queries
+        direction_coherence | coherence of Sigma | | how far Sigma points one way at all queries
+        value_cosine | cosine of values | | mean cosine of the span's value vectors
+        value_spectral_share | values on one direction | | share of the span's value energy on its first direction
+        value_effective_rank | directions of values | | how many directions the span's values fill
+        residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine
+        shift_left_out | residual without shift | | the same without the term of the shifted positions (the paper's Eq. 2)
+        fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
+        fit_r2 | R² of the fit | | share of variance that the best affine fit explains
+        layer_share | of the layer's change | share | the head's share in what the layer's attention changes; signed
+        scale_share | by scale | share | part of the layer's change that scaling the head's old output makes; signed
+        bias_share | by bias | share | part of the layer's change that adding the span's values makes; signed
+        shift_share | by shift | share | part of the layer's change that shifted positions make; signed
+        rest_share | from upstream | share | part of the layer's change that earlier layers make; signed
+    """)
+    drawn = ("lam",)
+    reported = ("label", "layer", "head", "lam", "lam_n", "lam_null", "lam_p", "share", "scale_share", "bias_share")
+    axes = (
+        ("values", "problem layer head_of_layer"),
+        ("layer_values", "problem layer"),
+        ("control", "problem layer head_of_layer"),
+    )
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that are here, zero-based."""
+        return tuple(sorted({head.layer for head in self.heads}))
+
+    @property
+    def alpha(self) -> float:
+        """The level of every test: 1 - `confidence`."""
+        return 1 - self.confidence
+
+    def of(self, metric: str, contrast: str | None = None) -> np.ndarray:
+        """One metric `[problem, layer, head]`; `contrast` defaults to the first one that has it."""
+        results.place_of(metric, self.values, "metric")
+        found = self.values[metric]
+        contrast = next(iter(found)) if contrast is None else contrast
+        results.place_of(contrast, found, f"contrast with {metric}")
+        return found[contrast]
+
+    def mean(self, metric: str, contrast: str | None = None) -> np.ndarray:
+        """Mean over the problems where it is defined, `[layer, head]`; NaN where there is none."""
+        return defined_mean(self.by_group(self.of(metric, contrast)))
+
+    def null(self, against: str = "uniform", contrast: str | None = None) -> np.ndarray:
+        """Lambda of the null, `[problem, layer, head]`: "uniform" attention, or the "control" insertion."""
+        results.place_of(against, NULLS, "null")
+        lam = self.of("lam", contrast)
+        if against == "uniform":
+            return np.where(np.isnan(lam), np.nan, self.layer_values["lam_null"][self._contrast(contrast)][:, :, None])
+        if self.control is None:
+            raise ValueError('no control insertion was run: decompose_attention(..., control="random_sentence")')
+        return self.control
+
+    def null_test(self, against: str = "uniform", contrast: str | None = None) -> Prevalence | None:
+        """In how many problems is lambda above its null, and below it? `[sense, head]`, heads as in `heads`; exact, Holm.
+
+        Heads that differ by rounding alone are left out (p = NaN). None with a single problem, or where no head differs.
+        """
+        difference = self.by_group(of_heads(self.of("lam", contrast) - self.null(against, contrast), self.heads))
+        differs = (np.abs(difference) > SAME).any(0)
+        if len(difference) < 2 or not differs.any():
+            return None
+        return prevalence_test(difference, SAME, tested=differs, confidence=self.confidence)
+
+    def table(self, contrast: str | None = None) -> pd.DataFrame:
+        """One row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
+        beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads."""
+        contrast = self._contrast(contrast)
+        columns: dict[str, Any] = dict(results.head_columns(self.heads))
+        for metric, found in self.values.items():
+            if contrast in found:
+                columns |= self._with_n(metric, of_heads(found[contrast], self.heads))
+            if metric == "lam":
+                for name in self._nulls(contrast):
+                    test, (mean, p) = self.null_test(name, contrast), NULLS[name]
+                    columns[mean] = defined_mean(self.by_group(of_heads(self.null(name, contrast), self.heads)))
+                    columns[p] = np.nan if test is None else np.fmin(*test.p_corrected)
+                columns["lam_minus_uniform"] = columns["lam"] - columns["lam_null"]
+        return pd.DataFrame(columns)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, contrast, head and metric, with its unit."""
+        frames = [
+            results.rows_of(self.problem_ids, self.heads, array, metric, contrast=contrast).assign(unit=METRICS[metric])
+            for metric, found in self.values.items()
+            for contrast, array in found.items()
+        ]
+        return pd.concat(frames, ignore_index=True)
+
+    def layer_table(self, contrast: str | None = None) -> pd.DataFrame:
+        """One row per layer: means over heads of `lam`, `lam_null`, `residual`, `fit_slope`, `fit_r2`, shares of the layer's
+        change summed over heads, `norm_share`; intervals are over problems."""
+        contrast = self._contrast(contrast)
+        layers = list(self.layers)
+        columns: dict[str, Any] = {"layer": layers, "paper_layer": [layer + 1 for layer in layers]}
+        per_layer: dict[str, np.ndarray] = {}
+        for metric in ("lam", "residual", "shift_left_out", "fit_slope", "fit_r2", *SHARES):
+            if contrast in self.values.get(metric, {}):
+                array = self.of(metric, contrast)
+                mean, summed = defined_mean(np.moveaxis(array, 2, 0)), np.nansum(array, 2)
+                per_layer[metric] = np.where(np.isnan(mean), np.nan, summed) if metric in SHARES else mean
+        per_layer |= {name: found[contrast] for name, found in self.layer_values.items() if contrast in found}
+        for metric, array in per_layer.items():
+            columns |= self._with_n(metric, array[:, layers])
+        return pd.DataFrame(columns)
+
+    def _with_n(self, metric: str, values: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns of a metric `[problem, row]`: mean over problems, limits, n."""
+        made = mean_interval(self.by_group(values), confidence=self.confidence, seed=self.seed)
+        return interval_columns(metric, made) | {f"{metric}_n": made.n}
+
+    def _contrast(self, contrast: str | None) -> str:
+        contrast = self.contrasts[0] if contrast is None else contrast
+        return self.contrasts[results.place_of(contrast, self.contrasts, "contrast")]
+
+    def _nulls(self, contrast: str) -> tuple[str, ...]:
+        """What lambda is compared with in a contrast: the control stands where the insertion does, not at held positions."""
+        return tuple(NULLS) if self.control is not None and contrast != "held" else ("uniform",)
+
+    def quantity(self, column: str) -> results.Quantity:
+        made = replace(super().quantity(column), unit=METRICS.get(column, ""))
+        if column == "lam_minus_uniform":
+            return replace(made, unit="share", signed=True, p="lam_p", claim=CLAIM)
+        return replace(made, p="lam_p", claim=CLAIM) if column == "lam" else made
+
+    def headline(self) -> str:
+        contrast = self.contrasts[0]
+        lam = self.mean("lam", contrast)
+        null = self.layer_values["lam_null"][contrast][:, list(self.layers)].mean(0)
+        low, high = float(np.nanmin(null)), float(np.nanmax(null))
+        kept = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
+        words = f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep {kept}"
+        if self.n_groups < 2:
+            return f"{words}; a single problem tests nothing."
+        names = {"uniform": "uniform attention", "control": str(self.settings.get("control"))}
+        told = (self._tested(self.null_test(each, contrast), names[each]) for each in self._nulls(contrast))
+        return "; ".join([words, *told]) + "."
+
+    def _tested(self, test: Prevalence | None, name: str) -> str:
+        """How many heads differ from a null."""
+        if test is None:
+            return f"no head differs from {name}"
+        least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
+        if test.n.max() < least:
+            n = count_of(self.n_groups, "problem")
+            return f"{n} are too few to test a head against {name} ({least} needed)"
+        above, below = (int((p < self.alpha).sum()) for p in test.p_corrected)
+        keep = f"{count_of(above, 'head')} {'keeps' if above == 1 else 'keep'} more and {below} less"
+        return f"against {name} {keep} in most problems (corrected p < {self.alpha:.3g})"
+
+    def details(self) -> list[str]:
+        contrast, layer = self.contrasts[0], self.layers[0]
+        found = []
+        row = self.layer_table(contrast).iloc[0]
+        if np.isfinite(row["share"]):
+            found.append(
+                f"The change of attention's output in layer {layer} is {row['scale_share']:+.2f} scale, "
+                f"{row['bias_share']:+.2f} bias and {row['rest_share']:+.2f} upstream (shares are signed)."
+            )
+        residual = self.of("residual", contrast)[:, 0]
+        if np.isfinite(residual).any():
+            found.append(
+                f"In layer 0 z' = lambda z + Sigma leaves {np.nanmax(residual):.1e} of the change open at most: an identity, "
+                "for any inserted text, not a finding."
+            )
+        counted = results.undefined(self.values, self.heads)
+        return [*found, *([f"Undefined (no change beyond rounding, or too few rows): {counted}."] if counted else [])]
+
+    def printed(self) -> pd.DataFrame:
+        # means alone: without the cost of intervals
+        contrast = self.contrasts[0]
+        table = pd.DataFrame(results.head_columns(self.heads)).drop(columns=["layer", "head", "paper_label"])
+        for name in ("lam", "share", "scale_share", "bias_share", "residual", "fit_slope", "fit_r2"):
+            table[name] = of_heads(self.mean(name, contrast), self.heads)
+        null = self.layer_values["lam_null"][contrast].mean(0)
+        table.insert(2, "lam_null", null[[head.layer for head in self.heads]])
+        return results.largest_first(table, "share").rename(columns={"share": "layer_share"})
+
+    def shown(self) -> Shown:
+        table, labels = self.table(), ["label", "paper_label"]
+        caption = "Lambda, the share of attention outside of the span, and each head's part in its layer's change."
+        named = {name: "" for name in (*labels, *FIRST) if name in table} | {"share": "of the layer's change"}
+        rest = [metric for metric in self.values if metric in table and metric not in FIRST]
+        further = ShownTable(table, "Further measures of each head.", [*labels, *rest])
+        told = [*labels, "lam_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
+        marked = (table["lam_p"] < self.alpha).tolist()
+        means = f"outlined: {CLAIM}, p < {self.alpha:.3g} corrected for testing many heads"
+        drawn = results.head_map(table, ["lam_minus_uniform"], told, marked=marked, means=means)
+        return Shown((ShownTable(table, caption, named), further), drawn)

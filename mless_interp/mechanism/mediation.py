@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import Arguments, checked, count_of
 from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.patterns import widened
@@ -70,6 +70,7 @@ class Mediation(Result):
     settings: Settings = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
+    resolution: float = 0.0
 
     picture = "mediation"
     columns = columns_of("""
@@ -102,28 +103,18 @@ class Mediation(Result):
         moved = np.where(np.abs(cells) > noise, cells, np.where(np.isnan(cells), np.nan, 0.0))
         tested = (moved != 0).any(0) & (len(cells) > 1)
         p = np.where(tested, sign_test(moved), np.nan).reshape(len(self.readings), len(EFFECTS))
-        return pd.DataFrame(
-            {
-                "reading": [reading for reading, _ in keys],
-                "effect": [effect for _, effect in keys],
-                "before": [float(self.by_group(self.of(reading, "without")).mean()) for reading, _ in keys],
-                **interval_columns("median", made),
-                "mean": defined_mean(cells),
-                "n_up": (moved > 0).sum(0),
-                "n_down": (moved < 0).sum(0),
-                "p_corrected": np.concatenate([holm(family) for family in p]),
-                "n": made.n,
-                "unit": [READINGS.get(reading, self.unit) for reading, _ in keys],
-            }
-        )
+        table = pd.DataFrame(keys, columns=["reading", "effect"])
+        before = [float(self.by_group(self.of(reading, "without")).mean()) for reading in table["reading"]]
+        counted = {"mean": defined_mean(cells), "n_up": (moved > 0).sum(0), "n_down": (moved < 0).sum(0)}
+        table = table.assign(before=before, **interval_columns("median", made), **counted)
+        unit = [READINGS.get(reading, self.unit) for reading in table["reading"]]
+        return table.assign(p_corrected=np.concatenate([holm(family) for family in p]), n=made.n, unit=unit)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, reading and arm."""
-        axes = {"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}
-        return tidy(axes, value=self.values)
+        return tidy({"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}, value=self.values)
 
     def headline(self) -> str:
-        """Return what the scale and the bias of attention's output do to the outcome."""
         s, reading = self.settings, self.readings[-1]
         here = self.table().set_index(["reading", "effect"]).loc[reading]
         told = {name: _with_interval(here.loc[name]) for name in ("scale", "bias", "both")}
@@ -135,15 +126,7 @@ class Mediation(Result):
         )
 
     def details(self) -> list[str]:
-        """Return what was edited, whether scale and bias add up, and what these edits cannot show."""
-        s = self.settings
-        heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
-        found = [
-            f"Mediation through {heads} of layer {s.get('layer')} (zero-based), {s.get('insertion')}, contrast "
-            f"{s.get('contrast')!r}, {s.get('direction')}, {count_of(len(self.problem_ids), 'problem')}.",
-            *extension_of(s),
-        ]
-        table = self.table()
+        found, table = extension_of(self.settings), self.table()
         for _, row in table.query("effect == 'interaction'").iterrows():
             if row["p_corrected"] < 1 - self.confidence:
                 found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
@@ -156,15 +139,13 @@ class Mediation(Result):
         return found
 
     def printed(self) -> pd.DataFrame:
-        """Return every effect on the outcome; in layer 0 without the rest, which is an identity."""
         columns = ["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "n", "p_corrected"]
         table = self.table().query("reading == @self.readings[-1]")[columns]
-        if not self.settings.get("layer"):
+        if not self.settings.get("layer"):  # there the rest is an identity
             table = table[table["effect"] != "rest"]
         return table.rename(columns={"effect": "part"})
 
     def shown(self) -> Shown:
-        """Every effect on every reading."""
         caption = (
             "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction "
             "is both minus their sum, total the change by the insertion itself."
@@ -175,7 +156,6 @@ class Mediation(Result):
 
 
 def _with_interval(row: pd.Series) -> str:
-    """The median with its interval; alone where there is none (few problems)."""
     return f"{row['median']:+.4f}{limits_of(row['median_ci_low'], row['median_ci_high'])}"
 
 
@@ -205,20 +185,17 @@ def mediate(
     tokens that both prompts have, and the outcome. Effects are against `reference` ($z \leftarrow z_i$) in the same run;
     interaction = both - scale - bias; rest = patched - both (0 in layer 0, where the affine form is an identity).
 
-    Parameters
-    ----------
     heads : of `layer`, edited together; default all of it. For one head's part give that head.
     contrast : "content" (masked -> inserted) or "held" (base -> held); z is the first run's, z' and Sigma the second's.
     direction : the run that is edited. "noising": the one that cannot see the span, so that only what is added here
         acts; "denoising": the one with the span, so that what is *missing* here acts and later layers still read it.
     outcome : "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
     c, q : near zero, as in `activation_shift`; there is no rule for these numbers.
-    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+    checkpoint, progress : as in `patch_heads`.
 
     Where attention and MLP read the same input, no edit of attention reaches its own layer's activations: those effects are 0.
-
     Raises `ModelError` for experts (which share no activation) and where queries and keys cannot be had as they enter the
-    scores, `ValueError` for heads of other layers and insertions in several blocks.
+    scores, `ValueError` for insertions in several blocks.
     Source: methods §5 (mediation); arXiv 2510.01032, section 3, whose claims are made of scale and bias together.
     """
     between = one_of(contrast, MEDIATED, "contrast")
@@ -234,17 +211,9 @@ def mediate(
     prepared = prepare(model, pairs, outcome, signed_for="mediation")
     for pair in prepared.pairs:
         pair.one_block("mediation, which edits the rows after the span,")
-    settings = {
-        "layer": layer,
-        "gated": gate.gated,
-        "heads": [str(head) for head in chosen],
-        "all_heads": len(chosen) == model.info.n_heads,
-        "contrast": contrast,
-        "direction": direction,
-        "c": c,
-        "q": q,
-        "held_positions": held_positions,
-    }
+    settings = {"layer": layer, "gated": gate.gated, "contrast": contrast, "direction": direction, "c": c, "q": q}
+    settings |= {"heads": [str(head) for head in chosen], "all_heads": len(chosen) == model.info.n_heads}
+    settings["held_positions"] = held_positions
     receiving = between.clean if direction == "noising" else between.corrupted
     runs = (between.clean, between.corrupted, "base", *[receiving] * len(EDITED))
     numbers = [head.head for head in chosen]
@@ -291,16 +260,13 @@ def mediate(
         options=RunOptions(checkpoint, progress),
         alone=True,
     )
-    return Mediation(
-        problem_ids=prepared.ids,
-        groups=prepared.groups,
-        readings=(*READINGS, "outcome"),
-        arms=ARMS,
-        values=np.array(values, dtype=float),
-        unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings},
-        seed=seed,
-    )
+    made: Arguments = {
+        "readings": (*READINGS, "outcome"),
+        "arms": ARMS,
+        "values": np.array(values, dtype=float),
+        "seed": seed,
+    }
+    return Mediation(**made, **prepared.fields(settings))
 
 
 def _readings(activations: Tensor, near: NearZero) -> list[Tensor]:

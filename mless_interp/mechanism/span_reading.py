@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from .. import statistics
 from ..core.arguments import check_count, check_share, checked, count_of, shown
 from ..metrics.activations import ridge_scores
 from ..models.base import Model
@@ -26,18 +27,7 @@ from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
 from ..runtime.text_safety import one_line
-from ..statistics import (
-    CONFIDENCE,
-    Prevalence,
-    by_group,
-    defined_mean,
-    fewest_problems,
-    forward_folds,
-    median_interval,
-    prevalence_test,
-    swap_margins,
-    swap_partners,
-)
+from ..statistics import CONFIDENCE, Prevalence, by_group, defined_mean, median_interval, prevalence_test
 
 ANSWER = "answer"
 N_BLOCKS = 10
@@ -118,17 +108,14 @@ class SpanReadings(Result):
 
     @property
     def what(self) -> str:
-        """What was looked for: "answer", a tag, or a function's name."""
         return str(self.settings.get("what", ANSWER))
 
     @property
     def level(self) -> float:
-        """The level of all tests together."""
         return 1 - self.confidence
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The blocks in words."""
         return tuple(str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in self.blocks)
 
     @cached_property
@@ -175,9 +162,8 @@ class SpanReadings(Result):
         columns["own_rank"] = self._ranks
         for name, right in (("right", True), ("wrong", False)):
             columns[f"{name}_k"], columns[f"{name}_n"] = self.above(right=right)
-        return tidy(
-            {"reader": list(READERS), "stream": list(map(_layer, self.layers)), "place": self.places}, **columns
-        )
+        axes = {"reader": list(READERS), "stream": list(map(_layer, self.layers)), "place": self.places}
+        return tidy(axes, **columns)
 
     @cached_property
     def _ranks(self) -> np.ndarray:
@@ -206,21 +192,17 @@ class SpanReadings(Result):
         return tidy({**axes, "measure": ["rank", "logprob", "probe"]}, value=values)
 
     def quantity(self, column: str) -> Quantity:
-        """A share of the pairs, or what readers give."""
         limits = (f"{column}_ci_low", f"{column}_ci_high") if column in ("pairs_share", "margin") else None
         unit = "share of pairs" if column == "pairs_share" else "nats; scores of the probe"
         return Quantity(unit, column != "pairs_share", limits, "p_corrected", "most pairs show it", level=self.level)
 
     def printed(self) -> pd.DataFrame:
-        """The best block of each reader and layer, the surest first."""
-        table = self.table()
-        table["order"] = table["p_corrected"].fillna(2.0)
-        best = table.sort_values("order", kind="stable").drop_duplicates(["reader", "stream"])
+        surest_first = self.table().sort_values("p_corrected", kind="stable", na_position="last")
+        best = surest_first.drop_duplicates(["reader", "stream"])
         columns = "reader stream place pairs_k pairs_n p_corrected own others right_k right_n wrong_k wrong_n"
         return best[columns.split()].reset_index(drop=True)
 
     def shown(self) -> Shown:
-        """Every reader, layer and block."""
         caption = (
             f"How readable the {one_line(self.what)} is in the span, by layer and block of tokens; pairs: "
             "own tokens read better than exchanged ones (half is chance), p after Holm over all rows. Right, wrong: problems "
@@ -229,7 +211,6 @@ class SpanReadings(Result):
         return Shown((ShownTable(self.table(), caption),))
 
     def headline(self) -> str:
-        """Return from which layer on it is readable, by whom, and in how many pairs of problems."""
         what, found = f"The {one_line(self.what)}", self.found
         if not np.isfinite(self.tested.p).any():
             return f"{what} is not readable in the span: its rows are the same in every problem, or no pair is known."
@@ -256,24 +237,17 @@ class SpanReadings(Result):
         return f"at best in {int(k)} of {count_of(int(n), 'pair')}: {where}"
 
     def details(self) -> list[str]:
-        """Return what was read, and how many pairs there are."""
-        n_tests, n = int(np.isfinite(self.tested.p).sum()), count_of(len(self.problem_ids), "problem")
-        alone = sum(not unit for unit in self.units)
-        found = [
-            f"Read in {count_of(self.rank.shape[2], 'row')} of {self.settings.get('insertion', 'the span')}, in "
-            f"{count_of(len(self.blocks), 'block')} and {len(self.layers)} places of the stream: {n} with "
-            f"{count_of(len(set(self.tokens)), 'token')} in {count_of(len(self.margins), 'pair')} ({alone} without a partner), "
-            f"{n_tests} tests (Holm) of margins above {self._least:g}."
-        ]
+        n_tests, alone = int(np.isfinite(self.tested.p).sum()), sum(not unit for unit in self.units)
+        pairs = f"{count_of(len(self.margins), 'pair')} ({count_of(alone, 'problem')} without a partner)"
         differ = "Spans differ in length: a block is the same share of each, named by the longest one's tokens."
+        found = [f"{pairs}, {n_tests} tests (Holm) of margins above {self._least:g}."]
         return [*found, *[differ] * bool((self._block_of < 0).any())]
 
     def caveats(self) -> list[str]:
-        """Return what limits the finding."""
         told = super().caveats()
         if not self.after_question:
             told.append("In some problems the span stands before the question, and nothing of it can be there.")
-        needed = fewest_problems(max(1, int(np.isfinite(self.tested.p).sum())), alpha=self.level)
+        needed = statistics.fewest_problems(max(1, int(np.isfinite(self.tested.p).sum())), alpha=self.level)
         most = zip(READERS, self.tested.n.max((1, 2)).tolist(), strict=True)
         if few := ", the ".join(f"{reader} has {n}" for reader, n in most if n < needed):
             told.append(f"Nothing can be shown with fewer than {count_of(needed, 'pair')}: the {few}.")
@@ -324,18 +298,14 @@ def read_span(
     by an exact test, Holm over readers, layers and blocks. What makes a token likely everywhere cancels, and where the span
     says nothing of the token the sign is a fair coin, so common answers are no evidence.
 
-    Parameters
-    ----------
     what : "answer" (its first token, or the class), a tag of the problems (a text of one token, as it stands behind the answer
         prefix; of `pairs_from_ids` a token id), or a function of the pair that gives a token id (of several the first).
     n_blocks : the span's rows are pooled into so many blocks of equal size, 10 at most; as many as there are rows, at most.
     smallest_margin : delta, in nats and in scores of the probe; more than 0, as everything leaves some trace of everything.
     confidence : of intervals; 1 - confidence is the level of all tests together.
-    checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
+    checkpoint, progress : as in `patch_heads`.
 
-    Raises `ValueError` before anything runs where a problem lacks the tag, its text is not one token, or no two problems can
-    be paired; `ModelError` for models whose layers are not known one by one, or that run elsewhere.
-
+    Raises `ModelError` for models whose layers are not known one by one, or that run elsewhere.
     Source: nostalgebraist's logit lens (2020); probes: Alain & Bengio (1610.01644); filler tokens Pfau et al. (2404.15758);
     methods §6.
     """
@@ -350,11 +320,11 @@ def read_span(
     distinct(pair.problem for pair in found)
     for pair in found:
         pair.need_span("what is read there")
-    tokens = np.array([_token(model, pair, what) for pair in found])
+    tokens = [_token(model, pair, what) for pair in found]
     kinds = [len(pair.answer_ids) if what == ANSWER else 1 for pair in found]
     groups = tuple(pair.problem.group or pair.id for pair in found)
     every, labels = np.unique(tokens, return_inverse=True)
-    partners = swap_partners(labels, kinds, groups, seed=seed)
+    partners = statistics.swap_partners(labels, kinds, groups, seed=seed)
     name = what if isinstance(what, str) else getattr(what, "__name__", "<lambda>")
     name = "token that the function gives" if name == "<lambda>" else name
     if (partners < 0).all():
@@ -363,30 +333,23 @@ def read_span(
             "nothing can be compared: give more problems"
         )
     n_blocks = min(n_blocks, *(pair.n_inserted for pair in found))
-    settings = {
-        "what": name,
-        "tokens": every.tolist(),
-        "n_blocks": n_blocks,
-        **model.identity,
-        "prompts": digest_of(found),
-        "insertion": found[0].insertion.label,
-    }
+    settings = {"what": name, "tokens": every.tolist(), "n_blocks": n_blocks, **model.identity}
+    settings |= {"prompts": digest_of(found), "insertion": found[0].insertion.label}
     done = over_pairs(
         model,
         found,
         lambda unit, tick: [_of_one(model, stepper, found[at], int(labels[at]), every, n_blocks) for at in unit],
         label="reading the span",
         settings=settings,
-        prompts=[[pair.fingerprint(), int(token)] for pair, token in zip(found, tokens, strict=True)],
+        prompts=[[pair.fingerprint(), token] for pair, token in zip(found, tokens, strict=True)],
         options=RunOptions(checkpoint, progress),
     )
     lens = np.array([each["lens"] for each in done], dtype=float)  # [problem, token, layer, block]
-    units = tuple(
-        "" if at < 0 else " | ".join(sorted((own, groups[at]))) for own, at in zip(groups, partners, strict=True)
-    )
+    paired = zip(groups, partners, strict=True)
+    units = tuple("" if at < 0 else " | ".join(sorted((own, groups[at]))) for own, at in paired)
     packed = b"".join(base64.b64decode(each["stream"]) for each in done)
     streams = np.frombuffer(packed, dtype="<f4").reshape(len(found), *lens.shape[2:], -1).astype(float)
-    probe, folds = np.full_like(lens, np.nan), forward_folds(units, groups, seed=seed)
+    probe, folds = np.full_like(lens, np.nan), statistics.forward_folds(units, groups, seed=seed)
     for layer, block in np.ndindex(*lens.shape[2:]):
         x = streams[:, layer, block]
         gram = x @ x.T
@@ -401,8 +364,7 @@ def read_span(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
         tokens=tuple(
-            str(token) if classes else pair.text_of(model, int(token))
-            for pair, token in zip(found, tokens, strict=True)
+            str(token) if classes else pair.text_of(model, token) for pair, token in zip(found, tokens, strict=True)
         ),
         units=units,
         blocks=tuple(pairwise(block_ends(longest, n_blocks))),
@@ -410,7 +372,7 @@ def read_span(
         logprob=_padded([each["logprob"] for each in done], longest),
         own=values[np.arange(len(found)), labels],
         others=_mean_over(values, fair),
-        margin=swap_margins(values, labels, partners),
+        margin=statistics.swap_margins(values, labels, partners),
         advantage=_advantage(values, labels, fair),
         right=np.array([each["right"] for each in done], dtype=float),
         after_question=all(pair.span_sees_question for pair in found),

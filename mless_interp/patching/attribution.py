@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.arguments import check_count, checked, count_of
 from ..core.heads import Head
 from ..models.base import INSTEAD, Model, refuse_without_gradients
-from ..models.info import ModelError
+from ..models.info import ModelError, Recording
 from ..models.memory import halved, out_of_memory, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
@@ -21,7 +21,7 @@ from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result, head_columns, of_heads, rows_per_head
-from .interventions import EdgeNoise, Knockout, LayerState
+from .interventions import EdgeNoise, Intervention, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
 from .prepared import Gated, Prepared, Runs, Settings, prepare
 from .sweep import Sweep, sweep_heads
@@ -57,12 +57,12 @@ def attribute_heads(
 
     "atp": (z_inserted - z_masked) . dY/dz at the inserted run; it sees mediators too.
 
-    contrast: "content", "computed", "inside" or, for "atp", any whose runs have equal length.
-    verify: so many of the best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly; they come first.
-    checkpoint, progress: as in `patch_heads`.
+    contrast : "content", "computed", "inside" or, for "atp", any whose runs have equal length.
+    verify : so many of the best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly; they come first.
+    checkpoint, progress : as in `patch_heads`.
 
     Positive: the head's response raises the outcome. Raises `ModelError` where no gradients can be had (quantised weights,
-    inference mode, a remote model) and `ValueError` for an outcome whose gradient vanishes at the run ("kl" with "atp").
+    inference mode, a remote model).
     Source: gates of Michel et al. (1905.10650), integrated gradients of Sundararajan et al. (1703.01365), attribution patching
     as in AtP* (2403.00745).
     """
@@ -153,17 +153,19 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
     parts = passes.in_parts(gradients_at_the_ends, 2, passes.most)
     found["masked"], found["inserted"] = torch.cat([values for values, _ in parts])
     slopes = [torch.cat([gradients[layer] for _, gradients in parts]) for layer in range(info.n_layers)]
-    for name, run, intervention, end, sign in (
-        ("edge_noise", passes.masked, EdgeNoise(), 0, 1.0),
-        ("knockout", recording, Knockout(), 1, -1.0),
-    ):
+
+    @torch.no_grad()
+    def estimate(run: Recording, edit: Intervention, end: int) -> Tensor:
+        """What an edit of each head at one of the ends changes, to first order."""
         per_layer = []
         for layer, slope in enumerate(slopes):
-            with torch.no_grad():
-                state = LayerState.of(passes.model, run, layer, span=passes.span, rows=passes.rows)
-                changed = intervention.edited(state) - run.z[layer]
-            per_layer.append(sign * (changed[0] * slope[end].to(changed)).sum((0, -1)).cpu())
-        found[name] = torch.stack(per_layer)
+            state = LayerState.of(passes.model, run, layer, span=passes.span, rows=passes.rows)
+            changed = edit.edited(state) - run.z[layer]
+            per_layer.append((changed[0] * slope[end].to(changed)).sum((0, -1)).cpu())
+        return torch.stack(per_layer)
+
+    found["edge_noise"] = estimate(passes.masked, EdgeNoise(), 0)
+    found["knockout"] = -estimate(recording, Knockout(), 1)
     return {name: values.double().cpu().numpy() for name, values in found.items()}
 
 
@@ -190,7 +192,7 @@ def _atp(passes: _Gradients) -> list[dict[str, np.ndarray]]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadAttribution(Result):
-    """Estimated contribution of every head, `[problem, layer, head]`, in the outcome's unit.
+    """Estimated contribution of every head, `scores` `[problem, layer, head]`, in the outcome's unit.
 
     `masked` and `inserted` `[problem]` are the outcome in C3 and C1 (the clean and the corrupted run of another contrast).
     `knockout` and `edge_noise` estimate the `PatchScores.effect` of these edits ("gate_ig" only); `exact` is that of the best
@@ -236,8 +238,7 @@ class HeadAttribution(Result):
     @property
     def verified(self) -> np.ndarray:
         """The heads that an exact sweep measured on every problem, `[layer, head]`."""
-        none = np.zeros(self.scores.shape[1:], dtype=bool)
-        return none if self.exact is None else np.isfinite(self.exact).all(0)
+        return np.isfinite(np.full_like(self.scores, np.nan) if self.exact is None else self.exact).all(0)
 
     def ranking(self) -> tuple[Head, ...]:
         """Heads by |mean|, largest first: the verified ones by their exact value, then the others by the estimate. The two are
@@ -282,8 +283,4 @@ class HeadAttribution(Result):
             worst = np.abs(self.completeness).max()
             large = f", {worst / size:.0%} of the largest effect: raise steps" if worst > 0.05 * size > 0 else ""
             found.append(f"Largest completeness error {worst:.2e} {self.unit}{large}.")
-        if n_exact := int(self.verified.sum()):
-            found.append(
-                f"The first {count_of(n_exact, 'head')} of {self.verified.size} stand by an exact sweep, others by estimates."
-            )
         return [*found, "Estimates are for screening: name heads with exact sweeps of both directions (locate_heads)."]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import Arguments, checked, count_of
 from ..core.heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
@@ -22,7 +22,7 @@ from ..prompts.prompt import Template
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, tidy
+from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, stacked, tidy
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval
 from .outcomes import Outcome, outcome_named
 from .prepared import Runs, Settings, prepare
@@ -99,44 +99,37 @@ def dose_response(
     model.info.check_layer(layer)
     model.need_rotated("the log odds of reading the span")
     asked = tuple(problems)
-    by_dose = [
-        prepare(model, make_pairs(model, asked, replace(insertion, n_tokens=dose), template=template), read_outcome)
-        for dose in doses
-    ]
+    each = (make_pairs(model, asked, replace(insertion, n_tokens=dose), template=template) for dose in doses)
+    by_dose = [prepare(model, pairs, read_outcome) for pairs in each]
 
     def measured(unit: Unit, tick: Tick) -> list[dict[str, object]]:
-        found: dict[str, list[tuple[np.ndarray, float]]] = {condition: [] for condition in ANSWERED}
+        odds: dict[str, list[np.ndarray]] = {condition: [] for condition in ANSWERED}
+        outcomes: dict[str, list[float]] = {condition: [] for condition in ANSWERED}
         for prepared in by_dose:
             runs = prepared.runs(unit)
             for condition in ANSWERED:
-                found[condition].append(_one(runs, condition, layer))
+                read, value = _one(runs, condition, layer)
+                odds[condition].append(read)
+                outcomes[condition].append(value)
             tick(1)
         log_odds = {}
         for condition in READ:  # of rows that see the span at every dose
-            odds = np.stack([read for read, _ in found[condition]])
-            log_odds[condition] = defined_mean(np.where(np.isfinite(odds).all(0), odds, np.nan), -1)
-        outcomes = {condition: [value for _, value in found[condition]] for condition in ANSWERED}
-        return [{"base": _one(by_dose[0].runs(unit), "base", layer)[1], "outcomes": outcomes, "log_odds": log_odds}]
+            read = np.stack(odds[condition])
+            log_odds[condition] = defined_mean(np.where(np.isfinite(read).all(0), read, np.nan), -1)
+        base = {"base": _one(by_dose[0].runs(unit), "base", layer)[1]}
+        return [{"base": base, "outcomes": outcomes, "log_odds": log_odds}]
 
     last = by_dose[-1]
     settings = {"doses": list(doses), "layer": layer, "template": last.pairs[0].template.name, **last.settings}
     prompts = [[pair.fingerprint() for pair in each] for each in zip(*(each.pairs for each in by_dose), strict=True)]
-    done = over_pairs(
-        model,
-        last.pairs,
-        measured,
-        label="doses",
-        settings=settings,
-        prompts=prompts,
-        steps=len(doses),
-        options=options,
-    )
+    how: Arguments = {"settings": settings, "prompts": prompts, "steps": len(doses), "options": options}
+    found = stacked(over_pairs(model, last.pairs, measured, label="doses", **how))
     return DoseResponse(
         doses=np.array(doses),
         layer=layer,
-        log_odds={c: np.array([each["log_odds"][c] for each in done], dtype=float) for c in READ},
-        outcomes={c: np.array([each["outcomes"][c] for each in done], dtype=float) for c in ANSWERED},
-        base=np.array([each["base"] for each in done], dtype=float),
+        log_odds=found["log_odds"],
+        outcomes=found["outcomes"],
+        base=found["base"]["base"],
         seed=seed,
         **last.fields(settings),
     )
@@ -193,7 +186,6 @@ class DoseResponse(Result):
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        """The heads that were read, in order."""
         return tuple(Head(self.layer, head) for head in range(self.log_odds["held"].shape[-1]))
 
     def slopes(self, condition: str = "held") -> np.ndarray:
@@ -215,7 +207,6 @@ class DoseResponse(Result):
         return median_interval(self.by_group(values), confidence=confidence)
 
     def _outcome(self, condition: str) -> np.ndarray:
-        """Outcomes `[problem, dose]` in a condition, or in its twin."""
         if condition == "base":
             return self.base[:, None]
         twin = CONDITIONS[condition].twin
@@ -261,7 +252,7 @@ class DoseResponse(Result):
     def headline(self) -> str:
         total, slope, outcome = self.effects(together=True), self.mean_slope("inserted"), self.settings.get("outcome")
         most = int(np.nanargmax(np.abs(total.estimate)))
-        low, high, moved = float(total.low[most]), float(total.high[most]), float(total.estimate[most])
+        moved, low, high = (float(each[most]) for each in (total.estimate, total.low, total.high))
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
         if not low * high > 0:
             said = f"No number of inserted tokens is shown to move {outcome}; the most is that of {self.doses[most]}"
@@ -272,10 +263,7 @@ class DoseResponse(Result):
         )
 
     def details(self) -> list[str]:
-        slopes = {name: self.slopes(name)[np.isfinite(self.slopes(name))] for name in READ[::-1]}
-        ranges = [f"{name} {each.min():.4f} to {each.max():.4f}" for name, each in slopes.items() if each.size]
-        exact = " (held: 1 for identical tokens: arithmetic, no finding)" * (self.layer == 0)
-        return [f"Slope of logit(1 - lambda) in log N over heads of layer {self.layer}: {'; '.join(ranges)}{exact}."]
+        return ["In layer 0 the slope with positions held is 1 for identical tokens: arithmetic."] * (self.layer == 0)
 
     def printed(self) -> pd.DataFrame:
         return self.outcome_table()

@@ -8,27 +8,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from .. import statistics
 from ..core.arguments import count_of, listed
 from ..prompts.conditions import CONTRASTS
 from ..runtime.columns import Column, columns_of
 from ..runtime.results import Quantity, interval_columns, largest_first, limits_of, with_limits
-from ..statistics import (
-    CONFIDENCE,
-    SENSES,
-    Interval,
-    Prevalence,
-    by_group,
-    concentration,
-    defined_mean,
-    detectable_prevalence,
-    fewest_problems,
-    mean_interval,
-    median_interval,
-    prevalence_test,
-    share_of_total,
-    sign_test,
-    within_test,
-)
+from ..statistics import CONFIDENCE, SENSES, Interval, Prevalence, defined_mean
 
 SMALLEST_EFFECT = 0.05
 """The smallest effect of interest, as a share of the median total effect."""
@@ -50,8 +35,8 @@ def fewest_for(n_tests: int, confidence: float = CONFIDENCE) -> int:
     >>> fewest_for(2 * 2 * 112), fewest_for(1)
     (14, 7)
     """
-    for_cells, for_limit = (1 - OF_THE_LIMIT) * (1 - confidence), OF_THE_LIMIT * (1 - confidence)
-    return max(fewest_problems(n_tests, alpha=for_cells), fewest_problems(1, alpha=for_limit))
+    alpha, fewest = 1 - confidence, statistics.fewest_problems
+    return max(fewest(n_tests, alpha=(1 - OF_THE_LIMIT) * alpha), fewest(1, alpha=OF_THE_LIMIT * alpha))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +56,9 @@ class Effect:
     claimed: float = 0.0
     groups: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_smallest_effect(self.smallest_effect)
+
     def only(self, inside: np.ndarray) -> "Effect":
         """The effect on some of the problems, boolean `[problem]`."""
         groups = tuple(name for name, here in zip(self.groups, inside, strict=True) if here) if self.groups else ()
@@ -78,11 +66,10 @@ class Effect:
 
     def units(self, values: np.ndarray) -> np.ndarray:
         """Return what replicates, `[problem or group, *cells]`, of values `[problem, *cells]`."""
-        return by_group(values, self.groups)
+        return statistics.by_group(values, self.groups)
 
     @property
     def n(self) -> int:
-        """Count the problems, or groups of problems, that replicate."""
         return len(self.units(self.total))
 
     def counted(self, n: int) -> str:
@@ -91,18 +78,15 @@ class Effect:
 
     @property
     def alpha(self) -> float:
-        """The level of all that is claimed together."""
         return 1 - self.confidence
 
     @property
     def level(self) -> float:
-        """The level of the tests of cells."""
         return (1 - OF_THE_LIMIT) * self.alpha
 
     @cached_property
     def median(self) -> Interval:
-        """The median total effect with the interval of its order statistics."""
-        return median_interval(self.units(self.total), confidence=self.confidence)
+        return statistics.median_interval(self.units(self.total), confidence=self.confidence)
 
     @property
     def direction(self) -> float:
@@ -112,7 +96,7 @@ class Effect:
     @cached_property
     def p(self) -> float:
         """Two-sided sign test of the total effect, beyond rounding."""
-        return float(sign_test(self.units(self.total), rounding=self.rounding))
+        return float(statistics.sign_test(self.units(self.total), rounding=self.rounding))
 
     @cached_property
     def established(self) -> bool:
@@ -122,7 +106,9 @@ class Effect:
     @cached_property
     def _limits(self) -> tuple[float, float]:
         """Both limits of |median total|, each one-sided at its part of alpha; NaN with too few problems."""
-        made = median_interval(self.units(self.turned(self.total)), confidence=1 - 2 * OF_THE_LIMIT * self.alpha)
+        made = statistics.median_interval(
+            self.units(self.turned(self.total)), confidence=1 - 2 * OF_THE_LIMIT * self.alpha
+        )
         return float(made.low), float(made.high)
 
     @property
@@ -146,34 +132,33 @@ class Effect:
         """In how many problems each cell does more than `delta`, with the total effect and against it, `[sense, *cells]`; p
         after Holm over both, to be held against `level`, NaN where nothing can be tested."""
         made = self.units(self.turned(cells))
-        return prevalence_test(made, self.delta, senses=senses, tested=tested, confidence=self.confidence)
+        return statistics.prevalence_test(made, self.delta, senses=senses, tested=tested, confidence=self.confidence)
 
     def within(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(p, p after Holm) that most problems show less than the smallest effect, of either sense, `[*cells]`: here of the
         lower limit of |median total|, the least that the total may be. NaN without one."""
         delta = self._least(max(self._limits[0], 0.0))
-        return within_test(self.units(cells), delta if delta > 0 else float("nan"))
+        return statistics.within_test(self.units(cells), delta if delta > 0 else float("nan"))
 
     def cell_medians(self, cells: np.ndarray) -> Interval:
-        """The median of each cell with the interval of its order statistics."""
-        return median_interval(self.units(cells), confidence=self.confidence)
+        return statistics.median_interval(self.units(cells), confidence=self.confidence)
 
     def share(self, cells: np.ndarray) -> Interval:
         """The share of the total that each cell is, with limits; NaN where the total is not established."""
         total = self.units(self.total if self.established else 0 * self.total)
-        return share_of_total(self.units(cells), total, confidence=self.confidence)
+        return statistics.share_of_total(self.units(cells), total, confidence=self.confidence)
 
     @cached_property
     def mean(self) -> float:
         """The mean total effect; NaN, as no mean is a share of it, where its interval holds 0 or has not the median's sign."""
-        made = mean_interval(self.units(self.total), confidence=self.confidence)
+        made = statistics.mean_interval(self.units(self.total), confidence=self.confidence)
         nearest = min(self.direction * float(end) for end in (made.low, made.high))
         return float(defined_mean(self.total)) if nearest > self.rounding else float("nan")
 
     def detectable(self, n_tests: int) -> float:
         """The prevalence that these problems find with 80 % power among so many tests; NaN where they find none."""
         enough = self.n >= fewest_for(n_tests, self.confidence)
-        return detectable_prevalence(self.n, n_tests, alpha=self.level) if enough else float("nan")
+        return statistics.detectable_prevalence(self.n, n_tests, alpha=self.level) if enough else float("nan")
 
     def headline(self, what: object, outcome: object, unit: str) -> str:
         """What the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
@@ -197,17 +182,14 @@ class Effect:
 
     def delta_words(self, unit: str) -> str:
         """The smallest effect that was used: `0.031 nats, 5 % of the upper limit of the median total`."""
-        if self.delta > self.smallest_effect * self._limits[1]:
-            return f"{self.delta:.3g} {unit}, which rounding may reach"
-        return f"{self.delta:.3g} {unit}, {100 * self.smallest_effect:.3g} % of the upper limit of the median total"
+        rounded = self.delta > self.smallest_effect * self._limits[1]
+        of = f"{100 * self.smallest_effect:.3g} % of the upper limit of the median total"
+        return f"{self.delta:.3g} {unit}, {'which rounding may reach' if rounded else of}"
 
 
 class Parts:
-    """What results have in common that take an effect apart into heads, edges or sites ("cells").
-
-    What is claimed of a cell is that most problems show it: more than the smallest effect of interest, with the total effect or
-    against it (`whole`, an `Effect`, has the rules). Means describe.
-    """
+    """What results have in common that take a total effect `[problem]` apart into heads, edges or sites (`per_cell`, `[problem,
+    *cells]`, in `unit`). What is claimed of a cell is that most problems show it (`whole` has the rules). Means describe."""
 
     problem_ids: tuple[str, ...]
     groups: tuple[str, ...]
@@ -232,17 +214,14 @@ class Parts:
 
     @property
     def per_cell(self) -> np.ndarray:
-        """What each cell does, `[problem, *cells]`, in `unit`."""
         return self.values
 
     @property
     def total_effect(self) -> np.ndarray:
-        """The insertion's effect on the outcome, `[problem]`, in `unit`."""
         return self.total
 
     @cached_property
     def whole(self) -> Effect:
-        """The whole effect, by which the parts are judged."""
         return Effect(self.total_effect, self.confidence, self.smallest_effect, self.rounding, groups=self.groups)
 
     @property
@@ -252,12 +231,10 @@ class Parts:
 
     @property
     def level(self) -> float:
-        """The level that corrected p-values of cells are compared with."""
         return self.whole.level
 
     @property
     def rounding(self) -> float:
-        """Effects up to this are taken for rounding, in `unit`."""
         return self.resolution
 
     @cached_property
@@ -272,17 +249,15 @@ class Parts:
         return np.where(against > with_it, -1, 1)
 
     def _in_its_sense(self, values: np.ndarray) -> np.ndarray:
-        """The row `[cell]` of values `[sense, cell]` that belongs to each cell's own sense."""
+        # of values `[sense, cell]` the row `[cell]` of each cell's own sense
         return np.where(self.sense > 0, *(self.prevalence.in_sense(sense, values) for sense in SENSES))
 
     @cached_property
     def p_corrected(self) -> np.ndarray:
-        """Corrected p of each cell in its sense."""
         return self._in_its_sense(self.prevalence.p_corrected)
 
     @cached_property
     def median(self) -> Interval:
-        """Median effect per cell with the interval of its order statistics."""
         return self.whole.cell_medians(self.per_cell)
 
     @cached_property
@@ -349,11 +324,9 @@ class Parts:
         if not len(table):
             return f"no {one} of {self._n_tested} is shown to carry more than {self._least} of it"
         named = listed((f"{row['label']} {share_words(row)}" for row in table.to_dict("records")), 3)
-        carry = f"{several} carry" if len(table) > 1 else f"{several} carries"
+        shown = f"{len(table)} of {self._n_tested} {several} {'carry' if len(table) > 1 else 'carries'}"
         limits = "" if self.confidence == CONFIDENCE else f" ({100 * self.confidence:.4g} % intervals)"
-        return (
-            f"{len(table)} of {self._n_tested} {carry} more than {self._least} of it in most problems: {named}{limits}"
-        )
+        return f"{shown} more than {self._least} of it in most problems: {named}{limits}"
 
     def caveats(self) -> list[str]:
         return [*concentration_words(self.total_effect, self.problem_ids, self.unit), *super().caveats()]  # type: ignore[misc]
@@ -364,7 +337,6 @@ class Parts:
 
     @property
     def _n_tested(self) -> int:
-        """Cells that are defined on any problem."""
         return int((~np.isnan(self.per_cell)).any(0).sum())
 
     def _test_words(self) -> str:
@@ -391,7 +363,7 @@ class Parts:
 
 def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> list[str]:
     """Which problems carry most of an effect, where a few do, and the mean without them."""
-    few = concentration(total)
+    few = statistics.concentration(total)
     if not few.concentrated or len(total) < 6:  # of fewer, one always may
         return []
     return [

@@ -106,17 +106,13 @@ class LayerState:
         return edited / total
 
     def mixed(self, pattern: Tensor) -> Z:
-        """The head outputs that a pattern gives with this run's values."""
         return mix_values(pattern, self.v)
 
 
 @dataclass(frozen=True)
 class Intervention(ABC):
-    """A named edit of head outputs.
-
-    `needs_donor`: another run to take from. `needs_span`: a span that can be read. `needs_attention`: the receiving run's
-    queries and keys (else the donor's z is all that it takes).
-    """
+    """A named edit of head outputs. `needs_donor`: another run to take from; `needs_span`: a span that can be read;
+    `needs_attention`: the receiving run's queries and keys (else the donor's z is all that it takes)."""
 
     name: ClassVar[str]
     needs_donor: ClassVar[bool] = False
@@ -125,7 +121,6 @@ class Intervention(ABC):
 
     @property
     def label(self) -> str:
-        """The name with its options: `gate(g=0.5)`."""
         options = ", ".join(f"{key}={value}" for key, value in vars(self).items())
         return f"{self.name}({options})" if options else self.name
 
@@ -138,7 +133,6 @@ class Intervention(ABC):
 
     @abstractmethod
     def __call__(self, state: LayerState) -> Z:
-        """The edit of every row, `[b, dest, H, d]`."""
 
 
 class PatchZ(Intervention):
@@ -155,10 +149,8 @@ class PatchZ(Intervention):
 
 
 class Knockout(Intervention):
-    """Span keys cannot be seen, the rest (a learned sink with it) is renormalised: removes the direct read, scale and bias.
-
-    A row that would lose its last key keeps what it had. Source: Geva et al. (2304.14767), there over windows of layers.
-    """
+    """Span keys cannot be seen, the rest (a learned sink with it) is renormalised: removes the direct read, scale and bias. A
+    row that would lose its last key keeps what it had. Source: Geva et al. (2304.14767), there over windows of layers."""
 
     name = "knockout"
 
@@ -168,10 +160,7 @@ class Knockout(Intervention):
 
 
 class KnockoutZero(Intervention):
-    """Attention on the span is set to 0 without renormalising: removes the bias, keeps lambda (I8).
-
-    With folded value biases it would be another number, as rows no longer sum to 1; nothing is folded here.
-    """
+    """Attention on the span is set to 0 without renormalising: removes the bias, keeps lambda (I8)."""
 
     name = "knockout_zero"
 
@@ -219,10 +208,8 @@ class Gate(Intervention):
 
 
 class RerouteToSink(Intervention):
-    """The span's attention goes to the first token outside the span: tests "just another sink".
-
-    NaN where a row cannot see that token (it lies outside the layer's window): nothing was tested there.
-    """
+    """The span's attention goes to the first token outside the span: tests "just another sink". NaN where a row cannot see
+    that token (it lies outside the layer's window)."""
 
     name = "reroute_to_sink"
 
@@ -244,9 +231,8 @@ class RerouteUniform(Intervention):
 
 @dataclass(frozen=True)
 class MatchedMassKnockout(Intervention):
-    """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself).
-
-    The control for generic mask damage: keys are gated down in a random order, the last one in part, until as much is gone,
+    """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself): the
+    control for generic mask damage. Keys are gated down in a random order, the last one in part, until as much is gone,
     and the row is renormalised. NaN where the others hold too little. The order is drawn for each problem, layer and head from
     their names, `seed` and `draw`; average over draws.
     """
@@ -278,10 +264,8 @@ class MatchedMassKnockout(Intervention):
 
 @dataclass(frozen=True)
 class PatchInput(Intervention):
-    """A query head's q, k or v <- the donor's, for that query head alone (its kv group's other heads keep theirs).
-
-    Needs runs of equal length and positions: rotated queries and keys hold their position.
-    """
+    """A query head's q, k or v <- the donor's, for that query head alone (its kv group's other heads keep theirs). Needs runs
+    of equal length and positions: rotated queries and keys hold their position."""
 
     part: Literal["q", "k", "v"]
     name = "input"
@@ -307,11 +291,8 @@ def run_edits(
     rows: Tensor | None = None,
     donor: Recording | None = None,
 ) -> dict[str, Edit]:
-    """Edits for one `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on.
-
-    Each layer's intervention is computed from the run as the earlier ones left it. `span` and `rows` are boolean `[batch,
-    token]`, as in `LayerState`; `donor` is the recording that a patch takes from.
-    """
+    """Edits for one `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on, each
+    layer's computed from the run as the earlier ones left it. `span`, `rows`: boolean `[batch, token]`, as in `LayerState`."""
     chosen = model.info.chosen(heads, what="edit")
     masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
     span = span.expand(inputs.tokens.shape)
@@ -322,10 +303,7 @@ def run_edits(
         held, parts = Held(), attention_sites(layer, "rot_q", "rot_k", "v")
 
         def edit_z(z: Tensor) -> Tensor:
-            source = None
-            if donor is not None:  # where its span lies, no intervention asks
-                unread = torch.zeros_like(donor.inputs.tokens, dtype=torch.bool)
-                source = LayerState.of(model, donor, layer, span=unread)
+            source = None if donor is None else LayerState.of(model, donor, layer, span=span)
             q, k, v = held.take(*parts)
             state = LayerState(
                 *(q[:, start:], k, v, z[:, start:]),
@@ -383,7 +361,6 @@ class HeadTransfer:
 
     @property
     def label(self) -> str:
-        """A short name: `L0H2, L0H5 moved as by Mless ' /' x20`."""
         return f"{listed(self.heads, 4) or 'no head'} moved as by {self.insertion or 'an insertion'}"
 
     def moved(self, z: Tensor, layer: int) -> Tensor:

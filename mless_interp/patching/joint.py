@@ -51,10 +51,9 @@ def joint_knockout(
     $$ \Delta_p(S) = Y_p - Y_p^{\,S \text{ cannot see the span}}, \qquad
        p = \frac{1 + \#\{R : |\tilde\Delta(R)| \ge |\tilde\Delta(S)|\}}{1 + \#R} $$
 
-    with the median over problems.
-
-    Each random set holds as many heads of each layer as the given one, some perhaps of the given ones: only if any set could
-    have been any other is its rank a p-value. Where no more than `n_random_sets` exist, all are taken and p is exact.
+    with the median over problems. Each random set holds as many heads of each layer as the given one, some perhaps of the given
+    ones: only if any set could have been any other is its rank a p-value. Where no more than `n_random_sets` exist, all are
+    taken and p is exact.
 
     contrast : "content", or "computed": what is taken is then the span's sight of the question.
     singles : effects of the single knockouts `[problem, head]` in the order of `heads`; swept here otherwise.
@@ -72,8 +71,12 @@ def joint_knockout(
         raise ValueError(f"singles must be [problem, head], {shape}, got {singles.shape}")
     sets = random_sets(chosen, info, n_random_sets, seed=seed)
     gates = torch.stack([gate_row(members, info) for members in ((), chosen, *sets)])
-    names = [str(head) for head in chosen]
-    settings: Settings = {"heads": names, "contrast": contrast, "n_random_sets": n_random_sets, "seed": seed}
+    settings: Settings = {
+        "heads": list(map(str, chosen)),
+        "contrast": contrast,
+        "n_random_sets": n_random_sets,
+        "seed": seed,
+    }
     label = "knocking out sets of heads"
     values = gated_outcomes(prepared, gates, label=label, settings=settings, contrast=between, options=options)
     if singles is None:
@@ -212,18 +215,16 @@ class JointKnockout(Result):
     @property
     def n_as_large(self) -> int:
         """Random sets whose |median effect| is as large as the set's."""
-        own, others = abs(np.median(self.by_group(self.effect))), np.abs(np.median(self.by_group(self.random), axis=0))
+        own, others = (np.abs(np.median(self.by_group(each), axis=0)) for each in (self.effect, self.random))
         return int((others >= own * (1 - 1e-9)).sum())
 
     def table(self) -> pd.DataFrame:
         """One row per set, the given one first: median effect with its interval over problems, and the mean."""
         values = np.column_stack([self.effect, self.random])
-        made = median_interval(self.by_group(values), confidence=self.confidence)
+        made = interval_columns("median", median_interval(self.by_group(values), confidence=self.confidence))
         names = ["given"] + [f"random {i}" for i in range(len(self.sets))]
         heads = [" ".join(map(str, members)) for members in (self.heads, *self.sets)]
-        return pd.DataFrame(
-            {"set": names, "heads": heads, **interval_columns("median", made), "effect": values.mean(0)}
-        )
+        return pd.DataFrame({"set": names, "heads": heads, **made, "effect": values.mean(0)})
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per set (`given`, `random 0`, ...; `singles`: the sum over its heads, one at a time) and problem."""
@@ -254,15 +255,12 @@ class JointKnockout(Result):
             )
         if len(self.heads) > 1:
             apart = self.by_group(self.interaction)
-            words = ": they add up, as far as can be told"
+            made, words = median_interval(apart, confidence=self.confidence), "they add up, as far as can be told"
             if float(sign_test(apart)) < 1 - self.confidence:
                 helps = np.sign(np.median(apart)) == np.sign(np.median(self.by_group(self.effect)))
-                words = ": they back each other up" if helps else ": they overlap"
-            made = median_interval(apart, confidence=self.confidence)
-            found.append(
-                f"Interaction (joint minus the sum of single knockouts) {with_limits(made)}"
-                f"{words if np.isfinite(made.low) else ''}."
-            )
+                words = "they back each other up" if helps else "they overlap"
+            words = f": {words}" if np.isfinite(made.low) else ""
+            found.append(f"Interaction (joint minus the sum of single knockouts) {with_limits(made)}{words}.")
         return found
 
     def printed(self) -> pd.DataFrame:

@@ -28,11 +28,9 @@ PER_UNIT = 8
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Problems ready for a model and an outcome: `bare` pairs, and `pairs` with what the outcome appends.
-
-    `units`: problems of equal geometry, which share a batch; planned from the whole list, so that nothing else decides numbers.
-    `beside`: the insertion whose tokens are the clean ones, in words.
-    """
+    """Problems ready for a model and an outcome: `bare` pairs, and `pairs` with what the outcome appends; `units` of equal
+    geometry, which share a batch, are planned from the whole list, so that nothing else decides numbers. `beside`: the insertion
+    whose tokens are the clean ones, in words."""
 
     model: Model
     outcome: Outcome
@@ -56,12 +54,10 @@ class Prepared:
 
     @property
     def insertion(self) -> str:
-        """The insertion's name in tables."""
         return self.bare[0].insertion.label
 
     @property
     def settings(self) -> Settings:
-        """The settings that every result of these problems records."""
         said = {"special_tokens_as_text": sum(bool(pair.special_as_text) for pair in self.bare), "beside": self.beside}
         some = {name: value for name, value in said.items() if value}
         made: Settings = {"outcome": self.outcome.name, "insertion": self.insertion}
@@ -100,7 +96,6 @@ class Prepared:
         return self.only(here), self.only(there)
 
     def only(self, places: Sequence[int]) -> "Prepared":
-        """Some of the problems, in this order."""
         bare, pairs = (tuple(each[at] for at in places) for each in (self.bare, self.pairs))
         return replace(self, bare=bare, pairs=pairs, units=units_of(pairs, self.outcome))
 
@@ -130,11 +125,8 @@ def prepare(
     *,
     signed_for: str = "",
 ) -> Prepared:
-    """The pairs with their answers, checked; what is prepared already is taken as it is.
-
-    `signed_for` names what needs an outcome with a sign. `ValueError` for no pairs, merged borders, nothing after the
-    insertion, repeated problems, pairs of another tokenizer, and problems that lack what the outcome reads.
-    """
+    """The pairs with their answers, checked; what is prepared already is taken as it is. `signed_for` names what needs an
+    outcome with a sign."""
     read = outcome_named(outcome, signed_for=signed_for)
     if isinstance(pairs, Prepared):
         if pairs.model is not model or pairs.outcome != read:

@@ -12,19 +12,10 @@ from ..core.arguments import check_share, checked, count_of, listed
 from ..core.heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
+from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import (
-    Quantity,
-    Result,
-    Shown,
-    ShownTable,
-    head_columns,
-    interval_columns,
-    limits_of,
-    rows_per_head,
-    tidy,
-)
+from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, limits_of
 from ..statistics import CONFIDENCE, holm, prevalence_test
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, fewest_for
 from .joint import CHOSEN_HERE
@@ -40,17 +31,15 @@ READ_EDITS = {
     "reroute_uniform": "spreading it evenly over the other tokens",
 }
 """The edits of a read and their words; the last axis of `ReadEffects.values`."""
-ACTS = ("same", "less", "other")
-"""How an edit acts beside the knockout: as it does, next to nothing and less than half of it, or against it."""
-MATTERS = ("matters", "hardly matters by itself", "acts the other way")
-REPLACES = ("does not replace the span", "replaces the span", "does even more")
+MATTERS = {"same": "matters", "less": "hardly matters by itself", "other": "acts the other way"}
+REPLACES = {"same": "does not replace the span", "less": "replaces the span", "other": "does even more"}
 FOLLOWS = {
     "knockout_zero": ("what it takes from the span (bias)", MATTERS),
     "restore_scale": ("the attention that it keeps for the rest (scale)", MATTERS),
     "reroute_to_sink": ("sending that attention to the first token", REPLACES),
     "reroute_uniform": ("spreading it over all other tokens", REPLACES),
 }
-"""What follows of each edit that acts in one of these ways."""
+"""What follows of an edit that acts as the knockout does, next to nothing and less than half of it, or against it."""
 ASKED = ("more", "against", "less")
 """The possible verdicts of a cell: beyond the smallest effect with or against the insertion's effect, or below it."""
 BESIDE = ("half", "half_against")
@@ -114,11 +103,11 @@ def read_effects(
 class ReadEffects(Parts, Result):
     """The effect that each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`).
 
-    `total` `[problem]` is the insertion's content effect (inserted - masked), in the outcome's unit. NaN: undefined.
+    `total` `[problem]` is the content effect (inserted - masked), in the outcome's unit. NaN: undefined.
 
     A cell is *shown* to remove "more" than the smallest effect (with the effect, or "against" it), or "less" than that, where
-    most problems do (exact tests, Holm over all). That an edit does next to nothing is concluded where it is also smaller than
-    half of what the knockout removes, in most problems and in its sense. Nothing is shown without an established total effect.
+    most problems do (exact tests, Holm over all); nothing is without an established total effect. That an edit does next to
+    nothing is concluded where it is also smaller than half of what the knockout removes, in most problems and in its sense.
     Unless the heads were `chosen_elsewhere` p is NaN, and what is shown describes these problems.
     """
 
@@ -151,12 +140,12 @@ class ReadEffects(Parts, Result):
 
     @property
     def turned(self) -> np.ndarray:
-        """`values`, positive where a part of the insertion's effect in most problems goes."""
+        """`values`, positive with the insertion's effect in most problems."""
         return self.whole.turned(self.values)
 
     @cached_property
     def _corrected(self) -> np.ndarray:
-        """p `[more | against | less | half | half_against, head, intervention]`, after Holm; NaN where nothing is tested."""
+        # `p`, also where the heads were chosen here; NaN where nothing is tested
         if np.isnan(self.whole.delta):
             return np.full((len(ASKED + BESIDE), *self.values.shape[1:]), np.nan)
         knocked = self.turned[..., :1]
@@ -185,12 +174,14 @@ class ReadEffects(Parts, Result):
         the total effect; `k` of `n` problems in which more than delta is removed; corrected p of each question; `shown`."""
         made, counted = self.median, self.prevalence
         columns = interval_columns("median", made) | interval_columns("share", self.share)
-        columns |= {"k": counted.count[0], "prevalence": counted.share[0], "prevalence_ci_low": counted.low[0]}
-        columns["prevalence_ci_high"] = counted.high[0]
+        columns |= {"k": counted.count[0], "prevalence": counted.share[0]}
+        columns |= {"prevalence_ci_low": counted.low[0], "prevalence_ci_high": counted.high[0]}
         columns |= {f"p_{name}": p for name, p in zip(ASKED + BESIDE, self.p, strict=True)}
         columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
-        heads = pd.DataFrame(head_columns(self.heads)).loc[np.repeat(np.arange(len(self.heads)), len(READ_EDITS))]
-        edits = tidy({"place": self.heads, "intervention": list(READ_EDITS)}, **columns).drop(columns="place")
+        heads = pd.DataFrame(results.head_columns(self.heads)).loc[
+            np.repeat(np.arange(len(self.heads)), len(READ_EDITS))
+        ]
+        edits = results.tidy({"place": self.heads, "intervention": list(READ_EDITS)}, **columns).drop(columns="place")
         return pd.concat([heads.reset_index(drop=True), edits], axis=1)
 
     def quantity(self, column: str) -> Quantity:
@@ -200,7 +191,7 @@ class ReadEffects(Parts, Result):
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per edit (the `measure`), problem and head: what it removes of the problem's total effect."""
         edits = {name: self.values[..., at] for at, name in enumerate(READ_EDITS)}
-        return rows_per_head(self.problem_ids, self.heads, edits)
+        return results.rows_per_head(self.problem_ids, self.heads, edits)
 
     def printed(self) -> pd.DataFrame:
         """One row per head: every edit's median with its interval, and what is shown of it."""
@@ -244,7 +235,7 @@ class ReadEffects(Parts, Result):
         return [first, *map(self._conclusion, range(len(self.heads)))]
 
     def _amount(self, at: int, k: int) -> str:
-        """Write the effect of a cell with its interval: percent of an established total, else its median in `unit`."""
+        """The effect of a cell with its interval: percent of an established total, else its median in `unit`."""
         made, scale, unit, form = self.median, 1, self.unit, "+z.4f"
         if self.established:
             made, scale, unit, form = self.share, 100, "%", "z.0f"
@@ -253,7 +244,6 @@ class ReadEffects(Parts, Result):
         return f"{middle:{form}} {unit}{limits}" if np.isfinite(middle) else "undefined"
 
     def _conclusion(self, at: int) -> str:
-        """Write the conclusions on one head's read, if its knockout has an effect."""
         head, found = self.heads[at], dict(zip(READ_EDITS, self.verdicts[at], strict=True))
         whole = found.pop("knockout")
         if whole == "less":
@@ -268,9 +258,8 @@ class ReadEffects(Parts, Result):
             if shown == "less" and not smaller[name]:
                 alike.append(READ_EDITS[name])
             elif shown:
-                acts = "same" if shown == whole else "less" if shown == "less" else "other"
                 what, ways = FOLLOWS[name]
-                said.append(f"{what} {ways[ACTS.index(acts)]}")
+                said.append(f"{what} {ways['same' if shown == whole else 'less' if shown == 'less' else 'other']}")
         against, unknown = ", against the effect" * (whole == "against"), ", which part of it is not shown" * (not said)
         said = [f"its read matters{against}{unknown}", *said]
         if alike:

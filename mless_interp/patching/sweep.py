@@ -20,20 +20,11 @@ from ..models.memory import halved, rows_per_pass, rows_per_request
 from ..models.traced_ops import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
+from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.results import (
-    Quantity,
-    Result,
-    Shown,
-    ShownTable,
-    head_columns,
-    head_map,
-    largest_first,
-    of_heads,
-    rows_per_head,
-)
+from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, of_heads, rows_per_head
 from ..statistics import CONFIDENCE
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
 from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
@@ -67,8 +58,6 @@ def patch_heads(
 ) -> "PatchScores":
     """Patch every head (or `heads`), one at a time, exactly.
 
-    Parameters
-    ----------
     contrast : a clean and a corrupted run (`CONTRASTS`): "content" (masked C3 -> inserted C1), "shift" (base C0 -> gap C2),
         "total" (base C0 -> inserted C1, through the alignment), "held" (base C0 -> held C4, likewise), "presence" (masked C3 ->
         blind C5), "computed" (blind C5 -> inserted C1: what the span has read of the question), ...
@@ -93,18 +82,6 @@ def patch_heads(
     sweep, prepared = Sweep.named(contrast, direction, edit, positions), prepare(model, pairs, outcome)
     found = sweep_heads(prepared, {"patch": sweep}, model.info.chosen(heads, what="patch"), options=options)
     return replace(found["patch"], smallest_effect=smallest_effect)
-
-
-class Places:
-    """Rows of a run, sent once to each device where they are used."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self._sent = {rows.device: rows}
-
-    def on(self, z: Tensor) -> Tensor:
-        if z.device not in self._sent:
-            self._sent[z.device] = next(iter(self._sent.values())).to(z.device)
-        return self._sent[z.device]
 
 
 @dataclass(frozen=True)
@@ -153,15 +130,15 @@ class Sweep:
             return runs.start(self.contrast, condition)
         return runs.read(condition)[0] if self.positions == "last" else 0
 
-    def edited(self, runs: Runs, donor: Recording, receiving: Recording) -> tuple[Places, Places]:
+    def edited(self, runs: Runs, donor: Recording, receiving: Recording) -> tuple[Tensor, Tensor]:
         """Where activations are replaced, and by which of the donor's, among the rows that were recorded of each run."""
-        pair, has_span = runs.first, self.contrast.conditions[0].has_span
+        pair, has_span, device = runs.first, self.contrast.conditions[0].has_span, receiving.z[0].device
         if not self.contrast.equal_length:  # only what both prompts have crosses
             base = torch.arange(len(pair.base))
             inserted = self.receiving == self.contrast.corrupted
             here, there = (pair.shared, base) if inserted else (base, pair.shared)
             both = (here >= receiving.start) & (there >= donor.start)
-            return Places(here[both] - receiving.start), Places(there[both] - donor.start)
+            return (here[both] - receiving.start).to(device), (there[both] - donor.start).to(device)
         every = torch.arange(receiving.start, receiving.n_tokens)
         chosen = torch.ones(len(every), dtype=torch.bool)
         if self.positions == "question" and self.contrast.changes_from == "after" and has_span:
@@ -171,7 +148,7 @@ class Sweep:
             chosen = every < pair.span[0]
         if self.positions == "span":
             chosen = pair.span_mask if has_span else torch.zeros_like(chosen)
-        at = Places(every[chosen] - receiving.start)
+        at = (every[chosen] - receiving.start).to(device)
         return at, at
 
     def enters_as(self, other: "Sweep") -> bool:
@@ -211,20 +188,14 @@ def sweep_heads(
     settings |= {"noise": "one unedited row per layer", **({"layer 0 by": knockouts} if knockouts else {})}
     label = f"patching {count_of(len(chosen), 'head')} ({prepared.insertion})"
     found = prepared.each(of_unit, label=label, settings=settings, options=options, steps=len(chosen) * len(sweeps))
-    scores = {}
-    for name, sweep in sweeps.items():
-        made = {key: np.array([each[name][key] for each in found], dtype=float) for key in ("patched", "ends", "noise")}
-        scores[name] = PatchScores(
-            patched=made["patched"],
-            receiving=made["ends"][:, 0],
-            donor=made["ends"][:, 1],
-            heads=chosen,
-            seed=options.seed,
-            noise=made["noise"],
-            direction=sweep.direction,
-            **prepared.fields({**sweep.settings, "heads": labels}),
-        )
-    return scores
+
+    def scores(name: str, sweep: Sweep) -> PatchScores:
+        parts = ("patched", "receiving", "donor", "noise")
+        made: Settings = {part: np.array([each[name][part] for each in found], dtype=float) for part in parts}
+        made |= {"heads": chosen, "seed": options.seed, "direction": sweep.direction}
+        return PatchScores(**made, **prepared.fields({**sweep.settings, "heads": labels}))
+
+    return {name: scores(name, sweep) for name, sweep in sweeps.items()}
 
 
 class Engine:
@@ -234,8 +205,8 @@ class Engine:
         self.runs, self.sweep, self.model = runs, sweep, runs.model
         clean = sweep.contrast.clean
         names = (sweep.donor, sweep.receiving, clean)
-        self.donor, self.receiving, reference = (runs.recording(name, sweep.start(runs, name)) for name in names)
-        run, self._clean = self.receiving, reference.logits
+        self.donor, run, reference = (runs.recording(name, sweep.start(runs, name)) for name in names)
+        self.receiving, self._clean = run, reference.logits
         self.here, self.there = sweep.edited(runs, self.donor, run)
         self.read, self.n_changed = runs.read(sweep.receiving), run.n_tokens - run.start
         sizes = {"batch": len(runs.pairs), "changed": self.n_changed, "length": run.n_tokens}
@@ -260,25 +231,26 @@ class Engine:
 
     def new_z(self, layer: int) -> Tensor:
         """A layer's new z at the edited rows, `[problem, edited, head, d_head]`, each head as if the only one edited."""
-        return self.kept("z", layer, lambda: self._new_z(layer))
+        intervention = self.sweep.intervention
 
-    def _new_z(self, layer: int) -> Tensor:
-        intervention, z = self.sweep.intervention, self.donor.z[layer]
-        if not intervention.needs_attention:
-            return z[:, self.there.on(z)]
-        (rows, keys), source = self.runs.cut(self.sweep.contrast), None
-        if intervention.needs_donor:
-            source = LayerState.of(self.model, self.donor, layer, span=keys, rows=rows)
-        names = [pair.id for pair in self.runs.pairs]
-        with torch.no_grad():
+        @torch.no_grad()
+        def made() -> Tensor:
+            z = self.donor.z[layer]
+            if not intervention.needs_attention:
+                return z[:, self.there.to(z.device)]
+            (rows, keys), source = self.runs.cut(self.sweep.contrast), None
+            if intervention.needs_donor:
+                source = LayerState.of(self.model, self.donor, layer, span=keys, rows=rows)
+            names = [pair.id for pair in self.runs.pairs]
             state = LayerState.of(self.model, self.receiving, layer, span=keys, rows=rows, donor=source, names=names)
-            new = intervention.edited(state)
-            return new[:, self.here.on(new)]
+            return intervention.edited(state)[:, self.here.to(z.device)]
+
+        return self.kept("z", layer, made)
 
     def head_edit(self, head: Head) -> Row:
         """The edit of one head: its layer, and the receiving run's z there with the head's own replaced."""
         z = self.receiving.z[head.layer].clone()
-        z[:, self.here.on(z), head.head] = self.new_z(head.layer)[:, :, head.head].to(z.dtype)
+        z[:, self.here.to(z.device), head.head] = self.new_z(head.layer)[:, :, head.head].to(z.dtype)
         return head.layer, z
 
     def outcomes(
@@ -361,9 +333,7 @@ def _with_unedited(edits: Iterable[Row]) -> Iterator[Row]:
 def _swept(
     engine: Engine, heads: Sequence[Head], tick: Tick, *, first: dict[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise` `[problem,
-    layer]`. `first`: what a sweep gave whose edits in layer 0 are the same ones; they are not made again.
-    """
+    """The arrays of `PatchScores`. `first`: what a sweep gave whose edits in layer 0 are the same; they are not made again."""
     info, n = engine.model.info, len(engine.runs.pairs)
     patched, noise = np.full((n, info.n_layers, info.n_heads), np.nan), np.full((n, info.n_layers), np.nan)
     asked = sorted(head for head in heads if first is None or head.layer)
@@ -375,7 +345,8 @@ def _swept(
     noise[:, list(unedited)] = np.stack(list(unedited.values()), 1)
     if first is not None:
         patched[:, 0] = first["patched"][:, 0]
-    return {"patched": patched, "ends": engine.ends, "noise": noise}
+    receiving, donor = engine.ends.T
+    return {"patched": patched, "receiving": receiving, "donor": donor, "noise": noise}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -421,9 +392,6 @@ class PatchScores(Parts, Result):
         ("noise", "problem layer"),
     )
 
-    def __post_init__(self) -> None:
-        check_smallest_effect(self.smallest_effect)
-
     @property
     def sign(self) -> int:
         """What turns changes of the receiving run into parts of the insertion's effect."""
@@ -446,7 +414,6 @@ class PatchScores(Parts, Result):
 
     @property
     def per_cell(self) -> np.ndarray:
-        """The same: a cell is a head."""
         return self.per_head
 
     @property
@@ -456,10 +423,8 @@ class PatchScores(Parts, Result):
 
     @cached_property
     def noise_floor(self) -> float:
-        """The mean over problems of the largest |noise| of any layer, in `unit`: what rounding does to a mean effect.
-
-        Over all layers, as a row that joins late has hardly rounded anew, but the run that it continues has.
-        """
+        """The mean over problems of the largest |noise|, in `unit`: what rounding does to a mean effect."""
+        # of any layer, as a row that joins late has hardly rounded anew, but the run that it continues has
         return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
 
     @property
@@ -479,11 +444,9 @@ class PatchScores(Parts, Result):
         return np.abs(self.mean_effect) <= self.noise_floor
 
     def table(self) -> pd.DataFrame:
-        """One row per head, in order of layer and head.
-
-        What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
-        effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. What describes: means; `effect_fraction` =
-        mean effect / mean total effect, `recovered` = (patched - corrupted) / (clean - corrupted), `rank`.
+        """One row per head. What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more
+        than the smallest effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. What describes: means;
+        `effect_fraction` = mean effect / mean total effect, `recovered` = (patched - corrupted) / (clean - corrupted), `rank`.
         """
         fraction, table = self.effect_fraction, pd.DataFrame(head_columns(self.heads) | self.claim_columns())
         return table.assign(
@@ -494,37 +457,31 @@ class PatchScores(Parts, Result):
         )
 
     def quantity(self, column: str) -> Quantity:
-        if column in ("noise", "rank"):
-            return Quantity(self.unit if column == "noise" else "")
-        made = super().quantity(column)
-        if column == "recovered":
-            return replace(made, unit=WHOLE, below="")
-        return replace(made, below="patching lowers the outcome") if column == "patching_changes" else made
+        known = {"noise": Quantity(self.unit), "rank": Quantity()}
+        said = {"recovered": {"unit": WHOLE, "below": ""}, "patching_changes": {"below": "patching lowers the outcome"}}
+        return known.get(column) or replace(super().quantity(column), **said.get(column, {}))
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per measure, problem and head: the outcome of the `receiving`, `donor` and `patched` runs, what the
         patch changes, and the `effect`."""
-        ends = {"receiving": self.receiving, "donor": self.donor}
-        measures = {name: np.repeat(values[:, None], len(self.heads), 1) for name, values in ends.items()}
-        changes = {"patched": self.patched, "patching_changes": self.patching_changes, "effect": self.effect}
-        measures |= {name: of_heads(values, self.heads) for name, values in changes.items()}
-        return rows_per_head(self.problem_ids, self.heads, measures)
+        measures = ("receiving", "donor", "patched", "patching_changes", "effect")
+        arrays = {name: getattr(self, name) for name in measures}
+        of_each = {
+            name: np.repeat(values[:, None], len(self.heads), 1) if values.ndim == 1 else of_heads(values, self.heads)
+            for name, values in arrays.items()
+        }
+        return rows_per_head(self.problem_ids, self.heads, of_each)
 
     def top(self, k: int = 10) -> pd.DataFrame:
         """The `k` heads of largest |share| (largest |median| where shares are undefined); those without a rank come last."""
         table = self.table()
-        ranked = largest_first(table, self.default_column(table)).sort_values("rank", key=np.isnan, kind="stable")
+        ranked = results.largest_first(table, self.default_column(table)).sort_values(
+            "rank", key=np.isnan, kind="stable"
+        )
         return ranked.head(k).reset_index(drop=True)
 
     def details(self) -> list[str]:
-        s, n = self.settings, count_of(len(self.problem_ids), "problem")
-        found = [
-            f"{s.get('edit', 'z')} patch of {count_of(len(self.heads), 'head')}, contrast {s.get('contrast')}, "
-            f"{self.direction}, outcome {s.get('outcome')}, {n}.",
-            *self._claim_words(),
-        ]
-        if undefined := int(np.isnan(self.per_head).any(0).sum()):
-            found.append(f"Undefined on some problem (NaN): {count_of(undefined, 'head')}.")
+        found = self._claim_words()
         if within := int(self.within_noise.sum()):
             floor = f"{self.noise_floor:.1e} {self.unit}, what rounding does to rows that are not edited"
             found.append(f"Not ranked: {count_of(within, 'head')} with a mean effect within {floor}.")
@@ -549,5 +506,5 @@ class PatchScores(Parts, Result):
         caption = f"Patched heads, the surest first. Effects are the parts of the insertion's, in {self.unit}."
         return Shown(
             (ShownTable(self.in_order(), caption, columns),),
-            head_map(table, [self.default_column(table)], columns, marked=marked, means=means),
+            results.head_map(table, [self.default_column(table)], columns, marked=marked, means=means),
         )

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import check_count, check_share, checked, count_of
+from ..core.arguments import Arguments, check_count, check_share, checked, count_of
 from ..models.base import Model
 from ..models.info import Inputs
 from ..models.sites import attention_sites
@@ -65,12 +65,9 @@ def transplant_span(
     before = {pair.base.ids[: pair.base.indices("question")[0]] for pair in prepared.bare}
     settings = {"n_partners": n_partners, "seed": seed, "n_prompts": len(before), **prepared.settings}
     given = [[prepared.bare[k] for k in (at, *others)] for at, others in enumerate(partners)]
-    compute, prompts = (
-        single(lambda at: _one(model, read, given[at])),
-        [[p.fingerprint() for p in each] for each in given],
-    )
-    said = "transplanting spans"
-    found = over_pairs(model, prepared.pairs, compute, label=said, settings=settings, prompts=prompts, options=options)
+    prompts = [[pair.fingerprint() for pair in each] for each in given]
+    how: Arguments = {"label": "transplanting spans", "settings": settings, "prompts": prompts, "options": options}
+    found = over_pairs(model, prepared.pairs, single(lambda at: _one(model, read, given[at])), **how)
     return Transplant(
         partners=tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners),
         values=np.array(found, dtype=float),
@@ -101,18 +98,17 @@ def _one(model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> np.ndar
     sites = [name for layer in range(model.info.n_layers) for name in attention_sites(layer, "k", "v")]
     spans = [_span_of(model, pair, sites) for pair in pairs[1:]]
     values = np.empty((len(pairs), len(pairs)))
+
+    def put(value: Tensor, name: str, rows: Tensor) -> Tensor:
+        """The first row keeps its span, each of the others gets that of one donor."""
+        new = value.clone()
+        for row, span in enumerate(spans, start=1):
+            new[row, rows.to(value.device)] = span[name].to(value)
+        return new
+
     for at, pair in enumerate(pairs):
         asked = outcome.asked(replace(pairs[0], answer_ids=pair.answer_ids), model.info)
-        rows = asked.span_mask.nonzero()[:, 0]
-
-        def put(value: Tensor, name: str, rows: Tensor = rows) -> Tensor:
-            """The first row keeps its span, each of the others gets that of one donor."""
-            new = value.clone()
-            for row, span in enumerate(spans, start=1):
-                new[row, rows.to(value.device)] = span[name].to(value)
-            return new
-
-        edits = {name: lambda value, name=name, put=put: put(value, name) for name in sites}
+        edits = {name: partial(put, name=name, rows=asked.span_mask.nonzero()[:, 0]) for name in sites}
         read = [len(asked.inserted) - back for back in outcome.reads(asked)]
         logits = model.run(Inputs(asked.inserted.tokens.repeat(len(pairs), 1)), edits=edits, logits_at=read).logits
         assert logits is not None
@@ -153,9 +149,8 @@ class Transplant(Result):
     def carried(self) -> np.ndarray:
         """How much more likely its own span makes a partner's answer than the other partners' spans do, `[problem]`."""
         theirs = self.values[:, 1:, 1:]
-        n = theirs.shape[1]
         own = np.einsum("pkk->pk", theirs)
-        return (own - (theirs.sum(2) - own) / (n - 1)).mean(1)
+        return (own - (theirs.sum(2) - own) / (theirs.shape[1] - 1)).mean(1)
 
     @cached_property
     def lost(self) -> np.ndarray:

@@ -192,12 +192,12 @@ def test_claims_are_supported_contradicted_or_neither(
     found: ActivationShift, variance: np.ndarray, near_zero_arm: np.ndarray, mean: np.ndarray, verdicts: list[str]
 ) -> None:
     made = made_up(found, variance=variance, near_zero_arm=near_zero_arm, mean=mean)
-    assert made.claims()["verdict"][:3].tolist() == verdicts
+    assert made.table()["verdict"][:3].tolist() == verdicts
 
 
 def test_a_claim_s_numbers_by_hand(found: ActivationShift) -> None:
     mixed = np.where(np.arange(20) % 2, UP, -UP)
-    table = made_up(found, variance=UP, near_zero_arm=UP, mean=mixed).claims().set_index(["contrast", "claim"])
+    table = made_up(found, variance=UP, near_zero_arm=UP, mean=mixed).table().set_index(["contrast", "claim"])
     first = table.loc["content"]
     assert first["p"].tolist()[:2] == pytest.approx([2**-19] * 2)  # 2 x 2^-20
     assert first["p_corrected"].tolist() == pytest.approx([3 * 2**-19, 3 * 2**-19, 1.0])

@@ -261,7 +261,7 @@ def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> Non
     found = decompose_attention(model, pairs, contrasts=["content"], layers=[0], progress=False)
     with pytest.raises(ValueError, match="no metric 'lambda' here; there are lam,"):
         found.of("lambda")
-    with pytest.raises(ValueError, match="'lam' is not defined for contrast 'held', only for content"):
+    with pytest.raises(ValueError, match="no contrast with lam 'held' here; there are content"):
         found.of("lam", "held")
     for table in (found.summary, found.layer_table):
         with pytest.raises(ValueError, match="no contrast 'held' here; there are content"):

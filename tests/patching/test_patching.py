@@ -101,7 +101,7 @@ def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
     with pytest.raises(
         ValueError, match="smallest_effect is a share of the median total effect, from 0 to below 1, got 5"
     ):
-        replace(made, smallest_effect=5.0)
+        replace(made, smallest_effect=5.0).table()
 
 
 def test_what_rounding_alone_may_do_is_no_effect() -> None:

@@ -109,7 +109,7 @@ def test_heads_are_edited_at_rows_of_both_prompts_that_belong_together(direction
     for asked, places in wanted.items():
         made = Engine(runs, Sweep.named(asked[0], direction, positions=asked[1]), 1)
         pairs = (made.here, made.receiving), (made.there, made.donor)
-        found = [(at.on(run.z[0]) + run.start).tolist() for at, run in pairs]
+        found = [(at + run.start).tolist() for at, run in pairs]
         assert found == [list(at) for at in (places if direction == "denoising" else places[::-1])], asked
 
 
