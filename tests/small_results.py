@@ -19,8 +19,7 @@ from mless_interp.models.info import ModelInfo
 from mless_interp.paper import CLAIMS, ClaimCheck
 from mless_interp.patching.attribution import HeadAttribution
 from mless_interp.patching.dose import DoseResponse
-from mless_interp.patching.joint import JointKnockout
-from mless_interp.patching.reads import ReadEffects
+from mless_interp.patching.knockouts import JointKnockout, ReadEffects
 from mless_interp.patching.sweep import PatchScores
 from mless_interp.patching.transplant import Transplant
 from mless_interp.runtime.results import Result

@@ -9,7 +9,7 @@ from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..mechanism.arm import ARM
 from ..patching.interventions import HeadTransfer
-from ..patching.joint import JointKnockout
+from ..patching.knockouts import JointKnockout
 from ..prompts.insertions import Insertion
 from ..prompts.problems import Problem
 from ..prompts.prompt import Tokenizer, encode_within

@@ -28,7 +28,7 @@ from ..models.info import ModelError, ModelInfo
 from ..models.load import CONVERTED_AT_MOST, load_model, source_of
 from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
 from ..models.weights import BACKENDS, DTYPES, INDEX, WEIGHTS, document, first_line
-from ..patching.joint import gate_row, gated_outcomes
+from ..patching.knockouts import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
 from ..patching.sweep import Sweep

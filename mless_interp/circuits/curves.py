@@ -14,7 +14,7 @@ from ..core.heads import Head
 from ..metrics.outputs import circuit_distance, circuit_performance
 from ..models.base import Model
 from ..patching.effect import Effect
-from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes
+from ..patching.knockouts import CHOSEN_HERE, cutting, gate_row, gated_outcomes
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.pairs import PromptPair

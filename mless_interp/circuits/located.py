@@ -12,9 +12,8 @@ import pandas as pd
 from ..core.arguments import count_of, listed
 from ..core.heads import Head, as_head
 from ..patching.effect import SMALLEST_EFFECT, WHOLE, concentration_words
-from ..patching.joint import JointKnockout
+from ..patching.knockouts import JointKnockout, ReadEffects
 from ..patching.prepared import Settings
-from ..patching.reads import ReadEffects
 from ..patching.sweep import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..runtime.columns import Column, Table, columns_of

@@ -17,9 +17,8 @@ from ..models.info import ModelError
 from ..patching.attribution import attribute_heads
 from ..patching.effect import SMALLEST_EFFECT, Effect
 from ..patching.interventions import MatchedMassKnockout
-from ..patching.joint import joint_knockout
+from ..patching.knockouts import joint_knockout, read_effects
 from ..patching.prepared import Prepared, prepare
-from ..patching.reads import read_effects
 from ..patching.sweep import PatchScores, Sweep, sweep_heads
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..prompts.insertions import Insertion

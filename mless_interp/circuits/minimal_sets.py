@@ -14,7 +14,7 @@ from ..core.heads import Head
 from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import HeadAttribution, attribute_heads
 from ..patching.effect import SMALLEST_EFFECT, WHOLE, Effect, share_words
-from ..patching.joint import cutting, gate_row, gated_outcomes, random_sets
+from ..patching.knockouts import cutting, gate_row, gated_outcomes, random_sets
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.conditions import Contrast

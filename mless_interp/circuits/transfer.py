@@ -20,7 +20,7 @@ from ..models.memory import rows_per_pass
 from ..models.sites import site
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for, share_words
 from ..patching.interventions import HeadTransfer
-from ..patching.joint import random_sets
+from ..patching.knockouts import random_sets
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of

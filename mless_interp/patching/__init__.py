@@ -4,7 +4,7 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["attribution", "dose", "interventions", "joint", "outcomes", "prepared", "reads", "sweep", "transplant"],
+    ["attribution", "dose", "interventions", "knockouts", "outcomes", "prepared", "sweep", "transplant"],
     {
         "interventions": ["INTERVENTIONS", "Intervention"],
         "outcomes": ["OUTCOMES", "Outcome"],

@@ -133,6 +133,7 @@ class Intervention(ABC):
 
     @abstractmethod
     def __call__(self, state: LayerState) -> Z:
+        """The edit of every row, `[b, dest, H, d]`."""
 
 
 class PatchZ(Intervention):

@@ -28,9 +28,9 @@ PER_UNIT = 8
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Problems ready for a model and an outcome: `bare` pairs, and `pairs` with what the outcome appends; `units` of equal
-    geometry, which share a batch, are planned from the whole list, so that nothing else decides numbers. `beside`: the insertion
-    whose tokens are the clean ones, in words."""
+    """Problems ready for a model and an outcome: `bare` pairs, and `pairs` with what the outcome appends. `units` of equal
+    geometry share a batch; planned from the whole list, so that nothing else decides numbers. `beside`: the insertion whose
+    tokens are the clean ones, in words."""
 
     model: Model
     outcome: Outcome

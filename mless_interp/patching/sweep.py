@@ -457,9 +457,12 @@ class PatchScores(Parts, Result):
         )
 
     def quantity(self, column: str) -> Quantity:
-        known = {"noise": Quantity(self.unit), "rank": Quantity()}
-        said = {"recovered": {"unit": WHOLE, "below": ""}, "patching_changes": {"below": "patching lowers the outcome"}}
-        return known.get(column) or replace(super().quantity(column), **said.get(column, {}))
+        if column in ("noise", "rank"):
+            return Quantity(self.unit if column == "noise" else "")
+        made = super().quantity(column)
+        if column == "recovered":
+            return replace(made, unit=WHOLE, below="")
+        return replace(made, below="patching lowers the outcome") if column == "patching_changes" else made
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per measure, problem and head: the outcome of the `receiving`, `donor` and `patched` runs, what the

@@ -9,7 +9,7 @@ from ..circuits.judge import NAMED
 from ..circuits.located import LocatedHeads
 from ..core.heads import Head, as_heads, both_names
 from ..mechanism import Mediation
-from ..patching.reads import ReadEffects
+from ..patching.knockouts import ReadEffects
 from ..runtime.columns import column_of
 from ..runtime.results import Result, largest_first, turned
 from ..runtime.text_safety import one_line

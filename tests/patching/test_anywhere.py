@@ -13,7 +13,7 @@ from models_under_test import loaded, pairs_for, problems, without_stepper
 import mless_interp as mi
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
-from mless_interp.patching.joint import gated_outcomes
+from mless_interp.patching.knockouts import gated_outcomes
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.conditions import CONTRASTS

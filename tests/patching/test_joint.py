@@ -13,7 +13,7 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 from mless_interp.core.heads import Head
 from mless_interp.models.info import ModelInfo
 from mless_interp.patching.interventions import Knockout, run_edits
-from mless_interp.patching.joint import JointKnockout, joint_knockout, random_sets
+from mless_interp.patching.knockouts import JointKnockout, joint_knockout, random_sets
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
 

@@ -11,7 +11,7 @@ from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel, planted_model
 from mless_interp.models.base import Model
 from mless_interp.models.transformer_lens import bridge_from
-from mless_interp.patching.reads import READ_EDITS, ReadEffects, read_effects
+from mless_interp.patching.knockouts import READ_EDITS, ReadEffects, read_effects
 
 N = 16
 HEAD = Head(0, 4)
