@@ -279,6 +279,8 @@ def named_words(settings: Mapping[str, object]) -> list[str]:
 class Flow(Engine):
     """The receiving run continued from changes of its stream, and what parts of the model make of such changes."""
 
+    of_heads = False
+
     def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None = None) -> None:
         super().__init__(runs, sweep, max_rows)
         self.stepper = runs.model.need_layers("this")

@@ -1,12 +1,10 @@
 """How an insertion shifts the activations of an MLP: one layer, shared tokens, per problem, contrast and token class."""
 
-from collections import namedtuple
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import product
+from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -54,10 +52,6 @@ Activations = Float[Tensor, "token d_mlp"]
 Classify = Callable[[PromptPair], Sequence[str]]
 SAME = 1e-6
 """Differences smaller than this part of the values are rounding and count as ties."""
-
-
-_Signs = namedtuple("_Signs", "n n_up n_down n_tied p")
-"""How many problems rose, fell and stayed, and the exact two-sided sign test of that (NaN without problems)."""
 
 
 class NearZero(NamedTuple):
@@ -124,34 +118,32 @@ class ActivationShift(Result):
         return self.difference[:, *self._place(metric, contrast, token_class)]
 
     def table(self) -> pd.DataFrame:
-        """The paper's three claims, each tested by itself over problems: one row per contrast and claim, all tokens.
+        """The paper's three claims, each tested by itself over problems: one row per contrast (the first is primary) and claim.
 
-        `change` is the mean of after - before with its bootstrap interval. `p` is the exact two-sided sign test of problems
-        that rose (`n_up`) against those that fell (`n_down`), ties left out; `p_corrected` is Holm's over the three claims
-        of the contrast. The first contrast is the primary one. A claim is "supported" or "contradicted" only if the sign
-        test and the interval agree; "undecided" is no evidence that nothing changes.
+        `change` is the mean of after - before with its bootstrap interval, `p` the exact two-sided sign test of problems that
+        rose and that fell, ties left out; `p_corrected` is Holm's over the claims of the contrast. A claim is "supported" or
+        "contradicted" only if test and interval agree; "undecided" is no evidence that nothing changes.
         """
         rows = []
         for at, contrast in enumerate(self.contrasts):
-            signs = [self._signs(metric, contrast, "all") for metric, _ in CLAIMS.values()]
-            p = holm(np.array([found.p for found in signs]))
-            for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), signs, p, strict=True):
-                values = self.by_group(self.of(metric, contrast=contrast))
+            places = [self._place(metric, contrast, "all") for metric, _ in CLAIMS.values()]
+            p = holm(np.array([self._signs["p"][place] for place in places])).tolist()
+            for (claim, (metric, claimed)), place, p_corrected in zip(CLAIMS.items(), places, p, strict=True):
+                values = self.by_group(self.difference[:, *place])
                 made = mean_interval(values, confidence=self.confidence, seed=self.seed)
-                way = "up" if claimed > 0 else "down"
-                row = {"contrast": contrast, "primary": at == 0, "claim": claim, "metric": metric, "claimed": way}
-                row |= {name: float(each) for name, each in interval_columns("change", made).items()} | found._asdict()
-                verdict = _verdict(found, float(p_corrected), made, claimed, 1 - self.confidence)
-                rows.append(row | {"p_corrected": float(p_corrected), "verdict": verdict})
+                row = {"contrast": contrast, "primary": at == 0, "claim": claim, "metric": metric}
+                row |= {"claimed": "up" if claimed > 0 else "down"}
+                row |= {name: float(each) for name, each in interval_columns("change", made).items()}
+                row |= {name: counts[place].item() for name, counts in self._signs.items()} | {
+                    "p_corrected": p_corrected
+                }
+                rows.append(row | {"verdict": _verdict(row, made, claimed, 1 - self.confidence)})
         return pd.DataFrame(rows)
 
     def by_class(self) -> pd.DataFrame:
-        """One row per contrast, token class and metric: means over problems before and after and of the change,
-        with intervals, how many problems have such tokens (`n`) and not (`n_undefined`), and the sign test.
-
-        `p_fdr` is corrected over all rows of a contrast (Benjamini-Hochberg): a map to explore, not a test of a claim.
-        Distances have no sign, so no test (`n_up` is 0).
-        """
+        """One row per contrast, token class and metric: means over problems before, after and of the change with intervals, how
+        many problems have such tokens and not, and the sign test (none of distances). `p_fdr` is corrected over all rows of a
+        contrast (Benjamini-Hochberg): a map to explore, not a test of a claim."""
         axes = {"contrast": self.contrasts, "token_class": self.token_groups, "metric": self.metrics}
         shape = self.difference.shape[1:]
         cells: dict[str, np.ndarray] = {"unit": np.broadcast_to([UNITS[each] for each in self.metrics], shape)}
@@ -160,22 +152,12 @@ class ActivationShift(Result):
             cells |= interval_columns(name, mean_interval(each, confidence=self.confidence, seed=self.seed))
             if name != "change":  # a plain mean also where one problem leaves no interval
                 cells[name] = defined_mean(each)
-        signs = [self._signs(metric, contrast, group) for contrast, group, metric in product(*axes.values())]
-        n, n_up, n_down, n_tied, p = (np.reshape(each, shape) for each in zip(*signs, strict=True))
-        distance = np.broadcast_to([metric in DISTANCES for metric in self.metrics], shape)
-        p = np.where(distance, np.nan, p)
-        return tidy(
-            axes,
-            **cells,
-            n=n,
-            n_undefined=self.n_groups - n,
-            tokens_per_problem=np.broadcast_to(self.n_tokens.mean(0)[:, None], shape),
-            n_up=np.where(distance, 0, n_up),
-            n_down=np.where(distance, 0, n_down),
-            n_tied=n_tied,
-            p=p,
-            p_fdr=np.stack([benjamini_hochberg(each.ravel()) for each in p]),
-        )
+        signs, distance = self._signs, np.broadcast_to([metric in DISTANCES for metric in self.metrics], shape)
+        cells |= {"n": signs["n"], "n_undefined": self.n_groups - signs["n"]}
+        cells["tokens_per_problem"] = np.broadcast_to(self.n_tokens.mean(0)[:, None], shape)
+        cells |= {name: np.where(distance, 0, signs[name]) for name in ("n_up", "n_down")} | {"n_tied": signs["n_tied"]}
+        p = np.where(distance, np.nan, signs["p"])
+        return tidy(axes, **cells, p=p, p_fdr=np.stack([benjamini_hochberg(each.ravel()) for each in p]))
 
     def histograms(self) -> pd.DataFrame:
         """One row per contrast, token class and bin: its edges, how many activations of all problems fell into it (the outer
@@ -184,15 +166,10 @@ class ActivationShift(Result):
         total = counts.sum(-1, keepdims=True)
         density = counts / np.where(total == 0, np.nan, total) / np.diff(self.edges)
         axes = {"contrast": self.contrasts, "token_class": self.token_groups, "bin_low": self.edges[:-1]}
-        return tidy(
-            axes,
-            bin_high=np.broadcast_to(self.edges[1:], counts.shape[1:]),
-            before=counts[0].astype(np.int64),
-            after=counts[1].astype(np.int64),
-            before_density=density[0],
-            after_density=density[1],
-            density_change=density[1] - density[0],
-        )
+        cells = {"bin_high": np.broadcast_to(self.edges[1:], counts.shape[1:])}
+        cells |= dict(zip(("before", "after"), counts.astype(np.int64), strict=True))
+        cells |= dict(zip(("before_density", "after_density"), density, strict=True))
+        return tidy(axes, **cells, density_change=density[1] - density[0])
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, contrast, token class and metric: before, after, change, tokens, unit."""
@@ -243,29 +220,31 @@ class ActivationShift(Result):
             place_of(metric, self.metrics, "metric"),
         )
 
-    def _signs(self, metric: str, contrast: str, group: str) -> _Signs:
-        of_scale = "root_mean_square" if VALUES.get(metric) == "activation" else metric
-        place = self._place(of_scale, contrast, group)
-        scale = np.maximum(np.abs(self.before[:, *place]), np.abs(self.after[:, *place]))
-        differences = self.by_group(self.of(metric, contrast=contrast, token_class=group))
-        defined = np.isfinite(differences)
-        d, least = differences[defined], SAME * self.by_group(np.nan_to_num(scale))[defined]
-        up, down = int((d > least).sum()), int((d < -least).sum())
+    @cached_property
+    def _signs(self) -> dict[str, np.ndarray]:
+        """In how many problems each cell rose, fell and stayed, and the exact two-sided sign test of that (NaN without
+        problems), `[contrast, token_group, metric]` each."""
+        scales = ["root_mean_square" if VALUES.get(metric) == "activation" else metric for metric in self.metrics]
+        scale = np.nan_to_num(np.maximum(np.abs(self.before), np.abs(self.after)))
+        least = SAME * self.by_group(scale[..., list(map(self.metrics.index, scales))])
+        d = self.by_group(self.difference)
+        n, up, down = np.isfinite(d).sum(0), (d > least).sum(0), (d < -least).sum(0)
         # the sign test is McNemar's test of the problems that changed
-        return _Signs(len(d), up, down, len(d) - up - down, mcnemar(up, down) if len(d) else np.nan)
+        p = np.where(n > 0, np.vectorize(mcnemar, otypes=[float])(up, down), np.nan)
+        return {"n": n, "n_up": up, "n_down": down, "n_tied": n - up - down, "p": p}
 
 
-def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int, alpha: float) -> str:
-    moved = found.n_up + found.n_down
-    if found.n < 2:
+def _verdict(row: Mapping[str, Any], made: Interval, claimed: int, alpha: float) -> str:
+    moved = row["n_up"] + row["n_down"]
+    if row["n"] < 2:
         return "undefined (fewer than 2 problems)"
     if not moved:
         return "undecided (no problem changed)"
     if mcnemar(moved, 0) * len(CLAIMS) >= alpha:
         return f"undecided ({count_of(moved, 'problem')} that {'changes is' if moved == 1 else 'change are'} too few to tell)"
-    if p_corrected >= alpha:
+    if row["p_corrected"] >= alpha:
         return "undecided"
-    most = 1 if found.n_up > found.n_down else -1
+    most = 1 if row["n_up"] > row["n_down"] else -1
     if not (float(made.low) > 0 if most > 0 else float(made.high) < 0):
         return "undecided (most problems move one way, the mean's interval does not follow)"
     return "supported" if most == claimed else "contradicted"

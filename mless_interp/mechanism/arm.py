@@ -1,7 +1,5 @@
 """ARM, the paper's activation redistribution module, as a seeded edit of any layers on any backend.
 
-The gate activations a = act(gate(x)) that lie nearest to zero are moved away from it, before the multiplication by up(x); in an
-MLP without a gate its activations a = act(up(x)), which is our extension of the paper's method.
 What the paper describes and what its code does differ, so both are here (`reading`).
 """
 
@@ -68,6 +66,8 @@ class ArmPlan:
 class ARM:
     r"""Move the activations nearest to zero away from it: arXiv 2510.01032, section 5 and its code.
 
+    Those are a = act(gate(x)) before the multiplication by up(x), or, our extension, a = act(up(x)) of an MLP without a gate.
+
     $$ \epsilon = 1.4826 \operatorname{MAD} c, \qquad p = \operatorname{mean}[|a| \le \epsilon], \qquad
        f = \operatorname{clip}(k p, p_{min}, p_{max}) $$
 
@@ -78,17 +78,12 @@ class ARM:
     - `reading="code_replace"`: $a \leftarrow \operatorname{sign}(a)\, U(0, B)$, where $\operatorname{sign}(0) = +1$ and
       $B$ is $Q_{p1}(a)$ for the non-negative and $|\min a|$ for the negative ones; here $p$ counts $|a| < \epsilon$.
 
-    Parameters
-    ----------
     c : width of near zero in robust standard deviations; with `fraction="direct"` the share itself, up to 1.
     p1 : percentile of the upper bound, 0 to 100, linearly interpolated.
     layers : zero-based; the paper edits the first layer only.
-    scope : "tensor" measures a whole prompt (the code does, its padding and the other prompts of a batch included; here
-        always one prompt without padding), "token" each token by itself.
+    scope : "tensor" measures a whole prompt (the code's with its padding and the rest of the batch), "token" each token.
     prefill_only : leave decode steps alone; otherwise each decode step is a tensor of its own, as in the code.
-    seed : with a prompt's key, layer and step the source of every draw, so the device and the other rows of a batch do
-        not matter.
-    k, p_min, p_max : as in the formula.
+    seed : with a prompt's key, layer and step the source of every draw.
     fraction : "share" as in the formula; "direct": f = c (the code's `choose=False`, for Gemma).
     selection : "smallest" f n elements; "quantile": all with |a| at most the f quantile of |a|, ties included (Gemma).
     upper : p1 of the "signed" activations or of the "absolute" ones (Gemma).
@@ -136,8 +131,7 @@ class ARM:
         """The published setting for a model (its key, or a hub id) and a benchmark, upper or lower case.
 
         `source`: "table" (Table 9) or "code". With `reading="code_replace"` the rest follows the code for that model too
-        (Llama's p_min of 0.2; Gemma's quantiles). Any field can be given as an option. Raises `ValueError` for a model or
-        benchmark without published setting; no held-out selection of these is described.
+        (Llama's p_min of 0.2; Gemma's quantiles). Any field can be given as an option.
         """
         check_choice(source, name="source", choices=("table", "code"))
         every, key = paper_table("arm"), model.rpartition("/")[2].lower()
@@ -229,14 +223,10 @@ class ARM:
     ) -> dict[str, Edit]:
         """The edits of one `Model.run` on these inputs; equal on every backend up to its own rounding.
 
-        Parameters
-        ----------
         keys : one per row, what its draws are keyed by (a problem's id); None takes the prompt's own token ids.
         n_prompt : how many tokens are the prompt; each later one is then a decode step of its own (step 1, 2, ...), as
             if it had been generated. None: all tokens are the prompt.
         step : the inputs are the tokens of this decode step alone (with `keys`); 0: a prompt.
-
-        Raises `ModelError` where a layer has experts, which share no activation.
         """
         tokens = inputs.tokens if isinstance(inputs, Inputs) else inputs
         tokens = tokens[None] if tokens.dim() == 1 else tokens

@@ -62,15 +62,13 @@ def patch_heads(
         "total" (base C0 -> inserted C1, through the alignment), "held" (base C0 -> held C4, likewise), "presence" (masked C3 ->
         blind C5), "computed" (blind C5 -> inserted C1: what the span has read of the question), ...
     direction : "denoising" patches the clean run's activation into the corrupted run, "noising" the reverse.
-    edit : "z" (the donor's head output), "knockout" (denoising: the head cannot see the span, renormalised; noising: in
-        the run that cannot see the span this head alone sees it), another name of `INTERVENTIONS`, or an object. Under
-        "computed" what is cut is the question from the span's rows.
+    edit : "z" (the donor's head output), "knockout" (denoising: the head cannot see the span, renormalised; noising: this head
+        alone sees it; under "computed" the question is cut from the span's rows), another of `INTERVENTIONS`, or an object.
     outcome : "answer_logprob", "answer_prob" (bounded: no tails), "solution_logprob", "logit_diff", "kl" (from the clean run,
         over the question), "kl_last".
     heads : zero-based `Head`s; default all.
-    positions : where z is edited: "question" (all that can change: everything after the insertion point but inserted tokens,
-        under "computed" these too), "last" (from the position that predicts the answer on), or "prefix", "span", "all" (of
-        contrasts of equal length).
+    positions : where z is edited: "question" (everything after the insertion point but inserted tokens, under "computed" these
+        too), "last" (from the position that predicts the answer on), or "prefix", "span", "all" (of equal length).
     checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
     max_rows : rows of one batch at most (default: sized to memory).
     smallest_effect : of interest, as a share of the median total effect.
@@ -201,6 +199,9 @@ def sweep_heads(
 class Engine:
     """Two runs of one unit, and the receiving one continued from edits of heads or of its stream. Short-lived."""
 
+    of_heads = True
+    """Whether edits are head outputs of a layer; else changes of the stream."""
+
     def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None = None) -> None:
         self.runs, self.sweep, self.model = runs, sweep, runs.model
         clean = sweep.contrast.clean
@@ -253,9 +254,7 @@ class Engine:
         z[:, self.here.to(z.device), head.head] = self.new_z(head.layer)[:, :, head.head].to(z.dtype)
         return head.layer, z
 
-    def outcomes(
-        self, edits: Iterable[Row], tick: Tick, *, of_heads: bool = False
-    ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    def outcomes(self, edits: Iterable[Row], tick: Tick) -> tuple[np.ndarray, dict[int, np.ndarray]]:
         """Outcomes `[problem, edit]`, and how far that of a row is off which joins at the same place unedited, `[problem]`.
 
         Edits come by where they join, none falling; one that changes nothing has the receiving run's outcome exactly. Rows are
@@ -264,10 +263,10 @@ class Engine:
         """
         base, half, made = self.ends[:, 0], is_half(self.receiving.z[0]), [np.empty((len(self.ends), 0))]
         noise: dict[int, np.ndarray] = {}
-        rows = _with_unedited(edits) if of_heads or half else iter(edits)
+        rows = _with_unedited(edits) if self.of_heads or half else iter(edits)
         with torch.no_grad():  # the edits are made here too
             while part := list(islice(rows, self.rows)):
-                values, acts = self._passed(part, of_heads)
+                values, acts = self._passed(part)
                 for (at, edited), value, does in zip(part, values.T, acts.T, strict=True):
                     if edited is None:
                         noise[at] = value - base
@@ -276,21 +275,21 @@ class Engine:
                 tick(len(base) * sum(edited is not None for _, edited in part))
         return np.concatenate(made, 1), noise
 
-    def _passed(self, edits: list[Row], of_heads: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _passed(self, edits: list[Row]) -> tuple[np.ndarray, np.ndarray]:
         """Of one pass, or of several where memory runs out, `[problem, edit]`: outcomes, and where an edit acts."""
         try:
-            acts = self._acting(edits, of_heads)
+            acts = self._acting(edits)
             run = [at for at, (_, edited) in enumerate(edits) if edited is None or acts[:, at].any()]
             values = np.repeat(self.ends[:, :1], len(edits), 1)
             if run:
-                values[:, run] = self._continued([edits[at] for at in run], of_heads)
+                values[:, run] = self._continued([edits[at] for at in run])
             return values, acts
         except (MemoryError, RuntimeError) as error:
             self.rows = halved(len(edits), error)
-            first, second = (self._passed(part, of_heads) for part in (edits[: self.rows], edits[self.rows :]))
+            first, second = (self._passed(part) for part in (edits[: self.rows], edits[self.rows :]))
             return np.concatenate([first[0], second[0]], 1), np.concatenate([first[1], second[1]], 1)
 
-    def _acting(self, edits: list[Row], of_heads: bool) -> np.ndarray:
+    def _acting(self, edits: list[Row]) -> np.ndarray:
         """Where an edit changes anything that is read, `[problem, edit]`."""
         same = torch.zeros(len(self.runs.pairs), dtype=torch.bool)
         read, last = torch.tensor(self.read) - self.receiving.start, 2 * self.model.info.n_layers
@@ -298,7 +297,7 @@ class Engine:
         for at, edited in edits:
             if edited is None:
                 found.append(same)
-            elif of_heads:
+            elif self.of_heads:
                 found.append((edited != self.receiving.z[at]).flatten(1).any(1))
             else:
                 found.append((edited[:, read.to(edited.device)] if at == last else edited).ne(0).flatten(1).any(1))
@@ -306,13 +305,13 @@ class Engine:
         place = next((each.device for each in found if each is not same), same.device)
         return torch.stack([each.to(place) for each in found], 1).cpu().numpy()
 
-    def _continued(self, edits: list[Row], of_heads: bool) -> np.ndarray:
+    def _continued(self, edits: list[Row]) -> np.ndarray:
         """Outcomes `[problem, row]` of one pass."""
         run, joins = self.receiving, [at for at, _ in edits]
-        unedited = (lambda at: run.z[at]) if of_heads else (lambda at: torch.zeros_like(run.resid_pre[0]))
+        unedited = (lambda at: run.z[at]) if self.of_heads else (lambda at: torch.zeros_like(run.resid_pre[0]))
         values = [unedited(at) if edited is None else edited for at, edited in edits]
         rows = torch.stack([value.to(values[0].device) for value in values], 1).flatten(0, 1)
-        if of_heads:
+        if self.of_heads:
             logits = self.model.replay(run, joins, rows, logits_at=self.read)
         else:
             assert self.model.stepper is not None  # asked for before anything ran
@@ -340,7 +339,7 @@ def _swept(
     if len(asked) < len(heads):
         tick((len(heads) - len(asked)) * n)
     edits = chain([(0, None)], map(engine.head_edit, asked))  # layer 0's noise is measured in any case
-    values, unedited = engine.outcomes(edits, tick, of_heads=True)
+    values, unedited = engine.outcomes(edits, tick)
     patched[:, [head.layer for head in asked], [head.head for head in asked]] = values
     noise[:, list(unedited)] = np.stack(list(unedited.values()), 1)
     if first is not None:

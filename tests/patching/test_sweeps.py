@@ -173,9 +173,10 @@ def test_an_edit_without_effect_is_exactly_none_and_half_precision_loses_the_com
     engine = Engine(alike(loaded(tiny_model_dir("qwen2"), "bridge", dtype)).runs((0, 1, 2)), Sweep.named(), 9)
     old, receiving = engine.receiving.z[1], engine.ends[:, 0]
     edits = [(1, old), (1, old + 1e-30), engine.head_edit(Head(1, 2))]
-    values, noise = engine.outcomes(edits, print, of_heads=True)
+    values, noise = engine.outcomes(edits, print)
     assert np.array_equal(values[:, 0], receiving) and list(noise) == [1]
     assert np.abs(values[:, 2] - receiving).min() > 1e-4
+    engine.of_heads = False
     changes = engine.outcomes([(6, torch.zeros_like(engine.receiving.resid_pre[0]))], print)
     assert np.array_equal(changes[0][:, 0], receiving) and list(changes[1]) == [6] * (dtype == "bfloat16")
 
