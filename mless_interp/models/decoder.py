@@ -308,17 +308,11 @@ def decoder_of(hf_model: nn.Module | None) -> Foreign:
     return decoder
 
 
-def layer_modules(hf_model: nn.Module | None) -> list[nn.Module]:
-    """Return the decoder layers themselves; none where they are kept in another place."""
-    decoder = decoder_of(hf_model)
-    found = next((getattr(decoder, name) for name in LAYERS if hasattr(decoder, name)), ())
-    return [unwrapped(layer) for layer in found]
-
-
 def decoder_layers(hf_model: nn.Module, heads: ModelInfo) -> tuple[DecoderLayer, ...]:
     """Describe the layers of a causal language model's decoder; none where it keeps them in another place."""
-    made = []
-    for module in layer_modules(hf_model):
+    made, decoder = [], decoder_of(hf_model)
+    modules: Sequence[nn.Module] = next((getattr(decoder, name) for name in LAYERS if hasattr(decoder, name)), ())
+    for module in map(unwrapped, modules):
         norms = {name for name, _ in module.named_children() if "norm" in name or name.startswith("ln_")}
         layout = next((known for known in NORMS.values() if known.names == norms), None)
         if not getattr(module, "do_layer_norm_before", True):  # the smallest OPT norms after each part

@@ -5,9 +5,11 @@ import inspect
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from huggingface_hub import constants, get_session
@@ -16,51 +18,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import cached_file, logging
 
 from ..core.arguments import nearest
+from . import decoder, weights
 from .base import Model
-from .decoder import (
-    PAIRED,
-    HuggingFaceLayers,
-    LatentInputs,
-    Positions,
-    attention_rule_of,
-    decoder_layers,
-    decoder_of,
-    unwrapped,
-)
-from .info import (
-    AttentionOutput,
-    AttentionRule,
-    Foreign,
-    GatedMlp,
-    Inputs,
-    Masks,
-    ModelError,
-    ModelInfo,
-    Taps,
-    versions_of,
-)
+from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, Inputs, Masks, ModelError, ModelInfo, Taps
 from .sites import turned_taps
 from .traced_ops import additive_mask, unembedded
-from .weights import (
-    ADAPTER,
-    INDEX,
-    Loading,
-    adapters,
-    check_index,
-    check_tokenizer,
-    device_of,
-    document,
-    first_line,
-    must_move,
-    refuse_not_finite,
-    refuse_strange_keys,
-)
 
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
 
 
 def hugging_face_info(
-    hf_model: Foreign, *, name: str = "", backend: str = "none yet", attention: str = "eager", library: str = ""
+    hf_model: Foreign, *, name: str = "", backend: str = "none yet", attention: str = "eager"
 ) -> ModelInfo:
     """Return the geometry that a Hugging Face config gives (its text part for multimodal models).
 
@@ -109,9 +77,8 @@ def hugging_face_info(
         context_length=min([config.max_position_embeddings, *lengths]),
         windows=tuple(width if kind in ("sliding_attention", "local") else None for kind in kinds[:n_layers]),
         dtype=str(next(hf_model.parameters()).dtype).removeprefix("torch."),
-        device=str(device_of(hf_model)),
+        device=str(weights.device_of(hf_model)),
         attention=attention,
-        versions=versions_of(library, "transformers", "torch") if library else {},
         d_key=config.qk_nope_head_dim + config.qk_rope_head_dim if latent else None,
         d_cached=config.kv_lora_rank + config.qk_rope_head_dim if latent else None,
     )
@@ -125,14 +92,12 @@ def _not_taken(hf_model: Foreign, config: Foreign) -> str | None:
 
     lacks = next((what for what in _SHAPE if not isinstance(said(what), int)), None)
     modules = list(hf_model.named_modules())
-    latent = {type(unwrapped(each)).__name__ for _, each in modules if hasattr(each, "kv_a_proj_with_mqa")}
-    unknown = ", ".join(sorted(latent - PAIRED.keys()))
+    latent = {type(decoder.unwrapped(each)).__name__ for _, each in modules if hasattr(each, "kv_a_proj_with_mqa")}
+    unknown = ", ".join(sorted(latent - decoder.PAIRED.keys()))
     strange = ", ".join(sorted({*(said("layer_types") or ())} - {"full_attention", "sliding_attention"}))
-    keys = decoder_of(hf_model).named_modules()
+    keys = decoder.decoder_of(hf_model).named_modules()
     widths = {getattr(part, "out_features", 0) for path, part in keys if path.endswith("self_attn.k_proj")}
-    encoder = not said("is_decoder", True) and not config.model_type.startswith(
-        "gpt_neox"
-    )  # which never asks its config
+    encoder = not said("is_decoder", True) and config.model_type[:8] != "gpt_neox"  # which never asks its config
     clips = said("clip_qkv") or getattr(said("attn_config"), "clip_qkv", None)
     narrow = said("word_embed_proj_dim") or said("hidden_size")
     reasons = {
@@ -152,6 +117,8 @@ def _not_taken(hf_model: Foreign, config: Foreign) -> str | None:
 class HuggingFaceModel(Model):
     """A model whose layers are those of a Hugging Face decoder, whatever runs them."""
 
+    backend: ClassVar[str]
+
     def __init__(
         self,
         underlying: Foreign,
@@ -159,20 +126,19 @@ class HuggingFaceModel(Model):
         *,
         name: str,
         tokenizer: Foreign,
-        backend: str,
-        library: str,
-        attention: str,
+        attention: str = "eager",
         remote: bool | str = False,
     ) -> None:
-        self.underlying, self.tokenizer, self.remote = underlying, tokenizer, remote
-        self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, library=library)
+        self.underlying, self.remote = underlying, remote
+        self.tokenizer = underlying.tokenizer if tokenizer is None else tokenizer
+        self.info = hugging_face_info(hf_model, name=name, backend=self.backend, attention=attention)
         self.quantised = quantisation_of(hf_model)
-        self.parts = decoder_layers(hf_model, self.info)
+        self.parts = decoder.decoder_layers(hf_model, self.info)
         self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)
         self.windows_by_index = any(has_own_window(part.attention) for part in self.parts)
         self.float32_softmax = attention == "eager" and not self.has_sinks
-        self.latent = any(isinstance(part.inputs, LatentInputs) for part in self.parts)
-        self.positions = Positions.of(hf_model, self.parts)
+        self.latent = any(isinstance(part.inputs, decoder.LatentInputs) for part in self.parts)
+        self.positions = decoder.Positions.of(hf_model, self.parts)
         if self.positions is not None:
             self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
         lacks = next((part.unknown for part in self.parts if part.unknown), None)
@@ -180,7 +146,7 @@ class HuggingFaceModel(Model):
             self.why_not_by_layers = f"its {lacks} go by names that are not known here"
         if not remote:
             self.hf_model = hf_model
-            self.layers = HuggingFaceLayers.of(hf_model, self.parts, self.positions, d_head=self.info.d_head)
+            self.layers = decoder.HuggingFaceLayers.of(hf_model, self.parts, self.positions, d_head=self.info.d_head)
 
     def _attention(self, layer: int) -> nn.Module:
         found = self.parts[layer].attention
@@ -201,7 +167,7 @@ class HuggingFaceModel(Model):
         return turned_taps(taps, turn, shown="entering" if self.latent else "before")
 
     def attention_rule(self, layer: int) -> AttentionRule:
-        return attention_rule_of(self._attention(layer), d_head=self.info.d_head)
+        return decoder.attention_rule_of(self._attention(layer), d_head=self.info.d_head)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
         return self.parts[layer].gated_mlp if self.parts else None
@@ -212,17 +178,19 @@ class HuggingFaceModel(Model):
         return self.parts[layer].attention_output(self.info) if self.parts else None
 
 
-def _weights(kind: Foreign, source: str | None, loading: Loading, *, name: str, **options: object) -> PreTrainedModel:
+def _from_pretrained(
+    kind: Foreign, source: str | None, loading: weights.Loading, *, name: str, **options: object
+) -> PreTrainedModel:
     """The model that `kind.from_pretrained` makes of `source`; `ModelError` for weights that do not fit or are not finite."""
     places = loading.device_map
     said = getattr(options.get("config"), "quantization_config", None)
     if source is not None and (Path(source) / "config.json").is_file():
-        said = document(Path(source), "config.json").get("quantization_config")
+        said = weights.document(Path(source), "config.json").get("quantization_config")
     if places is None and (loading.quantization_config or said is not None):
         places = {"": loading.place}  # quantised where they lie, never whole elsewhere
     given = {"device_map": places, "max_memory": loading.max_memory, "quantization_config": loading.quantization_config}
     options |= {option: value for option, value in given.items() if value is not None}
-    adapted = source is not None and (Path(source) / ADAPTER).is_file()
+    adapted = source is not None and (Path(source) / weights.ADAPTER).is_file()
     if adapted:  # loaded by itself below: together, transformers would not say which weights the model lacks
         options["adapter_kwargs"] = {"subfolder": "none"}
     with ExitStack() as left, _quiet_loading():
@@ -242,17 +210,17 @@ def _weights(kind: Foreign, source: str | None, loading: Loading, *, name: str, 
         )
         if set(getattr(model, "hf_device_map", {}).values()) == {"disk"}:
             raise ModelError(f"all weights of {name!r} would lie on the disk: give some module a device in device_map")
-        refuse_strange_keys(found, name=name, architecture=type(model).__name__)
+        weights.refuse_strange_keys(found, name=name, architecture=type(model).__name__)
         if adapted:
             found = model.load_adapter(source).to_dict()
-            refuse_strange_keys(found, name=f"{name}, its adapter", architecture=type(model).__name__)
+            weights.refuse_strange_keys(found, name=f"{name}, its adapter", architecture=type(model).__name__)
         weakref.finalize(model, left.pop_all().close)
     # left where a file has them, products of these would round by the length of its header; read before this, all files
     # would stay in memory beside the copies, now one at a time does
     for weight in model.parameters():
-        if must_move(weight.dtype, weight.dim(), weight.data_ptr()):
+        if weights.must_move(weight.dtype, weight.dim(), weight.data_ptr()):
             weight.data = weight.data.clone()
-    refuse_not_finite(model, name=name)
+    weights.refuse_not_finite(model, name=name)
     if loading.precision == torch.float64 and model._can_set_experts_implementation():
         model.set_experts_implementation("eager")  # grouped products have no float64
     if model.config.architectures is None:
@@ -260,7 +228,7 @@ def _weights(kind: Foreign, source: str | None, loading: Loading, *, name: str, 
     return (model if places is not None else model.to(loading.place)).eval()
 
 
-def load_hugging_face(name: str, loading: Loading) -> tuple[PreTrainedModel, Foreign]:
+def load_hugging_face(name: str, loading: weights.Loading) -> tuple[PreTrainedModel, Foreign]:
     """Load (model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
     options = {"local_files_only": only_here(name), "trust_remote_code": loading.trust_remote_code}
@@ -269,10 +237,10 @@ def load_hugging_face(name: str, loading: Loading) -> tuple[PreTrainedModel, For
         tokenizer = load_tokenizer(name, **options)
         what = "model"
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        index = cached_file(name, INDEX, local_files_only=options["local_files_only"], **quiet)
+        index = cached_file(name, weights.INDEX, local_files_only=options["local_files_only"], **quiet)
         if index is not None:  # weights in one file have none
-            check_index(Path(index))
-        return _weights(AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options), tokenizer
+            weights.check_index(Path(index))
+        return _from_pretrained(AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options), tokenizer
     except ModelError:
         raise
     except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
@@ -280,17 +248,18 @@ def load_hugging_face(name: str, loading: Loading) -> tuple[PreTrainedModel, For
         meant = nearest(name, ["demo"])
         same = "kimi_k2" in str(error)  # Kimi-K2's layers are DeepSeek-V3's
         remedy = ' (in a copy of its folder write "model_type": "deepseek_v3" into config.json)' if same else ""
-        raise ModelError(f"cannot load {what} {name!r} from {where}{meant}: {first_line(error)}{remedy}") from error
+        reason = weights.first_line(error)
+        raise ModelError(f"cannot load {what} {name!r} from {where}{meant}: {reason}{remedy}") from error
 
 
-def copied(hf_model: Foreign, loading: Loading, *, name: str) -> PreTrainedModel:
+def copied(hf_model: Foreign, loading: weights.Loading, *, name: str) -> PreTrainedModel:
     """Copy a model's weights under its config, as if it had been saved and loaded; nothing is shared with it."""
-    if any(adapters(hf_model)):
+    if any(weights.adapters(hf_model)):
         raise ModelError(
             f"{name!r} has an adapter that is not merged: merge it (merge_and_unload()), or wrap_model an nnsight model of it"
         )
-    config, weights = copy.deepcopy(hf_model.config), copy.deepcopy(hf_model.state_dict())
-    made = _weights(type(hf_model), None, loading, name=name, config=config, state_dict=weights)
+    config, state = copy.deepcopy(hf_model.config), copy.deepcopy(hf_model.state_dict())
+    made = _from_pretrained(type(hf_model), None, loading, name=name, config=config, state_dict=state)
     made.generation_config = copy.deepcopy(hf_model.generation_config)
     return made
 
@@ -327,13 +296,13 @@ def load_tokenizer(name: str, **options: Foreign) -> Foreign:
 
     For some model types (Qwen2) transformers 5 rebuilds a byte-level tokenizer whatever was saved, silently wrong.
     """
+    kind = AutoTokenizer
     if Path(name).is_dir():
-        check_tokenizer(Path(name))
+        weights.check_tokenizer(Path(name))
     if (Path(name) / "tokenizer_config.json").is_file():
-        named = document(Path(name), "tokenizer_config.json").get("tokenizer_class")
-        if named in ("PreTrainedTokenizerFast", "TokenizersBackend"):
-            return PreTrainedTokenizerFast.from_pretrained(name, **options)
-    return AutoTokenizer.from_pretrained(name, **options)
+        named = weights.document(Path(name), "tokenizer_config.json").get("tokenizer_class")
+        kind = PreTrainedTokenizerFast if named in ("PreTrainedTokenizerFast", "TokenizersBackend") else kind
+    return kind.from_pretrained(name, **options)
 
 
 def quantisation_of(module: nn.Module) -> str:
@@ -355,7 +324,7 @@ def quantisation_of(module: nn.Module) -> str:
 @torch.no_grad()
 def reference_logits(hf_model: nn.Module, tokens: Tensor) -> Tensor:
     """Compute the logits of the plain Hugging Face forward pass, `[batch, token, vocab]`."""
-    tokens = tokens.to(device_of(hf_model))
+    tokens = tokens.to(weights.device_of(hf_model))
     return hf_model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
 
 
@@ -383,18 +352,13 @@ def hooked_for_run(attentions: Sequence[nn.Module], masks: Masks, unembedding: n
     """Give each attention its own 4D mask in place of its model's, and logits in float32 where the output layer's weights are
     in half precision (so that a soft-cap after it is float32 too); gone again afterwards."""
 
-    def override(visible: Tensor) -> Callable[..., Foreign]:
-        def hook(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-            hidden: Foreign = kwargs.get("hidden_states", args[0] if args else None)
-            return args, {**kwargs, "attention_mask": additive_mask(visible.to(hidden.device), hidden.dtype)}
+    def masked(visible: Tensor, module: nn.Module, args: tuple[Foreign, ...], kwargs: dict[str, Foreign]) -> object:
+        hidden = kwargs.get("hidden_states", args[0] if args else None)
+        return args, {**kwargs, "attention_mask": additive_mask(visible.to(hidden.device), hidden.dtype)}
 
-        return hook
-
-    handles = [unembedding.register_forward_hook(lambda module, given, made: unembedded(module, given[0]))]
-    for attention, visible in zip(attentions, masks or (), strict=False):
-        handles.append(attention.register_forward_pre_hook(override(visible), with_kwargs=True))
-    try:
+    with ExitStack() as hooks:
+        last = unembedding.register_forward_hook(lambda module, given, made: unembedded(module, given[0]))
+        hooks.enter_context(last)
+        for attention, visible in zip(attentions, masks or (), strict=False):
+            hooks.enter_context(attention.register_forward_pre_hook(partial(masked, visible), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
@@ -97,11 +96,6 @@ class ModelInfo:
         if not 0 <= layer < self.n_layers:
             raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.n_layers - 1}")
         return layer
-
-
-def versions_of(*packages: str) -> dict[str, str]:
-    """The installed versions of these packages."""
-    return {package: version(package) for package in packages}
 
 
 BY_LAYERS = "layer by layer"

@@ -4,6 +4,7 @@ import copy
 import functools
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Protocol, runtime_checkable
@@ -228,8 +229,14 @@ def _finished(
     """This model, just made: its weights known by their hash (None: that of what it holds), its figures found."""
     model._hashing, model.config = WeightsHash(), config
     model._held = None if model.weights is None else model._hashing.of(model.weights)
-    hashed = weights_hash or model._held
-    model.info = replace(model.info, loaded_from=loaded_from, weights_hash=hashed, config_hash=config_hash(config))
+    libraries = ("nnsight" if model.info.backend == "nnsight" else "transformer-lens", "transformers", "torch")
+    model.info = replace(
+        model.info,
+        versions={library: version(library) for library in libraries},
+        loaded_from=loaded_from,
+        weights_hash=weights_hash or model._held,
+        config_hash=config_hash(config),
+    )
     if model.info.dtype == "float32" and not all(device.startswith(("cpu", "meta")) for device in model.devices):
         model.tf32 = tf32
     model.checks = check_model(model, reference)

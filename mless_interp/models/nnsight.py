@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from . import traced_ops
-from .decoder import DecoderLayer, LatentInputs, layer_modules
+from .decoder import DecoderLayer, LatentInputs
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
 from .info import Foreign, Inputs, Masks, ModelError, ModelInfo, Taps
 from .sites import SITES, mixed_taps, site
@@ -93,6 +93,8 @@ def _operations_of_its_kind(traced: Foreign, tokenizer: Foreign, **code: bool) -
 class NnsightModel(HuggingFaceModel):
     """A causal language model traced with nnsight; `remote`: False, True (NDIF), or "local" (written for NDIF, run here)."""
 
+    backend = "nnsight"
+
     def __init__(
         self,
         traced: Foreign,
@@ -103,16 +105,8 @@ class NnsightModel(HuggingFaceModel):
         operations: "Operations | None" = None,
     ) -> None:
         hf_model = traced._module
-        super().__init__(
-            traced,
-            hf_model,
-            name=name,
-            tokenizer=tokenizer if tokenizer is not None else traced.tokenizer,
-            backend="nnsight",
-            library="nnsight",
-            attention=hf_model.config.get_text_config()._attn_implementation or "eager",
-            remote=remote,
-        )
+        attention = hf_model.config.get_text_config()._attn_implementation or "eager"
+        super().__init__(traced, hf_model, name=name, tokenizer=tokenizer, attention=attention, remote=remote)
         info = self.info
         if remote is True:
             self.info = info = replace(info, device="cpu")  # where tokens are given and numbers come back
@@ -124,8 +118,9 @@ class NnsightModel(HuggingFaceModel):
             )
         if remote and self.has_sinks:
             raise ModelError(f"{info.architecture} has learned sinks, so it cannot be run remotely: load it here")
-        self.paths = [_path(traced, module) for module in layer_modules(hf_model)]
-        self.head = _path(traced, hf_model.get_output_embeddings())
+        paths = {module: path for path, module in hf_model.named_modules()}
+        self.paths = [paths[part.module] for part in self.parts]
+        self.head = paths[hf_model.get_output_embeddings()]
         self.attentions = [f"{at}.{part.attention_path}" for at, part in zip(self.paths, self.parts, strict=True)]
         if remote is not True:  # instrumented now: inside a trace it would come after the layer began
             for attention in self.attentions:
@@ -160,14 +155,12 @@ class NnsightModel(HuggingFaceModel):
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
         prompt = {"input_ids": inputs.tokens, "attention_mask": torch.ones_like(inputs.tokens)}
-        shown = list({id(mask): mask for mask in masks or ()}.values())
-        which = [next(n for n, each in enumerate(shown) if each is mask) for mask in masks or ()]
-        steps: list[Step] = []
-        for layer in range(info.n_layers):
-            steps += self._steps(layer, taps, which[layer] if masks else None)
+        shown = {id(mask): mask for mask in masks or ()}  # layers share one
+        which = [[*shown].index(id(mask)) for mask in masks or ()] or [None] * info.n_layers
+        steps = [step for layer in range(info.n_layers) for step in self._steps(layer, taps, which[layer])]
         plan = {
             "instrumented": sorted({path for _, path, labels, *_ in steps if labels}),
-            "masks": shown,
+            "masks": list(shown.values()),
             "head": self.head,
             "logits": read is not None,
             "brought": bool(self.remote),
@@ -259,11 +252,6 @@ def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, 
     halves = (("half", 0), ("half", 1)) if gate == up else (traced_ops.WHOLE, traced_ops.WHOLE)
     made |= {"mlp.hook_pre": Place(gate or up, "output", halves[0]), "mlp.hook_post": Place(down, "input")}
     return made | ({"mlp.hook_pre_linear": Place(up, "output", halves[1])} if gate else {})
-
-
-def _path(traced: Foreign, module: nn.Module) -> str:
-    """The path of a submodule."""
-    return next(name for name, child in traced._module.named_modules() if child is module)
 
 
 def _find_attention_ops(

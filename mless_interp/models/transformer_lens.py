@@ -23,20 +23,7 @@ from .arithmetic import fused, is_hooked, masked_scores, product, values_of_head
 from .base import Model
 from .decoder import Positions, attention_rule_of, decoder_layers, unwrapped
 from .hugging_face import HuggingFaceModel, hooked_for_run, hugging_face_info, own_windows_lifted
-from .info import (
-    AttentionOutput,
-    AttentionRule,
-    Edit,
-    Foreign,
-    GatedMlp,
-    Inputs,
-    Masks,
-    ModelError,
-    ModelInfo,
-    Tap,
-    Taps,
-    versions_of,
-)
+from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, Inputs, Masks, ModelError, ModelInfo, Tap, Taps
 from .sites import Held, attention_sites, mixed_taps, parsed, site, through, turned_taps
 from .traced_ops import float32_logits, is_half, look_at_self
 from .weights import WEIGHTS, Loading, adapters, document, first_line, refuse_not_finite
@@ -63,6 +50,7 @@ def has_hooked_transformer() -> bool:
 
 Hook = Callable[..., Tensor | None]
 """A function of an activation and, by name, its hook point."""
+NamedEdits = Iterator[tuple[str, Callable[[Tensor], Tensor]]]
 
 
 def as_hook(tap: Tap) -> Hook:
@@ -86,9 +74,7 @@ class HookedTransformerModel(Model):
             reason = f"whose attention is {seen!r} sees later tokens"
             reason = reason if seen != "causal" else f"with {placed!r} positions has no position ids"
             raise ModelError(f"{name}: a HookedTransformer {reason}, so conditions are undefined for it")
-        if not cfg.load_in_4bit:
-            self.layers = self._own
-        self.quantised = "4bit" if cfg.load_in_4bit else ""
+        self.layers, self.quantised = (None, "4bit") if cfg.load_in_4bit else (self._own, "")
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
         self.whole_positions = self.learned_positions = placed != "rotary"
         kinds, kv = cfg.attn_types or ["global"] * cfg.n_layers, cfg.n_key_value_heads or cfg.n_heads
@@ -105,7 +91,6 @@ class HookedTransformerModel(Model):
             dtype=str(cfg.dtype).removeprefix("torch."),
             device=str(cfg.device),
             attention="eager",
-            versions=versions_of("transformer-lens", "transformers", "torch"),
         )
 
     @property
@@ -140,19 +125,18 @@ class HookedTransformerModel(Model):
 
     def position_hooks(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> list[tuple[str, Hook]]:
         """TransformerLens hooks that make a plain run one with these masks and this input's position ids."""
-        edits = [] if inputs.position_ids is None else list(self._positions(inputs.position_ids))
+        placed = inputs.position_ids
+        edits = [] if placed is None else list(self._positions(placed))
         for layer, mask in enumerate(masks):
-            if inputs.position_ids is not None and self.info.windows[layer] is not None:
+            if placed is not None and self.info.windows[layer] is not None:
                 edits += self._rebuilt_scores(layer, mask)  # the layer's own window counts indices: too narrow here
             else:
-                fill = lambda scores, mask=mask: scores.masked_fill(~mask, -torch.inf)  # noqa: E731
-                edits.append((site(layer, "attn.hook_attn_scores"), fill))
+                hide = partial(Tensor.masked_fill, mask=~mask, value=-torch.inf)
+                edits.append((site(layer, "attn.hook_attn_scores"), hide))
         return [(name, as_hook(Tap(edit))) for name, edit in edits]
 
-    def _positions(self, positions: Tensor) -> Iterator[tuple[str, Edit]]:
-        cfg = self.underlying.cfg
-        kind = cfg.positional_embedding_type
-        if kind in ("standard", "shortformer"):
+    def _positions(self, positions: Tensor) -> NamedEdits:
+        if self.learned_positions:
             table = self.underlying.pos_embed.W_pos
             yield "hook_pos_embed", lambda value: table[positions.long()].to(value.dtype)
             return
@@ -160,21 +144,18 @@ class HookedTransformerModel(Model):
         delta = positions - torch.arange(positions.shape[1], device=positions.device)
         delta = delta if delta.is_floating_point() else delta.to(torch.float64)
 
-        def turn(attn: Foreign) -> Edit:
-            def edit(value: Tensor) -> Tensor:
-                cos, sin = rotary_tables(attn, delta)
-                size = torch.hypot(attn.rotary_sin[1].double(), attn.rotary_cos[1].double()).to(cos)
-                return turned(attn, value, cos / size, sin / size)
+        def turn(attn: Foreign, value: Tensor) -> Tensor:
+            cos, sin = rotary_tables(attn, delta)
+            size = torch.hypot(attn.rotary_sin[1].double(), attn.rotary_cos[1].double()).to(cos)
+            return turned(attn, value, cos / size, sin / size)
 
-            return edit
-
-        for layer in range(cfg.n_layers):
+        for layer, block in enumerate(self.underlying.blocks):
             for name in attention_sites(layer, "rot_q", "rot_k"):
-                yield name, turn(self.underlying.blocks[layer].attn)
+                yield name, partial(turn, block.attn)
 
-    def _rebuilt_scores(self, layer: int, mask: Tensor) -> Iterator[tuple[str, Edit]]:
-        rotary = self.underlying.cfg.positional_embedding_type == "rotary"
-        held, names = Held(), attention_sites(layer, *(("rot_q", "rot_k") if rotary else ("q", "k")))
+    def _rebuilt_scores(self, layer: int, mask: Tensor) -> NamedEdits:
+        names = attention_sites(layer, *(("q", "k") if self.learned_positions else ("rot_q", "rot_k")))
+        held = Held()
 
         def rebuild(scores: Tensor) -> Tensor:
             q, k = held.take(*names)
@@ -295,19 +276,13 @@ def _imported(name: str) -> Foreign:
 class BridgeModel(HuggingFaceModel):
     """A TransformerBridge: Hugging Face's own modules with TransformerLens' hook names, always eager attention."""
 
+    backend = "bridge"
+
     def __init__(self, bridge: Foreign, *, name: str, tokenizer: Foreign = None) -> None:
         if not hasattr(bridge.original_model, "config"):
             holds = f"this bridge holds a {type(bridge.original_model).__name__} and no Hugging Face model"
             raise ModelError(f"{holds}: wrap a bridge of boot_transformers")
-        super().__init__(
-            bridge,
-            bridge.original_model,
-            name=name,
-            tokenizer=tokenizer if tokenizer is not None else bridge.tokenizer,
-            backend="bridge",
-            library="transformer-lens",
-            attention="eager",
-        )
+        super().__init__(bridge, bridge.original_model, name=name, tokenizer=tokenizer)
 
     def _attention(self, layer: int) -> nn.Module:
         known = self.parts[layer].attention if self.parts else None
