@@ -240,7 +240,9 @@ def load_hugging_face(name: str, loading: weights.Loading) -> tuple[PreTrainedMo
         index = cached_file(name, weights.INDEX, local_files_only=options["local_files_only"], **quiet)
         if index is not None:  # weights in one file have none
             weights.check_index(Path(index))
-        return _from_pretrained(AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options), tokenizer
+        return _from_pretrained(
+            AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options
+        ), tokenizer
     except ModelError:
         raise
     except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
