@@ -298,7 +298,7 @@ def load_tokenizer(name: str, **options: Foreign) -> Foreign:
 
     For some model types (Qwen2) transformers 5 rebuilds a byte-level tokenizer whatever was saved, silently wrong.
     """
-    kind = AutoTokenizer
+    kind: Foreign = AutoTokenizer
     if Path(name).is_dir():
         weights.check_tokenizer(Path(name))
     if (Path(name) / "tokenizer_config.json").is_file():
@@ -355,7 +355,7 @@ def hooked_for_run(attentions: Sequence[nn.Module], masks: Masks, unembedding: n
     in half precision (so that a soft-cap after it is float32 too); gone again afterwards."""
 
     def masked(visible: Tensor, module: nn.Module, args: tuple[Foreign, ...], kwargs: dict[str, Foreign]) -> object:
-        hidden = kwargs.get("hidden_states", args[0] if args else None)
+        hidden: Foreign = kwargs.get("hidden_states", args[0] if args else None)
         return args, {**kwargs, "attention_mask": additive_mask(visible.to(hidden.device), hidden.dtype)}
 
     with ExitStack() as hooks:

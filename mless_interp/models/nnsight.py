@@ -156,8 +156,9 @@ class NnsightModel(HuggingFaceModel):
             options["position_ids"] = inputs.position_ids
         prompt = {"input_ids": inputs.tokens, "attention_mask": torch.ones_like(inputs.tokens)}
         shown = {id(mask): mask for mask in masks or ()}  # layers share one
-        which = [[*shown].index(id(mask)) for mask in masks or ()] or [None] * info.n_layers
-        steps = [step for layer in range(info.n_layers) for step in self._steps(layer, taps, which[layer])]
+        places = list(shown)
+        which = [places.index(id(mask)) if masks else None for mask in masks or range(info.n_layers)]
+        steps = [step for layer, at in enumerate(which) for step in self._steps(layer, taps, at)]
         plan = {
             "instrumented": sorted({path for _, path, labels, *_ in steps if labels}),
             "masks": list(shown.values()),
