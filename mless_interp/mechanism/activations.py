@@ -316,20 +316,9 @@ def activation_shift(
         pair = found[at]
         return _shifts(partial(read, pair), np.array(classes[at][first(pair) :]), names, near, edges)
 
-    settings = {
-        "layer": layer,
-        "gated": gate.gated,
-        "insertion": found[0].insertion.label,
-        "template": found[0].base.template,
-        "contrasts": list(names),
-        "positions": positions,
-        "c": c,
-        "q": q,
-        "bins": bins,
-        "classes": "token text" if classify is None else "given",
-        **model.identity,
-        "prompts": digest_of(found),
-    }
+    settings = {"layer": layer, "gated": gate.gated, "contrasts": list(names), "positions": positions, "c": c, "q": q}
+    settings |= {"bins": bins, "classes": "token text" if classify is None else "given", **model.identity}
+    settings |= {"insertion": found[0].insertion.label, "template": found[0].base.template, "prompts": digest_of(found)}
     flat = read(found[0], "base").flatten().cpu()
     low, high = (float(metrics.quantile(flat, q=share)) for share in (0.001, 0.999))
     if not high > low:  # all activations are equal

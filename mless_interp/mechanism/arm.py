@@ -232,12 +232,8 @@ class ARM:
         tokens = tokens[None] if tokens.dim() == 1 else tokens
         n_tokens = tokens.shape[1]
         prompt = n_tokens if n_prompt is None else n_prompt
-        if not 1 <= prompt <= n_tokens:
-            raise ValueError(f"n_prompt must lie between 1 and the {n_tokens} tokens of the inputs, got {n_prompt}")
         gates = {layer: model.gated_mlp(layer) for layer in self.layers}
         if keys is None:
-            if step:
-                raise ValueError("a decode step needs keys=..., the same as its prompt's: it does not hold the prompt")
             keys = [hashlib.sha256(repr(row[:prompt].tolist()).encode()).hexdigest() for row in tokens]
         if len(keys) != len(tokens):
             raise ValueError(f"one key per row: got {len(keys)} keys for {len(tokens)} rows")

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_choice, check_count, checked, count_of
+from ..core.arguments import Arguments, check_choice, check_count, checked, count_of
 from ..core.heads import Head
 from ..metrics import outputs
 from ..metrics.attention import retained_mass, span_mass_null
@@ -60,7 +60,7 @@ FIRST = (
     *("lam", "lam_null", "lam_p", "lam_control", "lam_control_p", "residual", "fit_slope", "fit_r2"),
     *("share", "scale_share", "bias_share", "lam_n"),
 )
-"""Columns of a page's first table; all others are further measures."""
+"""Columns of a page's table."""
 SAME = 1e-6
 """Attention masses that are no further apart than this are the same up to rounding."""
 Visit = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
@@ -87,11 +87,8 @@ class Read:
             b = min(a + step, n)
             seen = visible[:, :, a:b, :b]
             pattern = softmax(with_sinks(masked_scores(q[:, a:b], k[:, :b], seen, rule), rule.column))[0]
-            keys = {
-                "visible": with_extra(seen[0], rule, value=True),
-                "dest_positions": torch.arange(a, b, device=q.device),
-                "span": with_extra(inside[:b], rule),
-            }
+            keys = {"visible": with_extra(seen[0], rule, value=True), "span": with_extra(inside[:b], rule)}
+            keys["dest_positions"] = torch.arange(a, b, device=q.device)
             padded = torch.nn.functional.pad(values[:, :b], (0, 0, 0, rule.n_extra))
             parts.append((retained_mass(pattern, **keys), outputs.span_output(pattern, padded, **keys)))
         lam, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))
@@ -180,19 +177,15 @@ def decompose_attention(
     layers_of = np.flatnonzero(grid.any(1)).tolist()
     for layer in layers_of:
         model.attention_output(layer)  # what is not known is told before anything runs
-    settings = {
+    settings: Settings = {
         "contrasts": list(contrasts),
         "held_positions": held_positions,
-        "heads": [str(head) for head in chosen],
-        "n_heads": model.info.n_heads,
-        "insertion": found[0].insertion.label,
-        "control": label,
-        "control_prompts": [digest_of(draw) for draw in draws],
-        **model.identity,
-        "prompts": digest_of(found),
+        "heads": list(map(str, chosen)),
     }
+    settings |= {"n_heads": model.info.n_heads, "insertion": found[0].insertion.label, **model.identity}
+    settings |= {"control": label, "control_prompts": [digest_of(draw) for draw in draws], "prompts": digest_of(found)}
 
-    def measured(pair: PromptPair, others: Sequence[PromptPair]) -> dict[str, Found | np.ndarray | None]:
+    def measured(pair: PromptPair, others: Sequence[PromptPair]) -> dict[str, Found | np.ndarray]:
         """`heads[metric][contrast]` `[layer, head]`, `layers[metric][contrast]` `[layer]`, and the mean lambda `[layer, head]`
         under other insertions: one forward pass of all runs of the pair, each layer reduced where it is made."""
         by_head: Found = {}
@@ -222,21 +215,14 @@ def decompose_attention(
                     results.put(by_layer, "norm_share", contrast, layer, share, shape=len(grid))
 
         model.run(inputs, capture=visiting(layers_of, visit), logits_at="none")
-        lam = None
+        lam = np.full(grid.shape, np.nan)
         if others:
-            lam = np.full(grid.shape, np.nan)
             lam[layers_of] = np.mean([span_reads(model, other, layers_of)["lam"] for other in others], axis=0)
-            lam = np.where(grid, lam, np.nan)
-        return {"heads": by_head, "layers": by_layer, "control": lam}
+        return {"heads": by_head, "layers": by_layer, "control": np.where(grid, lam, np.nan)}
 
-    done = over_pairs(
-        model,
-        found,
-        single(lambda at: measured(found[at], [draw[at] for draw in draws])),
-        label="decomposing attention",
-        settings={**settings, "seed": seed},
-        options=RunOptions(checkpoint, progress),
-    )
+    compute = single(lambda at: measured(found[at], [draw[at] for draw in draws]))
+    how: Arguments = {"settings": {**settings, "seed": seed}, "options": RunOptions(checkpoint, progress)}
+    done = over_pairs(model, found, compute, label="decomposing attention", **how)
     return AttentionDecomposition(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
@@ -568,10 +554,8 @@ class AttentionDecomposition(results.Result):
         table, labels = self.table(), ["label", "paper_label"]
         caption = "Lambda, the share of attention outside of the span, and each head's part in its layer's change."
         named = {name: "" for name in (*labels, *FIRST) if name in table} | {"share": "of the layer's change"}
-        rest = [metric for metric in self.values if metric in table and metric not in FIRST]
-        further = ShownTable(table, "Further measures of each head.", [*labels, *rest])
         told = [*labels, "lam_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
         marked = (table["lam_p"] < self.alpha).tolist()
         means = f"outlined: {CLAIM}, p < {self.alpha:.3g} corrected for testing many heads"
         drawn = results.head_map(table, ["lam_minus_uniform"], told, marked=marked, means=means)
-        return Shown((ShownTable(table, caption, named), further), drawn)
+        return Shown((ShownTable(table, caption, named),), drawn)

@@ -224,8 +224,6 @@ def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
     [
         ((7,), {}, "layer 7 is out of range"),
         ((0,), {"keys": ["a", "b"]}, "one key per row: got 2 keys for 1 rows"),
-        ((0,), {"step": 1}, "needs keys"),
-        ((0,), {"n_prompt": 0}, "n_prompt must lie between 1 and"),
     ],
 )
 def test_what_edits_cannot_do_is_said(bridge: Model, layers: tuple[int, ...], options: dict, words: str) -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,40 +113,18 @@ def test_after_the_last_layer_the_lens_is_the_model(backend: str, architecture: 
     assert found.own.shape == (3, 2, model.info.n_layers + 1, 4)
 
 
-def test_a_run_goes_on_and_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, model, asked = planted()
-    pairs = make_pairs(model, asked[:16], ONE_SLASH)
-    whole, file = mi.read_span(model, pairs, seed=1, **QUIET), tmp_path / "run.jsonl"
-    mi.read_span(model, pairs, seed=1, checkpoint=file, **QUIET)
-    lines = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(b"".join(lines[:9]))
-    again = mi.read_span(model, pairs, seed=1, checkpoint=file, **QUIET)
-    for name, _ in whole.axes:
-        np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
-    assert again.units == whole.units
-    monkeypatch.setattr(type(model), "run", lambda *_, **__: pytest.fail("a model ran"))
-    kept = mi.read_span(model, pairs, seed=2, checkpoint=file, **QUIET)
-    assert kept.units != whole.units, "another seed pairs anew, from the same readings"
-    with pytest.raises(ValueError, match="n_blocks"):
-        mi.read_span(model, pairs, n_blocks=3, checkpoint=file, **QUIET)
-
-
 def test_what_cannot_be_read_is_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     _, model, asked = planted()
     pairs = make_pairs(model, asked[:4], ONE_SLASH)
     monkeypatch.setattr(type(model), "run", lambda *_, **__: pytest.fail("a model ran"))
-    for what, message in {
-        "carry": r"has no tag 'carry'; it has id, question, answer",
-        "question": r"its question .* is \d+ tokens, and one is read",
-    }.items():
-        with pytest.raises(ValueError, match=message):
-            mi.read_span(model, pairs, what=what, **QUIET)
-    for given in (lambda _: 10**6, lambda _: "he", lambda _: []):
-        with pytest.raises(ValueError, match="what is read must be a token id, 0 to"):
-            mi.read_span(model, pairs, what=given, **QUIET)
-    with pytest.raises(ValueError, match="no two of these 4 problems"):
-        mi.read_span(model, pairs, what=lambda _: 5, **QUIET)
-    for options, message in (({"n_blocks": 11}, "n_blocks must be 10"), ({"smallest_margin": 0.0}, "must be above 0")):
+    for options, message in (
+        ({"what": "carry"}, r"has no tag 'carry'; it has id, question, answer"),
+        ({"what": "question"}, r"its question .* is \d+ tokens, and one is read"),
+        *(({"what": given}, "must be a token id, 0 to") for given in (lambda _: 10**6, lambda _: "he", lambda _: [])),
+        ({"what": lambda _: 5}, "no two of these 4 problems"),
+        ({"n_blocks": 11}, "n_blocks must be 10"),
+        ({"smallest_margin": 0.0}, "must be above 0"),
+    ):
         with pytest.raises(ValueError, match=message):
             mi.read_span(model, pairs, **options, **QUIET)
     with pytest.raises(mi.ModelError, match="read_span continues runs layer by layer"):
@@ -183,9 +160,6 @@ def test_spans_of_different_length_are_cut_into_the_same_shares(tiny_model_dir: 
     medians = [np.median(of(block)) for block in range(3)]
     table = found.table().query("reader == 'lens' and stream == 'embedding'")
     np.testing.assert_array_equal(table["own_rank"], medians)
-
-
-# -------------------------------------------------------------------------------------------------------------- by hand
 
 
 def test_groups_count_once_and_never_teach_about_themselves() -> None:
