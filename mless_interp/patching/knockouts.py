@@ -91,8 +91,6 @@ def joint_knockout(
     check_count(n_random_sets, name="n_random_sets", at_least=0)
     info = model.info
     chosen = info.chosen(heads, what="knock out")
-    if singles is not None and singles.shape != (shape := (len(prepared.ids), len(chosen))):
-        raise ValueError(f"singles must be [problem, head], {shape}, got {singles.shape}")
     sets = random_sets(chosen, info, n_random_sets, seed=seed)
     gates = torch.stack([gate_row(members, info) for members in ((), chosen, *sets)])
     settings: Settings = {
