@@ -270,15 +270,15 @@ def test_entropies_are_scipy_s() -> None:
         close(attention.effective_tokens(pattern), np.exp(nats), rtol=1e-12)
         close(attention.normalised_entropy(pattern)[..., 1:], (nats / np.log(keys).clip(1e-9))[..., 1:], atol=1e-12)
         close(attention.participation(pattern), 1 / (p**2).sum(-1))
-        chain = attention.entropy_chain(pattern, span=span)
+        between, beside, within_it = attention.entropy_chain(pattern, span=span)
         inside, outside = p[..., span.numpy()], p[..., ~span.numpy()]
         mass = inside.sum(-1)
-        close(chain.between, stats.entropy(np.stack([mass, 1 - mass]).clip(0), axis=0), atol=1e-12)
+        close(between, stats.entropy(np.stack([mass, 1 - mass]).clip(0), axis=0), atol=1e-12)
         rest = (1 - mass) * stats.entropy(outside, axis=-1)
-        close(chain.outside, rest, atol=1e-12)
+        close(beside, rest, atol=1e-12)
         with np.errstate(invalid="ignore"):
             within = stats.entropy(inside, axis=-1)
-            close(chain.inside, np.where(mass > 0, mass * within, 0), atol=1e-12)
+            close(within_it, np.where(mass > 0, mass * within, 0), atol=1e-12)
             seen = (np.tril(np.ones((n, n)))[:, span.numpy()]).sum(-1)
             even = np.where((seen > 1) & (mass >= 1e-8), within / np.log(seen.clip(2)), np.nan)
         close(attention.within_span_entropy(pattern, span=span), even, atol=1e-9)
@@ -454,14 +454,14 @@ def test_affine_maps_are_numpy_s_least_squares() -> None:
         rows, d = 2 + seed % 8, 1 + seed % 5
         z, noise = rng.normal(size=(2, rows, d)) * 10.0 ** rng.integers(-5, 5)
         after = rng.normal() * z + rng.normal(size=d) + (seed % 3) * noise
-        found = outputs.affine_fit(torch.tensor(z), torch.tensor(after))
+        slope, offset, r2 = outputs.affine_fit(torch.tensor(z), torch.tensor(after))
         design = np.concatenate([z.reshape(-1, 1), np.tile(np.eye(d), (rows, 1))], 1)  # one slope, an offset each
         best, *_ = np.linalg.lstsq(design, after.ravel(), rcond=None)
         wrong = ((after.ravel() - design @ best) ** 2).sum() / ((after - after.mean(0)) ** 2).sum()
         scale = np.abs(after).max()
-        close(found.slope, best[0], rtol=1e-6, atol=1e-9)
-        close(found.offset, best[1:], rtol=1e-6, atol=1e-8 * scale)
-        close(found.r2, 1 - wrong, rtol=1e-6, atol=1e-8)
+        close(slope, best[0], rtol=1e-6, atol=1e-9)
+        close(offset, best[1:], rtol=1e-6, atol=1e-8 * scale)
+        close(r2, 1 - wrong, rtol=1e-6, atol=1e-8)
 
 
 def test_residual_shares_and_gains_are_those_of_numpy_and_torch_s_norm() -> None:

@@ -256,8 +256,8 @@ def entropy_splits(case: Case) -> Finding:
     found = []
     for layer in case.layers:
         run = case.layer("inserted", layer)
-        chain = entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys).total
-        found.append(apart(attention_entropy(run.pattern, **run.keys), chain))
+        between, outside, inside = entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys)
+        found.append(apart(attention_entropy(run.pattern, **run.keys), between + outside + inside))
     return worst(found)
 
 

@@ -289,7 +289,7 @@ def _numbers(
     # the relative error that rounding alone may leave in a head's output: four units in the last place
     eps = torch.finfo(before.dtype).eps
     noise = 4 * (max(eps, torch.finfo(torch.float32).eps) if model.float32_softmax else eps)
-    fit = outputs.affine_fit(before, after)
+    slope, _, r2 = outputs.affine_fit(before, after)
     values = v[pair.span_mask.to(v.device)].transpose(0, 1)
     inside = torch.ones(pair.n_inserted, dtype=torch.bool, device=values.device)
     of_values = (outputs.value_cosine, outputs.value_spectral_share, outputs.value_effective_rank)
@@ -303,8 +303,8 @@ def _numbers(
         **{each.__name__: each(values, span=inside).repeat_interleave(group, 0) for each in of_values},
         "change": torch.where(size > 0, change / size, torch.nan),
         "residual": outputs.affine_residual(parts.rest, parts.change, rounding=noise * size),
-        "fit_slope": fit.slope,
-        "fit_r2": fit.r2,
+        "fit_slope": slope,
+        "fit_r2": r2,
     }
     if parts.shift is not None:
         found["shift_left_out"] = outputs.affine_residual(parts.rest + parts.shift, parts.change, rounding=noise * size)

@@ -21,9 +21,8 @@ def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) 
     $$ \epsilon = 1.4826 \cdot \operatorname{MAD} \cdot c, \qquad
        \operatorname{MAD} = \operatorname{med}\bigl|\,|a| - \operatorname{med}|a|\,\bigr| $$
 
-    Both medians are the *lower* middle value for an even number of elements, and MAD is at least 1e-12, as in the released
-    code; the paper's text takes MAD of the activations themselves (`absolute=False`). c runs from 0.05 to 0.45 over the
-    paper's models and benchmarks, without a rule: vary it.
+    Both medians are the *lower* middle value, and MAD is at least 1e-12, as in the released code; the paper's text takes MAD
+    of the activations themselves (`absolute=False`). c runs from 0.05 to 0.45 in the paper, without a rule: vary it.
 
     >>> arm_threshold(torch.tensor([0.0, 1.0, -2.0, 3.0]), c=1.0)
     tensor(1.4826)
@@ -52,9 +51,8 @@ def quantile(activations: Activations, *, q: float) -> Summary:
 def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#lead"] | float) -> Summary:
     r"""Share of activations closer to zero than `threshold`, in [0, 1].
 
-    $$ \mathrm{nz}(\epsilon) = \operatorname{mean}[\,|a| < \epsilon\,] $$
-
-    Take the threshold from the base run (`arm_threshold`, or a `quantile` of the absolute activations) and use it for both.
+    $\mathrm{nz}(\epsilon) = \operatorname{mean}[\,|a| < \epsilon\,]$. Take the threshold from the base run
+    (`arm_threshold`, or a `quantile` of the absolute activations) and use it for both.
 
     >>> near_zero_fraction(torch.tensor([0.0, -0.1, 0.5, 1.0]), threshold=0.2)
     tensor(0.5000)
@@ -103,10 +101,9 @@ def root_mean_square(activations: Activations) -> Summary:
 def gini(values: Activations) -> Summary:
     r"""Gini coefficient of the absolute values, in [0, 1 - 1/n]: inequality among elements.
 
-    $$ G = \frac{\sum_k (2k - n - 1)\, |a|_{(k)}}{n \sum_k |a|_k}, \qquad |a|_{(1)} \le \dots \le |a|_{(n)} $$
-
-    0: all equal; $1 - 1/n$: one element has everything. NaN where all are zero. Source: Hurley & Rickard 2009 (arXiv
-    0811.4706). The paper applies it to the histogram: `histogram_gini`.
+    $G = \frac{\sum_k (2k - n - 1)\, |a|_{(k)}}{n \sum_k |a|_k}, \qquad |a|_{(1)} \le \dots \le |a|_{(n)}$. 0: all equal;
+    $1 - 1/n$: one element has everything. NaN where all are zero. Source: Hurley & Rickard 2009 (arXiv 0811.4706). The
+    paper applies it to the histogram: `histogram_gini`.
 
     >>> gini(torch.tensor([1.0, 2.0, 3.0, 4.0]))
     tensor(0.2500)
@@ -136,8 +133,8 @@ def histogram(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Flo
 def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Summary:
     r"""Gini coefficient of the histogram's bin counts, in [0, 1 - 1/bins]: how unevenly activations fill their range.
 
-    0: every bin equally full; $1 - 1/B$: all in one bin. Use the same `edges` for both runs. Source: arXiv 2510.01032, Fig. 4
-    (bins not given).
+    0: every bin equally full; $1 - 1/B$: all in one. The same `edges` for both runs. Source: arXiv 2510.01032, Fig. 4 (no bins
+    given).
 
     >>> histogram_gini(torch.tensor([0.1, 0.2, 0.9]), edges=torch.tensor([0.0, 0.5, 1.0]))
     tensor(0.1667)
@@ -148,9 +145,7 @@ def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -
 def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:
     r"""Wasserstein-1 distance of two equally large samples, in the activations' unit: how far values moved on average.
 
-    $$ W_1 = \operatorname{mean}_k \bigl|a_{(k)} - b_{(k)}\bigr| $$
-
-    0: the same values in any order.
+    $W_1 = \operatorname{mean}_k \bigl|a_{(k)} - b_{(k)}\bigr|$. 0: the same values in any order.
 
     >>> wasserstein(torch.tensor([0.0, 1.0]), torch.tensor([3.0, 2.0]))
     tensor(2.)
@@ -161,9 +156,7 @@ def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_eleme
 def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:
     r"""Largest gap between the cumulative distributions of two samples, in [0, 1].
 
-    $$ D = \sup_x |F_a(x) - F_b(x)| $$
-
-    0: the same distribution; 1: no overlap. A distance only: elements are dependent, so its usual p-value means nothing.
+    $D = \sup_x |F_a(x) - F_b(x)|$. 1: no overlap. Elements are dependent, so its usual p-value means nothing.
 
     >>> kolmogorov_smirnov(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     tensor(0.5000)
@@ -178,9 +171,8 @@ def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserte
 def median_variance(activations: Float[Tensor, "*lead token d_mlp"]) -> Summary:
     r"""Variance of each neuron across tokens, median over neurons, in squared units of the activations.
 
-    $$ \operatorname{med}_d \operatorname{Var}_t(a_{td}) $$
-
-    Sample variance ($n - 1$); NaN with fewer than two tokens. Compare per prompt: elements are not replicates.
+    $\operatorname{med}_d \operatorname{Var}_t(a_{td})$, $n - 1$; NaN with fewer than two tokens. Compare per prompt, not per
+    element.
 
     >>> median_variance(torch.tensor([[0.0, 0.0, 5.0], [2.0, 4.0, 5.0]]))
     tensor(2.)
@@ -203,12 +195,10 @@ def ridge_scores(
 
     Labels 0, 1, ... become indicators $Y$; $K$ are the centred products of training rows, $k$ those of a tested row with them:
 
-    $$ s = \bar y + k\, (K + \alpha I)^{-1} (Y - \bar y) $$
-
-    Scores of one row sum to 1. $\alpha$ is the one of `PENALTIES` (times the mean eigenvalue of $K$) with the smallest
-    leave-one-out error of the training rows (PRESS), and at least $n\, \ell^2\, \overline{|x|^2}$: a reader's which cannot
-    tell rows that differ by less than `least` of their length. NaN for labels that no training row has. Source: Hoerl &
-    Kennard 1970; Allen 1974 (PRESS); linear probes Alain & Bengio (1610.01644).
+    $s = \bar y + k\, (K + \alpha I)^{-1} (Y - \bar y)$. Scores of a row sum to 1. $\alpha$ is the one of `PENALTIES` (times
+    the mean eigenvalue of $K$) with the smallest leave-one-out error of the training rows (PRESS), and at least
+    $n\, \ell^2\, \overline{|x|^2}$: a reader's which cannot tell rows that differ by less than `least` of their length. NaN
+    for labels that no training row has. Source: Hoerl & Kennard 1970; Allen 1974; linear probes Alain & Bengio (1610.01644).
 
     >>> x = np.array([[0.0], [1], [0], [1], [0.9]])
     >>> int(ridge_scores(x @ x.T, np.array([0, 1, 0, 1, 0]), np.arange(4), np.array([4])).argmax())
@@ -225,20 +215,17 @@ def ridge_scores(
     eigenvalues = np.maximum(eigenvalues, 0.0)
     floor = least**2 * np.trace(inner)
     turned, scores = vectors.T @ (y - mean), np.tile(mean, (len(test), 1))
+
+    def left_out(penalty: float) -> float:
+        """Sum of squared errors of each training row read by all others."""
+        kept = eigenvalues / (eigenvalues + penalty)
+        leverage = (vectors**2 * kept).sum(1) + 1 / len(vectors)
+        errors = (y - mean - vectors @ (turned * kept[:, None])) / np.maximum(1 - leverage, 1e-9)[:, None]
+        return float((errors**2).sum())
+
     if eigenvalues.any():
         penalties = [max(each * eigenvalues.mean(), floor) for each in PENALTIES]
-        errors = [_left_out(eigenvalues, vectors, turned, y - mean, each) for each in penalties]
-        penalty = penalties[int(np.argmin(errors))]
+        penalty = min(penalties, key=left_out)  # the first of equal ones
         scores += across @ (vectors @ (turned / (eigenvalues + penalty)[:, None]))
     scores[:, mean == 0] = np.nan
     return scores
-
-
-def _left_out(
-    eigenvalues: np.ndarray, vectors: np.ndarray, turned: np.ndarray, wanted: np.ndarray, penalty: float
-) -> float:
-    """Sum of squared errors of each row read by all others."""
-    kept = eigenvalues / (eigenvalues + penalty)
-    leverage = (vectors**2 * kept).sum(1) + 1 / len(vectors)
-    errors = (wanted - vectors @ (turned * kept[:, None])) / np.maximum(1 - leverage, 1e-9)[:, None]
-    return float((errors**2).sum())

@@ -6,7 +6,6 @@ average over a question with `segment_mean`. Rows that see no key (padding) are 
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -31,10 +30,8 @@ def span_mass(
 ) -> PerRow:
     r"""Share of each row's attention that goes to the span: $1 - \lambda$, the *drop*, a probability.
 
-    $$ m_i = \sum_{k \in I} A_{ik} = 1 - \lambda_i $$
-
-    0: the row ignores the span; 1: it reads nothing else. Source: arXiv 2510.01032, Eq. 1-2, whose text calls lambda "the drop
-    percentage" although it multiplies what is *kept*; here `retained_mass` is lambda and the drop is this function.
+    $m_i = \sum_{k \in I} A_{ik} = 1 - \lambda_i$. 0: it ignores the span; 1: it reads nothing else. Source: arXiv 2510.01032,
+    Eq. 1-2, whose text calls lambda, which is what is *kept* (`retained_mass`), the drop.
 
     >>> span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.2500])
@@ -49,10 +46,8 @@ def retained_mass(
 ) -> PerRow:
     r"""Share of each row's attention that stays outside the span: lambda, a probability.
 
-    $$ \lambda_i = \sum_{j \notin I} A_{ij} = 1 - m_i $$
-
-    1: the row ignores the span; 0: it reads nothing else. Summed over the other keys rather than taken from 1, so that a tiny
-    lambda keeps its digits. Source: arXiv 2510.01032, Eq. 1-2, per query and per head instead of one number.
+    $\lambda_i = \sum_{j \notin I} A_{ij} = 1 - m_i$, summed over the other keys, so that a tiny lambda keeps its digits. 1:
+    the row ignores the span. Source: arXiv 2510.01032, Eq. 1-2, per query and head instead of one number.
 
     >>> retained_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]))
     tensor([1.0000, 0.7500])
@@ -71,10 +66,8 @@ def span_log_odds(
 ) -> PerRow:
     r"""Log odds of reading the span against reading anything else, from attention scores before the softmax, in nats.
 
-    $$ \operatorname{logit}(1 - \lambda_i)
-       = \operatorname{LSE}_{k \in I} s_{ik} - \operatorname{LSE}_{j \notin I} s_{ij} $$
-
-    0: as much on the span as elsewhere. Exact where the probabilities have underflowed; -inf where the row sees no span key.
+    $\operatorname{logit}(1 - \lambda_i) = \operatorname{LSE}_{k \in I} s_{ik} - \operatorname{LSE}_{j \notin I} s_{ij}$. 0:
+    as much on the span as elsewhere. Exact where the probabilities have underflowed; -inf where the row sees no span key.
     For N identical tokens at held positions it is $\log N$ plus a constant (methods I12): slope 1 in $\log N$.
 
     >>> span_log_odds(torch.zeros(3, 3), span=torch.tensor([True, False, False]))
@@ -99,9 +92,7 @@ def non_sink_span_mass(
 ) -> PerRow:
     r"""Share of the span in the attention that does not go to the sink, a probability.
 
-    $$ \frac{m_i}{1 - A_{i,K_0}} $$
-
-    0: what is not parked on the sink ignores the span; 1: all of it goes there. NaN where it is less than `min_mass`.
+    $m_i / (1 - A_{i,K_0})$. 1: all that is not parked on the sink goes to the span. NaN where that is less than `min_mass`.
 
     >>> non_sink_span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]),
     ...                    sink=torch.tensor([True, False]))
@@ -117,10 +108,8 @@ def non_sink_span_mass(
 def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torch.float32) -> PerRow:
     r"""Span mass of a row that spreads its attention evenly over the keys that it sees, a probability.
 
-    $$ m_i^{\text{unif}} = |I \cap V_i| / |V_i| $$
-
-    With 55 of 115 tokens inserted at 18 it averages 0.59 over the question: a large span mass is no preference for the span.
-    Any other metric's null is that metric of `uniform_pattern(visible)`. Source: project's own (methods 4.2).
+    $m_i^{\text{unif}} = |I \cap V_i| / |V_i|$. With 55 of 115 tokens inserted at 18 it averages 0.59 over the question. Any
+    other metric's null is that metric of `uniform_pattern(visible)`. Source: project's own (methods 4.2).
 
     >>> span_mass_null(torch.tensor([[True, False], [True, True]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.5000])
@@ -138,11 +127,9 @@ def log_density_ratio(
 ) -> PerRow:
     r"""How much more attention a span token gets than another visible token, as a log ratio in nats.
 
-    $$ \mathrm{LD}_i = \ln \frac{m_i / n_i}{(1 - m_i - s_i) / (c_i - n_i - k_i)} $$
-
-    with $c_i$ visible keys, $n_i$ of them in the span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None` keeps the sink among
-    the others). Below 0 the span is avoided token by token, 0 is uniform, above 0 preferred. NaN where the row sees no span key
-    or no other key; infinite where probabilities have underflowed: take `log_density_ratio_from_scores`. Source: project's own
+    $\mathrm{LD}_i = \ln \frac{m_i / n_i}{(1 - m_i - s_i) / (c_i - n_i - k_i)}$, with $c_i$ visible keys, $n_i$ of them in the
+    span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None`: both 0). Below 0: the span is avoided token by token; 0:
+    uniform. NaN without a visible span key or other key; infinite where probabilities underflow. Source: project's own
     (methods 4.3).
 
     >>> log_density_ratio(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.4, 0.4, 0.2]]),
@@ -197,9 +184,7 @@ def attention_entropy(
 ) -> PerRow:
     r"""Shannon entropy of each attention row, in nats.
 
-    $$ H_i = -\sum_j A_{ij} \ln A_{ij}, \qquad 0 \ln 0 = 0 $$
-
-    0: the row reads a single token; $\ln c_i$: it reads its $c_i$ visible tokens evenly.
+    $H_i = -\sum_j A_{ij} \ln A_{ij}$, $0 \ln 0 = 0$. 0: it reads a single token; $\ln c_i$: its $c_i$ visible tokens evenly.
 
     >>> attention_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.0000, 0.6931])
@@ -213,9 +198,7 @@ def normalised_entropy(
 ) -> PerRow:
     r"""Entropy of each attention row as a share of the most that its visible keys allow, in [0, 1].
 
-    $$ H_i / \ln c_i $$
-
-    0: one token; 1: uniform. NaN where the row sees a single key.
+    $H_i / \ln c_i$. 0: one token; 1: uniform. NaN where the row sees a single key.
 
     >>> normalised_entropy(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([nan, 1.])
@@ -230,9 +213,7 @@ def effective_tokens(
 ) -> PerRow:
     r"""Number of tokens that each row reads as if evenly (Hill number of order 1).
 
-    $$ \exp(H_i) $$
-
-    1: a single token; $c_i$: all visible tokens evenly.
+    $\exp(H_i)$. 1: a single token; $c_i$: all visible tokens evenly.
 
     >>> effective_tokens(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([1., 2.])
@@ -245,9 +226,7 @@ def participation(
 ) -> PerRow:
     r"""Participation ratio of each row, in tokens (Hill number of order 2, never above `effective_tokens`).
 
-    $$ 1 / \textstyle\sum_j A_{ij}^2 $$
-
-    1: a single token; $c_i$: all visible tokens evenly.
+    $1 / \textstyle\sum_j A_{ij}^2$. 1: a single token; $c_i$: all visible tokens evenly.
 
     >>> participation(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([1., 2.])
@@ -256,44 +235,28 @@ def participation(
     return torch.where(visible.any(-1), 1 / pattern.square().sum(-1), torch.nan)
 
 
-@dataclass(frozen=True, eq=False)
-class EntropyChain:
-    """A row's entropy in nats as the sum of three terms: which side, where outside the span, where inside it."""
-
-    between: Float[Tensor, "*lead dest"]
-    outside: Float[Tensor, "*lead dest"]
-    inside: Float[Tensor, "*lead dest"]
-
-    @property
-    def total(self) -> PerRow:
-        return self.between + self.outside + self.inside
-
-
 @once
 def entropy_chain(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> EntropyChain:
-    r"""Entropy of each row split by the chain rule over span and rest, in nats.
+) -> tuple[PerRow, PerRow, PerRow]:
+    r"""Entropy of each row as the sum of three terms, in nats: (which side, where outside the span, where inside it).
 
-    $$ H(A_i) = h_2(\lambda_i) + \lambda_i H(A_{i,\bar I} / \lambda_i) + (1 - \lambda_i) H(A_{i,I} / (1 - \lambda_i)) $$
+    $H(A_i) = h_2(\lambda_i) + \lambda_i H(A_{i,\bar I} / \lambda_i) + (1 - \lambda_i) H(A_{i,I} / (1 - \lambda_i))$. A side
+    without mass contributes 0; the second term over lambda is what a prompt without the span has. Source: Shannon's grouping
+    axiom (methods I11).
 
-    `between` is the first term (0 when all mass is on one side), `outside` the second, which a prompt without the span has too
-    (divided by lambda), `inside` the third. A side without mass contributes 0. Source: Shannon's grouping axiom (methods I11).
-
-    >>> chain = entropy_chain(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), span=torch.tensor([False, True]))
-    >>> chain.between, chain.outside
-    (tensor([0.0000, 0.6931]), tensor([0., 0.]))
+    >>> entropy_chain(torch.tensor([[1.0, 0.0], [0.5, 0.5]]), span=torch.tensor([False, True]))
+    (tensor([0.0000, 0.6931]), tensor([0., 0.]), tensor([0., 0.]))
     """
     check_span(span, n_tokens=pattern.shape[-1])
     pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
     information = _information(pattern)
     masses = [row_sums(pattern, side) for side in (~span, span)]
     outer = [torch.xlogy(mass, mass) for mass in masses]
-    outside, inside = (
-        (whole - row_sums(information, side)).clamp(min=0) for whole, side in zip(outer, (~span, span), strict=True)
-    )
-    between = (0 - outer[0] - outer[1]).clamp(min=0)
-    return EntropyChain(*(torch.where(visible.any(-1), term, torch.nan) for term in (between, outside, inside)))
+    parts = [whole - row_sums(information, side) for whole, side in zip(outer, (~span, span), strict=True)]
+    terms = (torch.where(visible.any(-1), term.clamp(min=0), torch.nan) for term in (0 - outer[0] - outer[1], *parts))
+    between, outside, inside = terms
+    return between, outside, inside
 
 
 def within_span_entropy(
@@ -306,10 +269,8 @@ def within_span_entropy(
 ) -> PerRow:
     r"""How evenly each row spreads its span attention over the span tokens that it sees, in [0, 1].
 
-    $$ H(A_{i,I} / m_i) / \ln |I \cap V_i| $$
-
-    1: all alike (the paper's claim for meaningless tokens); 0: a single span token. NaN where fewer than two are seen or they
-    get less than `min_mass`.
+    $H(A_{i,I} / m_i) / \ln |I \cap V_i|$. 1: all alike (the paper's claim for meaningless tokens); 0: a single span token.
+    NaN where fewer than two are seen or they get less than `min_mass`.
 
     >>> within_span_entropy(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]),
     ...                     span=torch.tensor([False, True, True]))
@@ -333,9 +294,8 @@ def entropy_without_sink(
 ) -> PerRow:
     r"""Entropy of each row after the sink's share is removed and the rest renormalised, in nats.
 
-    $$ H(A_{i,\bar K_0} / (1 - A_{i,K_0})) $$
-
-    Tells a head that reads one token from one that parks its mass on the sink. NaN where less than `min_mass` escapes it.
+    $H(A_{i,\bar K_0} / (1 - A_{i,K_0}))$. Tells a head that reads one token from one that parks its mass on the sink. NaN
+    where less than `min_mass` escapes it.
 
     >>> entropy_without_sink(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.8, 0.1, 0.1]]),
     ...                      sink=torch.tensor([True, False, False]))
@@ -376,9 +336,7 @@ def renormalised_rows(
 ) -> Float[Tensor, "*lead dest base_src"]:
     r"""Rows of the inserted run over the shared tokens only, rescaled to sum to 1.
 
-    $$ q_{ij} = A'_{i,\pi(j)} / \lambda_i $$
-
-    NaN where less than `min_mass` lies outside the span. Choose the rows yourself: `pattern[..., pi, :]`.
+    $q_{ij} = A'_{i,\pi(j)} / \lambda_i$ of the rows given. NaN where less than `min_mass` lies outside the span.
 
     >>> renormalised_rows(torch.tensor([[0.25, 0.5, 0.25]]), alignment=torch.tensor([0, 2]))
     tensor([[0.5000, 0.5000]])
@@ -394,9 +352,8 @@ def renormalised_rows(
 def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
     r"""Jensen-Shannon divergence of two rows, in bits, in [0, 1].
 
-    $$ \tfrac12 \sum_j p_j \log_2 \frac{p_j}{m_j} + \tfrac12 \sum_j q_j \log_2 \frac{q_j}{m_j}, \quad m = (p + q) / 2 $$
-
-    0: equal; 1: disjoint.
+    $\tfrac12 \sum_j p_j \log_2 \frac{p_j}{m_j} + \tfrac12 \sum_j q_j \log_2 \frac{q_j}{m_j}, \quad m = (p + q) / 2$. 0:
+    equal; 1: disjoint.
 
     >>> jensen_shannon_divergence(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
     tensor(1.)
@@ -416,9 +373,8 @@ def jensen_shannon_distance(p: Distribution, q: Distribution) -> Distance:
 def hellinger(p: Distribution, q: Distribution) -> Distance:
     r"""Hellinger distance of two rows, in [0, 1].
 
-    $$ \tfrac{1}{\sqrt 2} \lVert \sqrt p - \sqrt q \rVert_2 $$
-
-    0: equal; 1: disjoint. Weighs changes at small probabilities more than total variation does.
+    $\tfrac{1}{\sqrt 2} \lVert \sqrt p - \sqrt q \rVert_2$. 0: equal; 1: disjoint. Small probabilities count more than in total
+    variation.
 
     >>> hellinger(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
     tensor(1.)
@@ -430,9 +386,7 @@ def hellinger(p: Distribution, q: Distribution) -> Distance:
 def total_variation(p: Distribution, q: Distribution) -> Distance:
     r"""Total variation distance of two rows, in [0, 1]: the attention that moved.
 
-    $$ \tfrac12 \lVert p - q \rVert_1 $$
-
-    0: equal; 1: disjoint.
+    $\tfrac12 \lVert p - q \rVert_1$. 0: equal; 1: disjoint.
 
     >>> total_variation(torch.tensor([0.5, 0.5]), torch.tensor([0.75, 0.25]))
     tensor(0.2500)

@@ -28,10 +28,8 @@ def span_output(
 ) -> RowVectors:
     r"""The part of each row's head output that comes from the span: the additive term Sigma, in units of the values.
 
-    $$ \Sigma_i = \sum_{k \in I} A_{ik} v_k $$
-
-    With `retained_mass`, in the first layer and at held positions, $z'_i = \lambda_i z_i + \Sigma_i$ exactly. Source: arXiv
-    2510.01032, Eq. 1-2.
+    $\Sigma_i = \sum_{k \in I} A_{ik} v_k$. With `retained_mass`, in the first layer and at held positions,
+    $z'_i = \lambda_i z_i + \Sigma_i$ exactly. Source: arXiv 2510.01032, Eq. 1-2.
 
     >>> span_output(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), torch.tensor([[5.0], [4.0]]),
     ...             span=torch.tensor([False, True]))
@@ -67,21 +65,17 @@ def span_output_weight(
     """
     check_span(span, n_tokens=pattern.shape[-1])
     pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
-    norms = []
-    for side in (span, ~span):
-        part = _weighted(pattern, values, side)
-        norms.append((part if output_weights is None else part @ output_weights.to(part.dtype)).norm(dim=-1))
-    total = norms[0] + norms[1]
-    return torch.where(total > 0, norms[0] / total, torch.nan)
+    parts = [_weighted(pattern, values, side) for side in (span, ~span)]
+    written = parts if output_weights is None else [part @ output_weights.to(part.dtype) for part in parts]
+    inside, outside = (part.norm(dim=-1) for part in written)
+    return torch.where(inside + outside > 0, inside / (inside + outside), torch.nan)
 
 
 def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
     r"""Mean cosine of all pairs of value vectors in the span, in [-1, 1].
 
-    $$ \frac{1}{N(N-1)} \sum_{k \ne l \in I} \cos(v_k, v_l) $$
-
-    1: all point the same way, so attention to the span adds one direction whatever its spread; about 0: unrelated. Zero vectors
-    leave the mean; NaN with fewer than two others.
+    $\frac{1}{N(N-1)} \sum_{k \ne l \in I} \cos(v_k, v_l)$. 1: all point the same way, so attention to the span adds one
+    direction whatever its spread; about 0: unrelated. Zero vectors leave the mean; NaN with fewer than two others.
 
     >>> value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=torch.tensor([True, False, True]))
     tensor(0.)
@@ -95,9 +89,8 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
 def value_spectral_share(values: Vectors, *, span: Segment) -> PerHead:
     r"""Share of the span's value energy on one direction, in [1/rank, 1].
 
-    $$ \sigma_1^2 / \textstyle\sum_r \sigma_r^2, \qquad \sigma = \text{singular values of } V_I \text{ (uncentred)} $$
-
-    1: rank one, a pure bias; small: many directions. NaN where all values are zero.
+    $\sigma_1^2 / \textstyle\sum_r \sigma_r^2$ of the singular values of $V_I$ (uncentred). 1: rank one, a pure bias. NaN if
+    all are zero.
 
     >>> value_spectral_share(torch.tensor([[3.0, 0.0], [0.0, 3.0], [5.0, 5.0]]), span=torch.tensor([True, True, False]))
     tensor(0.5000)
@@ -110,10 +103,8 @@ def value_spectral_share(values: Vectors, *, span: Segment) -> PerHead:
 def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
     r"""Number of directions that the span's values fill as if evenly.
 
-    $$ \exp H\bigl(\sigma / \textstyle\sum_r \sigma_r\bigr) $$
-
-    1: a single direction; N: all orthogonal and equally long. NaN where all values are zero. Source: effective rank of Roy &
-    Vetterli 2007, uncentred.
+    $\exp H(\sigma / \textstyle\sum_r \sigma_r)$. 1: one direction; N: all orthogonal and equally long. NaN where all values
+    are zero. Source: effective rank of Roy & Vetterli 2007, uncentred.
 
     >>> value_effective_rank(torch.tensor([[3.0, 0.0], [0.0, 3.0], [5.0, 5.0]]), span=torch.tensor([True, True, False]))
     tensor(2.)
@@ -127,10 +118,8 @@ def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
 def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> PerHead:
     r"""How far vectors at different rows point the same way, whatever their lengths, in [0, 1].
 
-    $$ R = \left\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \right\rVert $$
-
-    1: the span pushes every question token in one direction; 0: the pushes cancel. `vectors` are usually `span_output` rows.
-    Zero and undefined vectors leave the mean.
+    $R = \left\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \right\rVert$, of `span_output` rows
+    for example. 1: one direction at every row; 0: the pushes cancel. Zero and undefined vectors leave the mean.
 
     >>> direction_coherence(torch.tensor([[2.0, 0.0], [5.0, 0.0]])), direction_coherence(torch.tensor([[1.0], [-3.0]]))
     (tensor(1.), tensor(0.))
@@ -179,11 +168,10 @@ def affine_parts(
 ) -> AffineParts:
     r"""The change of head outputs by the retained mass lambda and the span's contribution Sigma, in units of z.
 
-    $$ z'_i - z_i = (\lambda_i - 1) z_i + \Sigma_i + \lambda_i (z^{\text{matched}}_i - z_i) + \text{rest} $$
-
-    Without `matched`, `before` has the inserted run's positions. With it, `before` is the plain run and `matched` the one
-    without the span at the inserted run's positions: the third term is the shift of rotary positions, which the paper's Eq. 2
-    leaves out. In the first layer the rest is 0 exactly. Source: arXiv 2510.01032, Eq. 2; methods §3, I1, I2, I10.
+    $z'_i - z_i = (\lambda_i - 1) z_i + \Sigma_i + \lambda_i (z^{\text{matched}}_i - z_i) + \text{rest}$. Without `matched`,
+    `before` has the inserted run's positions. With it, `before` is the plain run, `matched` the one without the span at the
+    inserted run's positions, and the third term the shift of rotary positions, which the paper's Eq. 2 leaves out. In the
+    first layer the rest is 0. Source: arXiv 2510.01032, Eq. 2; methods §3, I1, I2, I10.
 
     >>> parts = affine_parts(torch.tensor([[0.92]]), torch.tensor([[1.4]]), lam=torch.tensor([0.8]),
     ...                      sigma=torch.tensor([[-0.2]]))
@@ -202,10 +190,9 @@ def affine_parts(
 def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead | float = 0.0) -> PerHead:
     r"""How much of the change the form leaves open: eps, a ratio of norms over all rows.
 
-    $$ \epsilon = \frac{\lVert \text{rest} \rVert_F}{\lVert z' - z \rVert_F} $$
-
-    0: the form is exact, as it must be in the first layer; 1: it explains nothing; above 1: it points elsewhere. NaN where the
-    change is less than ten times `rounding` (the norm that rounding alone may have). Source: methods §3.
+    $\epsilon = \lVert \text{rest} \rVert_F / \lVert z' - z \rVert_F$. 0: the form is exact, as it must be in the first layer;
+    1: it explains nothing. NaN where the change is less than ten times `rounding` (the norm that rounding alone may have).
+    Source: methods §3.
 
     >>> affine_residual(torch.tensor([[0.0, 3.0]]), torch.tensor([[4.0, 3.0]]))
     tensor(0.6000)
@@ -216,28 +203,18 @@ def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead |
     return torch.where(resolved, widened(rest).flatten(-2).norm(dim=-1) / size, torch.nan)
 
 
-@dataclass(frozen=True, eq=False)
-class AffineFit:
-    """The best global affine map of all rows: `slope` (no retained mass: it may be negative or above 1), `offset`, `r2`."""
-
-    slope: Float[Tensor, "*lead"]
-    offset: Float[Tensor, "*lead d"]
-    r2: Float[Tensor, "*lead"]
-
-
-def affine_fit(before: RowVectors, after: RowVectors) -> AffineFit:
-    r"""The one slope and offset that map all rows best, by least squares, with the share of variance explained.
+def affine_fit(before: RowVectors, after: RowVectors) -> tuple[PerHead, Float[Tensor, "*lead d"], PerHead]:
+    r"""The one slope and offset that map all rows best, by least squares, and the share of variance that they explain.
 
     $$ a = \frac{\sum_i \langle z_i - \bar z, z'_i - \bar z' \rangle}{\sum_i \lVert z_i - \bar z \rVert^2}, \quad
        b = \bar z' - a \bar z, \quad R^2 = 1 - \frac{\sum_i \lVert z'_i - a z_i - b \rVert^2}
                                                     {\sum_i \lVert z'_i - \bar z' \rVert^2} $$
 
-    $R^2 = 1$: one affine map moves every row, which says nothing about the retained mass: rows with lambda 0.8 and 0.5 can have
-    $a = -0.94$. NaN where the rows before (for $a$) or after (for $R^2$) do not differ. Source: methods §3 (lam*, sig*); arXiv
-    2510.01032 reads Eq. 2 in this way.
+    $R^2 = 1$: one affine map moves every row, which says nothing about the retained mass: $a$ may be negative. NaN where the
+    rows before (for $a$) or after (for $R^2$) do not differ. Source: methods §3 (lam*, sig*); arXiv 2510.01032 reads Eq. 2 in
+    this way.
 
-    >>> fit = affine_fit(torch.tensor([[0.0], [1.0]]), torch.tensor([[3.0], [1.0]]))
-    >>> fit.slope, fit.offset, fit.r2
+    >>> affine_fit(torch.tensor([[0.0], [1.0]]), torch.tensor([[3.0], [1.0]]))
     (tensor(-2.), tensor([3.]), tensor(1.))
     """
     before, after = widened(before), widened(after)
@@ -249,11 +226,8 @@ def affine_fit(before: RowVectors, after: RowVectors) -> AffineFit:
     varies_after = spread_after > least * after.square().sum((-2, -1))
     slope = torch.where(varies, (x * y).sum((-2, -1)) / spread, torch.nan)
     wrong = (y - slope[..., None, None] * x).square().sum((-2, -1))
-    return AffineFit(
-        slope=slope,
-        offset=middle_after - slope[..., None] * middle,
-        r2=torch.where(varies_after, 1 - wrong / spread_after, torch.nan),
-    )
+    offset = middle_after - slope[..., None] * middle
+    return slope, offset, torch.where(varies_after, 1 - wrong / spread_after, torch.nan)
 
 
 def residual_share(
@@ -268,9 +242,9 @@ def residual_share(
     $$ s_h = \frac{\langle u_h W_O^h, \delta \rangle}{\langle \delta, \delta \rangle}, \qquad
        \delta = \sum_h (z'_h - z_h) W_O^h $$
 
-    The shares of all heads' whole changes sum to 1. Below 0: the part works against the change. `gain` multiplies what heads
-    write before it is added (`frozen_gain`; `change` is then the one after the norm, and what is missing to 1 is the norm's own
-    rescaling). NaN where nothing changes. Source: methods §3, I9 and I10.
+    The shares of all heads' whole changes sum to 1. Below 0: against the change. `gain` multiplies what heads write
+    (`frozen_gain`; `change` is then after the norm, whose own rescaling is what is missing to 1). NaN where nothing changes.
+    Source: methods §3, I9, I10.
 
     >>> residual_share(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[4.0]]), output_weights=torch.ones(2, 1, 1))
     tensor([0.2500, 0.7500])
@@ -288,10 +262,8 @@ def frozen_gain(
 ) -> Float[Tensor, "row d_model"]:
     r"""What an RMS norm multiplies each element of `wrote` by, so that with its scale frozen it is linear.
 
-    $$ \operatorname{norm}(x)_i = g_i \odot x_i, \qquad g_i = w / \operatorname{rms}(x_i) $$
-
-    Sums pass through $g$ term by term, as they do not through the norm itself. NaN in rows where the norm is no such product to
-    within `tolerance` (it centres, for example). Source: methods §3 (Gemma 3's norm of attention's output).
+    $\operatorname{norm}(x)_i = g_i \odot x_i$, $g_i = w / \operatorname{rms}(x_i)$: sums pass through $g$ term by term. NaN in
+    rows where the norm is no such product to within `tolerance` (it centres, for example). Source: methods §3 (Gemma 3).
 
     >>> frozen_gain(lambda x: 2 * x / x.square().mean(-1, keepdim=True).sqrt(), torch.tensor([[3.0, 3.0]]))
     tensor([[0.6667, 0.6667]])
@@ -308,23 +280,17 @@ def frozen_gain(
 PerRun = Float[Tensor, " batch"]
 
 
-def _log_probabilities(logits: Tensor) -> Tensor:
-    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
-
-
 def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
     r"""Sum of the answer tokens' teacher-forced log-probabilities, in nats.
 
-    $$ Y = \sum_k \ln p(a_k \mid \text{prompt}, a_{<k}) $$
-
-    0: the model is certain of the answer. `logits[:, k]` are those of the position that predicts answer token `k`. Source:
-    methods §7 (`Y_lp`).
+    $Y = \sum_k \ln p(a_k \mid \text{prompt}, a_{<k})$. 0: the model is certain of the answer. `logits[:, k]` are those of
+    the position that predicts answer token `k`. Source: methods §7 (`Y_lp`).
 
     >>> answer_logprob(torch.tensor([[[0.0, 0.0]]]), torch.tensor([1])).exp()
     tensor([0.5000])
     """
     there = answer.to(logits.device, non_blocking=logits.device.type != "cpu")
-    picked = _log_probabilities(logits).gather(-1, there.expand(logits.shape[:2])[..., None])
+    picked = widened(logits).log_softmax(-1).gather(-1, there.expand(logits.shape[:2])[..., None])
     return picked[..., 0].sum(-1)
 
 
@@ -340,10 +306,8 @@ def mean_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 def answer_probability(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
     r"""Geometric mean of the answer tokens' teacher-forced probabilities: a bounded outcome.
 
-    $$ Y = \exp\Big(\frac{1}{K} \sum_k \ln p(a_k \mid \text{prompt}, a_{<k})\Big) $$
-
-    1: the model is certain of the answer; 0: it excludes it. A single problem moves it by 1 at most. Source: methods §9
-    (`answer_prob`).
+    $Y = \exp(\frac{1}{K} \sum_k \ln p(a_k \mid \text{prompt}, a_{<k}))$. A single problem moves it by 1 at most. Source:
+    methods §9.
 
     >>> answer_probability(torch.zeros(1, 2, 4), torch.tensor([0, 1]))
     tensor([0.2500])
@@ -354,63 +318,47 @@ def answer_probability(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
 def logit_difference(logits: Logits, right: int, wrong: int) -> PerRun:
     r"""Logit of the right token minus that of a wrong one, at the last position read, in logits.
 
-    $$ Y = \ell_{\text{right}} - \ell_{\text{wrong}} $$
-
-    0: both are as likely. Source: Heimersheim & Nanda (2404.15255); methods §7 (`Y_ld`).
+    $Y = \ell_{\text{right}} - \ell_{\text{wrong}}$. 0: as likely. Source: Heimersheim & Nanda (2404.15255); methods §7
+    (`Y_ld`).
 
     >>> logit_difference(torch.tensor([[[1.0, 3.0]]]), 1, 0)
     tensor([2.])
     """
-    last = logits[:, -1] if logits.dtype == torch.float64 else logits[:, -1].float()
+    last = widened(logits[:, -1])
     return last[:, right] - last[:, wrong]
 
 
 def kl_divergence(logits: Logits, reference: Logits) -> PerRun:
     r"""Mean over positions of KL(reference || run), in nats per position.
 
-    $$ Y = \frac{1}{|R|} \sum_{t \in R} \sum_w p_{\text{ref}}(w) \ln \frac{p_{\text{ref}}(w)}{p_{\text{run}}(w)} $$
-
-    0: the same predictions. Source: methods §7 (`Y_kl`).
+    $Y = \frac{1}{|R|} \sum_{t \in R} \sum_w p_{\text{ref}}(w) \ln \frac{p_{\text{ref}}(w)}{p_{\text{run}}(w)}$. 0: the same
+    predictions. Source: methods §7 (`Y_kl`).
 
     >>> kl_divergence(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
     tensor([0.])
     """
-    run, ref = _log_probabilities(logits), _log_probabilities(reference)
+    run, ref = widened(logits).log_softmax(-1), widened(reference).log_softmax(-1)
     return (ref.exp() * (ref - run)).sum(-1).mean(-1)
 
 
 def circuit_performance(fractions: Float[Tensor, " size"], faithfulness: Float[Tensor, "*lead size"]) -> PerHead:
     r"""Area under the faithfulness curve of growing circuits: CPR, higher is better.
 
-    $$ \mathrm{CPR} = \int_0^1 f(k)\, dk $$
-
-    1: the first heads restore everything; above 1: they overshoot. By the trapezoid rule, linear in the fraction of heads.
-    Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
+    $\mathrm{CPR} = \int_0^1 f(k)\, dk$. 1: the first heads restore everything; above 1: they overshoot. By the trapezoid
+    rule, linear in the fraction of heads. Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
 
     >>> circuit_performance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
     tensor(0.5000)
     """
-    _check_fractions(fractions)
     return torch.trapezoid(widened(faithfulness), fractions, dim=-1)
 
 
 def circuit_distance(fractions: Float[Tensor, " size"], faithfulness: Float[Tensor, "*lead size"]) -> PerHead:
     r"""Area between the faithfulness curve of growing circuits and 1: CMD, lower is better.
 
-    $$ \mathrm{CMD} = \int_0^1 |1 - f(k)|\, dk $$
-
-    0: every circuit behaves like the whole model. Source: MIB, Mueller et al. 2025 (arXiv 2504.13151).
+    $\mathrm{CMD} = \int_0^1 |1 - f(k)|\, dk$. 0: every circuit behaves like the whole model. Source: as `circuit_performance`.
 
     >>> circuit_distance(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
     tensor(0.5000)
     """
-    _check_fractions(fractions)
     return torch.trapezoid((1 - widened(faithfulness)).abs(), fractions, dim=-1)
-
-
-def _check_fractions(fractions: Tensor) -> None:
-    if len(fractions) < 2 or (fractions.diff() <= 0).any():
-        raise ValueError(
-            f"fractions must be at least two strictly increasing sizes, got {fractions.tolist()}; small fractions of "
-            "few heads round to the same number of heads: drop the duplicates"
-        )

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Literal, ParamSpec, TypeVar, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..core.shapes import DestPositions, Pattern, PerColumn, PerHead, PerRow, Segment, Visible
@@ -72,47 +72,24 @@ def check_span(span: Tensor, *, n_tokens: int, may_cover_all: bool = False) -> N
         raise ValueError(f"the span {what}; mark only the inserted tokens")
 
 
-def span_bounds(span: Segment) -> tuple[Int[Tensor, "*lead"], Int[Tensor, "*lead"]]:
-    """First position of a one-piece span, and the first position after it.
-
-    >>> span_bounds(torch.tensor([False, True, True, False]))
-    (tensor(1), tensor(3))
-    """
-    check_span(span, n_tokens=span.shape[-1])
-    start = span.int().argmax(-1)
-    stop = span.shape[-1] - span.flip(-1).int().argmax(-1)
-    if (stop - start != span.sum(-1)).any():
-        raise ValueError(
-            "the span must be one unbroken block of tokens here, but it has several pieces; "
-            "onset and latency are only defined for one block: use span_collapse or collapsed_share"
-        )
-    return start, stop
-
-
 def row_mask(rows: RowChoice, *, question: Segment, span: Segment | None = None) -> Segment:
-    """The destination tokens that take part in a mean over rows.
-
-    `"all"` is every token; `"shared"` leaves out the span (for comparing a prompt with and without it); `"question"` is the
-    question; `"last"` its last token.
+    """The destination tokens of a mean over rows: all, all but the span, the question's, or its last.
 
     >>> row_mask("shared", question=torch.tensor([False, False, True]), span=torch.tensor([False, True, False]))
     tensor([ True, False,  True])
     >>> row_mask("last", question=torch.tensor([False, True, True]))
     tensor([False, False,  True])
     """
-    n_tokens = question.shape[-1]
-    check_segment(question, name="question", n_tokens=n_tokens)
+    check_segment(question, name="question", n_tokens=question.shape[-1])
     if span is not None:
-        check_segment(span, name="span", n_tokens=n_tokens)
-    if rows == "all":
+        check_segment(span, name="span", n_tokens=question.shape[-1])
+    if rows == "all" or (rows == "shared" and span is None):
         return torch.ones_like(question)
-    if rows == "shared":
-        return torch.ones_like(question) if span is None else ~span
+    if rows == "shared" and span is not None:
+        return ~span
     if rows == "question":
         return question.clone()
-    if rows == "last":
-        return question & (question.flip(-1).cumsum(-1).flip(-1) == 1)
-    raise ValueError(f'rows must be "all", "shared", "question" or "last", got {rows!r}')
+    return question & (question.flip(-1).cumsum(-1).flip(-1) == 1)
 
 
 def flanks(span: Segment, *, width: int = 5, exclude: Segment | None = None) -> Segment:
@@ -131,9 +108,8 @@ def flanks(span: Segment, *, width: int = 5, exclude: Segment | None = None) -> 
 def segment_mean(values: PerColumn, segment: Segment) -> PerHead:
     r"""Mean of a per-token (or per-row) quantity over a segment, in the quantity's own unit.
 
-    $$ \bar x_S = \frac{1}{|S'|} \sum_{j \in S'} x_j, \qquad S' = \{j \in S : x_j \text{ defined}\} $$
-
-    NaN where nothing is left.
+    $\bar x_S = \frac{1}{|S'|} \sum_{j \in S'} x_j$ over the defined $S' = \{j \in S : x_j \text{ defined}\}$; NaN where
+    nothing is left.
 
     >>> segment_mean(torch.tensor([1.0, 2.0, 4.0, float("nan")]), torch.tensor([False, True, True, True]))
     tensor(3.)
@@ -156,28 +132,34 @@ def prepared(
 ) -> tuple[Pattern, Visible]:
     """The pattern in at least float32 with zeros outside the visible keys, and these keys (causal where none are given).
 
-    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype; ValueError names one that does not sum to 1 or has a negative entry.
-    Half-precision rows are renormalised in float32 (bfloat16 rows are off by up to 2e-3, which an entropy shows). Rows that
-    see no key (padding) may hold anything and come back as zeros.
+    Rows may be off by `ROW_SUM_TOLERANCE`; ValueError names one that does not sum to 1 or has a negative entry. Half-precision
+    rows are renormalised (bfloat16 rows are off by up to 2e-3, which an entropy shows). Rows that see no key become zeros.
     """
-    visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
-    cleaned = torch.where(visible, widened(pattern), 0)
-    sums = cleaned.sum(-1)
-    sighted = visible.any(-1)
-    tolerance = ROW_SUM_TOLERANCE[pattern.dtype]
-    bad = sighted & ~((sums - 1).abs() <= tolerance)
-    below = sighted & (cleaned.amin(-1) < -tolerance) & ~bad
-    if (below | bad).any():
-        where = tuple((below | bad).nonzero()[0].tolist())
-        raise ValueError(
-            f"every attention row must hold probabilities and sum to 1 over the keys that it can see, but row {list(where)} "
-            f"sums to {sums[where].item():.6g} with a least entry of {cleaned[where].min().item():.6g} (tolerance "
-            f"{tolerance:g} for {pattern.dtype}). Pass probabilities after the softmax; for padding or sliding windows pass "
-            "`visible=`; renormalise an edited pattern first; of a model with learned sinks (GPT-OSS) take `with_sink_key`"
-        )
+    cleaned, sums, visible = _seen(pattern, visible, dest_positions, least=1.0)
     if pattern.dtype in (torch.float16, torch.bfloat16):
-        cleaned = cleaned / torch.where(sighted, sums, 1)[..., None]
+        cleaned = cleaned / torch.where(visible.any(-1), sums, 1)[..., None]
     return cleaned.clamp(min=0), visible
+
+
+def _seen(
+    pattern: Pattern, visible: Visible | None, dest_positions: DestPositions | None, *, least: float
+) -> tuple[Pattern, PerRow, Visible]:
+    """What rows give to the keys that they see, its sums, these keys; ValueError where a sum is not in [`least`, 1]."""
+    visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
+    cleaned, tolerance = torch.where(visible, widened(pattern), 0), ROW_SUM_TOLERANCE[pattern.dtype]
+    sums = cleaned.sum(-1)
+    fine = (sums - 1 <= tolerance) & (sums - least >= -tolerance) & (cleaned.amin(-1) >= -tolerance)
+    wrong = visible.any(-1) & ~fine
+    if wrong.any():
+        where = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"every attention row must hold probabilities and sum to {'1' if least else '1 at most'} over the keys that it can "
+            f"see, but row {list(where)} sums to {sums[where].item():.6g} with a least entry of "
+            f"{cleaned[where].min().item():.6g} (tolerance {tolerance:g} for {pattern.dtype}). Pass probabilities after the "
+            "softmax; for padding or sliding windows pass `visible=`; renormalise an edited pattern first; of a model with "
+            "learned sinks (GPT-OSS) take `with_sink_key`"
+        )
+    return cleaned, sums, visible
 
 
 def with_sink_key(
@@ -185,31 +167,18 @@ def with_sink_key(
 ) -> tuple[Float[Tensor, "*lead dest src+1"], Bool[Tensor, "*#lead dest src+1"]]:
     r"""A pattern whose rows sum to less than 1, as learned sinks leave it, with what they lack as one more key: the last one.
 
-    $$ A_{i,T} = 1 - \textstyle\sum_{j < T} A_{ij}, \qquad V_{i,T} = \text{true} $$
-
-    So a learned sink is a key outside every span, seen by every row, with value 0 and no token. Masks over the tokens get one
-    more entry (False for a span, True for a sink), and a block its `dest_positions`. Source: GPT-OSS (arXiv 2508.10925), whose
-    heads each learn a logit that joins the softmax and is dropped.
+    $A_{i,T} = 1 - \textstyle\sum_{j < T} A_{ij}$, $V_{i,T} = \text{true}$: a learned sink is a key outside every span, seen by
+    every row, with value 0 and no token. Masks over the tokens get one more entry (False for a span, True for a sink), and a
+    block its `dest_positions`. Source: GPT-OSS (arXiv 2508.10925), whose heads each learn a logit that joins the softmax.
 
     >>> with_sink_key(torch.tensor([[0.5, 0.0], [0.25, 0.25]]))[0]
     tensor([[0.5000, 0.0000, 0.5000],
             [0.2500, 0.2500, 0.5000]])
     """
-    visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
-    cleaned, sighted = torch.where(visible, widened(pattern), 0), visible.any(-1)
-    sums, tolerance = cleaned.sum(-1), ROW_SUM_TOLERANCE[pattern.dtype]
-    wrong = sighted & ~((sums <= 1 + tolerance) & (cleaned.amin(-1) >= -tolerance))
-    if wrong.any():
-        where = tuple(wrong.nonzero()[0].tolist())
-        raise ValueError(
-            f"beside a learned sink an attention row holds shares of at most 1 together, but row {list(where)} sums to "
-            f"{sums[where].item():.6g}, its least entry being {cleaned[where].min().item():.6g}: pass probabilities after the "
-            "softmax"
-        )
-    lacks = (1 - sums[..., None]).clamp(min=0).to(pattern.dtype)
-    lacks = torch.where(sighted[..., None], lacks, 0)  # a row that sees nothing (padding) stays undefined
-    seen = torch.cat([visible, visible.any(-1, keepdim=True)], -1)
-    return torch.cat([pattern, lacks], -1), seen
+    _, sums, visible = _seen(pattern, visible, dest_positions, least=0.0)
+    sighted = visible.any(-1, keepdim=True)  # a row that sees nothing (padding) stays undefined
+    lacks = torch.where(sighted, (1 - sums[..., None]).clamp(min=0).to(pattern.dtype), 0)
+    return torch.cat([pattern, lacks], -1), torch.cat([visible, sighted], -1)
 
 
 def resolved_visible(
@@ -238,9 +207,8 @@ def row_sums(values: Pattern, segment: Segment) -> PerRow:
 def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> Pattern:
     r"""Attention that prefers nothing: each row spreads 1 evenly over the keys that it can see.
 
-    $$ A_{ij} = V_{ij} / c_i, \qquad c_i = \textstyle\sum_j V_{ij} $$
-
-    The null of every pattern metric: put it in the pattern's place. Rows that see no key are zero.
+    $A_{ij} = V_{ij} / \textstyle\sum_j V_{ij}$: the null of every pattern metric, put in the pattern's place. Rows without
+    keys are zero.
 
     >>> uniform_pattern(torch.ones(2, 2).tril().bool())
     tensor([[1.0000, 0.0000],

@@ -25,11 +25,9 @@ def received_sums(
 ) -> tuple[PerColumn, Counts]:
     r"""Attention received by each token, summed over the rows of this block that read it, and the number of those rows.
 
-    $$ S_j = \sum_{i \in R_j} A_{ij}, \quad n_j = |R_j|, \quad R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\} $$
-
-    `rows` is a mask over all tokens (see `row_mask`); `diag` admits $i = j$. Tokens in `sink` get a count of 0; `renorm` also
-    divides each row by its mass outside the sink, and drops rows with less than `min_mass` there. Sums and counts of disjoint
-    blocks of rows add.
+    $S_j = \sum_{i \in R_j} A_{ij}$, $n_j = |R_j|$, $R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\}$. `rows` is a mask
+    over all tokens (`row_mask`); `diag` admits $i = j$. Tokens in `sink` count 0; `renorm` also divides each row by its mass
+    outside it, and drops rows with less than `min_mass` there. Sums and counts of disjoint blocks of rows add.
 
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
     (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
@@ -77,13 +75,11 @@ def received_attention(
 ) -> PerColumn:
     r"""Mean attention that each token receives from the tokens after it that see it, a probability.
 
-    $$ r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij} $$
-
-    The mean of a column strictly below the diagonal; $R_j$ and the options are those of `received_sums`. 0: nobody reads it; 1:
-    everybody reads nothing else. It falls with position by itself (later rows have more keys to share between): compare with
-    that of `uniform_pattern` on the same options. NaN for tokens read by fewer than `min_rows` rows, the last one always.
-    Source: arXiv 2510.01032 p. 3, after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the first
-    token for Llama and Gemma, and says nothing about sliding windows: rows that cannot see a token do not count here.
+    $r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij}$, $R_j$ and the options those of `received_sums`. 0: nobody reads it; 1:
+    everybody reads nothing else. It falls with position by itself (later rows have more keys): compare with
+    `uniform_pattern`'s. NaN for tokens read by fewer than `min_rows` rows, the last one always. Source: arXiv 2510.01032 p. 3,
+    after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the first token for Llama and Gemma, and
+    says nothing about sliding windows: rows that cannot see a token do not count.
 
     >>> received_attention(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]), min_rows=1)
     tensor([0.5500, 0.3000,    nan])
@@ -97,9 +93,8 @@ def received_attention(
 def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:
     r"""Attention received relative to what uniform attention would give, a ratio: rho.
 
-    $$ \rho_j = r_j / r_j^{\text{unif}} $$
-
-    1: no preference; 0: never read. Both with the same rows and options. Unlike $r$ it does not fall with position.
+    $\rho_j = r_j / r_j^{\text{unif}}$, on the same rows and options. 1: no preference; 0: never read. It does not fall with
+    position.
 
     >>> relative_received(torch.tensor([0.5, 0.1]), torch.tensor([0.25, 0.1]))
     tensor([2., 1.])
@@ -110,11 +105,9 @@ def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:
 def kurtosis(values: PerColumn) -> PerHead:
     r"""Excess kurtosis of the values on the last axis, NaN left out, a pure number.
 
-    $$ \frac{\tfrac1n \sum_j (x_j - \bar x)^4}{\bigl(\tfrac1n \sum_j (x_j - \bar x)^2\bigr)^2} - 3 $$
-
-    Of a received-attention profile it is the head's "receiver-headness": large when a few tokens get the attention, about -1.2
-    when all levels occur alike. NaN for constant values. Fisher's definition, biased. Source: Bogdan et al. 2025 (arXiv
-    2506.19143), there of sentences, here of tokens.
+    $\frac{\tfrac1n \sum_j (x_j - \bar x)^4}{(\tfrac1n \sum_j (x_j - \bar x)^2)^2} - 3$ (biased). Of a received-attention
+    profile: "receiver-headness", large when a few tokens get the attention. NaN for constant values. Source: Bogdan et al.
+    2025 (arXiv 2506.19143), of sentences.
 
     >>> kurtosis(torch.tensor([0.0, 0.0, 1.0, 1.0, float("nan")]))
     tensor(-2.)
@@ -133,11 +126,9 @@ def kurtosis(values: PerColumn) -> PerHead:
 def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> PerHead:
     r"""Share of `tokens` at which a head is a sink head, in [0, 1].
 
-    $$ \frac{1}{|S|} \sum_{k \in S} [\alpha_k > \epsilon] $$
-
-    With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate. `alpha` is
-    received attention with `diag=True` and `min_rows=1`: from the token itself and all later ones that see it. Source: Gu et
-    al. 2024 (arXiv 2410.10781), on prompts of 64 tokens.
+    $\frac{1}{|S|} \sum_{k \in S} [\alpha_k > \epsilon]$; its mean over prompts, layers and heads, of the first token alone, is
+    the published sink rate. `alpha` is received attention with `diag=True` and `min_rows=1`. Source: Gu et al. 2024 (arXiv
+    2410.10781), on prompts of 64 tokens.
 
     >>> sink_rate(torch.tensor([0.7, 0.35, 0.2]), torch.tensor([False, True, True]))
     tensor(0.5000)
@@ -149,11 +140,9 @@ def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> P
 def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:
     r"""Each token's norm over the median norm of `others`, a ratio.
 
-    $$ \frac{\lVert x_j \rVert}{\operatorname{med}_{k \in S} \lVert x_k \rVert} $$
-
-    1: as long as usual; tens and more: a massive activation; near 0, of values: attention there moves nothing. `others` make up
-    "usual": without the span and the first token. NaN where there are none, or their median is 0. Source: Sun et al. 2024
-    (arXiv 2402.17762), who compare entries, not norms, with the median.
+    $\lVert x_j \rVert / \operatorname{med}_{k \in S} \lVert x_k \rVert$. Tens and more: a massive activation; near 0, of
+    values: attention there moves nothing. `others` ($S$) leave out the span and the first token. NaN where there are none, or
+    their median is 0. Source: Sun et al. 2024 (arXiv 2402.17762), who compare entries with the median.
 
     >>> x = torch.tensor([[30.0, 40.0], [3.0, 4.0], [0.0, 5.0], [0.0, 0.0]])
     >>> relative_norms(x, others=torch.tensor([False, True, True, False]))
@@ -168,10 +157,8 @@ def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:
 def cosines_to_sink(vectors: Vectors, *, sink: Segment) -> PerColumn:
     r"""Cosine of each token's vector with that of the sink, in [-1, 1].
 
-    $$ \frac{x_j \cdot x_0}{\lVert x_j \rVert \lVert x_0 \rVert} $$
-
-    1: it points where the first token's does, as secondary sinks and long runs of one token do. NaN for a vector of zeros.
-    Source: secondary attention sinks, arXiv 2512.22213; repeated tokens, arXiv 2503.08908.
+    $x_j \cdot x_0 / (\lVert x_j \rVert \lVert x_0 \rVert)$. 1: where the first token's points, as secondary sinks (arXiv
+    2512.22213) and long runs of one token (arXiv 2503.08908) do. NaN for a vector of zeros.
 
     >>> cosines_to_sink(torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0]]), sink=torch.tensor([True, False, False]))
     tensor([1., 1., 0.])
@@ -191,22 +178,17 @@ def first_of(values: PerColumn, span: Segment) -> PerHead:
     >>> first_of(torch.tensor([1.0, 5.0, 2.0]), torch.tensor([False, True, True]))
     tensor(5.)
     """
-    return segment_mean(values, _first(span))
+    return segment_mean(values, span & (span.cumsum(-1) == 1))
 
 
 def first_against_rest(values: PerColumn, span: Segment) -> Float[torch.Tensor, "*lead"]:
     r"""A per-token quantity at the first inserted token over its mean at the others, a ratio.
 
-    $$ \frac{x_a}{\frac{1}{|S| - 1} \sum_{j \in S, j > a} x_j} $$
-
-    1: the span's tokens are alike; far above: the first stands for the sink. NaN where the span is a single token.
+    $x_a / \operatorname{mean}_{j \in S, j > a} x_j$. 1: all are alike; far above: the first stands for the sink. NaN for a
+    single token.
 
     >>> first_against_rest(torch.tensor([9.0, 6.0, 1.0, 3.0]), torch.tensor([False, True, True, True]))
     tensor(3.)
     """
-    rest = segment_mean(values, span & ~_first(span))
+    rest = segment_mean(values, span & (span.cumsum(-1) > 1))
     return torch.where(rest != 0, first_of(values, span) / rest, torch.nan)
-
-
-def _first(span: Segment) -> Segment:
-    return span & (span.cumsum(-1) == 1)

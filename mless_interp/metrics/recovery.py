@@ -13,7 +13,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from ..core.shapes import PerColumn, PerHead, Segment
-from .patterns import check_segment, check_span, segment_mean, span_bounds, widened
+from .patterns import check_segment, check_span, segment_mean, widened
 
 
 def span_collapse(
@@ -21,11 +21,10 @@ def span_collapse(
 ) -> PerHead:
     r"""How far the mean level of the span lies below a reference level: C, a share of that level.
 
-    $$ C = 1 - \bar r_I / \bar r_{\text{ref}} \in (-\infty, 1] $$
-
-    1: the span receives nothing; 0: as much as the reference; below 0: more. `reference` is a mask (the prefix without its
-    sink, or `flanks`) or a level per head. NaN without a reference token or where its level is under `min_reference`. Source:
-    project's own (methods 4.4). On relative received attention it is the headline $C_\rho$.
+    $C = 1 - \bar r_I / \bar r_{\text{ref}} \in (-\infty, 1]$. 1: the span receives nothing; 0: as much as the reference.
+    `reference` is a mask (the prefix without its sink, or `flanks`) or a level per head. NaN without a reference token or
+    where its level is under `min_reference`. Source: project's own (methods 4.4); on relative received attention the headline
+    $C_\rho$.
 
     >>> span_collapse(torch.tensor([0.4, 0.1, 0.1]), span=torch.tensor([False, True, True]),
     ...               reference=torch.tensor([True, False, False]))
@@ -39,9 +38,7 @@ def span_collapse(
 def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.25) -> PerHead:
     r"""Share of the span's tokens that receive less than `threshold` of what uniform attention would give, in [0, 1].
 
-    $$ |\{j \in I : \rho_j < \theta\}| / |I| $$
-
-    0: none is collapsed; 1: all are. Usual thresholds: 0.1, 0.25, 0.5.
+    $|\{j \in I : \rho_j < \theta\}| / |I|$. 0: none is collapsed; 1: all are. Usual thresholds: 0.1, 0.25, 0.5.
 
     >>> collapsed_share(torch.tensor([1.0, 0.1, 0.3]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
@@ -54,29 +51,26 @@ def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.
 def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead:
     r"""Jump of the level at the start of the span, in the profile's unit.
 
-    $$ \operatorname{mean}(\rho_{a}, \dots, \rho_{a+w-1}) - \operatorname{mean}(\rho_{a-w}, \dots, \rho_{a-1}) $$
-
-    Negative: attention drops as the span begins. Windows stop at the span's end and the prompt's start; NaN where nothing
-    defined precedes it. Make the sink NaN first (`sink=` of the profile), or it counts.
+    $\operatorname{mean}(\rho_{a}, \dots, \rho_{a+w-1}) - \operatorname{mean}(\rho_{a-w}, \dots, \rho_{a-1})$. Negative:
+    attention drops. Windows stop at the span's end and the prompt's start; NaN where nothing defined precedes it. Make the
+    sink NaN first, or it counts.
 
     >>> onset_step(torch.tensor([1.0, 1.0, 0.25, 0.25, 1.0]), span=torch.tensor([False, False, True, True, False]))
     tensor(-0.7500)
     """
     check_span(span, n_tokens=relative.shape[-1])
-    start = span_bounds(span)[0][..., None]
-    offset = torch.arange(relative.shape[-1], device=relative.device) - start
-    first = span & (offset < width)
+    offset = torch.arange(relative.shape[-1], device=relative.device) - span.int().argmax(-1, keepdim=True)
+    if (span != (offset >= 0) & (offset < span.sum(-1, keepdim=True))).any():
+        raise ValueError("the span has several pieces, and an onset is only defined for one block: use span_collapse")
     before = (offset < 0) & (offset >= -width)
-    return segment_mean(relative, first) - segment_mean(relative, before)
+    return segment_mean(relative, span & (offset < width)) - segment_mean(relative, before)
 
 
 def span_variation(received: PerColumn, *, span: Segment, min_mean: float = 1e-12) -> PerHead:
     r"""Coefficient of variation of the profile over the span: population deviation over mean, a pure number.
 
-    $$ \mathrm{CV} = \operatorname{sd}_{j \in I}(r_j) \,/\, \bar r_I $$
-
-    0: every span token receives the same (the paper's claim for meaningless tokens). NaN with fewer than two defined tokens or
-    a mean under `min_mean`.
+    $\mathrm{CV} = \operatorname{sd}_{j \in I}(r_j) \,/\, \bar r_I$. 0: every span token receives the same (the paper's claim).
+    NaN with fewer than two defined tokens or a mean under `min_mean`.
 
     >>> span_variation(torch.tensor([9.0, 1.0, 3.0]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
@@ -92,10 +86,8 @@ def span_variation(received: PerColumn, *, span: Segment, min_mean: float = 1e-1
 def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment, min_level: float = 1e-12) -> PerHead:
     r"""Level after the span relative to the level before it, within one run, a ratio.
 
-    $$ R_{\text{ratio}} = \bar r_{\text{post}} / \bar r_{\text{pre}} $$
-
-    1: the level is back; 0: nothing is received any more. NaN where the level before is under `min_level`. `before` is the
-    prefix without its sink, `after` the question. On the raw profile largely positional.
+    $R_{\text{ratio}} = \bar r_{\text{post}} / \bar r_{\text{pre}}$ of the question (`after`) and the prefix without its sink
+    (`before`). 1: the level is back. NaN where the level before is under `min_level`. On the raw profile largely positional.
 
     >>> recovery_ratio(torch.tensor([0.4, 0.1, 0.2]), before=torch.tensor([True, False, False]),
     ...                after=torch.tensor([False, False, True]))
@@ -110,10 +102,9 @@ def recovery_fraction(
 ) -> PerHead:
     r"""Share of the drop from before the span to inside it that is made up after it.
 
-    $$ R_{\text{frac}} = (\bar r_{\text{post}} - \bar r_{\text{span}}) / (\bar r_{\text{pre}} - \bar r_{\text{span}}) $$
-
-    0: none; 1: full; above 1: overshoot. NaN where there is no step to recover from: $|\text{pre} - \text{span}| <
-    \text{tolerance} \cdot \max(\text{pre}, \text{span})$. A span *above* its prefix also has a fraction.
+    $R_{\text{frac}} = (\bar r_{\text{post}} - \bar r_{\text{span}}) / (\bar r_{\text{pre}} - \bar r_{\text{span}})$. 0: none;
+    1: full; above 1: overshoot. NaN without a step to recover from:
+    $|\text{pre} - \text{span}| < \text{tolerance} \cdot \max(\text{pre}, \text{span})$.
 
     >>> recovery_fraction(torch.tensor([0.5, 0.1, 0.2]), before=torch.tensor([True, False, False]),
     ...                   span=torch.tensor([False, True, False]), after=torch.tensor([False, False, True]))
@@ -129,10 +120,9 @@ def recovery_fraction(
 def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -> PerHead:
     r"""Attention that the same tokens keep when the span is inserted, a ratio of sums: retention across conditions.
 
-    $$ R_{\text{aligned}} = \frac{\sum_{j \in S} r'_{\pi(j)}}{\sum_{j \in S} r_j} $$
-
-    1: all of it; 0: none. Both profiles are over shared rows; `tokens` is usually the question. NaN where the base sum is 0.
-    Against the gap or masked condition instead of the plain prompt it is content only.
+    $R_{\text{aligned}} = \sum_{j \in S} r'_{\pi(j)} / \sum_{j \in S} r_j$, both over shared rows; `tokens` is usually the
+    question. 1: all of it. NaN where the base sum is 0. Against the gap or masked condition instead of the plain prompt it is
+    content only.
 
     >>> aligned_recovery(torch.tensor([0.5, 0.3]), torch.tensor([0.4, 0.15]), tokens=torch.tensor([False, True]))
     tensor(0.5000)
@@ -147,9 +137,7 @@ def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -
 def aligned_ratio(base: PerColumn, inserted: PerColumn, *, min_base: float = 1e-12) -> PerColumn:
     r"""Attention that each aligned token receives with the span relative to without it, a ratio.
 
-    $$ r'_{\pi(j)} / r_j $$
-
-    1: unchanged; below 1: attenuated. NaN where the base receives less than `min_base`.
+    $r'_{\pi(j)} / r_j$. 1: unchanged; below 1: attenuated. NaN where the base receives less than `min_base`.
 
     >>> aligned_ratio(torch.tensor([0.5, 0.0]), torch.tensor([0.25, 0.1]))
     tensor([0.5000,    nan])
@@ -163,11 +151,10 @@ def recovery_latency(
 ) -> PerHead:
     r"""Tokens after the span until the level has come back to a share of its reference, in tokens.
 
-    $$ t^* = \min\{t \ge 0 : \operatorname{mean}(\rho'_{b+t}, \dots, \rho'_{b+t+w-1}) \ge \theta \cdot \text{ref}_t\} $$
-
-    0: at once; inf: never within the question (censored: summarise by the median and the share recovered). `after` is the
-    profile from the span's end on; `reference` that of the same tokens without the span (preferred), or one level per head, as
-    `[..., None]`. NaN if no window has all its values defined and a reference above 0.
+    $t^* = \min\{t \ge 0 : \operatorname{mean}(\rho'_{b+t}, \dots, \rho'_{b+t+w-1}) \ge \theta \cdot \text{ref}_t\}$. 0: at
+    once; inf: never within the question (censored: take medians). `after` is the profile from the span's end on; `reference`
+    that of the same tokens without the span (preferred), or one level per head, as `[..., None]`. NaN if no window is defined
+    with a reference above 0.
 
     >>> recovery_latency(torch.tensor([0.1, 0.2, 0.6, 0.8]), torch.tensor([1.0]), width=2)
     tensor(2.)
@@ -203,11 +190,10 @@ def running_median(series: PerColumn, *, width: int = 5) -> PerColumn:
 def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squared: float = 0.1) -> PerHead:
     r"""Time constant of the recovery after the span, in tokens, by least squares.
 
-    $$ y(t) = y_\infty - (y_\infty - y_0)\, e^{-t/\tau}, \qquad \tau \in [0.2, n] $$
-
-    At an end of the range: shorter or longer than the series can tell. `ratio` is `running_median(aligned_ratio(...))` from the
-    span's end on. For each tau on a logarithmic grid, refined twice around its best point, the other two are linear. NaN with
-    fewer than `min_points` defined values or an R squared below `min_r_squared`.
+    $y(t) = y_\infty - (y_\infty - y_0)\, e^{-t/\tau}$, $\tau \in [0.2, n]$: at an end, shorter or longer than the series can
+    tell. `ratio` is `running_median(aligned_ratio(...))` from the span's end on. For each tau on a logarithmic grid, refined
+    twice around its best point, the other two are linear. NaN with fewer than `min_points` defined values or an R squared
+    below `min_r_squared`.
 
     >>> recovery_time_constant(0.3 - 0.2 * torch.exp(-torch.arange(8.0) / 2))
     tensor(2.0000)
@@ -247,8 +233,6 @@ Peaks = Bool[Tensor, "*lead src"]
 def timing_pearson(base: PerColumn, inserted: PerColumn) -> PerHead:
     r"""Pearson correlation of two aligned profiles, in [-1, 1].
 
-    $$ \frac{\sum_j (x_j - \bar x)(y_j - \bar y)}{\sqrt{\sum_j (x_j - \bar x)^2 \sum_j (y_j - \bar y)^2}} $$
-
     1: the same shape up to scale and offset; 0: unrelated. NaN where either is constant.
 
     >>> round(timing_pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 2.0])).item(), 4)
@@ -272,9 +256,7 @@ def timing_spearman(base: PerColumn, inserted: PerColumn) -> PerHead:
 def attenuation_slope(base: PerColumn, inserted: PerColumn) -> PerHead:
     r"""Slope through the origin of the profile with the span on the profile without it, a ratio: attenuation.
 
-    $$ \beta = \frac{\sum_j x_j y_j}{\sum_j x_j^2} $$
-
-    1: unchanged; 0: everything gone; dominated by the spikes. NaN where the base is all zero.
+    $\beta = \sum_j x_j y_j / \sum_j x_j^2$. 1: unchanged; 0: everything gone. NaN where the base is all zero.
 
     >>> attenuation_slope(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]))
     tensor(0.5000)
@@ -287,10 +269,8 @@ def attenuation_slope(base: PerColumn, inserted: PerColumn) -> PerHead:
 def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
     r"""Share of the profile with the span that a pure scaling of the base profile explains.
 
-    $$ R_0^2 = 1 - \frac{\sum_j (y_j - \beta x_j)^2}{\sum_j y_j^2} $$
-
-    1: the same profile at another height; 0: a scaling explains nothing. About zero, as the line runs through the origin. NaN
-    where either profile is all zero.
+    $R_0^2 = 1 - \sum_j (y_j - \beta x_j)^2 / \sum_j y_j^2$, about zero. 1: the same profile at another height. NaN where
+    either is all zero.
 
     >>> attenuation_r_squared(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]))
     tensor(1.)
@@ -305,9 +285,8 @@ def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
 def spike_peaks(received: PerColumn, *, min_prominence: float | None = None) -> Peaks:
     r"""The tokens at which a profile peaks: local maxima that stand out.
 
-    A strict local maximum (of a plateau its leftmost token) with a prominence of at least `min_prominence`, by default $1.4826
-    \cdot \operatorname{MAD}$ of the profile. Undefined tokens are passed over as if absent; the first and last are never peaks.
-    Source: project's own (methods 4.6), on `scipy.signal.find_peaks`.
+    A strict local maximum (of a plateau its leftmost token) with a prominence of at least `min_prominence`, by default 1.4826
+    MAD of the profile. Undefined tokens are passed over as if absent; the first and last are never peaks (methods 4.6).
 
     >>> spike_peaks(torch.tensor([0.1, 0.5, 0.1, 0.11, 0.1, 0.3, 0.2])).int().tolist()
     [0, 1, 0, 0, 0, 1, 0]
@@ -331,9 +310,7 @@ def spike_peaks(received: PerColumn, *, min_prominence: float | None = None) -> 
 def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks, *, tolerance: int = 0) -> PerHead:
     r"""How many peaks two aligned profiles share, as an F1 score in [0, 1].
 
-    $$ F_1 = \frac{2\,TP}{|P_x| + |P_y|} $$
-
-    1: all peaks coincide within `tolerance` tokens, each used once; 0: none. NaN where neither has a peak.
+    $F_1 = 2\,TP / (|P_x| + |P_y|)$. 1: all coincide within `tolerance` tokens, each used once. NaN where neither has a peak.
 
     >>> matched_peaks_f1(torch.tensor([True, False, True]), torch.tensor([True, False, False]))
     tensor(0.6667)
@@ -359,9 +336,8 @@ def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks, *, tolerance: int
 def peak_attenuation(base: PerColumn, inserted: PerColumn, *, peaks: Peaks) -> PerHead:
     r"""Mean height of the base profile's peaks that is left with the span, a ratio.
 
-    $$ \frac{1}{|P_x|} \sum_{j \in P_x} y_j / x_j $$
-
-    1: spikes unchanged; 0: gone. `peaks` are `spike_peaks(base)`; NaN where there is none.
+    $\frac{1}{|P_x|} \sum_{j \in P_x} y_j / x_j$ with the peaks of `spike_peaks(base)`. 1: unchanged; 0: gone. NaN where there
+    is none.
 
     >>> peak_attenuation(torch.tensor([0.1, 0.4]), torch.tensor([0.1, 0.1]), peaks=torch.tensor([False, True]))
     tensor(0.2500)
@@ -384,11 +360,7 @@ def _ranks(values: Tensor) -> Tensor:
 
 def _correlation(x: Tensor, y: Tensor) -> Tensor:
     """Pearson's correlation over the defined entries (the same in both), NaN where either is constant."""
-    product = (_standardised(x) * _standardised(y)).nansum(-1).clamp(-1, 1)
+    centred = [values - values.nanmean(-1, keepdim=True) for values in (x, y)]
+    units = [values / values.square().nansum(-1, keepdim=True).sqrt() for values in centred]
     varied = [v.nan_to_num(nan=-torch.inf).amax(-1) > v.nan_to_num(nan=torch.inf).amin(-1) for v in (x, y)]
-    return torch.where(varied[0] & varied[1], product, torch.nan)
-
-
-def _standardised(values: Tensor) -> Tensor:
-    centred = values - values.nanmean(-1, keepdim=True)
-    return centred / centred.square().nansum(-1, keepdim=True).sqrt()
+    return torch.where(varied[0] & varied[1], (units[0] * units[1]).nansum(-1).clamp(-1, 1), torch.nan)

@@ -142,8 +142,8 @@ def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
     return lambda rows: formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
 
 
-def _chain(part: str) -> RowFormula:
-    return lambda rows: getattr(attention.entropy_chain(rows.block.pattern, span=rows.span, **rows.options), part)
+def _chain(term: int) -> RowFormula:
+    return lambda rows: attention.entropy_chain(rows.block.pattern, span=rows.span, **rows.options)[term]
 
 
 def _output_weight(rows: Rows) -> Tensor:
@@ -195,9 +195,9 @@ ROWS: Formulas = {
     "effective_tokens": (_from_pattern(attention.effective_tokens), ()),
     "participation": (_from_pattern(attention.participation), ()),
     "entropy_without_sink": (_from_pattern(attention.entropy_without_sink, "sink"), ()),
-    "entropy_between": (_chain("between"), ("span",)),
-    "entropy_outside": (_chain("outside"), ("span",)),
-    "entropy_inside": (_chain("inside"), ("span",)),
+    "entropy_between": (_chain(0), ("span",)),
+    "entropy_outside": (_chain(1), ("span",)),
+    "entropy_inside": (_chain(2), ("span",)),
     "rollout_span_share": (_rollout, ("span", "flow")),
     "span_output_weight": (_output_weight, ("span", "values", "output_weights")),
     "js_distance": (_distance(attention.jensen_shannon_distance), ("first_rows",)),
