@@ -8,7 +8,7 @@ that enters a layer (the same for all its heads) or of its heads' values.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class Metric:
     kind: Kind
     unit: str
     meaning: str
-    formula: Callable[[object], Tensor]
+    formula: Callable[[Any], Tensor]
     needs: tuple[Need, ...] = ()
     default: bool = True
     signed: bool = False
@@ -80,48 +80,48 @@ class Metric:
 
 
 WORDS = """
-span_mass | share | | attention on the span
-lam | share | | attention kept outside the span
-span_mass_without_sink | share | | attention on the span, of what does not go to the sink
-log_density_ratio | nats | signed | attention per span token against another token's; 0 is even
-within_span_entropy | share | | evenness of the attention inside the span
+span_mass | share | span | attention on the span
+lam | share | span | attention kept outside the span
+span_mass_without_sink | share | span | attention on the span, of what does not go to the sink
+log_density_ratio | nats | span scores signed | attention per span token against another token's; 0 is even
+within_span_entropy | share | span | evenness of the attention inside the span
 entropy | nats | | entropy of the attention row
 normalised_entropy | share | | entropy over its maximum
 effective_tokens | tokens | | tokens read as if evenly
 participation | tokens | | participation ratio
 entropy_without_sink | nats | | entropy without the sink
-entropy_between | nats | | entropy: span or rest
-entropy_outside | nats | | entropy: where outside the span
-entropy_inside | nats | | entropy: where inside the span
-rollout_span_share | share | asked | share of the span by attention rollout
-span_output_weight | share | asked | share of the span by norm
-js_distance | sqrt bits | asked | change of where shared tokens are read (Jensen-Shannon)
-hellinger | | asked | the same by Hellinger
-total_variation | share | asked | the same by total variation
+entropy_between | nats | span | entropy: span or rest
+entropy_outside | nats | span | entropy: where outside the span
+entropy_inside | nats | span | entropy: where inside the span
+rollout_span_share | share | span flow asked | share of the span by attention rollout
+span_output_weight | share | span values output_weights asked | share of the span by norm
+js_distance | sqrt bits | first_rows asked | change of where shared tokens are read (Jensen-Shannon)
+hellinger | | first_rows asked | the same by Hellinger
+total_variation | share | first_rows asked | the same by total variation
 kurtosis | | | excess kurtosis of received attention: spiky or diffuse
-sink_alpha | share | | mean attention on the first token
-sink_rate | share | | is the first token a sink
-span_sink_rate | share | | share of the span's tokens that are sinks
-span_first_alpha | share | asked | mean attention on the first inserted token
-span_first_alpha_ratio | ratio | asked | the same over the mean of the other inserted tokens
-span_received | share | | mean attention that a span token receives
-span_relative | ratio | | the same over uniform attention's
-collapse | share | signed | drop of the span below its reference, raw
-collapse_relative | share | signed | drop of the span below its reference, relative to uniform
-collapsed_share | share | | share of the span's tokens that are collapsed
-onset_step | ratio | signed | step of relative attention where the span begins (one block)
-span_variation | | | variation of received attention inside the span
-recovery_ratio | ratio | | level after the span over the level before it, relative to uniform
-recovery_ratio_raw | ratio | | the same, raw (largely positional)
-recovery_fraction | share | signed | share of the drop into the span that is made up after it
-span_residual_norm | ratio | asked | length of the span's residual stream over other tokens'
-span_first_residual_norm | ratio | asked | the same of the first inserted token
-sink_residual_norm | ratio | asked | the same of the first token of the prompt, the sink
-span_sink_cosine | | asked signed | cosine of the span's residual stream to the sink's
-span_first_sink_cosine | | asked signed | the same of the first inserted token
-span_value_norm | ratio | asked | length of the span's values over other tokens'
-span_first_value_norm | ratio | asked | the same of the first inserted token
-sink_value_norm | ratio | asked | the same of the first token of the prompt, the sink
+sink_alpha | share | sink_levels | mean attention on the first token
+sink_rate | share | sink_levels | is the first token a sink
+span_sink_rate | share | span sink_levels | share of the span's tokens that are sinks
+span_first_alpha | share | span sink_levels asked | mean attention on the first inserted token
+span_first_alpha_ratio | ratio | span sink_levels asked | the same over the mean of the other inserted tokens
+span_received | share | span | mean attention that a span token receives
+span_relative | ratio | span | the same over uniform attention's
+collapse | share | span signed | drop of the span below its reference, raw
+collapse_relative | share | span signed | drop of the span below its reference, relative to uniform
+collapsed_share | share | span | share of the span's tokens that are collapsed
+onset_step | ratio | span signed | step of relative attention where the span begins (one block)
+span_variation | | span | variation of received attention inside the span
+recovery_ratio | ratio | span | level after the span over the level before it, relative to uniform
+recovery_ratio_raw | ratio | span | the same, raw (largely positional)
+recovery_fraction | share | span signed | share of the drop into the span that is made up after it
+span_residual_norm | ratio | span residual asked | length of the span's residual stream over other tokens'
+span_first_residual_norm | ratio | span residual asked | the same of the first inserted token
+sink_residual_norm | ratio | span residual asked | the same of the first token of the prompt, the sink
+span_sink_cosine | | span residual asked signed | cosine of the span's residual stream to the sink's
+span_first_sink_cosine | | span residual asked signed | the same of the first inserted token
+span_value_norm | ratio | span values asked | length of the span's values over other tokens'
+span_first_value_norm | ratio | span values asked | the same of the first inserted token
+sink_value_norm | ratio | span values asked | the same of the first token of the prompt, the sink
 retention | ratio | | received attention that all shared tokens keep
 recovery_aligned | ratio | | received attention that the question's tokens keep
 recovery_latency | tokens | censored | tokens until attention is back; inf: never (one block)
@@ -134,10 +134,10 @@ spike_r_squared | share | | explained by a pure scaling
 spike_f1 | | | F1 of matched peaks
 peak_attenuation | ratio | | height of the base run's peaks that is left
 """
-"""Name, unit, flags (asked: only where asked for) and meaning of every metric; their order is that of tables."""
+"""Name, unit, needs and flags (asked: measured only where asked for) and meaning of every metric, in the order of tables."""
 
 
-def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
+def _of_rows(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
     """A formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
     return lambda rows: formula(rows.block.pattern, **{mask: getattr(rows, mask) for mask in masks}, **rows.options)
 
@@ -149,9 +149,8 @@ def _chain(term: int) -> RowFormula:
 def _output_weight(rows: Rows) -> Tensor:
     assert rows.values is not None
     values = torch.nn.functional.pad(rows.values[:, : rows.block.n_src], (0, 0, 0, rows.block.n_extra))
-    return outputs.span_output_weight(
-        rows.block.pattern, values, span=rows.span, output_weights=rows.output_weights, **rows.options
-    )
+    given = {"span": rows.span, **rows.options}
+    return outputs.span_output_weight(rows.block.pattern, values, output_weights=rows.output_weights, **given)
 
 
 def _rollout(rows: Rows) -> Tensor:
@@ -160,10 +159,10 @@ def _rollout(rows: Rows) -> Tensor:
 
 
 def _density(rows: Rows) -> Tensor:
-    segments = {"span": rows.span, "sink": rows.sink}
+    given = {"span": rows.span, "sink": rows.sink, **rows.options}
     if rows.block.scores is None:
-        return attention.log_density_ratio(rows.block.pattern, **segments, **rows.options)
-    return attention.log_density_ratio_from_scores(rows.block.scores, **segments, **rows.options)
+        return attention.log_density_ratio(rows.block.pattern, **given)
+    return attention.log_density_ratio_from_scores(rows.block.scores, **given)
 
 
 def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
@@ -182,40 +181,16 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
     return value
 
 
-Formulas = dict[str, tuple[Callable[[Any], Tensor], tuple[Need, ...]]]
-"""Name -> formula, and what it needs."""
-ROWS: Formulas = {
-    "span_mass": (_from_pattern(attention.span_mass, "span"), ("span",)),
-    "lam": (_from_pattern(attention.retained_mass, "span"), ("span",)),
-    "span_mass_without_sink": (_from_pattern(attention.non_sink_span_mass, "span", "sink"), ("span",)),
-    "log_density_ratio": (_density, ("span", "scores")),
-    "within_span_entropy": (_from_pattern(attention.within_span_entropy, "span"), ("span",)),
-    "entropy": (_from_pattern(attention.attention_entropy), ()),
-    "normalised_entropy": (_from_pattern(attention.normalised_entropy), ()),
-    "effective_tokens": (_from_pattern(attention.effective_tokens), ()),
-    "participation": (_from_pattern(attention.participation), ()),
-    "entropy_without_sink": (_from_pattern(attention.entropy_without_sink, "sink"), ()),
-    "entropy_between": (_chain(0), ("span",)),
-    "entropy_outside": (_chain(1), ("span",)),
-    "entropy_inside": (_chain(2), ("span",)),
-    "rollout_span_share": (_rollout, ("span", "flow")),
-    "span_output_weight": (_output_weight, ("span", "values", "output_weights")),
-    "js_distance": (_distance(attention.jensen_shannon_distance), ("first_rows",)),
-    "hellinger": (_distance(attention.hellinger), ("first_rows",)),
-    "total_variation": (_distance(attention.total_variation), ("first_rows",)),
-}
+def _sink_rate(of: str) -> Callable[[Profile], Tensor]:
+    return lambda p: received.sink_rate(p.alpha, getattr(p.layout, of), threshold=p.thresholds.sink)
 
 
 def _collapse(of: str) -> Callable[[Profile], Tensor]:
     return lambda p: recovery.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
 
 
-def _sink_rate(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: received.sink_rate(p.alpha, getattr(p.layout, of), threshold=p.thresholds.sink)
-
-
-def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: recovery.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
+def _collapsed(p: Profile) -> Tensor:
+    return recovery.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed)
 
 
 def _onset(p: Profile) -> Tensor:
@@ -224,33 +199,13 @@ def _onset(p: Profile) -> Tensor:
     return recovery.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
 
 
+def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
+    return lambda p: recovery.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
+
+
 def _recovery_fraction(p: Profile) -> Tensor:
     places = {"before": p.layout.before, "span": p.span, "after": p.layout.question}
     return recovery.recovery_fraction(p.relative, **places, tolerance=p.thresholds.step)
-
-
-_OF_SINKS: tuple[Need, Need] = ("span", "sink_levels")
-PROFILES: Formulas = {
-    "kurtosis": (lambda p: received.kurtosis(p.received), ()),
-    "sink_alpha": (lambda p: segment_mean(p.alpha, p.layout.sink), ("sink_levels",)),
-    "sink_rate": (_sink_rate("sink"), ("sink_levels",)),
-    "span_sink_rate": (_sink_rate("span"), _OF_SINKS),
-    "span_first_alpha": (lambda p: received.first_of(p.alpha, p.span), _OF_SINKS),
-    "span_first_alpha_ratio": (lambda p: received.first_against_rest(p.alpha, p.span), _OF_SINKS),
-    "span_received": (lambda p: segment_mean(p.received, p.span), ("span",)),
-    "span_relative": (lambda p: segment_mean(p.relative, p.span), ("span",)),
-    "collapse": (_collapse("received"), ("span",)),
-    "collapse_relative": (_collapse("relative"), ("span",)),
-    "collapsed_share": (
-        lambda p: recovery.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed),
-        ("span",),
-    ),
-    "onset_step": (_onset, ("span",)),
-    "span_variation": (lambda p: recovery.span_variation(p.received, span=p.span), ("span",)),
-    "recovery_ratio": (_recovery_ratio("relative"), ("span",)),
-    "recovery_ratio_raw": (_recovery_ratio("received"), ("span",)),
-    "recovery_fraction": (_recovery_fraction, ("span",)),
-}
 
 
 def _norms(vectors: Tensor, s: States) -> Tensor:
@@ -268,17 +223,8 @@ PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
 }
 
 
-def _state(
-    place: str, of: Need, formula: Callable[[Tensor, States], Tensor]
-) -> tuple[Callable[[States], Tensor], tuple[Need, ...]]:
-    return lambda s: PLACES[place](formula(s.vectors(of), s).cpu().expand(s.n_heads, -1), s), ("span", of)
-
-
-STATES: Formulas = {
-    **{f"{place}_residual_norm": _state(place, "residual", _norms) for place in PLACES},
-    **{f"{place}_sink_cosine": _state(place, "residual", _cosines) for place in ("span", "span_first")},
-    **{f"{place}_value_norm": _state(place, "values", _norms) for place in PLACES},
-}
+def _state(place: str, of: Need, formula: Callable[[Tensor, States], Tensor]) -> Callable[[States], Tensor]:
+    return lambda s: PLACES[place](formula(s.vectors[of], s).cpu().expand(s.n_heads, -1), s)
 
 
 def _latency(c: TwoProfiles) -> Tensor:
@@ -300,41 +246,88 @@ def _tau(c: TwoProfiles) -> Tensor:
     return recovery.recovery_time_constant(recovery.running_median(ratio))
 
 
-def _peaks(c: TwoProfiles) -> tuple[Tensor, Tensor]:
-    return recovery.spike_peaks(c.base), recovery.spike_peaks(c.inserted)
+def _peaks_f1(c: TwoProfiles) -> Tensor:
+    return recovery.matched_peaks_f1(recovery.spike_peaks(c.base), recovery.spike_peaks(c.inserted)).to(c.base)
 
 
-def _aligned(tokens: Callable[[Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
-    return lambda c: recovery.aligned_recovery(c.base, c.inserted, tokens=tokens(c.question))
+def _peak_attenuation(c: TwoProfiles) -> Tensor:
+    return recovery.peak_attenuation(c.base, c.inserted, peaks=recovery.spike_peaks(c.base))
 
 
-def _runs(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
+def _of_both(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
     return lambda c: formula(c.base, c.inserted)
 
 
-PAIRED: dict[str, Callable[[TwoProfiles], Tensor]] = {
-    "retention": _aligned(torch.ones_like),
-    "recovery_aligned": _aligned(lambda question: question),
+def _kept(c: TwoProfiles, tokens: Tensor) -> Tensor:
+    return recovery.aligned_recovery(c.base, c.inserted, tokens=tokens)
+
+
+Formulas = dict[str, Callable[[Any], Tensor]]
+ROWS: Formulas = {
+    "span_mass": _of_rows(attention.span_mass, "span"),
+    "lam": _of_rows(attention.retained_mass, "span"),
+    "span_mass_without_sink": _of_rows(attention.non_sink_span_mass, "span", "sink"),
+    "log_density_ratio": _density,
+    "within_span_entropy": _of_rows(attention.within_span_entropy, "span"),
+    "entropy": _of_rows(attention.attention_entropy),
+    "normalised_entropy": _of_rows(attention.normalised_entropy),
+    "effective_tokens": _of_rows(attention.effective_tokens),
+    "participation": _of_rows(attention.participation),
+    "entropy_without_sink": _of_rows(attention.entropy_without_sink, "sink"),
+    "entropy_between": _chain(0),
+    "entropy_outside": _chain(1),
+    "entropy_inside": _chain(2),
+    "rollout_span_share": _rollout,
+    "span_output_weight": _output_weight,
+    "js_distance": _distance(attention.jensen_shannon_distance),
+    "hellinger": _distance(attention.hellinger),
+    "total_variation": _distance(attention.total_variation),
+}
+PROFILES: Formulas = {
+    "kurtosis": lambda p: received.kurtosis(p.received),
+    "sink_alpha": lambda p: segment_mean(p.alpha, p.layout.sink),
+    "sink_rate": _sink_rate("sink"),
+    "span_sink_rate": _sink_rate("span"),
+    "span_first_alpha": lambda p: received.first_of(p.alpha, p.span),
+    "span_first_alpha_ratio": lambda p: received.first_against_rest(p.alpha, p.span),
+    "span_received": lambda p: segment_mean(p.received, p.span),
+    "span_relative": lambda p: segment_mean(p.relative, p.span),
+    "collapse": _collapse("received"),
+    "collapse_relative": _collapse("relative"),
+    "collapsed_share": _collapsed,
+    "onset_step": _onset,
+    "span_variation": lambda p: recovery.span_variation(p.received, span=p.span),
+    "recovery_ratio": _recovery_ratio("relative"),
+    "recovery_ratio_raw": _recovery_ratio("received"),
+    "recovery_fraction": _recovery_fraction,
+}
+PAIRED: Formulas = {
+    "retention": lambda c: _kept(c, torch.ones_like(c.question)),
+    "recovery_aligned": lambda c: _kept(c, c.question),
     "recovery_latency": _latency,
     "recovered": _recovered,
     "recovery_tau": _tau,
-    "spike_spearman": _runs(recovery.timing_spearman),
-    "spike_pearson": _runs(recovery.timing_pearson),
-    "spike_slope": _runs(recovery.attenuation_slope),
-    "spike_r_squared": _runs(recovery.attenuation_r_squared),
-    "spike_f1": lambda c: recovery.matched_peaks_f1(*_peaks(c)).to(c.base),
-    "peak_attenuation": lambda c: recovery.peak_attenuation(c.base, c.inserted, peaks=_peaks(c)[0]),
+    "spike_spearman": _of_both(recovery.timing_spearman),
+    "spike_pearson": _of_both(recovery.timing_pearson),
+    "spike_slope": _of_both(recovery.attenuation_slope),
+    "spike_r_squared": _of_both(recovery.attenuation_r_squared),
+    "spike_f1": _peaks_f1,
+    "peak_attenuation": _peak_attenuation,
 }
+STATES: Formulas = {
+    **{f"{place}_residual_norm": _state(place, "residual", _norms) for place in PLACES},
+    **{f"{place}_sink_cosine": _state(place, "residual", _cosines) for place in ("span", "span_first")},
+    **{f"{place}_value_norm": _state(place, "values", _norms) for place in PLACES},
+}
+_KINDS: dict[Kind, Formulas] = {"row": ROWS, "profile": PROFILES, "paired": PAIRED, "state": STATES}
 
 
 def _declared() -> dict[str, Metric]:
-    kinds: dict[Kind, Formulas] = {"row": ROWS, "profile": PROFILES, "state": STATES}
-    kinds["paired"] = {name: (formula, ("first_profile",)) for name, formula in PAIRED.items()}
-    formulas = {name: (kind, *made) for kind, named in kinds.items() for name, made in named.items()}
     found = {}
     for line in WORDS.strip().splitlines():
         name, unit, flags, meaning = (cell.strip() for cell in line.split("|"))
-        kind, formula, needs = formulas[name]
+        ((kind, formula),) = ((kind, named[name]) for kind, named in _KINDS.items() if name in named)
+        needs = tuple(need for need in get_args(Need) if need in flags.split())
         options = {"default": "asked" not in flags, "signed": "signed" in flags, "censored": "censored" in flags}
         found[name] = Metric(name, kind, unit, meaning, formula, needs, **options)
     return found

@@ -79,8 +79,9 @@ def attention_profile(
                 layout = pair_layout(pair, condition, rows=rows)
                 inputs = pair.condition(condition)
                 run = reduce_prompt(model, inputs, layout, plan, layers=layers, source=source)
-                real = {layer: run.layers[layer].mean("received", min_rows).cpu() for layer in layers}
-                null = {layer: run.nulls[layer].mean("received", min_rows).cpu() for layer in layers}
+                real, null = (
+                    {at: reduced.mean("received", min_rows).cpu() for at, reduced in each.items()} for each in run[:2]
+                )
             except ValueError as error:
                 raise in_context(error, f"condition {condition}") from error
             made[condition] = {
@@ -378,12 +379,12 @@ def _masses(
         return lambda rows: rows.block.pattern[..., rows.block.mask(mask)].double().sum(-1)
 
     plan = Plan(received=False, rows={segment: mass_on(mask) for segment, mask in masks.items()})
-    run = reduce_prompt(model, pair.condition(condition), layout, plan, layers=layers, source=source)
+    run, *_ = reduce_prompt(model, pair.condition(condition), layout, plan, layers=layers, source=source)
     found = {}
     for layer in layers:
         table = np.full((model.info.n_heads, len(segments), len(segments)), np.nan)
         table[:, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
-        for src, rows in run.layers[layer].of("rows").items():
+        for src, rows in run[layer].of("rows").items():
             for dest, mask in masks.items():
                 table[:, segments.index(dest), segments.index(src)] = segment_mean(rows.cpu(), mask).numpy()
         found[layer] = table

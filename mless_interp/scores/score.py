@@ -97,12 +97,13 @@ def score_heads(
             keep = number == 0 and len(conditions) > 1 and any("first_rows" in metric_named(n).needs for n in names)
             try:
                 inputs = pair.condition(condition)
-                run = reduce_prompt(model, inputs, layout, plan, layers=layers, keep=keep, compare=other, source=source)
+                options = {"layers": layers, "keep": keep, "compare": other, "source": source}
+                found_in, nulls, kept = reduce_prompt(model, inputs, layout, plan, **options)
                 for layer in layers:
-                    made.add(condition, layer, layout, run.layers[layer], run.nulls[layer], asked=asked[layer])
+                    made.add(condition, layer, layout, found_in[layer], nulls[layer], asked=asked[layer])
             except ValueError as error:
                 raise in_context(error, f"condition {condition}") from error
-            other = run.kept if keep else other or {}
+            other = kept if keep else other or {}
             tick(1)
         return {"values": made.values, "null": made.null}
 
@@ -221,7 +222,7 @@ def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
 def _plan(names: Sequence[str], layout: Layout, *, compared: bool, exclude_sink: bool, renorm: bool) -> Plan:
     """What a run has to be reduced to for these metrics; `compared`: with the first condition's."""
     missing: set[Need] = set() if layout.span is not None else {"span", "flow"}
-    missing |= set() if compared else {"first_profile", "first_rows"}
+    missing |= set() if compared else {"first_rows"}
     wanted = {metric.name: metric for metric in map(metric_named, names) if not missing & set(metric.needs)}
     rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
     return Plan(

@@ -6,7 +6,7 @@ and keys, so that no layer ever holds heads x tokens^2. Keys that no row of a bl
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal, get_args
 
 import torch
@@ -25,12 +25,9 @@ from ..prompts.pairs import PromptPair
 Source = Literal["auto", "pattern", "recomputed"]
 SOURCES = ("auto", "pattern", "recomputed")
 Reference = Literal["prefix", "flanks"]
-Need = Literal[
-    "span", "scores", "sink_levels", "values", "residual", "output_weights", "flow", "first_profile", "first_rows"
-]
+Need = Literal["span", "scores", "sink_levels", "values", "residual", "output_weights", "flow", "first_rows"]
 """What a metric can need: an inserted span; scores before the softmax; what each token gives itself and gets of all later
-ones; value vectors; the residual stream before the layer; W_O; the rollout from the span; and, of the first condition's
-run, its profile or its attention rows."""
+ones; value vectors; the residual stream before the layer; W_O; the rollout from the span; the first condition's rows."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
 
@@ -245,13 +242,12 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class States:
-    """What a metric of a layer's tokens sees: the residual stream before it `[token, d_model]`, values `[head, token, d_head]`
-    (None where no metric needs them)."""
+    """What a metric of a layer's tokens sees: `vectors` are the "residual" stream before it `[token, d_model]` and its "values"
+    `[head, token, d_head]`, where a metric needs them."""
 
     layout: Layout
     n_heads: int
-    residual: Tensor | None = None
-    values: Tensor | None = None
+    vectors: dict[Need, Tensor]
 
     @property
     def span(self) -> Tensor:
@@ -261,12 +257,6 @@ class States:
     def others(self) -> Tensor:
         """The tokens of the prompt itself, without its sink."""
         return ~self.span & ~self.layout.sink
-
-    def vectors(self, of: Need) -> Tensor:
-        """The residual stream, or the values, that a metric needs."""
-        found = self.residual if of == "residual" else self.values
-        assert found is not None
-        return found
 
 
 RowFormula = Callable[[Rows], Tensor]
@@ -353,16 +343,6 @@ def flow_step(block: Block, share: Tensor) -> Tensor:
     return 0.5 * (block.pattern[..., : block.n_src] @ u[: block.n_src]) + 0.5 * u[block.positions]
 
 
-@dataclass(frozen=True, eq=False)
-class Reduction:
-    """What is left of one prompt's forward pass, by layer: its own attention, uniform attention in its place, and, where they
-    are kept, queries and keys that another condition is compared with."""
-
-    layers: dict[int, Reduced]
-    nulls: dict[int, Reduced]
-    kept: dict[int, Other]
-
-
 def reduce_prompt(
     model: Model,
     inputs: Inputs,
@@ -373,23 +353,22 @@ def reduce_prompt(
     source: Source = "auto",
     keep: bool = False,
     compare: dict[int, Other] | None = None,
-) -> Reduction:
-    """One prompt's forward pass with its reducers: no logits, no pattern outlives its layer."""
+) -> tuple[dict[int, Reduced], dict[int, Reduced], dict[int, Other]]:
+    """One prompt's forward pass with its reducers: no logits, no pattern outlives its layer.
+
+    By layer: its own attention, uniform attention in its place, and, with `keep`, what another condition is compared with.
+    """
     recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
     masks = list(model.visible(inputs.to("cpu")))
-    distinct = {id(mask): mask[0] for mask in masks}
-    visible = [distinct[id(mask)] for mask in masks]  # layers of one window share a mask
-    moved: dict[tuple[int, torch.device], Tensor] = {}
+    first = [next(at for at, other in enumerate(masks) if other is mask) for mask in masks]  # one window, one mask
     held, needs = Held(), plan.needs
     found: dict[int, Reduced] = {}
     kept: dict[int, Other] = {}
     share = layout.inside.double() if "flow" in needs else None
 
-    def seen(layer: int, device: torch.device) -> Tensor:
-        key = id(masks[layer]), device
-        if key not in moved:
-            moved[key] = visible[layer].to(device)
-        return moved[key]
+    @cache
+    def seen(mask: int, device: torch.device) -> Tensor:
+        return masks[mask][0].to(device)
 
     def flowing(blocks: Iterator[Block], before: Tensor) -> Iterator[Block]:
         """The same blocks; when the last has been taken, the rollout has gone one layer further."""
@@ -401,19 +380,22 @@ def reduce_prompt(
         share = torch.cat(steps).cpu()
 
     def reduce(layer: int, blocks: Iterator[Block]) -> None:
-        values = weights = residual = None
+        vectors: dict[Need, Tensor] = {}
+        context = {"flow": share, "other": (compare or {}).get(layer)}
         if "residual" in needs:
-            residual = held.take(site(layer, "hook_resid_pre"))[0][0]
+            vectors["residual"] = held.take(site(layer, "hook_resid_pre"))[0][0]
         if "values" in needs:
             values = values_of_heads(held.take(site(layer, "attn.hook_v"))[0][0], model.info.n_heads)
-        if "output_weights" in needs and values is not None:
-            weights = model.attention_output(layer).weights.to(values.device)  # they may lie elsewhere
-        context = {"values": values, "output_weights": weights, "flow": share, "other": (compare or {}).get(layer)}
+            vectors["values"] = context["values"] = values
+        if "output_weights" in needs:
+            context["output_weights"] = model.attention_output(layer).weights.to(
+                values.device
+            )  # they may lie elsewhere
         if share is not None:
             blocks = flowing(blocks, share)
         if layer in layers:
             reduced = reduce_blocks(blocks, layout, plan, **context)
-            states = States(layout, model.info.n_heads, residual, values)
+            states = States(layout, model.info.n_heads, vectors)
             of_states = {("states", name): formula(states) for name, formula in plan.states.items()}
             found[layer] = Reduced(reduced.numbers | of_states)
         else:  # passed for the rollout alone
@@ -425,9 +407,9 @@ def reduce_prompt(
             (q, k), rule = held.take(*attention_sites(layer, "rot_q", "rot_k")), model.attention_rule(layer)
             if keep and layer in layers:
                 wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
-                kept[layer] = Other(wide[0], wide[1], seen(layer, q.device), rule, layout)
+                kept[layer] = Other(wide[0], wide[1], seen(first[layer], q.device), rule, layout)
             if recompute:
-                reduce(layer, recomputed_blocks(q, k, seen(layer, q.device), rule))
+                reduce(layer, recomputed_blocks(q, k, seen(first[layer], q.device), rule))
 
         return take
 
@@ -436,7 +418,8 @@ def reduce_prompt(
 
         def take(pattern: Tensor) -> None:
             scores = held.take(site(layer, "attn.hook_attn_scores"))[0][0] if "scores" in needs else None
-            reduce(layer, pattern_blocks(pattern[0], seen(layer, pattern.device), n_extra=n_extra, scores=scores))
+            visible = seen(first[layer], pattern.device)
+            reduce(layer, pattern_blocks(pattern[0], visible, n_extra=n_extra, scores=scores))
 
         return take
 
@@ -452,9 +435,8 @@ def reduce_prompt(
             capture[site(layer, "attn.hook_pattern")] = made(layer)
         capture |= held.captures(*wanted)
     model.run(inputs, capture=capture, logits_at="none")
-    nulls: dict[int, Reduced] = {}
-    for layer in layers:  # uniform attention reduced in the same way, once for each different visibility
-        same = next((nulls[each] for each in nulls if visible[each] is visible[layer]), None)
-        even = uniform_blocks(visible[layer], torch.float32, n_extra=model.attention_rule(layer).n_extra)
-        nulls[layer] = same or reduce_blocks(even, layout, plan.of_uniform())
-    return Reduction(brought_in(found), nulls, kept)
+    even = {}
+    for mask in {first[layer] for layer in layers}:  # uniform attention reduced in the same way
+        blocks = uniform_blocks(masks[mask][0], torch.float32, n_extra=model.attention_rule(mask).n_extra)
+        even[mask] = reduce_blocks(blocks, layout, plan.of_uniform())
+    return brought_in(found), {layer: even[first[layer]] for layer in layers}, kept
