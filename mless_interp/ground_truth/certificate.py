@@ -70,34 +70,27 @@ class Certificate(Result):
 
     @property
     def failed(self) -> tuple[Verdict, ...]:
-        """The lines that failed."""
         return tuple(verdict for verdict in self.verdicts if verdict.status == FAIL)
 
     def table(self) -> pd.DataFrame:
         """One row per line: of all prompts the largest error."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
 
-    def to_frame(self) -> pd.DataFrame:
-        """The same as `table`."""
-        return self.table()
+    to_frame = table
 
     def to_json(self) -> str:
         """Everything as one JSON document; what was not measured is null."""
-        lines = [
-            {key: None if isinstance(value, float) and not np.isfinite(value) else value for key, value in line.items()}
-            for line in map(dataclasses.asdict, self.verdicts)
-        ]
+        table = self.table().astype(object)
         found = {
             "passed": self.passed,
             "model": dataclasses.asdict(self.info) | {"versions": dict(self.info.versions)},
             "checks": None if self.checks is None else self.checks.to_dict(),
-            "lines": lines,
+            "lines": table.where(table.notna(), None).to_dict("records"),
             "prompts": list(self.prompts),
         }
         return json.dumps(found, indent=1)
 
     def headline(self) -> str:
-        """Return how many identities hold for which model, and whether to trust it."""
         i, n = self.info, Counter(verdict.status for verdict in self.verdicts)
         wrong = f"; do not trust results of this model on this backend: {', '.join(each.name for each in self.failed)}"
         return (
@@ -106,7 +99,6 @@ class Certificate(Result):
         )
 
     def details(self) -> list[str]:
-        """Return the model's geometry, the versions and the prompts."""
         i, windows = self.info, sorted({window for window in self.info.windows if window is not None})
         sliding = f", sliding windows of {', '.join(map(str, windows))}" if windows else ""
         lengths = ", ".join(str(len(pair["inserted_ids"])) for pair in self.prompts)
@@ -123,12 +115,10 @@ class Certificate(Result):
         return [f"{each.name}, {each.status}: {each.reason.rstrip('.')}." for each in self.verdicts if each.reason]
 
     def printed(self) -> pd.DataFrame:
-        """Return the lines, those that failed first."""
         table = self.table()[["name", "status", "error", "tolerance", "says", "reason"]]
         return table.sort_values("status", key=lambda each: each != FAIL, kind="stable")
 
     def shown(self) -> Shown:
-        """Every line with its error."""
         return Shown((ShownTable(self.printed(), "Self-check and exact identities."),))
 
 

@@ -89,7 +89,6 @@ class HookComparison(Result):
         return pd.DataFrame({"problem": self.problem_ids} | {name: getattr(self, name) for name in names})
 
     def headline(self) -> str:
-        """Return whether the hook is what was meant; if not, what it does in most problems."""
         (most, k), n = self._kinds()[0], len(self.found)
         where = f"in {k} of {count_of(n, 'problem')}"
         if most == AS_MEANT:
@@ -101,12 +100,10 @@ class HookComparison(Result):
         return sorted(Counter(self.found).most_common(), key=lambda each: each[0] == AS_MEANT)
 
     def details(self) -> list[str]:
-        """Return what else was found."""
         others = [f"In {k} of {len(self.found)}: {words}." for words, k in self._kinds()[1:]]
         return [*others, *([f"{self.in_a_batch[0].upper()}{self.in_a_batch[1:]}."] if self.in_a_batch else [])]
 
     def caveats(self) -> list[str]:
-        """Return what was not tried."""
         words = f"Tried on {count_of(len(self.found), 'prompt')} alone: code for other batches can still be wrong."
         return [] if self.batched else [words]
 

@@ -36,10 +36,9 @@ DOSES = (4, 16)
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a run of one prompt: `pattern` `[H, T, K]` rebuilt from rotated q and k (or the library's own where it
-    does not show them), `v` per query head `[H, K, d]`, `z` `[H, T, d]`, `own`: the library's pattern where it has one.
-
-    The keys are the tokens and, where heads have learned sinks, one more, whose value is 0; `visible` `[1|H, T, K]`."""
+    """One layer of a run of one prompt: `pattern` `[H, T, K]` rebuilt from rotated q and k (or the library's own where it does
+    not show them), `v` per query head `[H, K, d]`, `z` `[H, T, d]`, `own`: the library's pattern where it has one, `visible`
+    `[1|H, T, K]`. Keys are the tokens and, where heads have learned sinks, one more, whose value is 0."""
 
     pattern: Tensor
     v: Tensor
@@ -150,158 +149,23 @@ class Case:
         return (before.to(added.device) + added)[0, self.pair.shared]
 
 
-# ------------------------------------------------------------------------------------------------------------ formulas
+@dataclass(frozen=True)
+class Identity:
+    """One identity: what it `says`, its formula, the reason why it may not `apply`, and how many times the tolerance of
+    a first-layer identity it is allowed (rounding adds up over layers, and logarithms of small masses magnify it)."""
+
+    name: str
+    says: str
+    formula: Callable[[Case], Finding]
+    applies: Callable[[Case], str | None] = lambda case: None
+    factor: float = 1.0
 
 
-def own_pattern(case: Case) -> Finding:
-    """I0: softmax(q k) is the pattern that the library shows, and times the values it is z, in every layer."""
-    found = []
-    for layer in case.layers:
-        run = case.layer("inserted", layer)
-        found.append(apart(run.pattern.to(run.v) @ run.v, run.z))
-        if run.own is not None:
-            found.append(apart(run.own, run.pattern[..., : run.own.shape[-1]]))
-    return worst(found)
-
-
-def affine(case: Case) -> Finding:
-    """I1: z' = lambda z_ref + Sigma, inserted against gap and held against base."""
-    found = []
-    for new, reference in (("inserted", "gap"), ("held", "base")):
-        after, before = case.layer(new), case.layer(reference)
-        lam, sigma = case.parts(after)
-        found.append(apart(case.shared(after.z), lam[..., None] * before.z + sigma))
-    return worst(found)
-
-
-def third_term(case: Case) -> Finding:
-    """I2: against the plain run the shift of positions adds lambda (z_gap - z_base)."""
-    after, gap, base = (case.layer(name) for name in ("inserted", "gap", "base"))
-    lam, sigma = case.parts(after)
-    shift = lam[..., None] * (gap.z - base.z)
-    return apart(case.shared(after.z) - base.z, (lam - 1)[..., None] * base.z + sigma + shift, scale=size(after.z))
-
-
-def one_vector(case: Case) -> Finding:
-    """I3: identical inserted tokens have one value vector v, so Sigma = (1 - lambda) v."""
-    after, gap = case.layer("inserted"), case.layer("gap")
-    lam, sigma = case.parts(after)
-    towards = (1 - lam)[..., None] * after.v[:, case.pair.span[0]][:, None]
-    found = [apart(sigma, towards, scale=size(after.v))]
-    return worst([*found, apart(case.shared(after.z), lam[..., None] * gap.z + towards)])
-
-
-def renormalised(case: Case) -> Finding:
-    """I4: the pattern over the shared tokens, renormalised, is the reference pattern (distance 0)."""
-    after, gap = case.layer("inserted"), case.layer("gap")
-    extra = torch.arange(len(case.pair.inserted), after.pattern.shape[-1])
-    at = torch.cat([case.pair.shared, extra]).to(after.pattern.device)
-    rows = renormalised_rows(case.shared(after.pattern), alignment=at)
-    kept = ~rows.isnan().any(-1)
-    divergence = jensen_shannon_divergence(gap.pattern, rows)[kept]
-    return worst([apart(rows[kept], gap.pattern[kept]), Finding(float(divergence.double().max()), 1.0)])
-
-
-def prefix(case: Case) -> Finding:
-    """I5: what stands before the span never changes, in any layer."""
-    m = case.pair.span[0]
-    names = [site(layer, "hook_resid_post") for layer in case.layers]
-    return worst(apart(case.run("base")[name][:, :m], case.run("inserted")[name][:, :m]) for name in names)
-
-
-def gap_is_masked(case: Case) -> Finding:
-    """I6: the gap and the masked condition agree on shared tokens, in every layer and in the logits."""
-    gap, masked, at = case.run("gap"), case.run("masked"), case.pair.shared
-    names = ["logits", *(site(layer, "attn.hook_z") for layer in case.layers)]
-    return worst(apart(masked[name][:, at], gap[name]) for name in names)
-
-
-def knockout_is_patch(case: Case) -> Finding:
-    """I7: in layer 0 a renormalising knockout is the z patch from the masked and from the gap run."""
-    return worst(apart(case.edited(Knockout(), name), case.edited(PatchZ(), name)) for name in ("masked", "gap"))
-
-
-def zeroed(case: Case) -> Finding:
-    """I8: attention on the span set to 0 without renormalising leaves lambda z_ref."""
-    n = case.pair.n_after
-    lam, _ = case.parts(case.layer("inserted"))
-    z = case.edited(KnockoutZero())[0].transpose(0, 1)
-    return apart(z, lam[:, -n:, None] * case.layer("gap").z[:, -n:])
-
-
-def heads_add_up(case: Case) -> Finding:
-    """I9: the change of the residual stream after layer 0's attention is the sum over heads."""
-    after, masked = case.resid_mid("inserted"), case.resid_mid("masked")
-    per_head = case.written(case.shared(case.layer("inserted").z))
-    change = after - masked
-    found = apart(per_head.sum(0), change, scale=size(after))
-    squared = (change.double() ** 2).sum()
-    if float(squared) == 0:
-        return found  # nothing moved: there are no shares
-    shares = (per_head.double() * change.double()).sum((1, 2)) / squared
-    return worst([found, Finding(abs(float(shares.sum()) - 1) * size(change), size(after))])
-
-
-def scale_and_bias(case: Case) -> Finding:
-    """I10: what a head adds is its scale part plus its bias part, [(lambda - 1) z_ref + Sigma] W_O."""
-    after, reference = case.layer("inserted"), case.shared(case.layer("masked").z)
-    lam, sigma = case.parts(after)
-    split = reference + (lam - 1)[..., None] * reference + sigma
-    whole, parts = case.written(case.shared(after.z)), case.written(split.to(reference))
-    return apart(whole, parts, scale=size(case.resid_mid("inserted")))
-
-
-def entropy_splits(case: Case) -> Finding:
-    """I11: H(A') = h2(lambda) + lambda H(outside) + (1 - lambda) H(inside), in every layer."""
-    found = []
-    for layer in case.layers:
-        run = case.layer("inserted", layer)
-        between, outside, inside = entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys)
-        found.append(apart(attention_entropy(run.pattern, **run.keys), between + outside + inside))
-    return worst(found)
-
-
-def slope_one(case: Case) -> Finding:
-    """I12: N identical tokens at held positions: logit(1 - lambda) grows as log N with slope exactly 1."""
-    ids, odds = case.pair.span_ids, []
-    unit = next(n for n in range(1, len(ids) + 1) if len(ids) % n == 0 and ids == ids[:n] * (len(ids) // n))
-    for dose in DOSES:
-        insertion = replace(case.pair.insertion, n_tokens=unit * dose)
-        made = pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)
-        other = Case(case.model, followed(made)[0])
-        scores, rule = other.scores("held"), case.model.attention_rule(0)
-        keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
-        inside = with_extra(other.pair.span_mask.to(scores.device), rule)
-        after = slice(len(other.pair.base) - other.pair.n_after, None)
-        of_rows = span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
-        odds.append(of_rows[:, other.pair.shared][:, after])
-    slope = (odds[1] - odds[0]) / math.log(DOSES[1] / DOSES[0])
-    return apart(slope, torch.ones_like(slope))
-
-
-def before_it_is_blind(case: Case) -> Finding:
-    """I13: a span that stands before the question has nothing to read of it: blind = inserted, everywhere."""
-    blind, inserted = case.run("blind"), case.run("inserted")
-    return worst(apart(blind[name], inserted[name]) for name in inserted)
-
-
-def presence_and_computed(case: Case) -> Finding:
-    """I14: content = presence + computed: in layer 0 the first lies outside the span alone, the second in its rows alone."""
-    pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
-    masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
-    found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]
-    found += [
-        apart(case.layer("blind", at).z[:, :first], case.layer("inserted", at).z[:, :first]) for at in case.layers
-    ]
-    if case.model.has_rotated_sites:
-        hidden = CONTRASTS["computed"].cut(pair.inserted)
-        recording = case.model.record(pair.condition("inserted"), start=0)
-        state = LayerState.of(case.model, recording, 0, span=hidden.keys[None], rows=hidden.rows[None])
-        found.append(apart(Knockout().edited(state)[0].transpose(0, 1), blind))
-    return worst(found)
-
-
-# ----------------------------------------------------------------------------------------------- where each one applies
+def _identity(
+    name: str, says: str, *rest: Callable[[Case], str | None], factor: float = 1.0
+) -> Callable[[Callable[[Case], Finding]], Identity]:
+    """Make an identity of a formula; `rest`: why it may not apply."""
+    return lambda formula: Identity(name, says, formula, *rest, factor=factor)
 
 
 def _rotated(case: Case) -> str | None:
@@ -331,50 +195,167 @@ def _unwindowed(case: Case) -> str | None:
     return _identical(case)
 
 
-@dataclass(frozen=True)
-class Identity:
-    """One identity: what it `says`, its formula, the reason why it may not `apply`, and how many times the tolerance of
-    a first-layer identity it is allowed (rounding adds up over layers, and logarithms of small masses magnify it)."""
-
-    name: str
-    says: str
-    formula: Callable[[Case], Finding]
-    applies: Callable[[Case], str | None] = lambda case: None
-    factor: float = 1.0
+def _after_something(case: Case) -> str | None:
+    return None if case.pair.span[0] else "nothing stands before the span"
 
 
-IDENTITIES: tuple[Identity, ...] = (
-    Identity("I0", "the pattern shown is softmax(q k), and times the values it is z (every layer)", own_pattern),
-    Identity("I1", "z' = λ z_ref + Σ, position-matched", affine),
-    Identity("I2", "against the plain run: plus λ (z_gap - z_base)", third_term),
-    Identity("I3", "identical tokens: Σ = (1 - λ) v, one vector per head", one_vector, _identical),
-    Identity("I4", "renormalised shared pattern = reference pattern", renormalised),
-    Identity(
-        "I5",
-        "tokens before the span never change (every layer)",
-        prefix,
-        lambda case: None if case.pair.span[0] else "nothing stands before the span",
-    ),
-    Identity("I6", "gap = masked on shared tokens (every layer, logits)", gap_is_masked, factor=10.0),
-    Identity("I7", "layer 0: knockout = z patch from masked, from gap", knockout_is_patch, _rotated),
-    Identity("I8", "span attention zeroed: z = λ z_ref", zeroed, _rotated),
-    Identity("I9", "residual change = sum over heads, shares sum to 1", heads_add_up, _adds),
-    Identity("I10", "each head adds its scale part + its bias part", scale_and_bias, _adds),
-    Identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)", entropy_splits),
-    Identity("I12", "logit(1 - λ) = log N + constant, slope 1", slope_one, _unwindowed, 10.0),
-    Identity(
-        "I13",
-        "span before the question: blind = inserted (every layer)",
-        before_it_is_blind,
-        lambda case: "the span stands after the question, or part of it" if case.pair.span_sees_question else None,
-    ),
-    Identity(
-        "I14",
-        "content = presence + computed (layer 0: outside the span, in it)",
-        presence_and_computed,
-        lambda case: None if case.pair.span_sees_question else "nothing of the question stands before the span",
-    ),
-)
+def _before_the_question(case: Case) -> str | None:
+    return "the span stands after the question, or part of it" if case.pair.span_sees_question else None
+
+
+def _after_the_question(case: Case) -> str | None:
+    return None if case.pair.span_sees_question else "nothing of the question stands before the span"
+
+
+@_identity("I0", "the pattern shown is softmax(q k), and times the values it is z (every layer)")
+def own_pattern(case: Case) -> Finding:
+    found = []
+    for layer in case.layers:
+        run = case.layer("inserted", layer)
+        found.append(apart(run.pattern.to(run.v) @ run.v, run.z))
+        if run.own is not None:
+            found.append(apart(run.own, run.pattern[..., : run.own.shape[-1]]))
+    return worst(found)
+
+
+@_identity("I1", "z' = λ z_ref + Σ, position-matched")
+def affine(case: Case) -> Finding:
+    found = []
+    for new, reference in (("inserted", "gap"), ("held", "base")):
+        after, before = case.layer(new), case.layer(reference)
+        lam, sigma = case.parts(after)
+        found.append(apart(case.shared(after.z), lam[..., None] * before.z + sigma))
+    return worst(found)
+
+
+@_identity("I2", "against the plain run: plus λ (z_gap - z_base)")
+def third_term(case: Case) -> Finding:
+    after, gap, base = (case.layer(name) for name in ("inserted", "gap", "base"))
+    lam, sigma = case.parts(after)
+    shift = lam[..., None] * (gap.z - base.z)
+    return apart(case.shared(after.z) - base.z, (lam - 1)[..., None] * base.z + sigma + shift, scale=size(after.z))
+
+
+@_identity("I3", "identical tokens: Σ = (1 - λ) v, one vector per head", _identical)
+def one_vector(case: Case) -> Finding:
+    after, gap = case.layer("inserted"), case.layer("gap")
+    lam, sigma = case.parts(after)
+    towards = (1 - lam)[..., None] * after.v[:, case.pair.span[0]][:, None]
+    found = [apart(sigma, towards, scale=size(after.v))]
+    return worst([*found, apart(case.shared(after.z), lam[..., None] * gap.z + towards)])
+
+
+@_identity("I4", "renormalised shared pattern = reference pattern")
+def renormalised(case: Case) -> Finding:
+    after, gap = case.layer("inserted"), case.layer("gap")
+    extra = torch.arange(len(case.pair.inserted), after.pattern.shape[-1])
+    at = torch.cat([case.pair.shared, extra]).to(after.pattern.device)
+    rows = renormalised_rows(case.shared(after.pattern), alignment=at)
+    kept = ~rows.isnan().any(-1)
+    divergence = jensen_shannon_divergence(gap.pattern, rows)[kept]
+    return worst([apart(rows[kept], gap.pattern[kept]), Finding(float(divergence.double().max()), 1.0)])
+
+
+@_identity("I5", "tokens before the span never change (every layer)", _after_something)
+def prefix(case: Case) -> Finding:
+    m = case.pair.span[0]
+    names = [site(layer, "hook_resid_post") for layer in case.layers]
+    return worst(apart(case.run("base")[name][:, :m], case.run("inserted")[name][:, :m]) for name in names)
+
+
+@_identity("I6", "gap = masked on shared tokens (every layer, logits)", factor=10.0)
+def gap_is_masked(case: Case) -> Finding:
+    gap, masked, at = case.run("gap"), case.run("masked"), case.pair.shared
+    names = ["logits", *(site(layer, "attn.hook_z") for layer in case.layers)]
+    return worst(apart(masked[name][:, at], gap[name]) for name in names)
+
+
+@_identity("I7", "layer 0: knockout = z patch from masked, from gap", _rotated)
+def knockout_is_patch(case: Case) -> Finding:
+    return worst(apart(case.edited(Knockout(), name), case.edited(PatchZ(), name)) for name in ("masked", "gap"))
+
+
+@_identity("I8", "span attention zeroed: z = λ z_ref", _rotated)
+def zeroed(case: Case) -> Finding:
+    n = case.pair.n_after
+    lam, _ = case.parts(case.layer("inserted"))
+    z = case.edited(KnockoutZero())[0].transpose(0, 1)
+    return apart(z, lam[:, -n:, None] * case.layer("gap").z[:, -n:])
+
+
+@_identity("I9", "residual change = sum over heads, shares sum to 1", _adds)
+def heads_add_up(case: Case) -> Finding:
+    after, masked = case.resid_mid("inserted"), case.resid_mid("masked")
+    per_head = case.written(case.shared(case.layer("inserted").z))
+    change = after - masked
+    found = apart(per_head.sum(0), change, scale=size(after))
+    squared = (change.double() ** 2).sum()
+    if float(squared) == 0:
+        return found  # nothing moved: there are no shares
+    shares = (per_head.double() * change.double()).sum((1, 2)) / squared
+    return worst([found, Finding(abs(float(shares.sum()) - 1) * size(change), size(after))])
+
+
+@_identity("I10", "each head adds its scale part + its bias part", _adds)
+def scale_and_bias(case: Case) -> Finding:
+    after, reference = case.layer("inserted"), case.shared(case.layer("masked").z)
+    lam, sigma = case.parts(after)
+    split = reference + (lam - 1)[..., None] * reference + sigma
+    whole, parts = case.written(case.shared(after.z)), case.written(split.to(reference))
+    return apart(whole, parts, scale=size(case.resid_mid("inserted")))
+
+
+@_identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)")
+def entropy_splits(case: Case) -> Finding:
+    found = []
+    for layer in case.layers:
+        run = case.layer("inserted", layer)
+        between, outside, inside = entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys)
+        found.append(apart(attention_entropy(run.pattern, **run.keys), between + outside + inside))
+    return worst(found)
+
+
+@_identity("I12", "logit(1 - λ) = log N + constant, slope 1", _unwindowed, factor=10.0)
+def slope_one(case: Case) -> Finding:
+    ids, odds = case.pair.span_ids, []
+    unit = next(n for n in range(1, len(ids) + 1) if len(ids) % n == 0 and ids == ids[:n] * (len(ids) // n))
+    for dose in DOSES:
+        insertion = replace(case.pair.insertion, n_tokens=unit * dose)
+        made = pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)
+        other = Case(case.model, followed(made)[0])
+        scores, rule = other.scores("held"), case.model.attention_rule(0)
+        keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
+        inside = with_extra(other.pair.span_mask.to(scores.device), rule)
+        after = slice(len(other.pair.base) - other.pair.n_after, None)
+        of_rows = span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
+        odds.append(of_rows[:, other.pair.shared][:, after])
+    slope = (odds[1] - odds[0]) / math.log(DOSES[1] / DOSES[0])
+    return apart(slope, torch.ones_like(slope))
+
+
+@_identity("I13", "span before the question: blind = inserted (every layer)", _before_the_question)
+def before_it_is_blind(case: Case) -> Finding:
+    blind, inserted = case.run("blind"), case.run("inserted")
+    return worst(apart(blind[name], inserted[name]) for name in inserted)
+
+
+@_identity("I14", "content = presence + computed (layer 0: outside the span, in it)", _after_the_question)
+def presence_and_computed(case: Case) -> Finding:
+    pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
+    masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
+    found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]
+    found += [
+        apart(case.layer("blind", at).z[:, :first], case.layer("inserted", at).z[:, :first]) for at in case.layers
+    ]
+    if case.model.has_rotated_sites:
+        hidden = CONTRASTS["computed"].cut(pair.inserted)
+        recording = case.model.record(pair.condition("inserted"), start=0)
+        state = LayerState.of(case.model, recording, 0, span=hidden.keys[None], rows=hidden.rows[None])
+        found.append(apart(Knockout().edited(state)[0].transpose(0, 1), blind))
+    return worst(found)
+
+
+IDENTITIES = tuple(each for each in list(globals().values()) if isinstance(each, Identity))  # in the order of this file
 """I0 to I14: I1 to I13 of methods §3, before them that the backend's own pattern is the one that acts, and behind them that
 what a span computes begins in its own rows."""
 
