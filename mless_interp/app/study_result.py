@@ -19,7 +19,7 @@ from ..prompts.conditions import CONTRASTS
 from ..runtime.columns import Column, columns_of, declare
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads, place_of
 from ..scores.catalogue import metric_named
-from ..scores.scored import HeadScores
+from ..scores.score import HeadScores
 from ..statistics import CONFIDENCE, Interval, defined_mean, fewest_problems, holm, mean_interval, prevalence_test
 
 NONE = "none"

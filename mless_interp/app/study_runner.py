@@ -30,8 +30,7 @@ from ..runtime.engines import ShardDone
 from ..runtime.loop import progress_bar
 from ..runtime.text_safety import one_line
 from ..scores.catalogue import metric_named
-from ..scores.score import score_heads
-from ..scores.scored import HeadScores
+from ..scores.score import HeadScores, score_heads
 from ..statistics import CONFIDENCE
 from . import INCLUDED
 from .study_result import NONE, StudyResult

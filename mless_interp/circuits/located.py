@@ -29,7 +29,7 @@ from ..runtime.results import (
     rows_per_head,
 )
 from ..scores import HeadScores
-from ..scores.scored import is_sink
+from ..scores.score import is_sink
 from ..statistics import CONFIDENCE, Prevalence, holm
 from .judge import KINDS, NAMED, PER_HEAD, SIDES, Claims, InStratum, Judged, few_problems, judge, measured
 from .measure import MEASURES, OTHERS, beside_controls

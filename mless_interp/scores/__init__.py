@@ -2,8 +2,7 @@
 
 from .catalogue import DEFAULT, METRICS, SINKS, Metric
 from .profiles import AttentionProfile, Curve, SegmentAttention, attention_between_segments, attention_profile
-from .score import score_cache, score_heads
-from .scored import HeadScores
+from .score import HeadScores, score_cache, score_heads
 from .streaming import Thresholds
 
 __all__ = [

@@ -274,7 +274,7 @@ def test_heads_that_never_recover_are_the_most_extreme_and_are_counted() -> None
     assert table["recovery_latency_n"].tolist() == [5, 5, 5, 4, 5, 5], "infinite is defined, NaN is not"
     assert table["recovery_latency_infinite"].tolist() == [4, 1, 0, 0, 0, 0]
     assert np.isinf(table.loc["L0H0", "entropy"]) and np.isnan(table.loc["L0H0", "entropy_ci_low"]), "no finite mean"
-    assert np.isinf(made.mean("recovery_latency")[0, 0]) and made.count("recovery_latency")[1, 0] == 4
+    assert np.isinf(made.mean("recovery_latency")[0, 0])
     colours = mi.views.head_map(made, value="recovery_latency").axes[0].images[0]
     assert np.ma.filled(colours.get_array(), np.nan)[0, 0] == colours.norm.vmax == 6, "the end of the colours, not grey"
 

@@ -18,7 +18,7 @@ from mless_interp.circuits.located import sink_words
 from mless_interp.models.load import load_model
 from mless_interp.models.sites import site
 from mless_interp.scores import SINKS, HeadScores
-from mless_interp.scores.scored import MASSIVE, is_sink
+from mless_interp.scores.score import MASSIVE, is_sink
 
 BEFORE = "inserted"
 
