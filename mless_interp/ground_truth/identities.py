@@ -162,10 +162,10 @@ class Identity:
 
 
 def _identity(
-    name: str, says: str, *rest: Callable[[Case], str | None], factor: float = 1.0
+    name: str, says: str, applies: Callable[[Case], str | None] = lambda case: None, factor: float = 1.0
 ) -> Callable[[Callable[[Case], Finding]], Identity]:
-    """Make an identity of a formula; `rest`: why it may not apply."""
-    return lambda formula: Identity(name, says, formula, *rest, factor=factor)
+    """Make an identity of a formula."""
+    return lambda formula: Identity(name, says, formula, applies, factor)
 
 
 def _rotated(case: Case) -> str | None:

@@ -353,10 +353,11 @@ def score_heads(
             keep = number == 0 and len(conditions) > 1 and any("first_rows" in metric_named(n).needs for n in names)
             try:
                 inputs = pair.condition(condition)
-                options = {"layers": layers, "keep": keep, "compare": other, "source": source}
-                found_in, nulls, kept = reduce_prompt(model, inputs, layout, plan, **options)
+                run, nulls, kept = reduce_prompt(
+                    model, inputs, layout, plan, layers=layers, keep=keep, compare=other, source=source
+                )
                 for layer in layers:
-                    made.add(condition, layer, layout, found_in[layer], nulls[layer], asked=asked[layer])
+                    made.add(condition, layer, layout, run[layer], nulls[layer], asked=asked[layer])
             except ValueError as error:
                 raise in_context(error, f"condition {condition}") from error
             other = kept if keep else other or {}
