@@ -544,7 +544,7 @@ def story_variants(folder: Path, n_problems: int) -> list[Variant]:
             requests = [
                 mi.answers.decoding.Request((begin,), f"text-{at}") for at in range(n_problems + n_problems // 10 + 2)
             ]
-            drawn = mi.answers.complete.generate_completions(
+            drawn = mi.answers.engines.generate_completions(
                 model, requests, max_new_tokens=96, temperature=1.0, seed=seed
             )
             texts = [model.tokenizer.decode(drawn[r.key].tokens, skip_special_tokens=True).strip() for r in requests]

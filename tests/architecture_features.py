@@ -10,8 +10,8 @@ from architectures_under_test import folder_of
 from models_under_test import Gated, loaded, pairs_for, without_stepper
 
 import mless_interp as mi
-from mless_interp.answers.complete import generate_completions
 from mless_interp.answers.decoding import Request
+from mless_interp.answers.engines import generate_completions
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.certificate import certify_model
 from mless_interp.models.base import Model

@@ -72,7 +72,7 @@ def samples(model: Any, count: int, n_tokens: int, *, temperature: float, seed: 
         raise typer.BadParameter("this tokenizer has no beginning-of-sequence token to sample from: give --texts")
     requests = [mi.answers.decoding.Request((begin,), f"text-{at}") for at in range(count)]
     options = {"max_new_tokens": n_tokens, "temperature": temperature, "seed": seed}
-    made = mi.answers.complete.generate_completions(model, requests, **options)
+    made = mi.answers.engines.generate_completions(model, requests, **options)
     return [model.tokenizer.decode(made[request.key].tokens, skip_special_tokens=True).strip() for request in requests]
 
 

@@ -1,10 +1,11 @@
-"""What one completion is, draws and stops at; how a model is driven to make it is an engine's business.
+"""Completions of many prompts, batched, greedy or sampled: what one is, draws and stops at. Engines (`engines.py`) drive the
+model.
 
-Every row draws from generators of its own, made from the run's seed and the row's key, so that its completion does not
-depend on the rows beside it.
+Every row draws from generators of its own, made from the run's seed and the row's key, and padding is masked, so that its
+completion does not depend on the rows beside it (beyond rounding).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,9 +16,11 @@ from torch import Tensor
 from ..core.heads import Head, check_heads
 from ..mechanism.arm import ARM
 from ..models.base import Model
-from ..models.info import ModelError
+from ..models.info import ModelError, ModelInfo
+from ..models.memory import halved, smallest_gpu
 from ..patching.interventions import HeadTransfer
 from ..prompts.prompt import Tokenizer
+from ..runtime.engines import Tick, Unit, shard_of
 from ..statistics import derive_generator
 
 NOT_NUMBERS = "the model gave logits that are no numbers (NaN): load it in float32 or bfloat16"
@@ -121,7 +124,9 @@ class Row:
         self.tokens: list[int] = []
         self.stop: str | None = None
         self.logits: list[Tensor] = []
-        self.kept: dict[int, Tensor] = {}  # redistributed activations of earlier positions, for an engine without cache
+        self._kept: dict[
+            int, Tensor
+        ] = {}  # redistributed activations of earlier positions, for an engine without cache
         self._closing = closing
         self._sampling = derive_generator(decoding.seed, "sampling", request.key)
 
@@ -144,6 +149,11 @@ class Row:
     def uniform(self) -> float:
         return float(self._sampling.random())
 
+    def moved(self, z: Tensor, layer: int) -> Tensor:
+        """Head outputs of a layer with those of the transfer moved."""
+        assert self.decoding.movement is not None
+        return self.decoding.movement.moved(z, layer)
+
     def redrawn(self, activations: Tensor, layer: int) -> Tensor:
         """The redistribution of this step's activations `[token, d_mlp]`: the prompt's, or one token's."""
         arm, step = self.decoding.redistribution, len(self.tokens)
@@ -152,6 +162,12 @@ class Row:
             return activations
         generator = arm.generator(self.request.key, layer=layer, step=step)
         return arm.redistribute(activations, generator=generator).to(activations.dtype)
+
+    def all_redrawn(self, activations: Tensor, layer: int) -> Tensor:
+        """The same of all tokens so far, where no cache keeps what was drawn for earlier ones."""
+        kept = self._kept.get(layer, activations[:0])
+        self._kept[layer] = torch.cat([kept, self.redrawn(activations[len(kept) :], layer)])
+        return self._kept[layer]
 
     def accept(self, token: int) -> None:
         """Append a token and see whether the row ends with it."""
@@ -275,3 +291,105 @@ def accept_all(rows: Sequence[Row], tokens: Tensor, finished: Finished) -> None:
         row.accept(token)
     if ended := [row for row, _ in going if row.stop is not None]:
         finished(ended)
+
+
+def changed(
+    rows: Sequence[Row], values: Tensor, begins: Sequence[int], change: Callable[[Row, Tensor, int], Tensor], layer: int
+) -> Tensor:
+    """Values `[row, token, ...]` of a layer, changed from each row's `begins` on where the row goes on."""
+    new = values.clone()
+    for at, (row, begin) in enumerate(zip(rows, begins, strict=True)):
+        if row.stop is None:
+            new[at, begin:] = change(row, values[at, begin:], layer)
+    return new
+
+
+def check_requests(model: Model, requests: Iterable[Request], decoding: Decoding) -> None:
+    """Raise `ValueError` naming the first request that cannot be completed."""
+    seen: set[str] = set()
+    for request in requests:
+        if request.key in seen:
+            raise ValueError(f"the key {request.key!r} is given twice; each completion needs its own")
+        seen.add(request.key)
+        if len(request.prompt) + decoding.max_new_tokens > model.info.context_length:
+            raise ValueError(
+                f"{request.key!r}: a prompt of {len(request.prompt)} tokens and {decoding.max_new_tokens} new ones do not "
+                f"fit {model.info.name}'s context of {model.info.context_length}"
+            )
+
+
+def complete_all(
+    model: Model,
+    requests: Sequence[Request],
+    decoding: Decoding,
+    engine: CompletionEngine,
+    *,
+    batch_size: int | None,
+    on_finished: Callable[[dict[str, Completion]], None],
+    skip: Container[str] = frozenset(),
+) -> dict[str, Completion]:
+    """The completions of checked requests, by key; keys of `skip` are not made again, batches are cut as if they were."""
+    ordered = sorted(requests, key=lambda request: len(request.prompt))
+    size = batch_size or engine.rows_at_once
+    if size is None:
+        longest = max((len(request.prompt) for request in ordered), default=1)
+        gpu = smallest_gpu(model.devices)
+        size = rows_at_once(model.info, gpu, longest=longest, max_new_tokens=decoding.max_new_tokens)
+    batches = [tuple(range(at, min(at + size, len(ordered)))) for at in range(0, len(ordered), size)]
+    shard = shard_of(model.engine)
+    batches = batches if shard is None else shard.units(batches)
+    waiting = [left for batch in batches if (left := tuple(at for at in batch if ordered[at].key not in skip))]
+    found: dict[str, Completion] = {}
+
+    def take(new: dict[str, Completion]) -> None:
+        found.update(new)
+        on_finished(new)
+
+    for batch, made in model.engine(_Batches(model, ordered, decoding, engine), waiting, take):
+        ended = {ordered[at].key: each for at, each in zip(batch, made, strict=True)}
+        if new := {key: each for key, each in ended.items() if key not in found}:  # what the engine did not tick
+            take(new)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches:
+    """What is computed of a batch, wherever it is: the completion of each of its requests; `tick` takes them as they end."""
+
+    model: Model
+    requests: Sequence[Request]
+    decoding: Decoding
+    engine: CompletionEngine
+
+    def __call__(self, batch: Unit, tick: Tick) -> list[Completion]:
+        closing: dict[int, bool] = {}
+        found: dict[str, Completion] = {}
+
+        def finished(rows: list[Row]) -> None:
+            new = {row.request.key: row.completion() for row in rows}
+            found.update(new)
+            tick(new)
+
+        asked = [self.requests[at] for at in batch]
+        limit = len(asked)
+        while waiting := [request for request in asked if request.key not in found]:
+            rows = [Row(request, self.decoding, self.model.tokenizer, closing) for request in waiting[:limit]]
+            try:
+                with self.model.turn(), torch.no_grad():  # its hooks stay on from the first token to the last
+                    self.engine.run(rows, self.decoding, finished)
+            except (MemoryError, RuntimeError) as error:
+                limit = halved(sum(row.stop is None for row in rows), error)
+        return [found[request.key] for request in asked]
+
+
+def rows_at_once(info: ModelInfo, gpu: int | None, *, longest: int, max_new_tokens: int) -> int:
+    """Rows that fit about 2 GB on a CPU (None), or a quarter of the bytes of a GPU; `longest` prompt in tokens.
+
+    A first guess, always the same; halved if wrong.
+    """
+    cache = info.n_layers * info.n_cached * (longest + max_new_tokens)
+    prefill = longest * (8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * longest)
+    bytes_each = {"float64": 8, "float32": 4}.get(info.dtype, 2)
+    per_row = (cache + prefill) * bytes_each + 16 * info.d_vocab
+    most, budget = (64, 2e9) if gpu is None else (256, gpu / 4)
+    return max(1, min(most, int(budget / per_row)))

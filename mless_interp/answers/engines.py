@@ -2,12 +2,14 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..mechanism.arm import ARM
+from ..core.arguments import one_of
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
@@ -15,18 +17,30 @@ from ..models.hugging_face import reference_logits
 from ..models.info import Edit, Foreign, ModelError
 from ..models.sites import gate_edits, site
 from ..models.traced_ops import additive_mask
-from ..patching.interventions import HeadTransfer
-from .decoding import CompletionEngine, Decoding, Finished, Row, accept_all, check_finite, next_tokens
+from .decoding import (
+    Completion,
+    CompletionEngine,
+    Decoding,
+    Finished,
+    Request,
+    Row,
+    accept_all,
+    changed,
+    check_finite,
+    check_requests,
+    complete_all,
+    decoding_for,
+    next_tokens,
+)
 from .vllm import Vllm, VllmEngine
 
-Hook = Callable[..., object]
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
 
 
 def check_name(name: str | Vllm) -> None:
     """`ValueError` for an engine that there is not."""
-    if not isinstance(name, Vllm) and name not in ENGINES:
-        raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}")
+    if not isinstance(name, Vllm):
+        one_of(name, ENGINES, "engine")
 
 
 def engine_for(model: Model, name: str | Vllm) -> CompletionEngine:
@@ -42,6 +56,31 @@ def engine_for(model: Model, name: str | Vllm) -> CompletionEngine:
             'with backend="bridge" or "nnsight", or use engine="forward"'
         )
     return HuggingFaceEngine(model)
+
+
+def generate_completions(
+    model: Model,
+    requests: Iterable[Request],
+    *,
+    batch_size: int | None = None,
+    engine: str | Vllm = "auto",
+    on_finished: Callable[[dict[str, Completion]], None] | None = None,
+    **decoding: Any,
+) -> dict[str, Completion]:
+    """Complete every request, by key.
+
+    Parameters
+    ----------
+    batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
+    engine : as in `evaluate_accuracy`.
+    on_finished : called with the completions that have just ended, as soon as they have.
+    decoding : the fields of `Decoding`; `max_new_tokens` must be given.
+    """
+    asked, how = tuple(requests), decoding_for(model, **decoding)
+    check_requests(model, asked, how)
+    chosen = engine_for(model, engine)
+    chosen.check(model, how)
+    return complete_all(model, asked, how, chosen, batch_size=batch_size, on_finished=on_finished or (lambda _: None))
 
 
 class HuggingFaceEngine(CompletionEngine):
@@ -98,15 +137,11 @@ class HuggingFaceEngine(CompletionEngine):
         with ExitStack() as stack:
             stack.enter_context(_generation_config(self.module, config))
             if any(pads):
-                stack.enter_context(finite_masks(self.model))
+                _keep_finite(stack, self.model)
             if decoding.knockout:
                 spans = [_span_of(row, shared, n) for row, n in zip(rows, pads, strict=True)]
-                stack.enter_context(hidden_spans(self.model, decoding, torch.tensor(spans, device=device)))
-            if decoding.redistribution is not None:
-                stack.enter_context(redistributed(self.model, decoding.redistribution, rows, pads))
-            if decoding.movement is not None:
-                begins = [row.start + pad - shared for row, pad in zip(rows, pads, strict=True)]
-                stack.enter_context(moved_heads(self.model, decoding.movement, rows, begins))
+                _hide_spans(stack, self.model, decoding, torch.tensor(spans, device=device))
+            _change(stack, self.model, decoding, rows, [pad - shared for pad in pads])
             stack.enter_context(warnings.catch_warnings())
             if self.module.device.type == "meta":  # an offloaded embedding takes its tokens where they are
                 warnings.filterwarnings(
@@ -129,8 +164,7 @@ class HuggingFaceEngine(CompletionEngine):
         tokens = torch.tensor([rows[0].request.prompt[:shared]], device=self.model.info.device)
         with ExitStack() as stack:
             if decoding.knockout:  # where spans differ between rows, none begins inside the prefix
-                spans = torch.tensor([rows[0].span], device=tokens.device)
-                stack.enter_context(hidden_spans(self.model, decoding, spans))
+                _hide_spans(stack, self.model, decoding, torch.tensor([rows[0].span], device=tokens.device))
             self.module(
                 input_ids=tokens,
                 attention_mask=torch.ones_like(tokens),
@@ -202,27 +236,14 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
 
 
-@contextmanager
-def _hooked(
-    registrations: Iterable[tuple[object, Hook]],
-    kind: str = "register_forward_pre_hook",
-    **options: bool,
-) -> Iterator[None]:
-    """Modules, each with its hook while the context lasts."""
-    with ExitStack() as stack:
-        for module, hook in registrations:
-            stack.enter_context(getattr(module, kind)(hook, **options))
-        yield
-
-
-def attentions_of(model: Model) -> dict[int, object]:
+def attentions_of(model: Model) -> dict[int, Foreign]:
     """The attention module of each decoder layer whose name is known: where masks are put."""
     return {
         at: part.called_attention for at, part in enumerate(getattr(model, "parts", ())) if part.attention is not None
     }
 
 
-def finite_masks(model: Model) -> AbstractContextManager[None]:
+def _keep_finite(stack: ExitStack, model: Model) -> None:
     """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype.
 
     A mask's lowest number is -inf in float32 where it was made in float64, and becomes it in float16 once a score is
@@ -236,11 +257,12 @@ def finite_masks(model: Model) -> AbstractContextManager[None]:
         lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min) / 2
         return args, {**kwargs, "attention_mask": mask.clamp(min=lowest)}
 
-    needed = model.info.attention == "eager" and model.info.dtype in ("float64", "float16")
-    return _hooked([(each, clamp) for each in attentions_of(model).values()] * needed, with_kwargs=True)
+    if model.info.attention == "eager" and model.info.dtype in ("float64", "float16"):
+        for module in attentions_of(model).values():
+            stack.enter_context(module.register_forward_pre_hook(clamp, with_kwargs=True))
 
 
-def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> AbstractContextManager[None]:
+def _hide_spans(stack: ExitStack, model: Model, decoding: Decoding, spans: Tensor) -> None:
     """Knock heads out while generating: from every position after the span, its keys cannot be seen by these heads.
 
     `spans` `[row, (first, one past the last)]` counts padding. Each attention module with a knocked-out head is given a
@@ -249,93 +271,67 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> AbstractCon
     the last ones in a layer with a sliding window.
     """
 
-    def override(layer: int) -> Hook:
-        knocked = torch.zeros(model.info.n_heads, dtype=torch.bool)
+    def hide(layer: int, module: object, args: tuple[object, ...], kwargs: dict[str, Foreign]) -> object:
+        hidden = kwargs.get("hidden_states", args[0] if args else None)
+        if not isinstance(hidden, Tensor) or "attention_mask" not in kwargs:
+            raise ModelError(
+                f"{type(unwrapped(module)).__name__} takes no attention_mask by name: heads cannot be knocked out "
+                "while generating on this architecture"
+            )
+        caches = (kwargs.get(name) for name in ("past_key_values", "layer_past"))  # its name, by architecture
+        cache = next((each for each in caches if each is not None), None)
+        n_queries = hidden.shape[1]
+        before, (n_keys, first) = 0, (n_queries, 0)
+        if cache is not None:
+            before = int(cache.get_seq_length(layer))
+            n_keys, first = cache.get_mask_sizes(n_queries, layer)
+        keys = torch.arange(first, first + n_keys, device=hidden.device)
+        queries = torch.arange(before, before + n_queries, device=hidden.device)
+        start, stop = spans.to(hidden.device).unsqueeze(-1).unbind(1)  # [row, 1]
+        inside, after = (keys >= start) & (keys < stop), queries >= stop
+        knocked = torch.zeros(model.info.n_heads, dtype=torch.bool, device=hidden.device)
         knocked[[head.head for head in decoding.knockout if head.layer == layer]] = True
-        window = model.info.windows[layer]
+        unseen = inside[:, None, None, :] & after[:, None, :, None] & knocked[None, :, None, None]
+        mask = kwargs["attention_mask"]
+        if mask is None:
+            visible, window = keys <= queries[:, None], model.info.windows[layer]
+            if window is not None:
+                visible = visible & (queries[:, None] - keys < window)
+            mask = additive_mask(visible[None, None] & ~unseen, hidden.dtype)
+        elif mask.dtype == torch.bool:
+            mask = mask & ~unseen
+        else:
+            mask = mask.masked_fill(unseen, torch.finfo(mask.dtype).min)
+        return args, {**kwargs, "attention_mask": mask}
 
-        def hook(module: object, args: tuple[object, ...], kwargs: dict[str, Foreign]) -> object:
-            hidden = kwargs.get("hidden_states", args[0] if args else None)
-            if not isinstance(hidden, Tensor) or "attention_mask" not in kwargs:
-                raise ModelError(
-                    f"{type(unwrapped(module)).__name__} takes no attention_mask by name: heads cannot be knocked out "
-                    "while generating on this architecture"
-                )
-            mask = kwargs["attention_mask"]
-            caches = (kwargs.get(name) for name in ("past_key_values", "layer_past"))  # its name, by architecture
-            cache = next((each for each in caches if each is not None), None)
-            n_queries = hidden.shape[1]
-            before, (n_keys, first) = 0, (n_queries, 0)
-            if cache is not None:
-                before = int(cache.get_seq_length(layer))
-                n_keys, first = cache.get_mask_sizes(n_queries, layer)
-            keys = torch.arange(first, first + n_keys, device=hidden.device)
-            queries = torch.arange(before, before + n_queries, device=hidden.device)
-            start, stop = spans.to(hidden.device).unsqueeze(-1).unbind(1)  # [row, 1]
-            inside = (keys >= start) & (keys < stop)
-            hide = inside[:, None, None, :] & (queries >= stop)[:, None, :, None]
-            hide = hide & knocked.to(hidden.device)[None, :, None, None]
-            if mask is None:
-                visible = keys <= queries[:, None]
-                if window is not None:
-                    visible = visible & (queries[:, None] - keys < window)
-                mask = additive_mask(visible[None, None] & ~hide, hidden.dtype)
-            elif mask.dtype == torch.bool:
-                mask = mask & ~hide
-            else:
-                mask = mask.masked_fill(hide, torch.finfo(mask.dtype).min)
-            return args, {**kwargs, "attention_mask": mask}
-
-        return hook
-
-    attentions = attentions_of(model)
-    layers = sorted({head.layer for head in decoding.knockout})
-    return _hooked([(attentions[layer], override(layer)) for layer in layers], with_kwargs=True)
+    for layer in sorted({head.layer for head in decoding.knockout}):
+        module = attentions_of(model)[layer]
+        stack.enter_context(module.register_forward_pre_hook(partial(hide, layer), with_kwargs=True))
 
 
-def redistributed(model: Model, arm: ARM, rows: list[Row], pads: list[int]) -> AbstractContextManager[None]:
-    """Redraw the activations of the MLPs of some layers, row by row, on each row's own tokens."""
-
-    def redraw(layer: int) -> Hook:
-        def hook(module: object, args: object, output: Tensor) -> Tensor:
-            given = output.reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
-            return _row_by_row(given, rows, pads, lambda row, own: row.redrawn(own, layer)).reshape(output.shape)
-
-        return hook
-
-    parts = model.parts  # type: ignore[attr-defined]
-    hooks = [(parts[layer].mlp.act, redraw(layer)) for layer in sorted(set(arm.layers))]
-    return _hooked(hooks, "register_forward_hook")
-
-
-def moved_heads(
-    model: Model, transfer: HeadTransfer, rows: list[Row], begins: list[int]
-) -> AbstractContextManager[None]:
-    """Move the outputs of heads: of a prompt's tokens from the row's `begins` on (counted in this pass), and of each later one.
+def _change(stack: ExitStack, model: Model, decoding: Decoding, rows: list[Row], pads: list[int]) -> None:
+    """Redraw activations of MLPs and move outputs of heads, row by row, on each row's own tokens, which begin at `pads`.
 
     What enters the output projection of a layer is what its heads give, in every library.
     """
 
-    def move(layer: int) -> Hook:
-        def hook(module: object, args: tuple[Tensor, ...]) -> tuple[object, ...]:
-            z = args[0].reshape(len(rows), -1, model.info.n_heads, model.info.d_head)
-            moved = _row_by_row(z, rows, begins, lambda _, own: transfer.moved(own, layer))
-            return moved.reshape(args[0].shape), *args[1:]
+    def begins(of_prompt: Callable[[Row], int]) -> list[int]:
+        return [0 if row.tokens else pad + of_prompt(row) for row, pad in zip(rows, pads, strict=True)]
 
-        return hook
+    def redraw(layer: int, module: object, args: object, output: Tensor) -> Tensor:
+        values = output.reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
+        return changed(rows, values, begins(lambda row: 0), Row.redrawn, layer).reshape(output.shape)
 
-    parts = model.parts  # type: ignore[attr-defined]
-    return _hooked([(parts[layer].output, move(layer)) for layer in transfer.layers])
+    def move(layer: int, module: object, args: tuple[Tensor, ...]) -> tuple[object, ...]:
+        z = args[0].reshape(len(rows), -1, model.info.n_heads, model.info.d_head)
+        new = changed(rows, z, begins(lambda row: row.start), Row.moved, layer)
+        return new.reshape(args[0].shape), *args[1:]
 
-
-def _row_by_row(given: Tensor, rows: list[Row], begins: list[int], change: Callable[[Row, Tensor], Tensor]) -> Tensor:
-    """Values `[row, token, ...]` changed in rows that go on: of a prompt from its `begins` on, then of every token."""
-    new = given.clone()
-    for at, row in enumerate(rows):
-        if row.stop is None:
-            own = slice(0 if row.tokens else begins[at], None)
-            new[at, own] = change(row, given[at, own])
-    return new
+    parts = getattr(model, "parts", ())
+    for layer in set(decoding.redistribution.layers) if decoding.redistribution else ():
+        stack.enter_context(parts[layer].mlp.act.register_forward_hook(partial(redraw, layer)))
+    for layer in decoding.movement.layers if decoding.movement else ():
+        stack.enter_context(parts[layer].output.register_forward_pre_hook(partial(move, layer)))
 
 
 class ForwardEngine(CompletionEngine):
@@ -361,49 +357,25 @@ class ForwardEngine(CompletionEngine):
                 going = [row for row in going if row.stop is None]
 
     def _edits(self, rows: list[Row], decoding: Decoding) -> dict[str, Edit]:
+        def hide(heads: list[int], scores: Tensor) -> Tensor:
+            new = scores.clone()
+            for at, row in enumerate(rows):
+                start, stop = row.span
+                new[at, heads, stop:, start:stop] = torch.finfo(scores.dtype).min
+            return new
+
+        def redraw(layer: int, values: Tensor) -> Tensor:
+            return changed(rows, values, [0] * len(rows), Row.all_redrawn, layer)
+
+        def move(layer: int, z: Tensor) -> Tensor:
+            return changed(rows, z, [row.start for row in rows], Row.moved, layer)
+
         edits: dict[str, Edit] = {}
         for layer in {head.layer for head in decoding.knockout}:
-            knocked = [head.head for head in decoding.knockout if head.layer == layer]
-            edits[site(layer, "attn.hook_attn_scores")] = _without_spans(rows, knocked)
-        if decoding.redistribution is not None:
-            for layer in set(decoding.redistribution.layers):
-                edits |= gate_edits(layer, self.model.gated_mlp(layer), _redrawn(rows, layer))
-        if decoding.movement is not None:
-            for layer in decoding.movement.layers:
-                edits[site(layer, "attn.hook_z")] = _moved(rows, decoding.movement, layer)
+            heads = [head.head for head in decoding.knockout if head.layer == layer]
+            edits[site(layer, "attn.hook_attn_scores")] = partial(hide, heads)
+        for layer in set(decoding.redistribution.layers) if decoding.redistribution else ():
+            edits |= gate_edits(layer, self.model.gated_mlp(layer), partial(redraw, layer))
+        for layer in decoding.movement.layers if decoding.movement else ():
+            edits[site(layer, "attn.hook_z")] = partial(move, layer)
         return edits
-
-
-def _without_spans(rows: list[Row], knocked: list[int]) -> Edit:
-    def edit(scores: Tensor) -> Tensor:
-        new = scores.clone()
-        for at, row in enumerate(rows):
-            start, stop = row.span
-            new[at, knocked, stop:, start:stop] = torch.finfo(scores.dtype).min
-        return new
-
-    return edit
-
-
-def _redrawn(rows: list[Row], layer: int) -> Edit:
-    def edit(activations: Tensor) -> Tensor:
-        new = activations.clone()
-        for at, row in enumerate(rows):
-            n_kept = len(row.kept.get(layer, ()))
-            if n_kept:
-                new[at, :n_kept] = row.kept[layer]
-            new[at, n_kept:] = row.redrawn(new[at, n_kept:], layer)
-            row.kept[layer] = new[at].clone()
-        return new
-
-    return edit
-
-
-def _moved(rows: list[Row], transfer: HeadTransfer, layer: int) -> Edit:
-    def edit(z: Tensor) -> Tensor:
-        new = z.clone()
-        for at, row in enumerate(rows):
-            new[at, row.start :] = transfer.moved(z[at, row.start :], layer)
-        return new
-
-    return edit

@@ -45,17 +45,25 @@ class _Worker:
 
     def ask(self, answer: str, gold: str) -> bool | None:
         """Return whether the two are equal, None if that took too much time or memory."""
-        question = {"answer": answer, "gold": gold, "cpu_seconds": CPU_SECONDS}
+        question = json.dumps({"answer": answer, "gold": gold, "cpu_seconds": CPU_SECONDS})
         with self._lock:
-            process = self.process or _started()
-            self.process = None  # unless it answers
-            reply = _reply(process, json.dumps(question))
-            if not reply:
+            process, self.process = self.process or _started(), None  # kept for the next question if it answers
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                print(question, file=process.stdin, flush=True)
+                reply = process.stdout.readline()
+            except BrokenPipeError:
+                reply = ""
+            except BaseException:
+                process.kill()  # interrupted: the next question must not read this answer
                 process.communicate()
-                return None
-            self.process = process
-            equal: bool | None = json.loads(reply)
-            return equal
+                raise
+            if reply:
+                self.process = process
+            else:
+                process.communicate()
+        equal: bool | None = json.loads(reply or "null")
+        return equal
 
 
 def _started() -> "subprocess.Popen[str]":
@@ -73,20 +81,6 @@ def _started() -> "subprocess.Popen[str]":
         process.communicate()
         raise RuntimeError(f"math-verify did not start; see what `{sys.executable} -c 'import math_verify'` says")
     return process
-
-
-def _reply(process: "subprocess.Popen[str]", question: str) -> str:
-    """The process's answer; "" where it ended instead."""
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        print(question, file=process.stdin, flush=True)
-        return process.stdout.readline()
-    except BrokenPipeError:
-        return ""
-    except BaseException:
-        process.kill()  # interrupted: the next question must not read this answer
-        process.communicate()
-        raise
 
 
 @lru_cache

@@ -1,6 +1,5 @@
 """`evaluate_accuracy`: the same problems answered under several treatments, graded, and kept on disk as they finish."""
 
-import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.arguments import check_count, checked
+from ..core.arguments import Arguments, check_count, checked
 from ..models.base import Model
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem, distinct, groups_of, overlap
@@ -29,8 +28,16 @@ from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
 from ..runtime.loop import Bar, progress_bar
 from ..runtime.text_safety import visible
-from .complete import check_requests, complete_all
-from .decoding import Completion, CompletionEngine, Decoding, Request, check_numbers, decoding_for
+from .decoding import (
+    Completion,
+    CompletionEngine,
+    Decoding,
+    Request,
+    check_numbers,
+    check_requests,
+    complete_all,
+    decoding_for,
+)
 from .engines import check_name, engine_for
 from .graders import GRADERS, grade, has_closed_box
 from .results import AccuracyResults
@@ -84,29 +91,11 @@ def evaluate_accuracy(
     Graded by the completion alone, with the strict and the paper's grader side by side. Batched and single
     answers are equal up to rounding: in half precision, near-ties can fall either way.
     """
-    asked = _checked_problems(problems)
-    chosen = check_asked(
-        treatments,
-        n_samples=n_samples,
-        temperature=temperature,
-        top_p=top_p,
-        max_new_tokens=max_new_tokens,
-        batch_size=batch_size,
-        engine=engine,
-    )
-    made = template_named(template)
-    running, runs = _ready(
-        model,
-        asked,
-        chosen,
-        made,
-        engine=engine,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-        complete=has_closed_box if stop_after_box else None,
-    )
+    asked, made = _checked_problems(problems), template_named(template)
+    given: Arguments = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "engine": engine}
+    chosen = check_asked(treatments, n_samples=n_samples, batch_size=batch_size, **given)
+    complete = has_closed_box if stop_after_box else None
+    running, runs = _ready(model, asked, chosen, made, seed=seed, complete=complete, **given)
     spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
     said_by_pairs = any(treatment.inserts for treatment in chosen)
     for words in (special_words(spelt), overlap(asked)):
@@ -127,8 +116,8 @@ def evaluate_accuracy(
         "tokenizer": key_of(sorted(model.tokenizer.get_vocab().items())),
         "treatments": {treatment.name: treatment.record() for treatment in chosen},
         "seed": seed,
-        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
-        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
+        "problems": key_of([[problem.id, problem.answer] for problem in asked]),
+        "prompts": {run.name: key_of([request.prompt for request in run.requests]) for run in runs},
     }
     redrawn = [layer for treatment in chosen if treatment.arm is not None for layer in treatment.arm.layers]
     if redrawn:
@@ -153,10 +142,10 @@ def evaluate_accuracy(
         raise shard.done("answers", f"{len(answers)} of {len(origins)}", saved.path)
     return AccuracyResults.from_rows(
         answers,
-        problem_ids=list(golds),
-        treatments=[treatment.name for treatment in chosen],
+        problem_ids=tuple(golds),
+        treatments=tuple(treatment.name for treatment in chosen),
         n_samples=n_samples,
-        golds=list(golds.values()),
+        golds=tuple(golds.values()),
         groups=groups_of(asked),
         settings=settings,
         seed=seed,
@@ -229,35 +218,31 @@ def _ready(
     *,
     engine: str | Vllm,
     max_new_tokens: int | None,
-    **decoding: object,
+    **decoding: Any,
 ) -> tuple[CompletionEngine, list[_Run]]:
     """What answers, and every treatment's requests, all of them checked."""
     model.need_tokenizer("evaluate_accuracy")
     check_known(model.tokenizer, problems)
-    fillers: list[dict[str, str]] = []
-    prompts: list[tuple[Request, ...]] = []
+    prompts: list[tuple[tuple[Request, ...], dict[str, str]]] = []
     for treatment in treatments:
-        asked = problems
-        fillers.append({})
+        asked, fillers = problems, {}
         if treatment.emitted:
             asked, texts = zip(*(treatment.to_emit(model.tokenizer, problem) for problem in problems), strict=True)
             check_known(model.tokenizer, asked)
-            fillers[-1] = {problem.id: text for problem, text in zip(problems, texts, strict=True)}
-        prompts.append(_requests(model, asked, treatment, template))
+            fillers = {problem.id: text for problem, text in zip(problems, texts, strict=True)}
+        prompts.append((_requests(model, asked, treatment, template), fillers))
     if max_new_tokens is None:
-        max_new_tokens = _room(model, [request for requests in prompts for request in requests])
+        max_new_tokens = _room(model, [request for requests, _ in prompts for request in requests])
     runs = []
-    for treatment, requests, to_emit in zip(treatments, prompts, fillers, strict=True):
-        how = decoding_for(
-            model,
-            max_new_tokens=max_new_tokens,
-            knockout=treatment.knockout,
-            redistribution=treatment.arm,
-            movement=treatment.transfer,
-            **decoding,
-        )
+    for treatment, (requests, fillers) in zip(treatments, prompts, strict=True):
+        edits: Arguments = {
+            "knockout": treatment.knockout,
+            "redistribution": treatment.arm,
+            "movement": treatment.transfer,
+        }
+        how = decoding_for(model, max_new_tokens=max_new_tokens, **edits, **decoding)
         check_requests(model, requests, how)
-        runs.append(_Run(treatment.name, requests, how, to_emit))
+        runs.append(_Run(treatment.name, requests, how, fillers))
     running = engine_for(model, engine)
     for run in runs:
         running.check(model, run.decoding)
@@ -322,38 +307,30 @@ def _answer(
     saved: Checkpoint,
     bar: Bar,
 ) -> list[Answer]:
-    """All answers under one treatment as rows, in any order, each onto the disk as it ends."""
-    rows: list[Answer] = []
+    """All answers under one treatment as rows, each onto the disk as it ends."""
     places = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
     lines = {key: _line(run.name, *place) for key, place in places.items()}
-
-    def take(answers: dict[str, Answer]) -> None:
-        for key, answer in answers.items():
-            problem, n = places[key]
-            rows.append({"treatment": run.name, "problem": problem, "sample": n, **answer})
-        bar.update(len(answers))
+    found: dict[str, Answer] = {key: kept for key, line in lines.items() if (kept := saved.get(line)) is not None}
+    bar.update(len(found))
 
     def keep(ended: dict[str, Completion]) -> None:
-        answers = {}
-        for key, completion in ended.items():
-            problem = places[key][0]
-            answers[key] = _graded(completion, model.tokenizer, golds[problem])
-            if problem in run.fillers:
-                answers[key]["emitted"] = emitted_share(answers[key]["completion"], run.fillers[problem])
-        saved.put({lines[key]: answer for key, answer in answers.items()})
-        take(answers)
+        new = {key: _graded(each, model.tokenizer, golds, run.fillers, places[key][0]) for key, each in ended.items()}
+        saved.put({lines[key]: answer for key, answer in new.items()})
+        found.update(new)
+        bar.update(len(new))
 
-    done = {key: kept for key, line in lines.items() if (kept := saved.get(line)) is not None}
-    take(done)
     requests = [replace(request, key=_key(request.key, n)) for request in run.requests for n in range(n_samples)]
-    complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=done, on_finished=keep)
-    return rows
+    complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=set(found), on_finished=keep)
+    rows = ((places[key], answer) for key, answer in found.items())
+    return [{"treatment": run.name, "problem": problem, "sample": n, **answer} for (problem, n), answer in rows]
 
 
-def _graded(completion: Completion, tokenizer: Tokenizer, gold: str) -> Answer:
+def _graded(
+    completion: Completion, tokenizer: Tokenizer, golds: dict[str, str], fillers: dict[str, str], problem: str
+) -> Answer:
     """One answer as it is kept on disk; the graders see the completion alone, never the prompt with its own box."""
     text = completion.text(tokenizer)
-    graded = grade(text, gold)
+    graded = grade(text, golds[problem])
     return {
         "completion": text,
         **{name: getattr(graded, name) for name in (*GRADERS, "boxed", "decided")},
@@ -361,6 +338,7 @@ def _graded(completion: Completion, tokenizer: Tokenizer, gold: str) -> Answer:
         "stop": completion.stop,
         "n_tokens": len(completion.tokens),
         "tokens": list(completion.tokens),
+        **({"emitted": emitted_share(text, fillers[problem])} if problem in fillers else {}),
     }
 
 
@@ -372,8 +350,3 @@ def _line(treatment: str, problem: str, sample: int) -> str:
 def _key(problem: str, sample: int) -> str:
     """What a row's random numbers are keyed by: the problem's id, and the sample where it is not the first."""
     return problem if sample == 0 else json.dumps([problem, sample])
-
-
-def _fingerprint(value: object) -> str:
-    """A short SHA-256 of anything JSON can hold."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import beta
 
-from ..core.arguments import count_of, listed
+from ..core.arguments import Arguments, count_of, listed
 from ..models.sites import extension_of
 from ..runtime.columns import columns_of
 from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of
@@ -28,18 +28,11 @@ from ..statistics import (
 from .compare import GAVE_UP
 from .graders import GRADERS
 
-RIGHT = ("treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n")
-"""Columns of a table of answers: right ones, and of how many problems."""
-CHANGE = ("difference", "difference_ci_low", "difference_ci_high", "p_corrected")
-"""Columns of a comparison among several: what changes, and the test."""
 NUMBERS = (*GRADERS, "boxed", "cut_off", "n_tokens")
 """What is known of an answer as a number."""
-WHICH = ("first", "second", "accuracy_first", "accuracy_second")
 POWER = 0.8
 ROUNDING = 1e-9
 """Shares of right answers that differ by less are equal."""
-NO_CHANGE = "no problem changed: exact bound"
-ALL_EQUAL = "all problems equal: Wilson"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,15 +84,15 @@ class Comparison(Result):
 
     def table(self) -> pd.DataFrame:
         """One row."""
-        told: dict[str, object] = {name: getattr(self, name) for name in WHICH}
-        told |= {name: float(end) for name, end in interval_columns("difference", self.difference).items()}
-        told |= {"gained": len(self.gained), "lost": len(self.lost)}
+        told = {name: getattr(self, name) for name in ("first", "second", "accuracy_first", "accuracy_second")}
+        told |= interval_columns("difference", self.difference) | {"gained": len(self.gained), "lost": len(self.lost)}
         told |= {name: getattr(self, name) for name in ("n", "p", "test", "detectable")}
-        return pd.DataFrame([told | {"flag": str(self.difference.flag)}])
+        return pd.DataFrame(told | {"flag": str(self.difference.flag)}, index=[0])
 
     def printed(self) -> pd.DataFrame:
         """Return the change, and what it rests on."""
-        return self.table()[["second", "accuracy_second", *CHANGE[:3], "gained", "lost", "n", "p"]]
+        limits = ["difference_ci_low", "difference_ci_high"]
+        return self.table()[["second", "accuracy_second", "difference", *limits, "gained", "lost", "n", "p"]]
 
     to_frame = table
 
@@ -108,28 +101,26 @@ class Comparison(Result):
         if not self.n:
             return f"{self.second!r} against {self.first!r}: no problem was answered under both."
         p, made = self.p if p_corrected is None else p_corrected, self.difference
-        change, limits = 100 * float(made.estimate), limits_of(made.low, made.high, "+.1f", scale=100)
         does = "raises" if len(self.gained) > len(self.lost) else "lowers"
+        said = (
+            f"{self.second!r} {does} right answers"
+            if p < 1 - self.confidence
+            else f"No change is shown for {self.second!r}"
+        )
+        limits = limits_of(made.low, made.high, "+.1f", scale=100)
         over = f" after Holm over {n_tests} comparisons" * (n_tests > 1)
-        sure = p < 1 - self.confidence
-        said = f"{self.second!r} {does} right answers" if sure else f"No change is shown for {self.second!r}"
         return (
-            f"{said}: "
-            f"{100 * self.accuracy_second:.1f} % against {100 * self.accuracy_first:.1f} % under {self.first!r} "
-            f"({change:+.1f} points{limits}, {len(self.gained)} "
-            f"gained, {len(self.lost)} lost of {count_of(self.n, 'problem')}, p = {p:.2g}{over})."
+            f"{said}: {100 * self.accuracy_second:.1f} % against {100 * self.accuracy_first:.1f} % under {self.first!r} "
+            f"({100 * float(made.estimate):+.1f} points{limits}, {len(self.gained)} gained, {len(self.lost)} lost of "
+            f"{count_of(self.n, 'problem')}, p = {p:.2g}{over})."
         )
 
     def details(self) -> list[str]:
         """Return the test, and what the problems cannot show."""
-        if not self.n:
-            return []
         found = [f"{self.test[0].upper()}{self.test[1:]} over problems ({self.grader} grades)."]
         reach = 100 * max(abs(self.difference.low), abs(self.difference.high))
-        if self.shown_to_differ:
-            return found
-        if np.isnan(reach):
-            return [*found, "A single problem has no interval."]
+        if self.shown_to_differ or np.isnan(reach):
+            return found * bool(self.n)
         fits = f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too"
         share = f"; a change in {100 * self.detectable:.1f} % of the problems is found {100 * POWER:.0f} % of the time"
         return [*found, f"{fits}{share if np.isfinite(self.detectable) else ''}."]
@@ -162,24 +153,28 @@ class Comparisons(Result):
                 f"({100 * sure[0].accuracy_first:.1f} % right), in points: {listed(told)}."
             )
         n = len(self.comparisons)
-        size = lambda one: np.nan_to_num(abs(one.difference.estimate), nan=-1.0)  # noqa: E731
-        one = sure[0] if sure else max(self.comparisons, key=size)
+        one = (
+            sure[0]
+            if sure
+            else max(self.comparisons, key=lambda one: np.nan_to_num(abs(one.difference.estimate), nan=-1))
+        )
         words = one.headline(p_corrected=float(self.p_corrected[self.comparisons.index(one)]), n_tests=n)
-        others = f"no difference is shown for {count_of(n - 1, 'other treatment')}"
-        return words if n == 1 else f"{words[:-1]}; {others}."
+        return words if n == 1 else f"{words[:-1]}; no difference is shown for {count_of(n - 1, 'other treatment')}."
 
     def details(self) -> list[str]:
         """Return each comparison in words; p-values after Holm's correction where there are several."""
-        told = (
-            [one.headline(p_corrected=p, n_tests=len(self.comparisons)), *one.details()]
-            for one, p in zip(self.comparisons, self.p_corrected.tolist(), strict=True)
-        )
-        return [sentence for of_one in told for sentence in of_one]
+        told: list[str] = []
+        for one, p in zip(self.comparisons, self.p_corrected.tolist(), strict=True):
+            told += [one.headline(p_corrected=p, n_tests=len(self.comparisons)), *one.details()]
+        return told
 
     def printed(self) -> pd.DataFrame:
         """Return a row per comparison."""
-        table = pd.concat([one.printed() for one in self.comparisons])
-        return table.assign(p_corrected=self.p_corrected).drop(columns="p")
+        return (
+            pd.concat([one.printed() for one in self.comparisons])
+            .assign(p_corrected=self.p_corrected)
+            .drop(columns="p")
+        )
 
     def shown(self) -> Shown:
         """The comparisons as a table."""
@@ -188,103 +183,6 @@ class Comparisons(Result):
         first = ["second", "difference", "p_corrected", "gained", "lost", "accuracy_second", "accuracy_first"]
         rest = [name for name in table if name not in (*first, "first")]
         return Shown((ShownTable(table, caption, [*first, *rest]),))
-
-
-def compare_answers(
-    first: np.ndarray,
-    second: np.ndarray,
-    *,
-    names: tuple[str, str],
-    ids: tuple[str, ...],
-    grader: str,
-    groups: tuple[str, ...] = (),
-    n_tests: int = 1,
-    seed: int = 0,
-    confidence: float = CONFIDENCE,
-) -> Comparison:
-    """Compare right (1) and wrong (0) answers `[problem, sample]`, NaN where not run, under two treatments.
-
-    `n_tests`: how many comparisons will be corrected together; the numbers about power allow for it.
-    """
-    shares = np.stack([defined_mean(graded, axis=1) for graded in (first, second)], 1)
-    shares[np.isnan(shares).any(1)] = np.nan  # answered under both
-    units = by_group(shares, groups, mean=True)
-    both = ~np.isnan(units[:, 0])
-    a, b = units[both].T
-    change = b - a
-    n = int(both.sum())
-    known = [problem for problem, there in zip(dict.fromkeys(groups or ids), both, strict=True) if there]
-    gained = tuple(problem for problem, d in zip(known, change, strict=True) if d > ROUNDING)
-    lost = tuple(problem for problem, d in zip(known, change, strict=True) if d < -ROUNDING)
-    single = first.shape[1] == 1 and not groups
-    p = mcnemar(len(lost), len(gained)) if n else float("nan")
-    if single and n:
-        difference = paired_difference(len(lost), len(gained), n, confidence=confidence)
-    else:
-        difference = _difference(change, p, seed=seed, confidence=confidence)
-    return Comparison(
-        first=names[0],
-        second=names[1],
-        grader=grader,
-        accuracy_first=float(a.mean()) if n else float("nan"),
-        accuracy_second=float(b.mean()) if n else float("nan"),
-        difference=difference,
-        p=p,
-        test="exact McNemar test" if single else "exact sign test of the problems that differ",
-        gained=gained,
-        lost=lost,
-        n=n,
-        n_left_out=len(units) - n,
-        detectable=_detectable(n, n_tests=n_tests, alpha=1 - confidence),
-    )
-
-
-def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> Interval:
-    """The mean change with its interval: it holds 0 where the test does not reject, and is exact where nothing changes."""
-    n = len(change)
-    if not n:
-        return one_problem(np.asarray(np.nan), confidence=confidence)
-    found = mean_interval(change, confidence=confidence, seed=seed)
-    if n < 2:
-        return found
-    if not change.any():
-        bound = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n))
-        return replace(found, low=np.asarray(-bound), high=bound, flag=np.asarray(NO_CHANGE), method="exact bound")
-    if p < 1 - confidence:
-        return found
-    return replace(found, low=np.asarray(np.minimum(found.low, 0.0)), high=np.asarray(np.maximum(found.high, 0.0)))
-
-
-def _detectable(n: int, *, n_tests: int, alpha: float) -> float:
-    """The share of problems that must change, all one way, for `n` of them to show it with `POWER`; NaN: none can."""
-    # the exact test rejects from so many changes of one direction on
-    least = int(np.floor(np.log2(2 * n_tests / alpha))) + 1
-    return float(beta.ppf(POWER, least, n - least + 1)) if n >= max(2, least) else float("nan")
-
-
-def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, seed: int) -> Interval:
-    """Accuracy of each treatment from the problems' shares of right samples `[problem, treatment]`, with its interval.
-
-    One sample per problem: Wilson's. Several (`sampled`): of the mean over problems (`mean_interval`), and Wilson's over
-    problems where all of them are always right, or never, because any other would give a point there.
-    """
-    done = ~np.isnan(shares)
-    n, right = done.sum(0), np.where(done, shares, 0.0).sum(0)
-    by_wilson = wilson(np.round(right).astype(int), n, confidence=confidence)
-    if not sampled:
-        return by_wilson
-    found = mean_interval(shares, confidence=confidence, seed=seed)
-    found = replace(found, estimate=defined_mean(shares))  # also where a single problem was run
-    if len(shares) < 2:
-        return found
-    certain = (n > 0) & ((right == 0) | (right == n))
-    return replace(
-        found,
-        low=np.where(certain, by_wilson.low, found.low),
-        high=np.where(certain, by_wilson.high, found.high),
-        flag=np.where(certain, ALL_EQUAL, found.flag.astype("<U40")),
-        method=f"{found.method} over problems",
-    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -336,39 +234,29 @@ class AccuracyResults(Result):
         problem_ids: Sequence[str],
         treatments: Sequence[str],
         n_samples: int = 1,
-        golds: Sequence[str] = (),
-        groups: tuple[str, ...] = (),
-        settings: dict[str, object] | None = None,
-        seed: int = 0,
+        **fields: Any,
     ) -> "AccuracyResults":
         """Results from finished answers in any order, one mapping each with problem, treatment, sample, completion, decided and
-        `NUMBERS` (where it was asked for, emitted); the others count as not run."""
+        `NUMBERS` (where it was asked for, emitted); the others count as not run. `fields`: golds, groups, settings, seed."""
         shape = (len(problem_ids), len(treatments), n_samples)
-        numbers = {name: np.full(shape, np.nan) for name in NUMBERS}
+        numbers: Arguments = {name: np.full(shape, np.nan) for name in NUMBERS}
         emitted, decided = np.full(shape, np.nan), np.full(shape, "", dtype="<U16")
-        texts: list[list[list[str | None]]] = [[[None] * n_samples for _ in treatments] for _ in problem_ids]
+        texts = np.full(shape, None, dtype=object)
         first, second = ({name: at for at, name in enumerate(names)} for names in (problem_ids, treatments))
         for row in rows:
             at = first[row["problem"]], second[row["treatment"]], int(row["sample"])
             for name, array in numbers.items():
                 array[at] = float(row[name])
-            decided[at] = row["decided"]
-            emitted[at] = row.get("emitted", np.nan)
-            texts[at[0]][at[1]][at[2]] = str(row["completion"])
+            decided[at], texts[at], emitted[at] = row["decided"], str(row["completion"]), row.get("emitted", np.nan)
         return cls(
             problem_ids=tuple(problem_ids),
             treatments=tuple(treatments),
-            correct={name: numbers[name] for name in GRADERS},
-            boxed=numbers["boxed"],
-            cut_off=numbers["cut_off"],
-            n_tokens=numbers["n_tokens"],
-            completions=tuple(tuple(map(tuple, problem)) for problem in texts),
+            correct={name: numbers.pop(name) for name in GRADERS},
+            completions=tuple(tuple(map(tuple, problem)) for problem in texts.tolist()),
             decided=decided,
-            golds=tuple(golds),
             emitted=None if np.isnan(emitted).all() else emitted,
-            groups=groups,
-            settings=settings or {},
-            seed=seed,
+            **numbers,
+            **fields,
         )
 
     @property
@@ -379,18 +267,33 @@ class AccuracyResults(Result):
     @property
     def n_samples(self) -> int:
         """Answers per problem and treatment."""
-        return self.n_tokens.shape[2] if self.n_tokens.ndim == 3 else 0
+        return self.n_tokens.shape[2]
 
     def share_right(self, *, grader: str = "strict") -> np.ndarray:
         """Share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
         return defined_mean(self._graded(grader), axis=2)
 
     def accuracy(self, *, grader: str = "strict") -> Interval:
-        """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else bootstrapped over
-        problems (Wilson's over problems where all of them are always right, or never)."""
-        shares = self.share_right(grader=grader)
-        sampled = self.n_samples > 1 or bool(self.groups)
-        return accuracy_interval(self.by_group(shares), sampled=sampled, confidence=self.confidence, seed=self.seed)
+        """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else that of the mean."""
+        shares = self.by_group(self.share_right(grader=grader))
+        done = ~np.isnan(shares)
+        n, right = done.sum(0), np.where(done, shares, 0.0).sum(0)
+        by_wilson = wilson(np.round(right).astype(int), n, confidence=self.confidence)
+        if self.n_samples == 1 and not self.groups:
+            return by_wilson
+        found = mean_interval(shares, confidence=self.confidence, seed=self.seed)
+        found = replace(found, estimate=defined_mean(shares))  # also where a single problem was run
+        if len(shares) < 2:
+            return found
+        # where all problems are always right, or never, any other interval would be a point
+        certain = (n > 0) & ((right == 0) | (right == n))
+        return replace(
+            found,
+            low=np.where(certain, by_wilson.low, found.low),
+            high=np.where(certain, by_wilson.high, found.high),
+            flag=np.where(certain, "all problems equal: Wilson", found.flag.astype("<U40")),
+            method=f"{found.method} over problems",
+        )
 
     def by_group(self, values: np.ndarray) -> np.ndarray:
         """Return shares `[problem, ...]` as those of groups: their problems' answers count as several answers to one."""
@@ -461,16 +364,41 @@ class AccuracyResults(Result):
         """
         graded = self._graded(grader)
         a, b = (graded[:, place_of(name, self.treatments, "treatment")] for name in (first, second))
-        return compare_answers(
-            a,
-            b,
-            names=(first, second),
-            ids=self.problem_ids,
-            groups=self.groups,
+        return self.compare_shares(a, b, (first, second), grader=grader, n_tests=n_tests)
+
+    def compare_shares(
+        self, first: np.ndarray, second: np.ndarray, names: tuple[str, str], *, grader: str = "strict", n_tests: int = 1
+    ) -> Comparison:
+        """`compare` of any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong), NaN where not run."""
+        shares = np.stack([defined_mean(graded, axis=1) for graded in (first, second)], 1)
+        shares[np.isnan(shares).any(1)] = np.nan  # answered under both
+        units = self.by_group(shares)
+        both = ~np.isnan(units[:, 0])
+        a, b = units[both].T
+        n, change = len(a), b - a
+        known = np.array([*dict.fromkeys(self.groups or self.problem_ids)], dtype=object)[both]
+        gained, lost = known[change > ROUNDING], known[change < -ROUNDING]
+        single = first.shape[1] == 1 and not self.groups
+        p = mcnemar(len(lost), len(gained)) if n else np.nan
+        if single and n:
+            difference = paired_difference(len(lost), len(gained), n, confidence=self.confidence)
+        else:
+            difference = _difference(change, p, seed=self.seed, confidence=self.confidence)
+        # the exact test rejects from so many changes of one direction on
+        least = int(np.floor(np.log2(2 * n_tests / (1 - self.confidence)))) + 1
+        return Comparison(
+            *names,
             grader=grader,
-            n_tests=n_tests,
-            seed=self.seed,
-            confidence=self.confidence,
+            accuracy_first=float(a.mean()) if n else np.nan,
+            accuracy_second=float(b.mean()) if n else np.nan,
+            difference=difference,
+            p=p,
+            test="exact McNemar test" if single else "exact sign test of the problems that differ",
+            gained=tuple(gained),
+            lost=tuple(lost),
+            n=n,
+            n_left_out=len(units) - n,
+            detectable=float(beta.ppf(POWER, least, n - least + 1)) if n >= max(2, least) else np.nan,
         )
 
     def compare_all(self, reference: str | None = None, *, grader: str = "strict") -> Comparisons:
@@ -482,10 +410,7 @@ class AccuracyResults(Result):
             raise ValueError(f"there is only one treatment, {reference!r}: nothing to compare")
         found = [self.compare(reference, name, grader=grader, n_tests=len(others)) for name in others]
         p = np.array([one.p for one in found])
-        corrected = holm(p) if not np.isnan(p).all() else p
-        return Comparisons(
-            reference=reference, grader=grader, comparisons=tuple(found), p_corrected=np.asarray(corrected)
-        )
+        return Comparisons(reference, grader, tuple(found), p if np.isnan(p).all() else np.asarray(holm(p)))
 
     def headline(self) -> str:
         """Return which treatments change right answers, against the first."""
@@ -500,8 +425,9 @@ class AccuracyResults(Result):
         """Return which answers were cut off, and which do not begin with the filler that was asked for."""
         cut = self.table().query("cut_off > 0.05")
         words = listed(f"{row.treatment} {100 * row.cut_off:.0f} %" for row in cut.itertuples())
-        few = [f"Cut off before an end: {words}; raise the number of new tokens, or these grades are too low."]
-        few *= bool(len(cut))
+        few = [f"Cut off before an end: {words}; raise the number of new tokens, or these grades are too low."] * bool(
+            words
+        )
         if told := [f"{100 * s:.0f} % under {name}" for name, s in self.emitted_shares.items() if s < 0.95]:
             few.append(f"Of the filler that it was asked to emit, the model emitted {listed(told)}.")
         return [*few, *super().caveats()]
@@ -521,20 +447,21 @@ class AccuracyResults(Result):
             found.append(f"{gave_up} grades were not decided (out of time or memory) and count as wrong.")
         return [*found, *(self.compare_all().details() if len(self.treatments) > 1 else [])]
 
-    def printed(self) -> pd.DataFrame:
-        """Return right answers by treatment, and how they differ from those under the first."""
-        table = self.table()[list(RIGHT)]
+    def printed(self, reference: str | None = None) -> pd.DataFrame:
+        """Return right answers by treatment, and how they differ from those under `reference` (the first, when not named)."""
+        table = self.table()[["treatment", "accuracy", "accuracy_ci_low", "accuracy_ci_high", "n"]]
         if len(self.treatments) == 1:
             return table
-        beside = self.compare_all().printed().astype({"gained": "Int64", "lost": "Int64"})
+        beside = self.compare_all(reference).printed().astype({"gained": "Int64", "lost": "Int64"})
         return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
 
     def shown(self) -> Shown:
         """The table."""
-        table = self.table()
-        caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
-        named = dict.fromkeys(table.columns, "") | {"n_tokens": "tokens of an answer"}
-        return Shown((ShownTable(table, caption, named),))
+        table, caption = (
+            self.table(),
+            "Answers by treatment: shares of problems, graded strictly, and as the paper grades.",
+        )
+        return Shown((ShownTable(table, caption, dict.fromkeys(table, "") | {"n_tokens": "tokens of an answer"}),))
 
     def _graded(self, grader: str) -> np.ndarray:
         place_of(grader, self.correct, "grader")
@@ -543,3 +470,17 @@ class AccuracyResults(Result):
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
         """Mean over samples, then over groups' problems, then over groups."""
         return defined_mean(self.by_group(defined_mean(values, axis=2)))
+
+
+def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> Interval:
+    """The mean change with its interval: it holds 0 where the test does not reject, and is exact where nothing changes."""
+    n = len(change)
+    if not n:
+        return one_problem(np.asarray(np.nan), confidence=confidence)
+    found = mean_interval(change, confidence=confidence, seed=seed)
+    if n > 1 and not change.any():
+        bound, flag = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n)), np.asarray("no problem changed: exact bound")
+        return replace(found, low=np.asarray(-bound), high=bound, flag=flag, method="exact bound")
+    if n < 2 or p < 1 - confidence:
+        return found
+    return replace(found, low=np.asarray(min(found.low, 0.0)), high=np.asarray(max(found.high, 0.0)))

@@ -42,21 +42,18 @@ class Treatment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "knockout", as_heads(self.knockout))
         if self.knockout and self.insertion is None:
-            raise ValueError(
-                f"treatment {self.name or self.label!r}: a knockout hides the inserted tokens from heads, so it needs an "
-                "insertion"
+            why = "a knockout hides the inserted tokens from heads, so it needs an insertion"
+        elif self.transfer is not None and self.insertion is not None:
+            why = "a transfer takes the place of the inserted tokens, so it is for prompts without an insertion"
+        elif self.emitted and (self.insertion is None or self.knockout or not self.insertion.is_text):
+            why = (
+                "a model is asked to emit an insertion that is text, and where it will stand is not known before, so heads "
+                'cannot be kept from seeing it: to force the tokens on the model, insert them with before="answer"'
             )
-        if self.transfer is not None and self.insertion is not None:
-            raise ValueError(
-                f"treatment {self.name or self.label!r}: a transfer takes the place of the inserted tokens, so it is for "
-                "prompts without an insertion"
-            )
-        if self.emitted and (self.insertion is None or self.knockout or not self.insertion.is_text):
-            raise ValueError(
-                f"treatment {self.name or self.label!r}: a model is asked to emit an insertion that is text, and where it will "
-                "stand is not known before, so heads cannot be kept from seeing it: to force the tokens on the model, insert "
-                'them with before="answer"'
-            )
+        else:
+            why = ""
+        if why:
+            raise ValueError(f"treatment {self.name or self.label!r}: {why}")
         if not self.name:
             object.__setattr__(self, "name", self.label)
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ..core.arguments import count_of
-from ..prompts.conditions import one_of
+from ..core.arguments import count_of, one_of
 from .command_line import Asking, Backend, chosen_heads, chosen_insertion, chosen_names, chosen_place, option
 from .run_folder import Computed, Kept, Presented, program
 
@@ -63,7 +62,7 @@ def compute(options: Options) -> Computed:
     knocked_out = chosen_heads(options.knockout)
     for name in chosen_names(options.treatments):
         kind, at, place = name.partition("@")
-        one_of(kind, dict.fromkeys(TREATMENTS), "treatment")
+        one_of(kind, TREATMENTS, "treatment")
         if at and kind in ("none", "arm"):
             raise ValueError(f"--treatments: {name!r}: {kind} inserts nothing, so it has no place")
         chosen_place(options.place if place in ("", EMITTED) else place)

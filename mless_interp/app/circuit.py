@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..prompts.conditions import CONTRASTS, as_words, one_of
+from ..core.arguments import one_of
+from ..prompts.conditions import CONTRASTS, as_words
 from ..prompts.problems import Problem
 from .command_line import MODEL_HELP, Pairing, SignedOutcome, argument, chosen_heads, chosen_names, is_model, option
 from .run_folder import Computed, Kept, Presented, program
@@ -48,7 +49,7 @@ class Options(Pairing):
         """Return the problems that name the heads and those on which the circuit is measured."""
         given, without = chosen_heads(self.heads), chosen_names(self.without)
         for name in without:
-            one_of(name, dict.fromkeys(PARTS), "part to leave out")
+            one_of(name, PARTS, "part to leave out")
         if given and set(without) == set(PARTS):
             raise ValueError("--without leaves out every part, and with --heads nothing else is measured: keep one")
         if given and self.by is not None:

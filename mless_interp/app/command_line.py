@@ -25,9 +25,9 @@ import typer
 import typer.core
 from typer import Argument, Option
 
-from ..core.arguments import Arguments, beside, count_of, nearest
+from ..core.arguments import Arguments, beside, count_of, nearest, one_of
 from ..core.heads import Head, check_heads
-from ..prompts.conditions import CONTRASTS, one_of
+from ..prompts.conditions import CONTRASTS
 from ..prompts.problems import Problem, whole_groups
 from ..runtime.engines import Engine, Shard, ShardDone, here
 from ..runtime.folders import COMPUTED, RUN
@@ -213,7 +213,7 @@ class Saving:
 
     def __post_init__(self) -> None:
         """Refuse what can be known to be wrong before anything is imported for the run."""
-        one_of(self.engine, dict.fromkeys([*self.engines, "ray"]), "engine")
+        one_of(self.engine, [*self.engines, "ray"], "engine")
         if self.wait and self.shard is None:
             raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
 

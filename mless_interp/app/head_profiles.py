@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..core.arguments import Arguments
+from ..core.arguments import Arguments, one_of, several_of
 from ..core.heads import Head
-from ..prompts.conditions import CONDITIONS, as_words, one_of, several_of
+from ..prompts.conditions import CONDITIONS, as_words
 from .command_line import METRICS, Asking, Kind, Rows, chosen_heads, chosen_insertion, chosen_names, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
 
@@ -44,10 +44,10 @@ def compute(options: Options) -> Computed:
     conditions = chosen_names(options.conditions)
     several_of(conditions, CONDITIONS, "condition")
     for asked in options.insertion or ():
-        one_of(asked.partition("=")[0], dict.fromkeys(get_args(Kind)), "insertion")
+        one_of(asked.partition("=")[0], get_args(Kind), "insertion")
     metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     for metric in metrics if isinstance(metrics, tuple) else ():
-        one_of(metric.removesuffix("_last"), dict.fromkeys(METRICS), "metric")
+        one_of(metric.removesuffix("_last"), METRICS, "metric")
     questions = options.questions()
     fillers = _insertions(options)
     from ..models.load import untrained_twin

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..core.arguments import Arguments, count_of, listed
-from ..prompts.conditions import CONTRASTS, as_words, one_of
+from ..core.arguments import Arguments, count_of, listed, one_of
+from ..prompts.conditions import CONTRASTS, as_words
 from ..prompts.problems import Problem
 from .command_line import Edit, Outcome, Pairing, SignedOutcome, chosen_heads, option
 from .run_folder import Computed, Kept, Presented, program, shown_attention
@@ -50,8 +50,8 @@ class Options(Pairing):
         """Return the problems that name heads, confirm them and are answered; `ValueError` for what makes no sense together."""
         locating = self.mode == "locate"
         if locating:
-            one_of(self.contrast, dict.fromkeys(LOCATED), "contrast to locate heads by")
-            one_of(self.outcome, dict.fromkeys(get_args(SignedOutcome)), "outcome to locate heads by")
+            one_of(self.contrast, LOCATED, "contrast to locate heads by")
+            one_of(self.outcome, get_args(SignedOutcome), "outcome to locate heads by")
         if locating and (self.direction or self.edit):
             raise ValueError("--direction and --edit go with --mode sweep; locating runs both directions of both edits")
         if not locating and (self.by or self.confirm or self.answers):
@@ -118,7 +118,6 @@ def compute(options: Options) -> Computed:
 def answers_come_back(found: "AccuracyResults") -> str:
     """Say whether answers come back where the named heads are cut off from the insertion, and whether more than with random
     sets."""
-    from ..answers.results import compare_answers
     from ..runtime.results import limits_of
     from ..statistics import defined_mean
 
@@ -133,9 +132,7 @@ def answers_come_back(found: "AccuracyResults") -> str:
     told += f", {right[2]:.1f} % with {heads} cut off from it: {shown} (p = {made.p:.2g})."
     if len(cut) == 1:
         return f"{told} There is no other set of the same layers and size."
-    how: Arguments = {"ids": found.problem_ids, "groups": found.groups, "seed": found.seed}
-    how |= {"confidence": found.confidence, "names": ("random sets", cut[0]), "grader": "strict"}
-    made = compare_answers(shares[:, 3:], shares[:, 2:3], **how)
+    made = found.compare_shares(shares[:, 3:], shares[:, 2:3], ("random sets", cut[0]))
     better = "" if made.shown_to_differ and len(made.gained) > len(made.lost) else "not "
     limits = limits_of(made.difference.low, made.difference.high, "+.1f", scale=100)
     return (
@@ -147,14 +144,11 @@ def answers_come_back(found: "AccuracyResults") -> str:
 
 def _short(answered: "AccuracyResults") -> object:
     """Return a row per treatment: what is cut off, right answers, and how they differ from those with the insertion alone."""
-    from ..answers.results import CHANGE, RIGHT
     from ..answers.treatments import INSERTED
 
-    treatments = answered.settings["treatments"]
-    table = answered.table()[list(RIGHT)]
-    table["heads"] = [", ".join(treatments[name]["knockout"]) or None for name in table["treatment"]]
-    against = answered.compare_all(INSERTED).table().set_index("second")
-    return table.join(against[list(CHANGE)], on="treatment")
+    treatments, table = answered.settings["treatments"], answered.printed(INSERTED).drop(columns=["gained", "lost"])
+    table.insert(5, "heads", [", ".join(treatments[name]["knockout"]) or None for name in table["treatment"]])
+    return table
 
 
 def present(kept: Kept) -> Presented:

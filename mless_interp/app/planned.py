@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
 from ..answers import evaluate_accuracy
-from ..answers.complete import rows_at_once
+from ..answers.decoding import rows_at_once
 from ..circuits.circuit import trace_circuit
 from ..circuits.measure import duration, estimated_seconds, extrapolated
-from ..core.arguments import Arguments, check_count, checked, count_of
+from ..core.arguments import Arguments, check_count, checked, count_of, one_of
 from ..mechanism import activation_shift, decompose_attention, mediate
 from ..models.arithmetic import product
 from ..models.decoder import decoder_layers
@@ -32,7 +32,6 @@ from ..patching.knockouts import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, prepare, units_of
 from ..patching.sweep import Sweep
-from ..prompts.conditions import one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
@@ -173,7 +172,7 @@ def plan_run(
     one_of(what, WORK, "what")
     asked = {"backend": (backend, BACKENDS), "dtype": (dtype, DTYPES), "attention": (attention, get_args(Attention))}
     for label, (word, known) in asked.items():
-        one_of(word or known[0], dict.fromkeys(known), label)
+        one_of(word or known[0], known, label)
     if (memory is None) != (tflops is None) or (memory is not None and device is not None):
         raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
     if memory is not None and tflops is not None and min(memory, tflops) <= 0:

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 
 from ..answers import AccuracyResults
-from ..answers.results import CHANGE, RIGHT
 from ..circuits.judge import KINDS, NAMED
 from ..circuits.located import LocatedHeads
 from ..core.arguments import checked
@@ -42,10 +41,7 @@ class RunsCompared(Result):
         rows, tables = [], []
         for run, found in self.results.items():
             if isinstance(found, AccuracyResults):
-                answers = found.table()[list(RIGHT)]
-                if len(found.treatments) > 1:
-                    against = found.compare_all().table().set_index("second")
-                    answers = answers.join(against[list(CHANGE)], on="treatment")
+                answers = found.printed().drop(columns=["gained", "lost"], errors="ignore")
                 tables.append(answers)
                 answers.insert(0, "run", run)
                 continue

@@ -13,14 +13,14 @@ from ..answers import AccuracyResults, Treatment, evaluate_accuracy
 from ..answers.evaluate import check_answers
 from ..circuits.locate import LOCATED, locate_heads
 from ..circuits.located import LocatedHeads
-from ..core.arguments import Arguments, check_count, checked, nearest
+from ..core.arguments import Arguments, check_count, checked, nearest, one_of, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.load import load_model
 from ..patching.outcomes import OUTCOMES, outcome_named
 from ..patching.prepared import prepare
 from ..patching.sweep import PatchScores, patch_heads
-from ..prompts.conditions import CONTRASTS, one_of, several_of
+from ..prompts.conditions import CONTRASTS
 from ..prompts.insertions import AT, KINDS, Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem, groups_of, whole_groups
@@ -110,8 +110,8 @@ class Study:
             outcome_named(outcome, signed_for="a study")
         if not self.seeds or min(self.seeds) < 0:
             raise ValueError(f"seeds must be one or more numbers, 0 or more, got {list(self.seeds)}")
-        one_of(self.heads, dict.fromkeys(("none", "all")), "choice of heads")
-        one_of(self.locate_by, dict.fromkeys(LOCATED), "contrast to locate heads by")
+        one_of(self.heads, ("none", "all"), "choice of heads")
+        one_of(self.locate_by, LOCATED, "contrast to locate heads by")
         template_named(self.template)
         for metric in self.metrics:
             metric_named(metric)

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import count_of
+from ..core.arguments import count_of, one_of
 from ..core.heads import Head
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
@@ -21,7 +21,7 @@ from ..patching.interventions import Intervention, edit_named
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Runs, Settings, prepare
 from ..patching.sweep import Engine, Sweep
-from ..prompts.conditions import CONTRASTS, DIRECTIONS, one_of
+from ..prompts.conditions import CONTRASTS, DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import Table
 from ..runtime.engines import Tick, Unit

@@ -7,13 +7,12 @@ from typing import Any
 
 import pandas as pd
 
-from ..core.arguments import Arguments, checked, count_of, listed
+from ..core.arguments import Arguments, checked, count_of, listed, one_of, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelError
 from ..patching.effect import fewest_for
 from ..patching.prepared import Settings
-from ..prompts.conditions import one_of, several_of
 from ..prompts.pairs import REPLACED, PromptPair
 from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
@@ -186,8 +185,8 @@ def trace_circuit(
     Returns `Circuit`, whose parts are what the single analyses give. Raises `ValueError` where no part can be measured.
     """
     several_of(tuple(parts), PARTS, "part of a circuit")
-    one_of(contrast, dict.fromkeys(CONTRASTS), "contrast of a circuit")
-    one_of(mlps, dict.fromkeys(NODES), "mlps")
+    one_of(contrast, CONTRASTS, "contrast of a circuit")
+    one_of(mlps, NODES, "mlps")
     named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
     measured = others or named_on
     located = heads if isinstance(heads, LocatedHeads) else None

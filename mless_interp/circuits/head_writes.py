@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked
+from ..core.arguments import check_count, checked, one_of
 from ..core.heads import Head
 from ..metrics.token_classes import token_texts
 from ..models.arithmetic import masked_scores
@@ -20,7 +20,6 @@ from ..models.base import Model
 from ..patching.interventions import LayerState
 from ..patching.prepared import Prepared, Settings, prepare
 from ..patching.sweep import Sweep
-from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
@@ -84,7 +83,7 @@ def what_it_writes(
     Source: nostalgebraist's logit lens (2020), of heads Elhage et al. (2021), Wang et al. (2211.00593); methods §8.1.
     """
     check_count(top, name="top")
-    one_of(positions, dict.fromkeys(WHERE), "positions")
+    one_of(positions, WHERE, "positions")
     chosen = heads_of(model, heads, "describe")
     need_weights(model, [head.layer for head in chosen], "what_it_writes")
     model.need_rotated("what heads take from the span, and where they look,")

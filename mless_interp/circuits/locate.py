@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 
-from ..core.arguments import Arguments, check_count, check_share, checked
+from ..core.arguments import Arguments, check_count, check_share, checked, one_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.outcomes import outcome_named
 from ..patching.prepared import Prepared, Settings, prepare
-from ..prompts.conditions import CONTRASTS, one_of
+from ..prompts.conditions import CONTRASTS
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..prompts.problems import overlap
 from ..runtime.loop import RunOptions, stage
@@ -90,7 +90,7 @@ def locate_heads(
         check_count(n_control_draws, name="n_control_draws (controls=False leaves controls out)")
     check_count(n_random_sets, name="n_random_sets", at_least=0)
     derive_generator(seed)
-    one_of(mode, dict.fromkeys(MODES), "mode")
+    one_of(mode, MODES, "mode")
     between = one_of(contrast, {name: CONTRASTS[name] for name in LOCATED}, "contrast to locate heads by")
     run = RunOptions(checkpoint, progress, seed)
     prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads")).under(between)

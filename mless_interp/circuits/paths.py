@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import checked, listed
+from ..core.arguments import checked, listed, one_of, several_of
 from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.replay import Layers, stage
@@ -21,7 +21,6 @@ from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import PatchScores
-from ..prompts.conditions import one_of, several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
@@ -159,7 +158,7 @@ def _among(
     """All edges among these parts; `ValueError` where there are none."""
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
-    several_of(inputs, dict.fromkeys((*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS)), "input")
+    several_of(inputs, (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS), "input")
     if isinstance(mlps, str):
         every = range(model.info.n_layers) if has_mlps(model) else ()
         mlps = one_of(mlps, {"all": every}, "mlps (or layers, zero-based)")

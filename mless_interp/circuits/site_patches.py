@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked
+from ..core.arguments import check_count, checked, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.replay import stage
@@ -18,7 +18,6 @@ from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
-from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions

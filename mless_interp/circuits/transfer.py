@@ -11,7 +11,7 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..core.arguments import check_count, checked, count_of, listed
+from ..core.arguments import check_count, checked, count_of, listed, one_of
 from ..core.heads import Head
 from ..mechanism.decompose import DECOMPOSED, AttentionDecomposition, span_reads
 from ..models.base import Model
@@ -23,7 +23,7 @@ from ..patching.interventions import HeadTransfer
 from ..patching.knockouts import random_sets
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
-from ..prompts.conditions import CONDITIONS, Contrast, one_of
+from ..prompts.conditions import CONDITIONS, Contrast
 from ..prompts.insertions import AT, Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of

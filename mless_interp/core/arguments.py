@@ -9,15 +9,16 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal, SupportsIndex, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, SupportsIndex, TypeVar, Union, get_args, get_origin, overload
 
 Arguments = dict[str, Any]
 """Arguments that are handed on by name; what each may be, whoever takes them says."""
 F = TypeVar("F", bound=Callable[..., object])
+T = TypeVar("T")
 
 REMEDIES = {
     "Model": "load_model(...) gives one, wrap_model(...) makes one of another library's",
@@ -157,10 +158,30 @@ def check_share(value: float, *, name: str) -> None:
         raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
 
 
-def check_choice(value: str, *, name: str, choices: tuple[str, ...]) -> None:
-    """One of the words that an option knows."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+@overload
+def one_of(name: object, known: Mapping[str, T], what: str) -> T: ...  # type: ignore[overload-overlap]
+@overload
+def one_of(name: object, known: Collection[str], what: str) -> str: ...
+def one_of(name: object, known: Collection[str], what: str) -> object:
+    """The entry of that name in a table, or a name that is known; `ValueError` lists the names.
+
+    >>> one_of("b", {"a": 1, "b": 2}, "letter"), one_of("b", ("a", "b"), "letter")
+    (2, 'b')
+    """
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{nearest(name, known)}")
+    return known[name] if isinstance(known, Mapping) else name
+
+
+def several_of(names: Collection[str], known: Collection[str], what: str) -> tuple[str, ...]:
+    """One or more different names that are known, as a tuple; `ValueError` lists what there is.
+
+    >>> several_of(["b"], ("a", "b"), "letter")
+    ('b',)
+    """
+    if isinstance(names, str) or not names or len(set(names)) != len(names):
+        raise ValueError(f"{what}s must be one or more different names of {', '.join(known)}, got {names!r}")
+    return tuple(one_of(name, tuple(known), what) for name in names)
 
 
 class _Unfit(Exception):

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ..core.arguments import check_choice, checked, count_of, listed, nearest
+from ..core.arguments import checked, count_of, listed, nearest, one_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.checks import apart, worst
@@ -138,7 +138,7 @@ def compare_hook(
     made = own_pairs(model, fit_pairs(pairs))
     if isinstance(edit, str):
         names = [name for name, known in INTERVENTIONS.items() if not known.needs_donor]
-        check_choice(edit, name="edit", choices=("zero", *names))
+        one_of(edit, ("zero", *names), "edit")
     if not callable(hook) and not (isinstance(hook, list | tuple) and hook):
         raise TypeError(f"hook must be (name, function) pairs or a function that adds hooks, got {hook!r:.60}")
     calls = Counter[str]()
@@ -183,7 +183,7 @@ def compare_capture(
     """
     (chosen,) = model.info.chosen([head], what="read")
     made = own_pairs(model, fit_pairs(pairs))
-    check_choice(of, name="of", choices=("z", "q", "k", "v"))
+    one_of(of, ("z", "q", "k", "v"), "of")
     values = capture([list(pair.inserted.ids) for pair in made])
     n = None if values is None else len(values)
     if n != len(made):

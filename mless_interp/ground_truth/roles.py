@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import comb
 
-from ..core.arguments import check_choice
+from ..core.arguments import one_of
 from ..core.heads import Head, check_heads
 from .tokenizer import ANSWER_PREFIX, NUMBERS
 
@@ -156,8 +156,8 @@ class Roles:
     ) -> "Roles":
         """The given roles, checked, with defaults for what is missing."""
         for kind in decoys or {}:
-            check_choice(kind, name="the kind of decoys", choices=DECOY_KINDS)
-        check_choice(combine, name="combine", choices=COMBINE)
+            one_of(kind, DECOY_KINDS, "kind of decoys")
+        one_of(combine, COMBINE, "combine")
         conditional, relayed, recalls = dict(conditional or {}), dict(relayed or {}), dict(recalls or {})
         given: dict[str, list[Head]] = {
             "readers": list(readers or ()),

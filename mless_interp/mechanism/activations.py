@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, check_share, checked, count_of
+from ..core.arguments import Arguments, check_count, check_share, checked, count_of, one_of, several_of
 from ..metrics import activations as metrics
 from ..metrics.patterns import widened
 from ..metrics.received import kurtosis
@@ -20,7 +20,7 @@ from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Model
 from ..models.sites import extension_of, site
 from ..patching.prepared import Settings, fit_pairs, single
-from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
+from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import groups_of
 from ..runtime.columns import columns_of
@@ -292,7 +292,7 @@ def activation_shift(
     """
     gate = model.gated_mlp(layer)
     names = several_of(contrasts, CONTRASTS, "contrast")
-    one_of(positions, dict.fromkeys(POSITIONS), "positions")
+    one_of(positions, POSITIONS, "positions")
     check_widths(c=c, q=q)
     check_count(bins, name="bins", at_least=2)
     found = own_pairs(model, fit_pairs(followed(pairs)))

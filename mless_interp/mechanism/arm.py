@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..core.arguments import check_choice, checked
+from ..core.arguments import checked, one_of
 from ..data import paper_table
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.patterns import widened
@@ -110,7 +110,7 @@ class ARM:
 
     def __post_init__(self) -> None:
         for name, choices in CHOICES.items():
-            check_choice(getattr(self, name), name=name, choices=choices)
+            one_of(getattr(self, name), choices, name)
         for name in ("c", "p1", "k", "p_min", "p_max"):
             object.__setattr__(self, name, float(getattr(self, name)))
         if not (0 < self.c < math.inf and 0 < self.k < math.inf):
@@ -133,7 +133,7 @@ class ARM:
         `source`: "table" (Table 9) or "code". With `reading="code_replace"` the rest follows the code for that model too
         (Llama's p_min of 0.2; Gemma's quantiles). Any field can be given as an option.
         """
-        check_choice(source, name="source", choices=("table", "code"))
+        one_of(source, ("table", "code"), "source")
         every, key = paper_table("arm"), model.rpartition("/")[2].lower()
         rows = {row["benchmark"].lower(): row for row in every if row["model"] == key}
         if benchmark.lower() not in rows:

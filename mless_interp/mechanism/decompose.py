@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_choice, check_count, checked, count_of
+from ..core.arguments import Arguments, check_count, checked, count_of, one_of, several_of
 from ..core.heads import Head
 from ..metrics import outputs
 from ..metrics.attention import retained_mass, span_mass_null
@@ -20,7 +20,7 @@ from ..models.base import Model
 from ..models.info import AttentionRule, Reducer
 from ..models.sites import Held, attention_sites, site
 from ..patching.prepared import Settings, fit_pairs, single
-from ..prompts.conditions import CONDITIONS, CONTRASTS, HELD_POSITIONS, Contrast, one_of, several_of
+from ..prompts.conditions import CONDITIONS, CONTRASTS, HELD_POSITIONS, Contrast
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs, pairs_like
 from ..prompts.problems import groups_of
@@ -170,7 +170,7 @@ def decompose_attention(
     for pair in found:
         pair.need_span("what is read of it")
     contrasts = several_of(contrasts, DECOMPOSED, "contrast")
-    one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
+    one_of(held_positions, HELD_POSITIONS, "held_positions")
     chosen = model.info.chosen(heads, layers, what="decompose")
     label, draws = _controls(model, found, control, n_control_draws, seed)
     grid, runs = model.info.mask_of(chosen), runs_of(contrasts)
@@ -244,7 +244,7 @@ def _controls(
         return None, []
     check_count(n_draws, name="n_control_draws (control=None leaves it out)")
     if isinstance(control, str):
-        check_choice(control, name="control", choices=("random_sentence", "an Insertion"))
+        one_of(control, ("random_sentence", "an Insertion"), "control")
         control = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
     insertion = control.placed_as(pairs[0].insertion)
     drawn = range(n_draws if insertion.kind == "random_sentence" else 1)

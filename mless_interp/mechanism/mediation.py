@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, checked, count_of
+from ..core.arguments import Arguments, checked, count_of, one_of
 from ..core.heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.patterns import widened
@@ -17,7 +17,7 @@ from ..models.base import Model
 from ..models.sites import Held, attention_sites, extension_of, site
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
-from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS, one_of
+from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
@@ -200,7 +200,7 @@ def mediate(
     """
     between = one_of(contrast, MEDIATED, "contrast")
     one_of(direction, DIRECTIONS, "direction")
-    one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
+    one_of(held_positions, HELD_POSITIONS, "held_positions")
     check_widths(c=c, q=q)
     model.info.check_layer(layer)
     chosen = model.info.chosen(heads, None if heads is not None else [layer], what="mediate")

@@ -15,14 +15,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import Arguments, checked, count_of
+from ..core.arguments import Arguments, checked, count_of, one_of
 from ..core.heads import Head, as_heads
 from ..data import paper_entries
 from ..metrics.patterns import RowChoice
 from ..metrics.recovery import aligned_recovery, span_variation, timing_spearman
 from ..models.base import Model
 from ..models.load import load_model, untrained_twin
-from ..prompts.conditions import one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem

@@ -10,12 +10,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked, count_of
+from ..core.arguments import check_count, checked, count_of, one_of
 from ..core.heads import Head
 from ..models.base import INSTEAD, Model, refuse_without_gradients
 from ..models.info import ModelError, Recording
 from ..models.memory import halved, out_of_memory, rows_per_graph
-from ..prompts.conditions import CONTRASTS, Contrast, one_of
+from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import Arguments, checked, count_of
+from ..core.arguments import Arguments, checked, count_of, one_of
 from ..core.heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.base import Model
 from ..models.sites import site
-from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of
+from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import listed
+from ..core.arguments import listed, one_of
 from ..core.heads import Head
 from ..core.shapes import Z
 from ..metrics.patterns import widened
@@ -18,7 +18,6 @@ from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionRule, Edit, Inputs, Recording
 from ..models.sites import Held, attention_sites, site
-from ..prompts.conditions import one_of
 from ..prompts.insertions import AT, Insertion
 from ..prompts.prompt import Prompt
 from ..statistics import derive_generator

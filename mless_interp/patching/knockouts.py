@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import check_count, check_share, checked, count_of, listed
+from ..core.arguments import check_count, check_share, checked, count_of, listed, one_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
 from ..models.memory import rows_per_pass
-from ..prompts.conditions import CONTRASTS, Contrast, one_of
+from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime import results
 from ..runtime.columns import columns_of

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..core.arguments import one_of
 from ..metrics.outputs import answer_logprob, answer_probability, kl_divergence, logit_difference, mean_logprob
 from ..models.info import ModelInfo
-from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair
 
 

@@ -12,13 +12,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import checked, count_of, one_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import Recording
 from ..models.memory import halved, rows_per_pass, rows_per_request
 from ..models.traced_ops import is_half
-from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
+from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime import results
 from ..runtime.columns import columns_of
@@ -101,7 +101,7 @@ class Sweep:
     ) -> "Sweep":
         found = one_of(contrast, CONTRASTS, "contrast")
         one_of(direction, DIRECTIONS, "direction")
-        one_of(positions, dict.fromkeys(POSITIONS), "positions")
+        one_of(positions, POSITIONS, "positions")
         intervention = edit_named(edit, direction)
         if intervention.needs_span and not found.cuts:
             raise ValueError(

@@ -1,27 +1,18 @@
 """The conditions of methods §2 and the contrasts between them: a new one is one entry in `CONDITIONS` or `CONTRASTS`."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
-
-from ..core.arguments import nearest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # torch takes seconds, and help texts need the tables alone
     from torch import Tensor
-else:
-    Tensor = object
 
-T = TypeVar("T")
+    from .prompt import Prompt
+else:
+    Tensor = Prompt = object
+
 HELD_POSITIONS = ("first", "spread")
 """Where the span itself stands when the question keeps its positions: all at the insertion point's, or just before it."""
-
-
-@runtime_checkable
-class Segmented(Protocol):
-    """A `Prompt`."""
-
-    def mask(self, *names: str) -> Tensor:
-        """Boolean `[token]`."""
 
 
 class Hidden(NamedTuple):
@@ -52,7 +43,7 @@ class Condition:
     positions: str
     title: str
     says: str
-    hides: Callable[[Segmented], Hidden] | None = None
+    hides: Callable[[Prompt], Hidden] | None = None
     twin: str | None = None
 
     @property
@@ -66,19 +57,19 @@ class Condition:
         return self.has_span and self.hides is not span_from_others
 
 
-def span_from_others(prompt: Segmented) -> Hidden:
+def span_from_others(prompt: Prompt) -> Hidden:
     """The span's keys, hidden from every row outside it."""
     span = prompt.mask("inserted")
     return Hidden(~span, span)
 
 
-def question_from_span(prompt: Segmented) -> Hidden:
+def question_from_span(prompt: Prompt) -> Hidden:
     """The question's keys, and those of what is not inserted behind it (it has read the question), hidden from the span."""
     span, behind = prompt.mask("inserted"), prompt.mask("question").cumsum(0) > 0
     return Hidden(span & behind, ~span & behind)
 
 
-def span_from_span(prompt: Segmented) -> Hidden:
+def span_from_span(prompt: Prompt) -> Hidden:
     """The span's keys, hidden from its own rows; `ValueError` where the first token would see nothing."""
     span = prompt.mask("inserted")
     if bool(span[0]):
@@ -86,16 +77,17 @@ def span_from_span(prompt: Segmented) -> Hidden:
     return Hidden(span, span)
 
 
-HIDES = {"masked": span_from_others, "blind": question_from_span, "apart": span_from_span}
-TWINS = {"gap": "masked", "masked": "gap"}
-
-
 def _rows(text: str) -> list[list[str]]:
     """The cells of a table, line by line."""
     return [[cell.strip() for cell in line.split("|")] for line in text.strip().splitlines()]
 
 
-_PLAIN = _rows("""
+HIDES = {"masked": span_from_others, "blind": question_from_span, "apart": span_from_span}
+TWINS = {"gap": "masked", "masked": "gap"}
+CONDITIONS = {
+    name: Condition(name, f"C{number}", prompt, positions, title, says, HIDES.get(name), TWINS.get(name))
+    for number, (name, prompt, positions, title, says) in enumerate(
+        _rows("""
 base| base| base| without insertion| the prompt without insertion
 inserted| inserted| inserted| with insertion| the prompt with it
 gap| base| inserted| without, positions as with it| without it, but the question keeps the position ids that it has with it
@@ -104,10 +96,8 @@ held| inserted| base| with, positions as without it| with it, but the question k
 blind| inserted| inserted| with, but it cannot see the question| with it, but the span may not see the question or its readers
 apart| inserted| inserted| with, but its tokens cannot see one another| with it, but the span's rows may not see the span
 clean| clean| inserted| with other tokens| the clean prompt of a pair of equal length, as `pairs_from_ids(clean=...)` makes them
-""")
-CONDITIONS = {
-    name: Condition(name, f"C{number}", prompt, positions, title, says, HIDES.get(name), TWINS.get(name))
-    for number, (name, prompt, positions, title, says) in enumerate(_PLAIN)
+    """)
+    )
 }
 
 
@@ -135,27 +125,24 @@ class Contrast:
     @property
     def equal_length(self) -> bool:
         """Both runs hold the same tokens; otherwise they are compared through the alignment."""
-        clean, corrupted = self.conditions
-        return clean.has_span == corrupted.has_span
+        return len({condition.has_span for condition in self.conditions}) == 1
 
     @property
     def same_positions(self) -> bool:
         """The tokens of both prompts stand at the same positions in both runs."""
-        clean, corrupted = self.conditions
-        return clean.positions == corrupted.positions
+        return len({condition.positions for condition in self.conditions}) == 1
 
     @property
     def reads_span(self) -> bool:
         """What differs is that the span can be read."""
-        clean, corrupted = self.conditions
-        return corrupted.reads_span and not clean.reads_span
+        return [condition.reads_span for condition in self.conditions] == [False, True]
 
     @property
     def reads_inserted(self) -> bool:
         """One of the two runs holds inserted tokens that are read, so that other tokens make another effect."""
         return any(condition.reads_span for condition in self.conditions)
 
-    def cut(self, prompt: Segmented) -> Hidden:
+    def cut(self, prompt: Prompt) -> Hidden:
         """What the clean run may not see and the corrupted one may; `ValueError` where that is not all that differs.
 
         A head is knocked out by hiding these keys from these rows for this head alone.
@@ -203,39 +190,11 @@ insertion's effect (corrupted - clean). Denoising puts a clean activation into t
 the clean run. No other place knows a sign."""
 
 
-def one_of(name: object, known: Mapping[str, T], what: str) -> T:
-    """The entry of that name; `ValueError` lists the names.
-
-    >>> one_of("shift", CONTRASTS, "contrast").clean
-    'base'
-    """
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{nearest(name, known)}")
-    return known[name]
-
-
-def several_of(names: Collection[str], known: Mapping[str, object], what: str) -> tuple[str, ...]:
-    """One or more different names of `known`, as a tuple; `ValueError` lists what there is.
-
-    >>> several_of(["shift"], CONTRASTS, "contrast")
-    ('shift',)
-    """
-    if isinstance(names, str) or not names or len(set(names)) != len(names):
-        raise ValueError(f"{what}s must be one or more different names of {', '.join(known)}, got {names!r}")
-    for name in names:
-        one_of(name, known, what)
-    return tuple(names)
-
-
 def as_words(table: Mapping[str, Condition | Contrast]) -> str:
     """A table of conditions or contrasts as one sentence, for help texts.
 
     >>> as_words(CONTRASTS).partition(";")[0]
     'content (masked -> inserted)'
     """
-    return "; ".join(
-        f"{each.name} ({each.clean} -> {each.corrupted})"
-        if isinstance(each, Contrast)
-        else f"{each.name} ({each.code}): {each.says}"
-        for each in table.values()
-    )
+    form = {Contrast: "{0.name} ({0.clean} -> {0.corrupted})", Condition: "{0.name} ({0.code}): {0.says}"}
+    return "; ".join(form[type(each)].format(each) for each in table.values())

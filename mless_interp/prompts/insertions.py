@@ -3,17 +3,16 @@
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from itertools import product
 from typing import Any, Literal, TypedDict, Unpack
 
-from ..core.arguments import check_count, checked
-from .conditions import one_of
+from ..core.arguments import Arguments, check_count, checked, one_of
 from .problems import Problem
-from .prompt import MAX_UNKNOWN, Prompt, Tokenizer, encode_within, special_ids, spells_special
+from .prompt import MAX_UNKNOWN, Prompt, Tokenizer, encode_part, encode_within, special_ids, spells_special
 
 Segment = Literal["bos", "template", "system", "question", "answer"]
 COMMON_WORDS = files("mless_interp") / "data" / "common_words.txt"
@@ -84,11 +83,9 @@ class Insertion:
     @property
     def _spots(self) -> list[tuple[str, Any]]:
         """Every place, with its side: before, after, at."""
-        found: list[tuple[str, object]] = []
-        for side, given in (("before", self.before), ("after", self.after), ("at", self.at)):
-            several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-            found += [(side, each) for each in several if each is not None]
-        return found
+        given = {side: getattr(self, side) for side in AT}
+        several = {side: each if isinstance(each, tuple) else (each,) for side, each in given.items()}
+        return [(side, each) for side, places in several.items() for each in places if each is not None]
 
     @classmethod
     @checked
@@ -218,15 +215,11 @@ class Insertion:
             raise ValueError(
                 f"insertion {kind!r} is as long as each problem's own text; leave its number of tokens out"
             )
-        given: dict[str, object] = dict(place)
-        if not asked.own_length:
-            given["n_tokens"] = 55 if asked.counted and n_tokens is None else n_tokens
-        if asked.drawn:
-            given["seed"] = seed
-        if kind == "other_questions":
-            given["problems"] = problems
-        if unit is not None or kind in ("from_key", "ids", "text"):
-            given[asked.unit] = asked.read(unit or "")
+        given: Arguments = dict(place)
+        given |= {} if asked.own_length else {"n_tokens": 55 if asked.counted and n_tokens is None else n_tokens}
+        given |= {"seed": seed} if asked.drawn else {}
+        given |= {"problems": problems} if kind == "other_questions" else {}
+        given |= {asked.unit: asked.read(unit or "")} if unit is not None or kind in ("from_key", "ids", "text") else {}
         made: Insertion = getattr(cls, kind)(**given)
         return made
 
@@ -297,8 +290,6 @@ class Insertion:
                 found.append(there[0] if side == "before" else there[-1] + 1)
             else:
                 raise ValueError(f'the prompt has no {place} tokens; use before="question" or at=<token index>')
-        if len(set(found)) < len(found):
-            raise ValueError(f"two of the places ({self.where}) are the same token of this prompt: give each once")
         return tuple(sorted(found))
 
 
@@ -366,17 +357,15 @@ def _other_questions(insertion: Insertion, tokenizer: Tokenizer, problem: Proble
         ids += encode_within(tokenizer, " " + text)
         if len(ids) >= n_tokens:
             ids = ids[:n_tokens]
-            _check_known(tokenizer, ids, "the inserted questions'", "draw from problems of the model's own kind")
+            _check_known(tokenizer, ids, "the inserted questions", "draw from problems of the model's own kind")
             return InsertedSpan(ids, "questions of other problems")
     raise ValueError(f"all other questions are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more problems")
 
 
 def _check_known(tokenizer: Tokenizer, ids: tuple[int, ...], whose: str, remedy: str) -> None:
-    unknown = ids.count(tokenizer.unk_token_id) / max(len(ids), 1)
+    unknown, token = ids.count(tokenizer.unk_token_id) / max(len(ids), 1), tokenizer.unk_token
     if unknown > MAX_UNKNOWN:
-        raise ValueError(
-            f"{100 * unknown:.0f} % of {whose} tokens are {tokenizer.unk_token!r}, unknown words: {remedy}"
-        )
+        raise ValueError(f"{whose}: {100 * unknown:.0f} % of the tokens are {token!r}, unknown words: {remedy}")
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
@@ -399,17 +388,15 @@ def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
 
 
 def _repeated(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-    special = ", with special tokens" * spells_special(tokenizer, insertion.unit)
     ids = _filled(_encoded(tokenizer, insertion.unit), insertion.length, repr(insertion.unit))
-    return InsertedSpan(ids, f"unit{special}")
+    return InsertedSpan(ids, "unit" + ", with special tokens" * spells_special(tokenizer, insertion.unit))
 
 
 def _once(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-    special = ", with special tokens" * spells_special(tokenizer, insertion.unit)
     ids = _encoded(tokenizer, insertion.unit)
     if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
         raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
-    return InsertedSpan(ids, f"text{special}")
+    return InsertedSpan(ids, "text" + ", with special tokens" * spells_special(tokenizer, insertion.unit))
 
 
 def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
@@ -474,14 +461,15 @@ def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str
     key = insertion.unit or "question"
     assert isinstance(problem, Problem)
     text = (problem.text(key) or "").strip()
-    try:
-        if not text:
-            known = ", ".join(problem.keys)
-            raise ValueError(f"there is no such text to insert (it has {known}); give it one or leave the problem out")
-        ids = encode_within(tokenizer, f" {text}")
-        _check_known(tokenizer, ids, "its", "leave the problem out, or give it words of the model's own")
-    except ValueError as error:
-        raise ValueError(f"problem {problem.id!r}, its {key}: {error}") from error
+    if not text:
+        known = ", ".join(problem.keys)
+        raise ValueError(
+            f"problem {problem.id!r} has no {key} to insert (it has {known}); give it one or leave the problem out"
+        )
+    ids = encode_part(tokenizer, problem, key, f" {text}", within=True)
+    _check_known(
+        tokenizer, ids, f"problem {problem.id!r}, its {key}", "leave it out, or give it words of the model's own"
+    )
     spelt = ", special tokens in it as text" if spells_special(tokenizer, text) else ""
     return InsertedSpan(ids * insertion.times, f"the problem's {key}{spelt}")
 

@@ -1,6 +1,5 @@
 """Pairs of token ids that a caller has already: no text, no template, no tokenizer."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
@@ -11,12 +10,15 @@ import numpy as np
 import pandas as pd
 
 from ..core.arguments import checked, shown
+from ..runtime.checkpoint import key_of
 from .pairs import REPLACED, Given, PromptPair
 from .problems import Problem, Several
 from .prompt import Prompt, Template
 
 IDS = Template("ids", system="", answer_prefix="")
 """The template of prompts that were not built of one."""
+KEYS = ("ids", "answer", "distractor", "clean", "span", "tags", "id")
+"""What is given of a pair, a line of a file of pairs."""
 
 
 @checked
@@ -55,59 +57,57 @@ def pairs_from_ids(
     >>> pair.base.ids, pair.inserted.ids, pair.answer_ids
     ((5, 6), (5, 1, 2, 6), (3,))
     """
-    prompts = [_ids(each, f"ids of problem {at}") for at, each in enumerate(ids)]
+    prompts = list(ids)
     if not prompts:
         raise ValueError("there are no ids to make pairs of")
-    n = len(prompts)
+    n, views = len(prompts), isinstance(names, Mapping)
     known = {int(key): str(name) for key, name in names.items()} if isinstance(names, Mapping) else {}
-    told = _tags(tags, n)
+    spans = [span] * n if _range(span) else _of_each(span, n, "span")
     given = [
-        [span] * n if _range(span) else _of_each(span, n, "span"),
-        _of_each(clean, n, "clean"),
         _of_each(answers, n, "answers"),
         _of_each(distractors, n, "distractors"),
-        [None] * n if isinstance(names, Mapping) else _of_each(names, n, "names"),
+        _of_each(clean, n, "clean"),
+        spans,
     ]
+    rows = zip(prompts, *given, _tags(tags, n), _of_each(None if views else names, n, "names"), strict=True)
     made = []
-    for at, (prompt, *parts) in enumerate(zip(prompts, *given, strict=True)):
+    for at, row in enumerate(rows):
         try:
-            made.append(_pair(prompt, parts, told[at], known))
+            made.append(_pair(dict(zip(KEYS, row, strict=True)), known))
         except ValueError as error:
             raise ValueError(f"problem {at} (zero-based): {error}") from None
     return Several(made)
 
 
-def _pair(ids: tuple[int, ...], parts: Sequence[object], tags: dict[str, str], known: dict[int, str]) -> PromptPair:
-    """The pair of a prompt with its (span, clean, answer, distractor, name)."""
-    span, clean, answers, distractors, name = parts
-    answer = _ids(answers, "the answer")
-    distractor = () if distractors is None else _ids(distractors, "the distractor")
-    other = None if clean is None else _ids(clean, "clean")
-    if other is not None and len(other) != len(ids):
-        raise ValueError(f"clean must have as many tokens as ids, {len(ids)}, got {len(other)}")
-    if other == ids:
-        raise ValueError("clean holds the same tokens as ids, so nothing can differ")
-    if span is not None:
-        start, stop = _range(span) or (0, 0)
+def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
+    """The pair of a prompt, of what `KEYS` name."""
+    ids, answer = _ids(given, "ids"), _ids(given, "answer")
+    distractor, other = _ids(given, "distractor"), _ids(given, "clean")
+    if other and (len(other) != len(ids) or other == ids):
+        came = "the same" if other == ids else len(other)
+        raise ValueError(f"clean must be as many tokens as ids, {len(ids)}, and other ones, got {came}")
+    if given["span"] is not None:
+        start, stop = _range(given["span"]) or (0, 0)
         if not 0 <= start < stop < len(ids):
             raise ValueError(
                 f"span must be (first, one past the last) position, before the last of {len(ids)} tokens, where the answer is "
-                f"read, got {span!r}"
+                f"read, got {given['span']!r}"
             )
-    elif other is not None:
+    elif other:
         start = stop = next(at for at, (here, there) in enumerate(zip(ids, other, strict=True)) if here != there)
     else:
         raise ValueError("give a span whose effect is asked for, or a clean prompt of the same length")
     words = lambda some: " ".join(known.get(token, str(token)) for token in some)  # noqa: E731
-    fields = {key: value for key, value in tags.items() if key in ("group", "subject", "level")}
-    shown_ids = [*ids, *([] if other is None else ["clean", *other])]
+    tags = dict(given["tags"])
+    fields = {key: tags.pop(key) for key in ("group", "subject", "level") if key in tags}
+    digest = key_of([ids, other or None, answer, distractor, start, stop])[:10]
     problem = Problem(
-        id=_digest([ids, other, answer, distractor, start, stop]) if name is None else str(name),
-        question=",".join(map(str, shown_ids)),  # one word: no runs of words
+        id=digest if given["id"] is None else str(given["id"]),
+        question=",".join(map(str, [*ids, *(["clean", *other] if other else [])])),  # one word: no runs of words
         answer=words(answer),
         distractor=words(distractor) or None,
-        extra={key: value for key, value in tags.items() if key not in fields},
-        **{"group": f"ids {_digest([ids])}", **fields},  # with another clean prompt it is the same problem
+        extra=tags,
+        **{"group": f"ids {key_of([ids])[:10]}", **fields},  # with another clean prompt it is the same problem
     )
     segments = tuple("inserted" if start <= at < stop else "question" for at in range(len(ids)))
     kept = tuple(at for at, segment in enumerate(segments) if segment == "question")
@@ -115,29 +115,25 @@ def _pair(ids: tuple[int, ...], parts: Sequence[object], tags: dict[str, str], k
         problem=problem,
         base=Prompt(tuple(ids[at] for at in kept), ("question",) * len(kept), IDS.name),
         inserted=Prompt(ids, segments, IDS.name),
-        insertion=Given("given span") if span is not None else REPLACED,
+        insertion=REPLACED if given["span"] is None else Given("given span"),
         span=(start, stop),
         alignment=kept,
         span_source="ids",
         answer_ids=answer,
         distractor_ids=distractor,
         template=IDS,
-        clean=None if other is None else Prompt(other, segments, IDS.name),
+        clean=Prompt(other, segments, IDS.name) if other else None,
         names=tuple(known.items()),
     )
 
 
-def _digest(parts: list[object]) -> str:
-    """A short name of token ids, the same in every process."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
-
-
-def _ids(given: object, what: str) -> tuple[int, ...]:
-    """Token ids as a tuple, one alone too; `ValueError` for what is none."""
-    values: Any = given.tolist() if hasattr(given, "tolist") else given
-    found = np.atleast_1d(values)
+def _ids(given: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """Token ids as a tuple, one alone too; () where a distractor or a clean prompt was not given."""
+    if given[key] is None and key in ("distractor", "clean"):
+        return ()
+    found = np.atleast_1d(given[key].tolist() if hasattr(given[key], "tolist") else given[key])
     if found.dtype.kind not in "iu" or found.ndim != 1 or not found.size or found.min() < 0:
-        raise ValueError(f"{what} must be token ids, whole numbers of 0 or more, got {shown(given)}")
+        raise ValueError(f"{key} must be token ids, whole numbers of 0 or more, got {shown(given[key])}")
     return tuple(found.tolist())
 
 
@@ -149,32 +145,19 @@ def _range(span: object) -> tuple[int, int] | None:
     return None
 
 
-def _of_each(given: object, n: int, what: str) -> list[object]:
+def _of_each(given: Any, n: int, what: str) -> list[Any]:
     """What was given for each of n problems; None each where nothing was."""
-    if given is None:
-        return [None] * n
-    found = None if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    if found is None or len(found) != n:
-        came = shown(given) if found is None else len(found)
-        raise ValueError(f"{what} must hold one entry for each of {n} problems, got {came}")
+    found = [None] * n if given is None else list(given) if isinstance(given, Iterable) else []
+    if isinstance(given, str) or len(found) != n:
+        raise ValueError(f"{what} must hold one entry for each of {n} problems, got {len(found) or shown(given)}")
     return found
 
 
-def _tags(tags: Any, n: int) -> list[dict[str, str]]:
+def _tags(tags: Any, n: int) -> list[object]:
     """The tags of each problem, by key; what a table says it has no value for (None, NaN, NA) is no tag."""
-    if tags is None:
-        return [{}] * n
-    rows = tags if isinstance(tags, Mapping | pd.DataFrame) else [each or {} for each in tags]
-    table = pd.DataFrame(rows, dtype=object)
-    if len(table) != n:
-        raise ValueError(f"tags must hold one entry for each of {n} problems, got {len(table)}")
-    return [
-        {str(key): str(value) for key, value in row.items() if not pd.isna(value)} for row in table.to_dict("records")
-    ]
-
-
-KEYS = ("ids", "answer", "distractor", "clean", "span", "tags", "id")
-"""What a line of a file of pairs may hold."""
+    rows = tags if isinstance(tags, Mapping | pd.DataFrame) else [each or {} for each in _of_each(tags, n, "tags")]
+    table = [row for _, row in pd.DataFrame(rows, dtype=object).iterrows()]
+    return [{str(key): str(value) for key, value in row.dropna().items()} for row in _of_each(table, n, "tags")]
 
 
 def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[PromptPair, ...]:
@@ -194,8 +177,7 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
                 row = json.loads(line)
                 if not isinstance(row, dict) or not {"ids", "answer"} <= row.keys() <= set(KEYS):
                     raise ValueError(f"a pair is an object with ids and answer, and of {', '.join(KEYS[2:])}")
-                parts = [row.get(key) for key in ("span", "clean", "answer", "distractor", "id")]
-                made.append(_pair(_ids(row["ids"], "ids"), parts, _tags([row.get("tags")], 1)[0], {}))
+                made.append(_pair(dict.fromkeys(KEYS) | row | {"tags": _tags([row.get("tags")], 1)[0]}, {}))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{source.name}, line {number}: {error}") from None
     if not made:

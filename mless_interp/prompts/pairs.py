@@ -1,25 +1,25 @@
 """Pairs of prompts, without and with an insertion, the proved map between their tokens, and their input in each condition."""
 
-import hashlib
-import json
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise, zip_longest
+from itertools import count, zip_longest
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked
+from ..core.arguments import checked, one_of
 from ..models.base import Model
 from ..models.info import Inputs, ModelInfo
+from ..runtime.checkpoint import key_of, plain
 from ..runtime.engines import Compute, Tick, Unit
 from ..runtime.loop import over_problems
 from ..runtime.text_safety import one_line
-from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of, question_from_span
+from .conditions import CONDITIONS, HELD_POSITIONS, Condition, question_from_span
 from .insertions import Insertion
 from .problems import Problem, Several, overlap
 from .prompt import (
@@ -97,7 +97,7 @@ class PromptPair:
     def __post_init__(self) -> None:
         if self.boundary_merge:
             return
-        ends = _ends(self.spans) or self.span[:1] * 2
+        ends = (self.spans[0][0], self.spans[-1][1]) if self.spans else self.span[:1] * 2
         if ends != self.span or not (self.spans or self.clean):
             raise ValueError(
                 f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else, but its tokens "
@@ -149,8 +149,8 @@ class PromptPair:
     @cached_property
     def first_change(self) -> int:
         """The first position at which the clean prompt has another token, or the span's first where that comes before."""
-        both = zip(self.inserted.ids, self._clean.ids, strict=True)
-        return min([next(at for at, (x, y) in enumerate(both) if x != y), *(start for start, _ in self.spans)])
+        both = enumerate(zip(self.inserted.ids, self._clean.ids, strict=True))
+        return min([next(at for at, (x, y) in both if x != y), *(start for start, _ in self.spans)])
 
     def text_of(self, model: Model, token: int) -> str:
         """What views call a token: by the caller's `names`, else as the model's tokenizer has it."""
@@ -158,7 +158,7 @@ class PromptPair:
 
     @property
     def n_inserted(self) -> int:
-        return sum(stop - start for start, stop in self.spans)
+        return len(self.span_ids)
 
     @cached_property
     def shared(self) -> Tensor:
@@ -205,11 +205,9 @@ class PromptPair:
         found |= {name: getattr(self.base, name) for name in ("template", "bos_added", "joined_differs")}
         found |= {name: getattr(self, name) for name in own}
         found |= {"base_ids": self.base.ids, "inserted_ids": self.inserted.ids}
-        if len(self.spans) > 1:
-            found["spans"] = [list(block) for block in self.spans]
-        if self.clean is not None:
-            found["clean_ids"] = self.clean.ids
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        found |= {"spans": self.spans} if len(self.spans) > 1 else {}
+        found |= {"clean_ids": self.clean.ids} if self.clean else {}
+        return dict(plain(found))
 
     def condition(self, name: str, *, held_positions: str = "first") -> Inputs:
         """The input of one of the conditions of methods §2 (`CONDITIONS` says what each is).
@@ -251,7 +249,7 @@ class PromptPair:
 
     def held_positions(self, where: str = "first") -> Tensor:
         """Position ids `[1, token]` of the inserted prompt at which the tokens of both prompts stay where they were."""
-        one_of(where, dict.fromkeys(HELD_POSITIONS), "held_positions")
+        one_of(where, HELD_POSITIONS, "held_positions")
         positions = (~self.span_mask).cumsum(0).double() - (~self.span_mask).double()  # base tokens before each token
         if where == "first":
             return positions.long()[None]
@@ -265,9 +263,9 @@ class PromptPair:
     def fingerprint(self) -> list[object]:
         """What tells this pair's prompts, answer and distractor from any others, short and the same in every process."""
         ids = [self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids]
-        ids += [] if self.clean is None else [self.clean.ids]
-        blocks = [list(block) for block in self.spans] if len(self.spans) > 1 else []
-        return [self.id, *self.span, self.n_answer, _digest(ids), *blocks]
+        ids += [self.clean.ids] if self.clean else []
+        blocks = map(list, self.spans) if len(self.spans) > 1 else ()
+        return [self.id, *self.span, self.n_answer, key_of(ids), *blocks]
 
     def answered(self, which: Literal["answer", "solution"] = "answer", *, unfed: int = 0) -> "PromptPair":
         """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both, without its
@@ -297,28 +295,22 @@ class PromptPair:
 
 @checked
 def insert_tokens(prompt: Prompt, at: int | Sequence[int], span_ids: Sequence[int]) -> Prompt:
-    """The prompt with `span_ids` inserted at token index `at`; at several indices, in equal blocks (`blocks_of`)."""
+    """The prompt with `span_ids` inserted at token index `at`; at several indices, in equal blocks (the first ones one longer
+    where that does not divide)."""
     places = (at,) if isinstance(at, int) else tuple(at)
     if list(places) != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= len(prompt):
-        raise ValueError(f"cannot insert at token {at}: the prompt has {len(prompt)} tokens, and places must rise")
+        raise ValueError(
+            f"cannot insert at token {at}: the prompt has {len(prompt)} tokens; give rising places, none twice"
+        )
+    if len(span_ids) < len(places):
+        raise ValueError(
+            f"{len(span_ids)} tokens cannot be inserted in {len(places)} places: give at least one for each"
+        )
     ids, segments = list(prompt.ids), list(prompt.segments)
-    for place, block in reversed(list(zip(places, blocks_of(span_ids, len(places)), strict=True))):
-        ids[place:place] = block
+    for place, block in zip(places[::-1], np.array_split(span_ids, len(places))[::-1], strict=True):
+        ids[place:place] = block.tolist()
         segments[place:place] = ["inserted"] * len(block)
     return replace(prompt, ids=tuple(ids), segments=tuple(segments))
-
-
-def blocks_of(span_ids: Sequence[int], n_blocks: int) -> list[Sequence[int]]:
-    """Token ids cut into blocks of equal length, in order; the first ones are one longer where that does not divide.
-
-    >>> blocks_of([1, 2, 3, 4, 5], 2)
-    [[1, 2, 3], [4, 5]]
-    """
-    if len(span_ids) < n_blocks:
-        raise ValueError(f"{len(span_ids)} tokens cannot be inserted in {n_blocks} places: give at least one for each")
-    each, more = divmod(len(span_ids), n_blocks)
-    ends = [at * each + min(at, more) for at in range(n_blocks + 1)]
-    return [span_ids[start:end] for start, end in pairwise(ends)]
 
 
 def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
@@ -333,16 +325,7 @@ def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
 
 def digest_of(pairs: Iterable[PromptPair]) -> str:
     """One short name of all these prompts, answers and distractors, in their order: part of every result of them."""
-    return _digest([pair.fingerprint() for pair in pairs])
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-
-
-def _ends(spans: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """The first inserted position and one past the last."""
-    return (spans[0][0], spans[-1][1]) if spans else None
+    return key_of([pair.fingerprint() for pair in pairs])
 
 
 def own_pairs(model: Model, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
@@ -404,15 +387,15 @@ def over_pairs(
     return over_problems([pair.id for pair in pairs], in_turn, prompts=told, engine=model.engine, **options)
 
 
-def pairs_like(model: Model, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
+def pairs_like(model: object, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
     """The same problems with another insertion in the same place, in each as long as its own where their lengths differ."""
     placed = insertion.placed_as(pairs[0].insertion)
     several = placed.n_tokens is not None and len({pair.n_inserted for pair in pairs}) > 1
-    made: list[PromptPair] = []
-    for pair in pairs:
-        fits = replace(placed, n_tokens=pair.n_inserted) if several else placed
-        made += pairs_of_any(model, [pair.problem], fits, template=pairs[0].template)
-    return tuple(made)
+    fits = (replace(placed, n_tokens=pair.n_inserted) if several else placed for pair in pairs)
+    made = (
+        pairs_of_any(model, [pair.problem], one, template=pair.template) for pair, one in zip(pairs, fits, strict=True)
+    )
+    return tuple(pair for (pair,) in made)
 
 
 @checked
@@ -432,8 +415,7 @@ def make_pairs(
     asked = tuple(problems)
     check_known(tokenizer_of(model), asked)
     pairs = pairs_of_any(model, asked, insertion, template=template)
-    words = special_words([(pair.id, pair.special_as_text) for pair in pairs])
-    for told in (words, overlap(asked)):
+    for told in (special_words([(pair.id, pair.special_as_text) for pair in pairs]), overlap(asked)):
         if told:
             warnings.warn(told, stacklevel=3)
     return Several(pairs)
@@ -463,17 +445,17 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
 
     Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is.
     """
+    merged, source = False, "text"
     if template.as_text:
         base, inserted, alignment, merged = _as_text(tokenizer, problem, insertion, template)
-        source = "text"
     else:
-        base, found, merged = build_prompt(tokenizer, problem, template), insertion.span(tokenizer, problem), False
+        base, found = build_prompt(tokenizer, problem, template), insertion.span(tokenizer, problem)
         try:
             inserted = insert_tokens(base, insertion.places(base), found.ids)
         except ValueError as error:
             raise ValueError(f"problem {problem.id!r}: {error}") from error
         alignment, source = [at for at, name in enumerate(inserted.segments) if name != "inserted"], found.source
-    own = problem.answer_prefix is not None
+    blocks, own = inserted.blocks("inserted"), problem.answer_prefix is not None
     prefix = problem.answer_prefix if own else template.answer_prefix
 
     def part(name: str, *, within: bool = False) -> tuple[int, ...]:
@@ -485,7 +467,7 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
         base=base,
         inserted=inserted,
         insertion=insertion,
-        span=_ends(inserted.blocks("inserted")) or (0, 0),
+        span=(blocks[0][0], blocks[-1][1]) if blocks else (0, 0),
         alignment=tuple(alignment),
         span_source=source,
         boundary_merge=merged,
@@ -529,23 +511,17 @@ def _as_text(
     where = {name: i for i, name in enumerate(names) if not start <= i < stop}
     alignment = [where.get(name, -1) for name in _numbered(zip(moved, base_ids, strict=True))]
     bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
-    n = len(bos)
 
     def prompt(ids: tuple[int, ...], ranges: list[tuple[int, int]], span: range = range(0)) -> Prompt:
-        segments = (
-            "inserted" if at in span else "system" if a < first else "question" for at, (a, _) in enumerate(ranges)
-        )
-        return Prompt(bos + ids, (*["bos"] * n, *segments), template.name, bool(bos))
+        places = enumerate(a for a, _ in ranges)
+        segments = ("inserted" if at in span else "system" if a < first else "question" for at, a in places)
+        return Prompt(bos + ids, (*["bos"] * len(bos), *segments), template.name, bool(bos))
 
-    aligned = [*range(n), *(at + n if at >= 0 else -1 for at in alignment)]
+    aligned = [*range(len(bos)), *(at + len(bos) if at >= 0 else -1 for at in alignment)]
     return prompt(base_ids, base_ranges), prompt(ids, ranges, range(start, stop)), aligned, not whole
 
 
 def _numbered(items: Iterable[T]) -> list[tuple[T, int]]:
     """Each item with how many equal ones came before it."""
-    seen: Counter[T] = Counter()
-    numbered = []
-    for item in items:
-        numbered.append((item, seen[item]))
-        seen[item] += 1
-    return numbered
+    turns: dict[T, Iterator[int]] = defaultdict(count)
+    return [(item, next(turns[item])) for item in items]

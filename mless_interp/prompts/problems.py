@@ -72,16 +72,14 @@ class Problem:
     def from_dict(cls, record: Mapping[str, object]) -> "Problem":
         """A problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
         (system, distractor, answer_prefix, examples, group); other keys that hold text are kept as `extra`."""
-        missing = [key for key in REQUIRED_KEYS if record.get(key) is None]
-        if missing:
+        if missing := [key for key in REQUIRED_KEYS if record.get(key) is None]:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
         reserved = {*KEYS, *KEYS.values()}
         extra = {key: text for key, text in record.items() if isinstance(text, str) and key not in reserved}
         given: Arguments = {name: record.get(key) for name, key in KEYS.items()}
         for name in ("id", "answer", "distractor", "level", "group"):  # these may be numbers
-            value = given[name]
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-                given[name] = str(value)
+            if type(given[name]) in (int, float) and math.isfinite(given[name]):
+                given[name] = str(given[name])
         return cls(**given, extra=extra)
 
 
@@ -167,10 +165,9 @@ def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     seen: dict[tuple[str, str, str], str] = {}
     for problem in found:
         first = seen.setdefault((*problem.asked, problem.answer), problem.id)
-        if problem.id in ids or first != problem.id:
-            what = f"the problem id {problem.id!r} is given twice"
-            if problem.id not in ids:
-                what = f"problem {problem.id!r} asks the same as {first!r}"
+        what = f"the problem id {problem.id!r} is given twice" if problem.id in ids else ""
+        what = what or (f"problem {problem.id!r} asks the same as {first!r}" if first != problem.id else "")
+        if what:
             raise ValueError(f"{what}: the problem is the unit of replication, so give each once")
         ids.add(problem.id)
     return found

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, shown
-from .conditions import one_of
+from ..core.arguments import checked, one_of, shown
 from .problems import Problem
 
 if TYPE_CHECKING:  # importing transformers takes seconds
@@ -59,7 +58,7 @@ class Prompt:
     def mask(self, *names: str) -> Tensor:
         """Boolean `[token]`: True where the token's segment is one of `names`."""
         for name in names:
-            one_of(name, dict.fromkeys(SEGMENTS), "segment")
+            one_of(name, SEGMENTS, "segment")
         return torch.tensor([segment in names for segment in self.segments])
 
     def indices(self, *names: str) -> tuple[int, ...]:

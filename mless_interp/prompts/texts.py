@@ -32,13 +32,12 @@ def problems_from_texts(
     tokenizer, sizes = tokenizer_of(model), _sizes(n_before, n_context, n_answer)
     found = [_problem(tokenizer, number, text, sizes) for number, text in enumerate(texts)]
     made = tuple(problem for problem in found if problem is not None)
-    short = len(found) - len(made)
     if not made:
         raise ValueError(
-            f"none of the {short} texts has {sizes[2]} tokens that can be cut between words: give longer ones"
+            f"none of {len(found)} texts has {sizes[2]} tokens that can be cut between words: give longer ones"
         )
     check_known(tokenizer, made)
-    if short:
+    if short := len(found) - len(made):
         warnings.warn(f"{short} of {len(found)} texts are too short and left out", stacklevel=3)
     return made
 

@@ -11,13 +11,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import checked, count_of, one_of, several_of
 from ..core.heads import Head
 from ..metrics.patterns import RowChoice, segment_mean
 from ..metrics.received import relative_received
 from ..models.arithmetic import visibility
 from ..models.base import Model
-from ..prompts.conditions import CONDITIONS, one_of, several_of
+from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..runtime.engines import Tick, Unit
@@ -593,8 +593,8 @@ def described(
 ) -> tuple[tuple[PromptPair, ...], tuple[Head, ...], dict[str, object]]:
     """The pairs and heads to describe, checked, with the settings that say so."""
     several_of(conditions, CONDITIONS, "condition")
-    one_of(source, dict.fromkeys(SOURCES), "source")
-    one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
+    one_of(source, SOURCES, "source")
+    one_of(rows, get_args(RowChoice), "rows")
     if rows == "last" and min_rows > 1:
         raise ValueError(
             f"rows 'last' is one row, and a token that fewer than min_rows={min_rows} rows read is undefined: choose shared, "

@@ -12,14 +12,14 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count
+from ..core.arguments import Arguments, check_count, one_of
 from ..metrics.patterns import RowChoice, computed_once, flanks, row_mask, uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.info import AttentionRule, Inputs, Reducer
 from ..models.sites import Held, attention_sites, site
-from ..prompts.conditions import CONDITIONS, one_of
+from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 
 Source = Literal["auto", "pattern", "recomputed"]
@@ -53,7 +53,7 @@ class Thresholds:
     def __post_init__(self) -> None:
         check_count(self.min_rows, name="min_rows")
         check_count(self.width, name="width")
-        one_of(self.reference, dict.fromkeys(get_args(Reference)), "reference")
+        one_of(self.reference, get_args(Reference), "reference")
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,8 @@ from tokenizers_under_test import read_tokenizer
 
 from mless_interp.answers import AccuracyResults, Treatment, evaluate_accuracy, has_closed_box
 from mless_interp.answers import evaluate as evaluate_module
-from mless_interp.answers.complete import Request, generate_completions
+from mless_interp.answers.decoding import Request
+from mless_interp.answers.engines import generate_completions
 from mless_interp.answers.treatments import as_treatment, as_treatments
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM
@@ -233,17 +234,21 @@ def test_treatments_are_what_users_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("things", "message"),
+    ("make", "message"),
     [
-        (["mless"], "a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got 'mless'"),
-        ([], "there are no treatments; .None. answers the plain problems"),
-        ([Head(0, 1)], "heads are knocked out with Treatment.insertion=..., knockout="),
-        ([Treatment(SLASHES), Treatment(SLASHES)], "is named twice"),
+        (lambda: as_treatments(["mless"]), "None, an Insertion, an ARM, a HeadTransfer or a Treatment, got 'mless'"),
+        (lambda: as_treatments([]), "there are no treatments; .None. answers the plain problems"),
+        (lambda: as_treatments([Head(0, 1)]), "heads are knocked out with Treatment.insertion=..., knockout="),
+        (lambda: as_treatments([Treatment(SLASHES), Treatment(SLASHES)]), "is named twice"),
+        (lambda: Treatment(knockout=["L0H1"]), "a knockout hides the inserted tokens from heads, so it needs"),
+        (lambda: Treatment(emitted=True), "emit an insertion"),
+        (lambda: Treatment(Insertion.repeated_bos(4), emitted=True), "that is text"),
+        (lambda: Treatment(SLASHES, knockout=["L0H1"], emitted=True), "cannot be kept from seeing"),
     ],
 )
-def test_other_things_are_no_treatments(things: Any, message: str) -> None:
+def test_what_is_no_treatment_is_said(make: Callable[[], Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
-        as_treatments(things)
+        make()
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -353,36 +358,17 @@ def test_what_a_model_emits_itself_is_asked_for_and_counted(demo: Model, problem
     assert "the model emitted 0 % under Mless ' /' x4" in found.caveats()[-1]
 
 
-@pytest.mark.parametrize(
-    ("treatment", "match"),
-    [
-        ({}, "emit an insertion"),
-        ({"insertion": Insertion.repeated_bos(4)}, "that is text"),
-        ({"insertion": SLASHES, "knockout": ["L0H1"]}, "cannot be kept from seeing"),
-    ],
-)
-def test_only_text_without_a_knockout_can_be_emitted(treatment: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        Treatment(**treatment, emitted=True)
-
-
-def test_an_instruction_that_the_tokenizer_does_not_know_is_refused(demo: Model, problems: tuple[Problem, ...]) -> None:
-    assert (
-        Treatment(SLASHES, emitted=True)
-        .to_emit(demo.tokenizer, problems[0])[0]
-        .question.endswith('\nBegin your answer by writing " /" 55 times, and then go on.')
-    )
-    with pytest.raises(ValueError, match="Begin"):
-        evaluate_accuracy(demo, problems, Treatment(SLASHES, emitted=True), **QUICK)
-
-
-def test_an_instruction_of_ones_own_may_hold_a_box_and_white_space_is_not_asked_for(
+def test_an_instruction_is_written_or_ones_own_of_known_words_and_not_of_white_space(
     demo: Model, problems: tuple[Problem, ...], tokenizer_dir: Callable[[str], Path]
 ) -> None:
-    asked = Treatment(SLASHES, emitted=r"Write / {times} times and \boxed{answer}.").to_emit(
-        demo.tokenizer, problems[0]
-    )[0]
-    assert asked.question.endswith("\nWrite / 55 times and \\boxed{answer}.")
+    for emitted, asked in (
+        (True, 'Begin your answer by writing " /" 55 times, and then go on.'),
+        (r"Write / {times} times and \boxed{answer}.", r"Write / 55 times and \boxed{answer}."),
+    ):
+        told, _ = Treatment(SLASHES, emitted=emitted).to_emit(demo.tokenizer, problems[0])
+        assert told.question == f"{problems[0].question}\n{asked}"
+    with pytest.raises(ValueError, match="Begin"):
+        evaluate_accuracy(demo, problems, Treatment(SLASHES, emitted=True), **QUICK)
     lines = Treatment(Insertion.meaningless("\n", 4), emitted=True)
     with pytest.raises(ValueError, match="white space cannot be asked for"):
         lines.to_emit(read_tokenizer(tokenizer_dir("qwen2_5")), problems[0])

@@ -14,8 +14,8 @@ from models_under_test import loaded, pairs_for
 from vllm_under_test import FakeVllm
 
 from mless_interp.answers import engines as generation_engines
-from mless_interp.answers.complete import generate_completions
 from mless_interp.answers.decoding import Completion, Request, Row, decoding_for, sampled, stop_ids_of
+from mless_interp.answers.engines import generate_completions
 from mless_interp.answers.vllm import Vllm
 from mless_interp.core.heads import Head
 from mless_interp.mechanism.arm import ARM

@@ -37,7 +37,7 @@ def results(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more:
         problem_ids=[f"p{i}" for i in range(len(right))],
         treatments=treatments,
         n_samples=right.shape[2],
-        golds=["7"] * len(right),
+        golds=("7",) * len(right),
         settings={"model": "toy"},
         **more,
     )

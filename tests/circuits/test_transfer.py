@@ -12,8 +12,8 @@ from small_results import HEADS, spread, transferred
 from torch import Tensor
 
 import mless_interp as mi
-from mless_interp.answers.complete import generate_completions
 from mless_interp.answers.decoding import Request
+from mless_interp.answers.engines import generate_completions
 from mless_interp.circuits.transfer import _controls
 from mless_interp.core.heads import Head
 from mless_interp.models.sites import attention_sites, site

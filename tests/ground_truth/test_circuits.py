@@ -214,7 +214,7 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model(null=True, conditional={C: A}), "null=True, a model without readers"),
         (lambda: planted_model([A, B], [C], combine="any"), "combine='any' needs two or more readers and no mediators"),
         (lambda: planted_model([A, B], combine="any", against=[C]), "no conditional, opposing, relayed"),
-        (lambda: planted_model([A, B], combine="most"), "combine must be one of 'sum', 'any', 'all', got 'most'"),
+        (lambda: planted_model([A, B], combine="most"), "unknown combine 'most'; choose one of sum, any, all"),
         (lambda: planted_model([A], reads_from={B: NUMBERS}), "reads_from: L0H4 is none of the readers"),
         (lambda: planted_model([A], reads_from={A: ["has"]}), r"must look from the rows of .*got \['has'\]"),
         (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "58% of the problems name one of .*left to chance"),

@@ -143,7 +143,7 @@ def test_a_hook_that_raises_leaves_nothing_behind(case: Any) -> None:
         mi.compare_hook(model, pairs, lambda library: 5, ["L1H0"], progress=False)
     with pytest.raises(TypeError, match="hook must be .* got 5"):
         mi.compare_hook(model, pairs, 5, ["L1H0"], progress=False)
-    with pytest.raises(ValueError, match="edit must be one of 'zero'"):
+    with pytest.raises(ValueError, match="unknown edit '.*'; choose one of zero"):
         mi.compare_hook(model, pairs, ablation(model, [0]), ["L1H0"], edit="mean", progress=False)
 
 

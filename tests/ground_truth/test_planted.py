@@ -199,7 +199,7 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
         (lambda: planted_model([Head(0, 1)], decoys={"silent": [Head(0, 1)]}), "two roles, readers and silent decoys"),
         (lambda: planted_model([Head(1, 1)], [Head(1, 2)]), r"mediator L1H2 has nothing to carry.*\(zero-based\)"),
         (lambda: planted_model([]), "name at least one reader, or ask for null=True"),
-        (lambda: planted_model(decoys={"loud": [Head(0, 1)]}), "the kind of decoys must be one of 'silent'"),
+        (lambda: planted_model(decoys={"loud": [Head(0, 1)]}), "unknown kind of decoys 'loud'; choose one of silent"),
         (lambda: planted_model(n_heads=10, n_key_value_heads=4), "multiple of n_key_value_heads, got 10 and 4"),
         (lambda: planted_model(reads=("unheard",)), "'unheard' is not a token"),
         (lambda: planted_model(reads=("?",)), "part of the prompts themselves"),

@@ -151,7 +151,7 @@ def test_seed_key_layer_and_step_each_change_the_draws() -> None:
         ({"c": 0.0}, "c and k must be positive"),
         ({"p1": -1}, "p1 is a percentile"),
         ({"p_min": 0.5}, "0 <= p_min <= p_max <= 1 must hold"),
-        ({"fraction": "x"}, "fraction must be one of"),
+        ({"fraction": "x"}, "unknown fraction 'x'; choose one of"),
         ({"layers": (0, 0)}, "different zero-based layer numbers"),
     ],
 )
@@ -255,7 +255,7 @@ def test_published_settings_and_their_disagreements(
         ("qwen2.5-math-1.5b", "GSM8K", {}, "for qwen2.5-math-1.5b on 'GSM8K'; it does for GPQA, MATH-500"),
         ("gemma-3-27b-it", "GPQA", {}, "the table has no ARM setting for gemma-3-27b-it on GPQA"),
         ("gemma-3-27b-it", "GPQA", {"source": "code"}, "p1 of gemma-3-27b-it on GPQA is not known .*give p1="),
-        ("qwen2.5-math-1.5b", "GPQA", {"source": "mail"}, "source must be one of 'table', 'code'"),
+        ("qwen2.5-math-1.5b", "GPQA", {"source": "mail"}, "unknown source 'mail'; choose one of table, code"),
     ],
 )
 def test_what_is_not_published_is_said(model: str, benchmark: str, options: dict[str, Any], words: str) -> None:

@@ -248,7 +248,7 @@ def test_a_control_of_the_same_tokens_does_not_differ_and_draws_are_averaged(tin
         ({"layers": [3]}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
         ({"n_control_draws": 0, "control": "random_sentence"}, "n_control_draws .* must be 1 or more, got 0"),
         ({"control": Insertion.meaningless(" /", 4)}, r"must insert as many tokens into the same prompt \(9\)"),
-        ({"control": "words"}, "control must be one of 'random_sentence'"),
+        ({"control": "words"}, "unknown control 'words'; choose one of random_sentence"),
     ],
 )
 def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], message: str, tiny: Any) -> None:

@@ -13,7 +13,8 @@ from architectures_under_test import folder_of
 from conftest import needs_hooked_transformer
 from models_under_test import loaded, pairs_for
 
-from mless_interp.answers.complete import Request, generate_completions
+from mless_interp.answers.decoding import Request
+from mless_interp.answers.engines import generate_completions
 from mless_interp.mechanism import ARM, activation_shift, mediate
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError

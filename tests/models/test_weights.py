@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import mless_interp as mi
-from mless_interp.answers.complete import generate_completions
 from mless_interp.answers.decoding import Request
+from mless_interp.answers.engines import generate_completions
 from mless_interp.models import weights as looked_at
 from mless_interp.models.base import Model
 from mless_interp.models.info import Inputs, ModelError

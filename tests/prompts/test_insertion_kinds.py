@@ -14,7 +14,6 @@ from models_under_test import loaded, problems
 from tokenizers_under_test import REAL, read_tokenizer
 
 import mless_interp as mi
-import mless_interp.prompts.pairs as prompt_pairs
 from mless_interp.prompts.insertions import KINDS, Insertion
 from mless_interp.prompts.pairs import make_pairs, pairs_like
 from mless_interp.prompts.problems import Problem
@@ -39,23 +38,20 @@ def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None
         Insertion.counting(12).other_repeats(words())
 
 
+HINTED = replace(ASKED, extra={"hint": "zebra"})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
             lambda: Insertion.from_key("hint").span(words(), ASKED),
-            r"'p', its hint: there is no such text .* has id, question",
+            "problem 'p' has no hint to insert .it has id, question",
         ),
-        (
-            lambda: Insertion.from_key("hint").span(words(), replace(ASKED, extra={"hint": "zebra"})),
-            "100 % of its tokens are",
-        ),
+        (lambda: Insertion.from_key("hint").span(words(), HINTED), "'p', its hint: 100 % of the tokens are"),
         (lambda: Insertion.from_key(" "), "from_key needs the key to insert, which is empty"),
         (lambda: Insertion.named("from_key"), "from_key needs the key to insert"),
-        (
-            lambda: Insertion.ids([9, 10], 5).span(words(), "p"),
-            "the unit of ids is 2 tokens .* divide n_tokens=5; use 4",
-        ),
+        (lambda: Insertion.ids([9, 10], 5).span(words(), "p"), "unit of ids is 2 tokens .* divide n_tokens=5; use 4"),
         (lambda: Insertion.ids([]), "ids needs the token_ids to insert, which is empty"),
         (lambda: Insertion.named("ids"), "cannot read '': give whole numbers such as 128002,128003"),
         (lambda: Insertion.named("noise"), "unknown insertion 'noise'; choose one of meaningless, meaningful"),
@@ -64,10 +60,7 @@ def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None
             lambda: Insertion.named("repeat_question", n_tokens=9),
             "as long as each problem's own text; leave its number",
         ),
-        (
-            lambda: Insertion.pause(3).span(words(), "p"),
-            "no reserved token to pause with, and none is added: .*token=",
-        ),
+        (lambda: Insertion.pause(3).span(words(), "p"), "no reserved token to pause with, and none is added: .*token="),
         (lambda: Insertion.pause(1, token="<none>").span(words(), "p"), "'<none>' is no reserved token"),
         (
             lambda: Insertion.pause(1, token="apples").span(words(), "p"),
@@ -166,10 +159,8 @@ def test_an_answer_goes_on_with_its_prefix_and_no_space_comes_between(form: str)
     first, second, alone = make_pairs(tokenizer, asked, Insertion.meaningless("/", 2), template=template)
     pieces = [tokenizer.convert_ids_to_tokens(list(pair.answered().base.ids)) for pair in (first, second, alone)]
     assert pieces[0][-4:] == ["\n", "a", ":", "3"] and "".join(pieces[0]).endswith("?\na:3")
-    assert pieces[1][-3:] == ["▁a", ":", "3"] and pieces[2][-2:] == [
-        "▁",
-        "3",
-    ]  # with nothing before it, a word of its own
+    assert pieces[1][-3:] == ["▁a", ":", "3"]
+    assert pieces[2][-2:] == ["▁", "3"], "with nothing before it, a word of its own"
     assert tokenizer.convert_ids_to_tokens(list(first.distractor_ids)) == ["a", "b"]
 
 
@@ -277,29 +268,11 @@ def test_analyses_take_spans_of_several_lengths(insertion: Insertion, tiny_model
         mi.dose_response(model, UNEVEN, insertion, doses=(2, 4), **quiet)
 
 
-def test_controls_are_as_long_as_each_problem_s_own_insertion(
-    tiny_model_dir: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mless_interp.circuits import measure as control
-
-    made = []
-
-    def spy(*given: Any, **options: Any) -> Any:
-        pairs = pairs_of_any(*given, **options)
-        made.extend((pair.insertion.kind, pair.id, pair.n_inserted) for pair in pairs)
-        return pairs
-
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pairs = make_pairs(model, UNEVEN, Insertion.repeat_question())
-    pairs_of_any = prompt_pairs.pairs_of_any
-    monkeypatch.setattr(prompt_pairs, "pairs_of_any", spy)
-    prepared = control.prepare(model, pairs)
+def test_other_insertions_are_as_long_as_each_problem_s_own() -> None:
+    pairs = make_pairs(words(), UNEVEN, Insertion.repeat_question())
     for insertion in (Insertion.random_sentence(1), Insertion.meaningful("he", 1)):
-        under = control.under(prepared, insertion)
-        assert under.ids == prepared.ids and [p.span for p in under.bare] == [p.span for p in pairs]
-    control.check_controls(pairs)
-    own = {pair.id: pair.n_inserted for pair in pairs}
-    assert len(made) == 6 and all(own[name] == n for _, name, n in made)
+        others = pairs_like(words(), pairs, insertion)
+        assert [(pair.id, pair.span) for pair in others] == [(pair.id, pair.span) for pair in pairs]
 
 
 def test_drawn_sentences_do_not_depend_on_how_the_list_is_split() -> None:

@@ -38,8 +38,11 @@ def test_a_span_of_token_ids_is_a_pair_by_hand() -> None:
     [
         ({}, "give a span whose effect is asked for, or a clean prompt"),
         ({"span": (2, 5)}, "before the last of 5 tokens, where the answer is read"),
-        ({"clean": [[7, 1, 2, 3], IDS[0]]}, "problem 0 .*clean must have as many tokens as ids, 5, got 4"),
-        ({"clean": [IDS[1], IDS[1]]}, "problem 1 .*the same tokens"),
+        (
+            {"clean": [[7, 1, 2, 3], IDS[0]]},
+            "problem 0 .*clean must be as many tokens as ids, 5, and other ones, got 4",
+        ),
+        ({"clean": [IDS[1], IDS[1]]}, "problem 1 .*and other ones, got the same"),
         ({"span": (1, 2), "distractors": [1]}, "distractors must hold one entry for each of 2 problems, got 1"),
         ({"span": (1, 2), "tags": {"of": [1, 2, 3]}}, "tags must hold one entry for each of 2 problems, got 3"),
         ({"span": (1, 2), "answers": [1, -1]}, "problem 1 .*whole numbers of 0 or more"),

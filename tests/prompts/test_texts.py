@@ -41,7 +41,7 @@ def test_short_texts_are_counted_and_nothing_but_short_ones_refused() -> None:
     with pytest.warns(UserWarning, match="1 of 2 texts are too short and left out"):
         (made,) = mi.problems_from_texts(tokenizer, ["What is", TEXT], n_context=8, n_before=2)
     assert made.id == "text-1"
-    with pytest.raises(ValueError, match="none of the 1 texts has 65 tokens that can be cut between words"):
+    with pytest.raises(ValueError, match="none of 1 texts has 65 tokens that can be cut between words"):
         mi.problems_from_texts(tokenizer, ["What is"])
 
 
