@@ -6,7 +6,7 @@
 
 Tables stand between `<!-- table NAME -->` and `<!-- end -->`, for the names of `TABLES`.
 
-Examples are those of `docs/index.md` and `docs/how-to/check-your-model.md` (the certificate).
+Examples are those of `README.md` (which `docs/index.md` includes) and `docs/how-to/check-your-model.md` (the certificate).
 `tests/docs/test_docs.py` fails where a page shows something else than the code says.
 """
 
@@ -65,10 +65,9 @@ def contrasts() -> str:
 
 
 def verdicts() -> str:
-    """The verdicts by the tests that a head passes."""
-    sides = {"both": "both", "removed": "$z_\\text{removed}$", "added": "$z_\\text{added}$", "": "–"}
-    rows = ((f"`{k.name}` {k.letters}".rstrip(), sides[k.side], k.says) for k in mi.circuits.judge.KINDS.values())
-    return table("verdict, letters in pictures | passes by | in words", rows)
+    """The verdicts in words."""
+    rows = ((f"`{k.name}` {k.letters}".rstrip(), k.says) for k in mi.circuits.judge.KINDS.values())
+    return table("verdict, letters in pictures | in words", rows)
 
 
 def results() -> dict[str, type[mi.runtime.results.Result]]:
@@ -125,7 +124,7 @@ def main(what: list[str]) -> None:
 
 def examples() -> None:
     """Run the examples and show what they print."""
-    page = DOCS / "index.md"
+    page = DOCS.parent / "README.md"
     text = page.read_text(encoding="utf-8")
     (code,), (shown,) = blocks(text, "python"), blocks(text, "text")
     page.write_text(text.replace(shown, printed(code) + "\n"), encoding="utf-8")
@@ -134,9 +133,7 @@ def examples() -> None:
     text = page.read_text(encoding="utf-8")
     (certificate,) = blocks(text, "text")
     found = mi.certify_model(mi.load_model("demo"), progress=False)
-    made = "\n".join(
-        [*textwrap.wrap(found.headline(), WIDTH), *mi.runtime.columns.TextTable.of(found.printed(), "").lines()]
-    )
+    made = "\n".join(found.lines())
     page.write_text(text.replace(certificate, made + "\n"), encoding="utf-8")
 
 

@@ -425,9 +425,7 @@ class AccuracyResults(Result):
         """Return which answers were cut off, and which do not begin with the filler that was asked for."""
         cut = self.table().query("cut_off > 0.05")
         words = listed(f"{row.treatment} {100 * row.cut_off:.0f} %" for row in cut.itertuples())
-        few = [f"Cut off before an end: {words}; raise the number of new tokens, or these grades are too low."] * bool(
-            words
-        )
+        few = [f"Raise max_new_tokens, these grades may be too low: answers were cut off ({words})."] * bool(words)
         if told := [f"{100 * s:.0f} % under {name}" for name, s in self.emitted_shares.items() if s < 0.95]:
             few.append(f"Of the filler that it was asked to emit, the model emitted {listed(told)}.")
         return [*few, *super().caveats()]

@@ -34,7 +34,7 @@ class Options(Asking):
     word: str = option("he", "The repeated word of mful.")
     n_tokens: int = option(55, "Length of the insertion in tokens.", min=1)
     place: str = "before-question"
-    emit: str | None = option(None, "Of mless@emitted: the instruction, with {filler} or {times}. [default: written]")
+    emit: str | None = option(None, "Instruction of mless@emitted, with {filler} or {times}. [default: a written one]")
     knockout: str | None = option(None, "Adds a treatment: heads that cannot see mless' tokens, as 0:13,0:21.")
     arm_c: float = option(0.13, "ARM's c; the paper tunes it per model and benchmark.", min=1e-9)
     arm_p1: float = option(99.5, "ARM's p1, a percentile.", min=0, max=100)

@@ -124,8 +124,8 @@ SHARED = {
         help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts between blank "
         "lines that the model continues (with --template text). [default: the model's own]",
     ),
-    "limit": Option(min=1, help="Number of problems, from the first one."),
-    "n_tokens": Option(min=1, help="Length of the insertion in tokens. [default: 55; of text and ids as given]"),
+    "limit": Option(min=1, help="Number of problems, from the first on."),
+    "n_tokens": Option(min=1, help="Length of the insertion in tokens. [default: 55; text and ids: as given]"),
     "place": Option(
         help="before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX; several with commas share tokens."
     ),
@@ -235,13 +235,15 @@ class Loading:
     dtype: Dtype = option("float32", "Precision of weights and activations.")
     tf32: bool = option(True, "On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")
     device: str | None = option(None, "cpu, cuda, cuda:1 ... [default: a GPU if there is one]")
-    device_map: str | None = option(None, "Spread it (nnsight, bridge): auto, balanced, sequential, or JSON.")
-    max_memory: str | None = option(None, 'Of --device-map auto: most of each device, as {"0": "20GiB"}.')
+    device_map: str | None = option(
+        None, "Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON."
+    )
+    max_memory: str | None = option(None, 'With --device-map auto: limit of each device, as {"0": "20GiB"}.')
     offload_folder: str | None = option(None, "Where --device-map puts weights on the disk (nnsight).")
     quantization_config: str | None = option(
         None, 'Quantise while loading: {"quant_method": "bitsandbytes", "load_in_4bit": true}.'
     )
-    attention: Attention = option("eager", "sdpa (nnsight): fused and lean; no patterns to show.")
+    attention: Attention = option("eager", "Kernel. sdpa (nnsight) is fast and lean, and shows no patterns.")
 
     def loading(self) -> Arguments:
         """Return all of them as `load_model` takes them; `ValueError` for what cannot be read."""
@@ -267,9 +269,11 @@ class Asking(Loading, Saving):
     model: str = "demo"
     problems: str | None = None
     limit: int = 32
-    n_before: int | None = option(None, "Of a .txt file's texts: tokens before the place. [default: 16]", min=1)
-    n_context: int | None = option(None, "Of a .txt file's texts: tokens of the context. [default: 64]", min=2)
-    n_answer: int | None = option(None, "Of a .txt file's texts: tokens continued. [default: 1]", min=1)
+    n_before: int | None = option(None, "Texts of a .txt file: tokens before the insertion. [default: 16]", min=1)
+    n_context: int | None = option(None, "Texts of a .txt file: tokens before the continuation. [default: 64]", min=2)
+    n_answer: int | None = option(
+        None, "Texts of a .txt file: tokens of the continuation, at least. [default: 1]", min=1
+    )
     template: Template = option("raw", "raw, raw_as_sent (doubled braces), text (adds nothing) or chat.")
 
     def __post_init__(self) -> None:
@@ -324,8 +328,8 @@ class Inserting(Asking):
     insertion: Kind = option("meaningless", "Kind of insertion.")
     unit: str | None = option(
         None,
-        "The repeated unit, word, or text [default: ' /' or 'he']; of from_key a problem's key, of repeat_question how often, "
-        "of ids the token ids (5,6), of pause the token.",
+        "The repeated unit, word or text [default: ' /' or 'he']; for from_key a key of the problems, for repeat_question a "
+        "number, for ids token ids (5,6), for pause a token.",
     )
     n_tokens: int | None = None
     place: str = "before-question"
@@ -493,10 +497,17 @@ def plain_refusals() -> Iterator[None]:
     try:
         yield
     except USAGE as error:
+        taken = () if error.ctx is None else error.ctx.command.params
+        model = next((each.param_type_name for each in taken if each.name == "model"), "")
         error.ctx = None  # without it Typer writes no lines about usage before the error's own
         if hasattr(error, "possibilities"):
-            error.message += nearest(error.option_name, error.possibilities or ())
+            bare = model == "argument" and error.option_name == "--model"
+            error.message += (
+                "; give MODEL without a name" if bare else nearest(error.option_name, error.possibilities or ())
+            )
             error.possibilities = None
+        elif model == "option" and "unexpected extra argument" in error.message:
+            error.message += "; name the model: --model MODEL"
         elif "is not one of" in error.message:
             error.message = error.message.removeprefix("Value error, ").rstrip(".")
             wrong, *known = re.findall("'([^']*)'", error.message)

@@ -106,8 +106,8 @@ class Planning(Inserting):
     backend: Backend | None = option(None, "[default: what suits the size]")  # type: ignore[assignment]
     dtype: Dtype | None = option(None, "[default: float32 if it fits]")  # type: ignore[assignment]
     attention: Attention | None = option(None, "[default: what suits the size]")  # type: ignore[assignment]
-    memory: str | None = option(None, "Of a GPU that is not here, with --tflops: 80GB.")
-    tflops: float | None = option(None, "Of a GPU that is not here: 10^12 operations a second.", min=1e-9)
+    memory: str | None = option(None, "Memory of a GPU that is not here (with --tflops): 80GB.")
+    tflops: float | None = option(None, "Speed of that GPU, in 10^12 operations a second.", min=1e-9)
     max_new_tokens: int | None = option(None, "accuracy: longest answer. [default: longest solution]", min=1)
     as_json: bool = option(False, "Print everything as JSON.", "--json")
 

@@ -118,7 +118,7 @@ class RunsCompared(Result):
 
 @checked
 def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
-    """Lay results of one kind beside each other: `compare_runs({"a": mi.load("results/a"), "b": mi.load("results/b")})`.
+    """Compare results of one kind: `compare_runs({"a": mi.load("results/a"), "b": mi.load("results/b")})`.
 
     Each run is `LocatedHeads`, `PatchScores` or `AccuracyResults`, or what `mi.load` gives of a folder that has one.
     `ValueError` for fewer than two, for different kinds, and where outcome, contrast, direction or edit differ.

@@ -216,7 +216,7 @@ class StudyResult(Result):
         contrast, outcome = self.contrasts[0], self.outcomes[0]
         table = self.effect_table().query("contrast == @contrast and outcome == @outcome")
         sure = table[table["p_corrected"] < self.alpha].to_dict("records")
-        have = "has" if len(sure) == 1 else "have"
+        have = "has" if 1 in (len(sure), len(table)) else "have"
         n = count_of(len(table), "insertion")
         told = f"{len(sure)} of {n} {have} an established {contrast} effect on {outcome}"
         if sure:

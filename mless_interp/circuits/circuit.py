@@ -168,7 +168,7 @@ def trace_circuit(
     progress: bool = True,
     seed: int = 0,
 ) -> Circuit:
-    """Take the circuit of some heads apart: which way they act, on whom, where, by what, and which sets of them suffice.
+    """Measure how some heads act: directly or through which others, at which tokens, and which sets of them suffice.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ def what_it_writes(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> "HeadWrites":
-    r"""Which tokens a head's output promotes and suppresses, and which tokens' keys its query prefers. A description only.
+    r"""List the tokens that a head's output promotes and suppresses, and whose keys its query prefers. Only describes.
 
     Three means over problems, of the run with the insertion:
 

@@ -207,7 +207,7 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
         first = f"first: {again[0]!r}" if again else alike
         raise ValueError(
             f"{len(again) or 'some'} of {len(fresh.ids)} problems to confirm on are among those that name the heads, or "
-            f"variants of them ({first}): nothing can be confirmed on what it was chosen by; give others"
+            f"variants of them: heads cannot be confirmed on the problems that chose them; give others ({first})"
         )
     for what in ("insertion", "template"):
         each = ({getattr(pair, what) for pair in prepared.bare} for prepared in (used, fresh))

@@ -97,13 +97,13 @@ class Verdicts(Grouped):
         strata | in strata | verdict | the strata of the problems in which a specialist was named
         confirmed_strata | confirmed in | verdict | the strata in which fresh problems confirm a specialist
         confirmed | confirmed | verdict | passes again on fresh problems
-        removed_k | undone in | of n | problems in which patching its output out undoes more than the smallest effect
-        added_k | reproduced in | of n | problems in which patching its output in reproduces more than the smallest effect
-        removed_median | undone, median | | median of what patching its output out undoes, in the outcome's unit
-        added_median | reproduced, median | | median of what patching its output in reproduces, in the outcome's unit
+        removed_k | undone in | of n | problems in which patching the head out undoes more than the smallest effect
+        added_k | reproduced in | of n | problems in which patching the head in reproduces more than the smallest effect
+        removed_median | undone, median | | median effect that disappears when the head is patched out, in the outcome's unit
+        added_median | reproduced, median | | median effect that appears when the head is patched in, in the outcome's unit
         removed_p | p, undone | p | that it undoes more in most problems; Holm over heads, sides and senses
         added_p | p, reproduced | p | that it reproduces more in most problems; Holm over heads, sides and senses
-        random_words_share | with random words | share | share of its effect that random words have too
+        random_words_share | with random words | share | share of the head's effect that random words have too
         random_effect | under random words | | the head's effect where random words of the same length are inserted
         questions_effect | under other questions | | the head's effect where questions of other problems are inserted
         mful_effect | under a repeated word | | the head's effect where a repeated word is inserted

@@ -53,7 +53,7 @@ def minimal_sets(
     progress: bool = True,
     seed: int = 0,
 ) -> "MinimalSets":
-    r"""The fewest heads whose sight of the span suffices, and the fewest whose closing removes the effect.
+    r"""Find the fewest heads whose sight of the span suffices, and the fewest whose blinding removes the effect.
 
     Whole sets $S$ are opened where nobody else sees the span, and closed where everybody else does:
 

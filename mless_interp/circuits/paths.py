@@ -86,7 +86,7 @@ def trace_paths(
     progress: bool = True,
     seed: int = 0,
 ) -> "PathEffects":
-    r"""What heads do through one another, edge by edge, exactly: path patching by replay.
+    r"""Measure what heads do through one another, edge by edge, exactly: path patching by replay.
 
     The edit changes the sender's output by $\Delta z_s$ at every token that can change. The receiver alone sees it, in the
     stream that its query, key or value is made of; what it then writes more goes on through the rest of the model:

@@ -132,7 +132,7 @@ def map_positions(
     progress: bool = True,
     seed: int = 0,
 ) -> "PositionMap":
-    r"""Through which tokens of the question each head acts, and which part of the span it reads, exactly (denoising).
+    r"""Find the tokens of the question through which each head acts, and the part of the span that it reads (denoising).
 
     Rows: the head's output is patched at one token of the question alone, named as in `patch_sites`. Span: the head cannot see
     one part of the span, at all tokens: its first token, each of `n_blocks` blocks of equal size, all of it; the rest is

@@ -55,7 +55,7 @@ def transfer(
     progress: bool = True,
     seed: int = 0,
 ) -> "Transfer":
-    r"""Give prompts without the insertion what it does to the named heads on average: how much of the effect comes back?
+    r"""Apply the insertion's mean change of the named heads to prompts without it: how much of the effect returns?
 
     On some problems each head's retained mass and what it reads of the span are measured, means over the rows after the span
     (the outcome's answer included: these rows are edited), then over problems,

@@ -38,7 +38,7 @@ class Head:
     @classmethod
     @checked
     def from_paper(cls, *, layer: int, head: int) -> "Head":
-        """The head that the paper calls "Layer `layer` Head `head`" (both one-based)."""
+        """Return the head that the paper calls "Layer `layer` Head `head`" (both one-based)."""
         if layer < 1 or head < 1:
             raise ValueError(f"the paper's numbers are one-based: layer {layer}, head {head} do not exist there")
         return cls(layer - 1, head - 1)

@@ -132,8 +132,8 @@ def certify_model(
 ) -> Certificate:
     """Run the self-check and the exact identities (methods §3) on a loaded model; nothing is raised for what fails.
 
-    `pairs`: the prompts to run them on, `short_pairs` if you give none. The largest error over the prompts is held against
-    the tolerance of the model's dtype and backend (`tolerance_of`; ten times that where rounding adds up over all layers).
+    `pairs`: the prompts to run them on, `short_pairs` if you give none. The largest error over the prompts is compared
+    with the tolerance of the model's dtype and backend (`tolerance_of`; ten times that where rounding adds up over all layers).
     An identity that an architecture cannot have is "not applicable" and says why.
     """
     chosen = tuple(short_pairs(model) if pairs is None else pairs)

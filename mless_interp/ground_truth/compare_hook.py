@@ -172,7 +172,7 @@ def compare_capture(
     *,
     of: str = "z",
 ) -> HookComparison:
-    """Hold what your own code reads as one head's output against the head's output, and say what it really is.
+    """Compare what your own code reads as one head's output with that output, and name what it really is.
 
     Parameters
     ----------

@@ -266,7 +266,7 @@ def activation_shift(
     progress: bool = True,
     seed: int = 0,
 ) -> ActivationShift:
-    r"""What an insertion does to the activations $a = \operatorname{act}(\operatorname{gate}(x))$ of one layer's MLP.
+    r"""Measure what an insertion does to the activations $a = \operatorname{act}(\operatorname{gate}(x))$ of one layer's MLP.
 
     Only tokens that both prompts have are read, one number per problem, metric, contrast and token class.
 

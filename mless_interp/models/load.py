@@ -156,7 +156,7 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
 
 @checked
 def wrap_model(thing: Foreign, *, name: str | None = None, tokenizer: Foreign = None) -> Model:
-    """Put the seam around a model you already have: a HookedTransformer, a TransformerBridge or an nnsight model.
+    """Wrap a model that you already have: a HookedTransformer, a TransformerBridge or an nnsight model.
 
     The object stays yours: no weight is changed and no hook is left behind. `tokenizer` defaults to the object's own; give
     it for a bridge of TransformerLens 4, which loads its own anew with a beginning-of-sequence token in front.

@@ -70,7 +70,7 @@ def joint_knockout(
     progress: bool = True,
     seed: int = 0,
 ) -> "JointKnockout":
-    r"""Take the sight of the span from a set of heads at once, and from random sets of equal size in the same layers.
+    r"""Hide the span from a set of heads at once, and from random sets of equal size in the same layers.
 
     $$ \Delta_p(S) = Y_p - Y_p^{\,S \text{ cannot see the span}}, \qquad
        p = \frac{1 + \#\{R : |\tilde\Delta(R)| \ge |\tilde\Delta(S)|\}}{1 + \#R} $$
@@ -303,7 +303,7 @@ def read_effects(
     max_rows: int | None = None,
     progress: bool = True,
 ) -> "ReadEffects":
-    r"""Take the read of heads apart: five edits of each head's attention to the span, one head at a time, exactly.
+    r"""Measure what heads read from the span: five edits of each head's attention to it, one head at a time, exactly.
 
     A head writes $z' = \lambda z_- + \Sigma$, with $\lambda$ the attention that it keeps for the rest, $z_-$ what the rest
     alone would give it and $\Sigma$ what it takes from the span. Each edit puts something else in its place at every token

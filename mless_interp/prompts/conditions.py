@@ -91,11 +91,11 @@ CONDITIONS = {
 base| base| base| without insertion| the prompt without insertion
 inserted| inserted| inserted| with insertion| the prompt with it
 gap| base| inserted| without, positions as with it| without it, but the question keeps the position ids that it has with it
-masked| inserted| inserted| with, but nobody sees it| with it, but no token outside the span can see the span
+masked| inserted| inserted| with, but hidden| with it, but no token outside the span can see the span
 held| inserted| base| with, positions as without it| with it, but the question keeps the position ids that it has without it
-blind| inserted| inserted| with, but it cannot see the question| with it, but the span may not see the question or its readers
+blind| inserted| inserted| with, but it cannot see the question| with it, but the span cannot see the question or what follows
 apart| inserted| inserted| with, but its tokens cannot see one another| with it, but the span's rows may not see the span
-clean| clean| inserted| with other tokens| the clean prompt of a pair of equal length, as `pairs_from_ids(clean=...)` makes them
+clean| clean| inserted| with other tokens| another prompt of equal length, from `pairs_from_ids(clean=...)`
     """)
     )
 }
@@ -174,8 +174,8 @@ CONTRASTS = {
     name: Contrast(name, clean, corrupted, changes_from, says, CUTS.get(name, ""))
     for name, clean, corrupted, changes_from, says in _rows("""
 content  | masked | inserted | after  | the span can be read; positions and length are the same
-shift    | base   | gap      | after  | the question moves back by N positions; nothing is inserted
-total    | base   | inserted | after  | both: the span can be read and the question moves back
+shift    | base   | gap      | after  | the question is N positions later; nothing is inserted
+total    | base   | inserted | after  | both: the span can be read, and the question is N positions later
 held     | base   | held     | after  | the span can be read; the question keeps its positions
 presence | masked | blind    | after  | the span can be read, but has not read the question
 computed | blind  | inserted | span   | the span has read the question; all tokens can read the span in both

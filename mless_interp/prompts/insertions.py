@@ -43,7 +43,7 @@ class InsertedSpan:
 @checked
 @dataclass(frozen=True)
 class Insertion:
-    """What to insert and where, counted in tokens; make one with the class methods.
+    """An insertion: what to insert and where, counted in tokens. Make one with the class methods.
 
     A unit, word or text may name a special token of the tokenizer (`<|reserved_special_token_0|>`): it is inserted as such,
     unlike the text of problems, which is text whatever it spells. `InsertedSpan.source` says so.
@@ -380,9 +380,10 @@ def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
     if n_tokens % len(ids):
+        fewer = f"{n_tokens - n_tokens % len(ids)} or " * (n_tokens > len(ids))
         raise ValueError(
             f"the unit {unit} is {len(ids)} tokens with this tokenizer, which does not divide n_tokens={n_tokens}; "
-            f"use {n_tokens - n_tokens % len(ids) or len(ids)}"
+            f"use {fewer}{n_tokens * len(ids)} ({n_tokens} times the unit)"
         )
     return ids * (n_tokens // len(ids))
 

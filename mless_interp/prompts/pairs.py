@@ -402,7 +402,7 @@ def pairs_like(model: object, pairs: Sequence[PromptPair], insertion: Insertion)
 def make_pairs(
     model: object, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
 ) -> tuple[PromptPair, ...]:
-    """One `PromptPair` per problem.
+    """Make one `PromptPair` per problem.
 
     `model` is a `Model` (its context length is checked) or a Hugging Face tokenizer. `template`: "raw" (the paper's
     string with its braces corrected), "raw_as_sent" (with the doubled braces its code sends), "chat" (the tokenizer's

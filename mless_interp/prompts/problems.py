@@ -106,8 +106,9 @@ class Several(tuple[Any, ...]):
 
 @checked
 def load_problems(source: object = "demo", *, limit: int | None = None) -> tuple[Problem, ...]:
-    """The first `limit` problems of "demo" (bundled), a .jsonl file with MATH-500's keys, or "math500" (from the hub, needs a
-    network).
+    """Load the first `limit` problems of "demo" (bundled), of a .jsonl file with MATH-500's keys, or of "math500".
+
+    "math500" comes from the hub and needs a network.
 
     A directory stands for the `problems.jsonl` in it; a `PlantedModel` draws its own (`limit` of them, default 64). Raises
     `ValueError` with the line number for malformed lines, missing keys, empty questions and repeated ids; `FileNotFoundError`
@@ -218,8 +219,8 @@ def overlap(problems: Sequence[Problem], used: Sequence[Problem] = ()) -> str:
                 if n >= LEAST and 2 * n > most:
                     return (
                         f"the questions of problems {every[first].id!r} and {problem.id!r} share {n} of {most} runs of {RUN} "
-                        "words, so they look like variants of one problem. Give variants the same `group` (a key of the "
-                        "problem file), so that together they count once; where they are independent, give each its own"
+                        "words, so they look like variants of one problem. Give variants the same `group` (a key of a "
+                        ".jsonl problem file): they then count once. If they are independent, give each its own `group`"
                     )
         if at < len(used) or not used:
             for run in runs:

@@ -18,7 +18,7 @@ from .prompt import ANSWER_PREFIX, Tokenizer, check_known, encode, tokenizer_of
 def problems_from_texts(
     model: object, texts: Iterable[str], *, n_context: int = 64, n_before: int = 16, n_answer: int = 1
 ) -> tuple[Problem, ...]:
-    """A problem per text: the model is to go on with its next words. Any base model can be studied so.
+    """Make a problem of each text: the model continues the text with its next words. This works for any base model.
 
     The first `n_before` tokens stand before an insertion (`before="question"`), the others of the `n_context` after it;
     the answer is what follows, at least `n_answer` tokens. Cuts are made between words, at the first place where the parts,
@@ -52,7 +52,7 @@ def problems_from_file(
     n_before: int = 16,
     n_answer: int = 1,
 ) -> tuple[Problem, ...]:
-    """`problems_from_texts` of the first `limit` texts of a file, which are parted by blank lines.
+    """Make problems (`problems_from_texts`) of the first `limit` texts of a file, separated by blank lines.
 
     None is left out: `ValueError` says in which line a text begins that is too short, and where a file holds none or is not
     UTF-8.
@@ -140,7 +140,7 @@ def with_examples(
     seed: int = 0,
     form: str | None = None,
 ) -> tuple[Problem, ...]:
-    """The problems with worked examples between system prompt and question, as plain text: the segment `examples`.
+    """Put worked examples between system prompt and question, as plain text: the segment `examples`.
 
     `examples` is a text, the same for all, or problems whose questions and answers become one: all of them in their order, or
     `n` drawn for each problem by seed and problem id, never one that asks the same as the problem.

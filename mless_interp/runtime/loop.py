@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import count, repeat
 from pathlib import Path
 
 from tqdm import tqdm
@@ -197,7 +198,7 @@ def in_context(error: ValueError, where: str) -> ValueError:
 
 # ------------------------------------------------------------------------------------------------------------- progress
 
-_STAGE: ContextVar[str] = ContextVar("stage", default="")
+_STAGE: ContextVar[Iterator[str] | None] = ContextVar("stage", default=None)
 _PLAN: ContextVar[list[int] | None] = ContextVar("plan", default=None)
 
 
@@ -213,11 +214,11 @@ def stages(total: int) -> Iterator[None]:
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Name a part of a long run: the lines inside say so, whatever is computed."""
+    """Name a part of a long run: the lines inside say so and are counted, whatever is computed."""
     if (plan := _PLAN.get()) is not None:
         plan[0] += 1
         name = f"[{plan[0]}/{plan[1]}] {name}"
-    token = _STAGE.set(name)
+    token = _STAGE.set(f"{name}, part {part}" if part > 1 else name for part in count(1))
     try:
         yield
     finally:
@@ -236,7 +237,7 @@ def progress_bar(total: int, label: str, *, enabled: bool = True) -> Bar:
     file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
     return Bar(
         total=total,
-        desc=one_line(_STAGE.get() or label),
+        desc=one_line(next(_STAGE.get() or repeat(label))),
         disable=not enabled,
         file=file,
         leave=False,

@@ -151,9 +151,9 @@ def test_every_command_that_is_written_down_can_be_read_as_it_is_written() -> No
 @pytest.mark.slow
 def test_the_first_page_shows_what_its_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
     """The rows of tables: another backend or processor may round their numbers otherwise."""
-    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,), (shown,) = blocks(text, "python"), blocks(text, "text")
-    exec(compile(code, "index.md", "exec"), {})
+    exec(compile(code, "README.md", "exec"), {})
     row, number = re.compile(r"\s*L\d+H\d+ .*(\d\.\d{4}|\d+/\d+)"), re.compile(r"[+-]?\d+\.\d+(?:e[+-]\d+)?")
     rows, printed = (
         [line.split() for line in output.splitlines() if row.match(line)] for output in (shown, capsys.readouterr().out)
