@@ -82,15 +82,8 @@ for head in (mi.Head(0, 13), mi.Head(0, 21), mi.Head(1, 4), mi.Head(0, 3), mi.He
 # %%
 import textwrap
 
-
-def show(result):
-    """Print a result, its sentences wrapped, its tables as they are."""
-    for line in str(result).splitlines():
-        print(line if "  " in line else textwrap.fill(line, 110))
-
-
 found = mi.locate_heads(model, pairs, confirm=fresh, progress=False)
-show(found)
+print(found)
 
 # %%
 named = {str(head): kind for head, kind in found.confirmed.items()}
@@ -142,7 +135,7 @@ assert set(hidden.found.values()) == {"redundant reader"} and len(hidden.found) 
 demo = mi.load_model("demo")
 demo_pairs = mi.make_pairs(demo, mi.load_problems("demo", limit=128), mi.Insertion.meaningless(" /", n_tokens=55))
 answer = mi.locate_heads(demo, demo_pairs[:64], confirm=demo_pairs[64:], controls=False, progress=False)
-show(answer)
+print(answer)
 
 # %%
 mi.views.head_map(answer)
@@ -163,7 +156,7 @@ mi.views.head_map(answer)
 
 # %%
 shown = [mi.Head.from_paper(layer=1, head=number) for number in (1, 2, 8, 12, 13, 14, 17, 22, 26, 28)]
-show(mi.enrichment(answer, shown))
+print(mi.enrichment(answer, shown))
 
 # %% [markdown]
 # ## What to conclude, and what not

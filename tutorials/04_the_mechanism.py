@@ -30,17 +30,8 @@ pairs = mi.make_pairs(model, mi.load_problems("demo", limit=24), mi.Insertion.me
 # a head that spreads its attention evenly.
 
 # %%
-import textwrap
-
-
-def show(result):
-    """Print a result, its sentences wrapped, its tables as they are."""
-    for line in str(result).splitlines():
-        print(line if "  " in line else textwrap.fill(line, 110))
-
-
 parts = mi.decompose_attention(model, pairs, progress=False)
-show(parts)
+print(parts)
 
 # %% [markdown]
 # - In **layer 0** the residual is zero to rounding. There the affine form is an identity for any inserted text, so it is no
@@ -61,7 +52,7 @@ mi.views.lambda_map(parts)
 
 # %%
 shift = mi.activation_shift(model, pairs, progress=False)
-show(shift)
+print(shift)
 
 # %%
 mi.views.activation_histograms(shift)
@@ -90,7 +81,7 @@ near[
 
 # %%
 mediation = mi.mediate(model, pairs, progress=False)
-show(mediation)
+print(mediation)
 
 # %%
 variance = mediation.table().query("reading == 'variance'")

