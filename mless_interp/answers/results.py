@@ -83,7 +83,7 @@ class Comparison(Result):
         return self.p < 1 - self.confidence
 
     def table(self) -> pd.DataFrame:
-        """One row."""
+        """Return one row."""
         told = {name: getattr(self, name) for name in ("first", "second", "accuracy_first", "accuracy_second")}
         told |= interval_columns("difference", self.difference) | {"gained": len(self.gained), "lost": len(self.lost)}
         told |= {name: getattr(self, name) for name in ("n", "p", "test", "detectable")}
@@ -136,7 +136,7 @@ class Comparisons(Result):
     p_corrected: np.ndarray
 
     def table(self) -> pd.DataFrame:
-        """One row per comparison, with `p_corrected` after `p`."""
+        """Return one row per comparison, with `p_corrected` after `p`."""
         table = pd.concat([one.table() for one in self.comparisons], ignore_index=True)
         table.insert(list(table.columns).index("p") + 1, "p_corrected", self.p_corrected)
         return table
@@ -177,7 +177,7 @@ class Comparisons(Result):
         )
 
     def shown(self) -> Shown:
-        """The comparisons as a table."""
+        """Return the comparisons as a table."""
         caption = f"Each treatment against {self.reference!r} on the same problems ({self.grader} grades)."
         table = self.table()
         first = ["second", "difference", "p_corrected", "gained", "lost", "accuracy_second", "accuracy_first"]
@@ -270,7 +270,7 @@ class AccuracyResults(Result):
         return self.n_tokens.shape[2]
 
     def share_right(self, *, grader: str = "strict") -> np.ndarray:
-        """Share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
+        """Return the share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
         return defined_mean(self._graded(grader), axis=2)
 
     def accuracy(self, *, grader: str = "strict") -> Interval:
@@ -355,7 +355,7 @@ class AccuracyResults(Result):
         return pd.DataFrame(columns)
 
     def compare(self, first: str, second: str, *, grader: str = "strict", n_tests: int = 1) -> Comparison:
-        """The second treatment against the first, on the problems that both answered.
+        """Return the second treatment against the first, on the problems that both answered.
 
         The exact sign test of the problems whose share of right answers differs. With one sample per problem that is McNemar's
         test, and the difference has Tango's score interval; with several that of the mean change (t below 20 problems). Where
@@ -402,7 +402,7 @@ class AccuracyResults(Result):
         )
 
     def compare_all(self, reference: str | None = None, *, grader: str = "strict") -> Comparisons:
-        """Every other treatment against one (the first, when not named), with Holm's correction over them."""
+        """Return every other treatment against one (the first, when not named), with Holm's correction over them."""
         reference = self.treatments[0] if reference is None else reference
         place_of(reference, self.treatments, "treatment")
         others = [name for name in self.treatments if name != reference]
@@ -454,7 +454,7 @@ class AccuracyResults(Result):
         return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
 
     def shown(self) -> Shown:
-        """The table."""
+        """Return the table."""
         table, caption = (
             self.table(),
             "Answers by treatment: shares of problems, graded strictly, and as the paper grades.",

@@ -85,7 +85,7 @@ class Treatment:
         }
 
     def to_emit(self, tokenizer: Tokenizer, problem: Problem) -> tuple[Problem, str]:
-        """The problem with the instruction behind its question, and the text that the model is to emit."""
+        """Return the problem with the instruction behind its question, and the text that the model is to emit."""
         assert self.insertion is not None
         ids, unit = self.insertion.span(tokenizer, problem).ids, self.insertion.unit
         filler = str(tokenizer.decode(list(ids))).strip()

@@ -104,7 +104,7 @@ class Edge:
 
     @classmethod
     def parse(cls, text: str) -> "Edge":
-        """The edge of a text such as "L0H13 -> L1H4 v"; without a part all three of a head."""
+        """Return the edge of a text such as "L0H13 -> L1H4 v"; without a part all three of a head."""
         sender, _, receiver = text.replace("→", "->").partition("->")
         words = receiver.split()
         if not sender.strip() or len(words) not in (1, 2):

@@ -83,7 +83,7 @@ class Circuit(Result):
         return pd.concat(found[len(found) > 1 :])[["part", *CELLS]]
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per part, problem and cell."""
+        """Return one tidy row per part, problem and cell."""
         tables = [pd.DataFrame(columns=["part", "problem"])]
         tables += [part.to_frame().assign(part=name) for name, part in self._of_cells().items()]
         return pd.concat(tables[len(tables) > 1 :], ignore_index=True)

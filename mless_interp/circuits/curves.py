@@ -188,7 +188,7 @@ class CircuitCurve(Result):
         return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
 
     def table(self) -> pd.DataFrame:
-        """One row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
+        """Return one row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
         ranked, backwards, *random = self.faithfulness
         spread = np.array(random) if random else np.full((1, len(self.sizes)), np.nan)
         columns = {"n_heads": self.sizes, "fraction": self.fractions, "faithfulness": ranked, "reversed": backwards}
@@ -196,7 +196,7 @@ class CircuitCurve(Result):
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, order and size."""
+        """Return one tidy row per problem, order and size."""
         return tidy({"problem": self.problem_ids, "order": self.orders, "n_heads": self.sizes}, outcome=self.values)
 
     def headline(self) -> str:

@@ -308,7 +308,7 @@ class HeadWrites(Result):
         return Quantity("logits; nats of queries", True)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, head, kind and token."""
+        """Return one tidy row per problem, head, kind and token."""
         places = range(self.values.shape[-1])
         axes = {"problem": self.problem_ids, "label": list(map(str, self.heads)), "of": KINDS, "place": places}
         table = tidy(axes, value=self.values)
@@ -331,7 +331,7 @@ class HeadWrites(Result):
         return named_words(self.settings)
 
     def printed(self) -> pd.DataFrame:
-        """A row per head and kind: the tokens on both sides, and how alike the vectors are over problems."""
+        """Return a row per head and kind: the tokens on both sides, and how alike the vectors are over problems."""
         alike, rows = defined_mean(self.alike), []
         for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):
             up, down = self.of(head, kind)
@@ -341,7 +341,7 @@ class HeadWrites(Result):
         return pd.DataFrame(rows, columns="label of promoted suppressed largest alike".split())
 
     def shown(self) -> Shown:
-        """A row per head and kind; every token with its limits behind."""
+        """Return a row per head and kind; every token with its limits behind."""
         short = "Tokens that heads promote and suppress; of the query, whose keys it prefers and avoids: a description."
         whole = "Every token with the mean over problems by which it was chosen; rounding is left out."
         return Shown((ShownTable(self.printed(), short), ShownTable(self.table().drop(columns="unit"), whole)))

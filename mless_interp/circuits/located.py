@@ -312,7 +312,7 @@ class Confirmation(Verdicts, Result):
         return [*found, *self._held_words()]
 
     def shown(self) -> Shown:
-        """The claims and what came of them, and the effects beside the controls."""
+        """Return the claims and what came of them, and the effects beside the controls."""
         table = self.table()
         caption = (
             f"Named heads on fresh problems; counts of problems with more than {self.smallest_words} of the effect."
@@ -392,7 +392,7 @@ class LocatedHeads(Verdicts, Result):
         return {head: tuple(each.stratum for each in again if each.head == head) for head in self.specialists}
 
     def by_stratum(self) -> pd.DataFrame:
-        """One row per head and stratum that was tested, the largest first: `n` problems; for both sides `_k`, `_median`,
+        """Return one row per head and stratum that was tested, the largest first: `n` problems; for both sides `_k`, `_median`,
         `_share` of the stratum's total with limits, and corrected `_p`; `passes`, and whether fresh problems confirm it
         (`confirmed`)."""
         judged, made, tables = self.judged, self.confirmation, [pd.DataFrame()]
@@ -416,7 +416,7 @@ class LocatedHeads(Verdicts, Result):
         return pd.concat(tables[len(tables) > 1 :], ignore_index=True)
 
     def table(self) -> pd.DataFrame:
-        """One row per tested head, the named ones first, then by size.
+        """Return one row per tested head, the named ones first, then by size.
 
         Of the z sweep the fractions of `PatchScores.table()`; the verdict; for the sides `removed` (z patch, denoising) and
         `added` (noising): `_k` of `n` problems with more than the smallest effect in the head's sense, the `_p` of the better
@@ -453,19 +453,19 @@ class LocatedHeads(Verdicts, Result):
         return self.reads if self.confirmation is None else self.confirmation.reads
 
     def confirmed_or_unknown(self, head: Head | str) -> bool | None:
-        """Whether fresh problems confirm a head; None where it was not tested again."""
+        """Return whether fresh problems confirm a head; None where it was not tested again."""
         made, head = self.confirmation, as_head(head)
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
 
     def reads_sink(self, head: Head | str) -> bool | None:
-        """Whether the span that a head reads is an attention sink in most problems; None where it was not looked at."""
+        """Return whether the span that a head reads is an attention sink in most problems; None where it was not looked at."""
         found, head = self.sinks, as_head(head)
         if found is None or head not in found.heads:
             return None
         return bool(2 * is_sink(found)[:, found.heads.index(head)].sum() > len(found.problem_ids))
 
     def quantity(self, column: str) -> Quantity:
-        """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
+        """Return a share of the whole effect or a part of it; strokes mark heads that pass on either side."""
         claim, level = f"> {self.smallest_words} in most problems", self.judged.effect.level
         if column.removesuffix("_share") in SIDES:
             limits = (f"{column}_ci_low", f"{column}_ci_high")
@@ -473,7 +473,7 @@ class LocatedHeads(Verdicts, Result):
         return replace(self.patches.quantity(column), p="p_either", claim=claim, level=level)
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`Verdicts.control_table`)."""
+        """Return one row per named head: its effect beside the same under each control (`Verdicts.control_table`)."""
         return super().control_table() if self.confirmation is None else self.confirmation.control_table()
 
     @property

@@ -460,6 +460,6 @@ class DirectEffects(CellEffects[Way], Result):
         return self.direct + self.indirect
 
     def printed(self) -> pd.DataFrame:
-        """The heads' shares, the largest first."""
+        """Return the heads' shares, the largest first."""
         size = np.repeat(self.effect.mean(0), len(WAYS))
         return largest_first(self.table().assign(size=size), "size")[self.printed_columns.split()].head(2 * 8)

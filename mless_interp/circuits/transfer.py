@@ -319,7 +319,7 @@ class Transfer(Cells[str], Result):
         return super().table().assign(spearman=ranks, exceeded=[np.nan, *exceeded], p_exceeded=[np.nan, *p])
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and cell, with both ends."""
+        """Return one tidy row per problem and cell, with both ends."""
         n = len(self.cells)
         return super().to_frame().assign(base=np.repeat(self.base, n), inserted=np.repeat(self.inserted, n))
 

@@ -73,7 +73,7 @@ class Certificate(Result):
         return tuple(verdict for verdict in self.verdicts if verdict.status == FAIL)
 
     def table(self) -> pd.DataFrame:
-        """One row per line: of all prompts the largest error."""
+        """Return one row per line: of all prompts the largest error."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
 
     to_frame = table

@@ -172,7 +172,7 @@ class ActivationShift(Result):
         return tidy(axes, **cells, density_change=density[1] - density[0])
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, contrast, token class and metric: before, after, change, tokens, unit."""
+        """Return one tidy row per problem, contrast, token class and metric: before, after, change, tokens, unit."""
         cells = {"contrast": self.contrasts, "token_class": self.token_groups, "metric": self.metrics}
         shape = self.difference.shape
         return tidy(

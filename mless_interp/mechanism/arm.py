@@ -128,7 +128,7 @@ class ARM:
     @classmethod
     @checked
     def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: object) -> "ARM":
-        """The published setting for a model (its key, or a hub id) and a benchmark, upper or lower case.
+        """Return the published setting for a model (its key, or a hub id) and a benchmark, upper or lower case.
 
         `source`: "table" (Table 9) or "code". With `reading="code_replace"` the rest follows the code for that model too
         (Llama's p_min of 0.2; Gemma's quantiles). Any field can be given as an option.
@@ -169,7 +169,7 @@ class ARM:
         return f"ARM({', '.join([*words, f'seed {self.seed}'])})"
 
     def plan(self, activations: GateActivations) -> ArmPlan:
-        """What would change in the activations of one prompt without padding, and between which bounds."""
+        """Return what would change in the activations of one prompt without padding, and between which bounds."""
         if not bool(torch.isfinite(activations).all()):
             raise ValueError("ARM needs finite activations; some are infinite or NaN")
         values = widened(activations)
@@ -196,7 +196,7 @@ class ARM:
         return ArmPlan(threshold, share, fraction, lower, upper, selected.reshape(activations.shape))
 
     def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
-        """The redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN."""
+        """Return the redistributed activations of one prompt without padding; `ValueError` for any that are infinite or NaN."""
         plan, values = self.plan(activations), widened(activations)
         # one number per element, used or not, so an element's draw depends on its place alone
         draws = torch.rand(activations.shape, generator=generator, dtype=torch.float32).to(values)
@@ -208,7 +208,7 @@ class ARM:
         return torch.where(plan.selected, new.to(activations.dtype), activations)
 
     def generator(self, key: object, *, layer: int = 0, step: int = 0) -> torch.Generator:
-        """The CPU generator of one prompt (`key`: its problem's id, say), layer and decode step (0: the prefill)."""
+        """Return the CPU generator of one prompt (`key`: its problem's id, say), layer and decode step (0: the prefill)."""
         number = derive_generator(self.seed, "arm", key, layer, step).integers(2**63 - 1)
         return torch.Generator().manual_seed(int(number))
 
@@ -221,7 +221,7 @@ class ARM:
         n_prompt: int | None = None,
         step: int = 0,
     ) -> dict[str, Edit]:
-        """The edits of one `Model.run` on these inputs; equal on every backend up to its own rounding.
+        """Return the edits of one `Model.run` on these inputs; equal on every backend up to its own rounding.
 
         keys : one per row, what its draws are keyed by (a problem's id); None takes the prompt's own token ids.
         n_prompt : how many tokens are the prompt; each later one is then a decode step of its own (step 1, 2, ...), as

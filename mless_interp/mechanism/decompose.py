@@ -404,7 +404,7 @@ class AttentionDecomposition(results.Result):
         return 1 - self.confidence
 
     def of(self, metric: str, contrast: str | None = None) -> np.ndarray:
-        """One metric `[problem, layer, head]`; `contrast` defaults to the first one that has it."""
+        """Return one metric `[problem, layer, head]`; `contrast` defaults to the first one that has it."""
         results.place_of(metric, self.values, "metric")
         found = self.values[metric]
         contrast = next(iter(found)) if contrast is None else contrast
@@ -437,7 +437,7 @@ class AttentionDecomposition(results.Result):
         return prevalence_test(difference, SAME, tested=differs, confidence=self.confidence)
 
     def table(self, contrast: str | None = None) -> pd.DataFrame:
-        """One row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
+        """Return one row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
         beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads."""
         contrast = self._contrast(contrast)
         columns: dict[str, Any] = dict(results.head_columns(self.heads))
@@ -453,7 +453,7 @@ class AttentionDecomposition(results.Result):
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, contrast, head and metric, with its unit."""
+        """Return one tidy row per problem, contrast, head and metric, with its unit."""
         frames = [
             results.rows_of(self.problem_ids, self.heads, array, metric, contrast=contrast).assign(unit=METRICS[metric])
             for metric, found in self.values.items()

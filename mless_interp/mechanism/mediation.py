@@ -81,16 +81,16 @@ class Mediation(Result):
     axes = (("values", "problem reading arm"),)
 
     def of(self, reading: str, arm: str) -> np.ndarray:
-        """One reading of one arm, `[problem]`."""
+        """Return one reading of one arm, `[problem]`."""
         return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]
 
     def effect(self, reading: str, effect: str) -> np.ndarray:
-        """One effect of `EFFECTS` on one reading, `[problem]`; "scale", "bias", "both": that arm minus "reference"."""
+        """Return one effect of `EFFECTS` on one reading, `[problem]`; "scale", "bias", "both": that arm minus "reference"."""
         place_of(effect, EFFECTS, "effect")
         return np.sum([sign * self.of(reading, arm) for arm, sign in EFFECTS[effect].items()], 0)
 
     def table(self) -> pd.DataFrame:
-        """One row per reading and effect.
+        """Return one row per reading and effect.
 
         The median over problems with its interval, the mean (a description), `n_up` and `n_down` of `n` problems that rose and
         fell, and `p_corrected`: the exact sign test of that, Holm over the effects on a reading. `before` is the reading's mean
@@ -111,7 +111,7 @@ class Mediation(Result):
         return table.assign(p_corrected=np.concatenate([holm(family) for family in p]), n=made.n, unit=unit)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, reading and arm."""
+        """Return one tidy row per problem, reading and arm."""
         return tidy({"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}, value=self.values)
 
     def headline(self) -> str:

@@ -253,7 +253,7 @@ class HeadAttribution(Result):
         return {name: values for name, values in every.items() if values is not None}
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per measure (those of `table`), problem and head."""
+        """Return one tidy row per measure (those of `table`), problem and head."""
         heads = [Head(*place) for place in np.ndindex(self.scores.shape[1:])]
         measures = {name: of_heads(values, heads) for name, values in self._given.items()}
         return rows_per_head(self.problem_ids, heads, measures)

@@ -213,7 +213,7 @@ class DoseResponse(Result):
         return self.outcomes[condition if condition in self.outcomes or twin is None else twin]
 
     def table(self) -> pd.DataFrame:
-        """One row per head: both slopes with their intervals over problems, and the log odds at the largest dose."""
+        """Return one row per head: both slopes with their intervals over problems, and the log odds at the largest dose."""
         table: dict[str, object] = dict(head_columns(self.heads))
         for condition in READ[::-1]:
             slopes = self.by_group(self.slopes(condition))
@@ -222,7 +222,7 @@ class DoseResponse(Result):
         return pd.DataFrame(table | {"n": np.isfinite(self.by_group(self.slopes("inserted"))).sum(0)})
 
     def outcome_table(self) -> pd.DataFrame:
-        """One row per dose: the mean outcome, and each contrast's median effect with its interval over problems
+        """Return one row per dose: the mean outcome, and each contrast's median effect with its interval over problems
         (`total_together_ci_low`, `total_together_ci_high` hold for all doses at once)."""
         inserted = self.by_group(self.outcomes["inserted"])
         table = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
@@ -244,7 +244,7 @@ class DoseResponse(Result):
         return pd.DataFrame(table | {"slope_1": np.log(self.doses) + middle})
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, dose and head."""
+        """Return one tidy row per problem, dose and head."""
         axes = {"problem": self.problem_ids, "n_tokens": self.doses, "label": [str(head) for head in self.heads]}
         read = {f"log_odds_{condition}": values for condition, values in self.log_odds.items()}
         return tidy(axes, **read, outcome=np.repeat(self.outcomes["inserted"][..., None], len(self.heads), -1))

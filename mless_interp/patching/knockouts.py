@@ -241,7 +241,7 @@ class JointKnockout(Result):
         return int((others >= own * (1 - 1e-9)).sum())
 
     def table(self) -> pd.DataFrame:
-        """One row per set, the given one first: median effect with its interval over problems, and the mean."""
+        """Return one row per set, the given one first: median effect with its interval over problems, and the mean."""
         values = np.column_stack([self.effect, self.random])
         made = interval_columns("median", median_interval(self.by_group(values), confidence=self.confidence))
         names = ["given"] + [f"random {i}" for i in range(len(self.sets))]
@@ -432,12 +432,12 @@ class ReadEffects(Parts, Result):
         return Quantity(unit, column != "prevalence", (f"{column}_ci_low", f"{column}_ci_high"))
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per edit (the `measure`), problem and head: what it removes of the problem's total effect."""
+        """Return one tidy row per edit (the `measure`), problem and head: what it removes of the problem's total effect."""
         edits = {name: self.values[..., at] for at, name in enumerate(READ_EDITS)}
         return results.rows_per_head(self.problem_ids, self.heads, edits)
 
     def printed(self) -> pd.DataFrame:
-        """One row per head: every edit's median with its interval, and what is shown of it."""
+        """Return one row per head: every edit's median with its interval, and what is shown of it."""
         said = {"": "", "more": f" (> {self._least})", "less": f" (< {self._least})", "against": " (against)"}
         rows = []
         for at, head in enumerate(self.heads):

@@ -490,7 +490,7 @@ class PatchScores(Parts, Result):
         return found
 
     def in_order(self) -> pd.DataFrame:
-        """The rows of `table`, the surest first, of equally sure ones the largest median."""
+        """Return the rows of `table`, the surest first, of equally sure ones the largest median."""
         table = self.table()
         order = np.lexsort((-table["median"].abs().fillna(0.0), table["p_corrected"].fillna(2.0)))
         return table.iloc[order].reset_index(drop=True)

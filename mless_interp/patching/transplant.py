@@ -166,7 +166,7 @@ class Transplant(Result):
         return pd.DataFrame({"reading": list(READINGS), **made, "above": above, "n": len(values), "p": p})
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, whose answer is read and whose span is there; the problem's own first."""
+        """Return one tidy row per problem, whose answer is read and whose span is there; the problem's own first."""
         places = range(self.values.shape[1])
         table = tidy({"problem": self.problem_ids, "answer_of": places, "span_of": places}, value=self.values)
         of = {problem: (problem, *others) for problem, others in zip(self.problem_ids, self.partners, strict=True)}

@@ -202,7 +202,7 @@ class Insertion:
         problems: Iterable[Problem] = (),
         **place: Unpack[Place],
     ) -> "Insertion":
-        """The insertion of a kind's name, as command lines give it.
+        """Return the insertion of a kind's name, as command lines give it.
 
         `unit` is the unit, word or text; the key of `from_key`; how many times `repeat_question` repeats; the ids of `ids`,
         "128002,128003"; the token of `pause`, by name or id. `n_tokens` defaults to 55 where a kind is counted in tokens.
@@ -254,7 +254,7 @@ class Insertion:
         return KINDS[self.kind].is_text
 
     def span(self, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-        """The token ids that this insertion puts into this problem's prompt.
+        """Return the token ids that this insertion puts into this problem's prompt.
 
         An id instead of the `Problem` is enough for what does not depend on it. Raises `ValueError` if a text has the unknown
         token, encodes to nothing or does not divide `n_tokens`.
@@ -275,11 +275,11 @@ class Insertion:
         return tuple(Insertion.ids(ids, self.length).placed_as(self) for ids in units)
 
     def placed_as(self, other: Any) -> "Insertion":
-        """This insertion, in the place of another one."""
+        """Return this insertion, in the place of another one."""
         return replace(self, before=other.before, after=other.after, at=other.at)
 
     def places(self, prompt: Prompt) -> tuple[int, ...]:
-        """The token indices at which its blocks go into `prompt`, rising; `ValueError` where it has no such place."""
+        """Return the token indices at which its blocks go into `prompt`, rising; `ValueError` where it has no such place."""
         found = []
         for side, place in self._spots:
             if side == "at" and place > len(prompt):

@@ -153,7 +153,7 @@ class PromptPair:
         return min([next(at for at, (x, y) in both if x != y), *(start for start, _ in self.spans)])
 
     def text_of(self, model: Model, token: int) -> str:
-        """What views call a token: by the caller's `names`, else as the model's tokenizer has it."""
+        """Return what views call a token: by the caller's `names`, else as the model's tokenizer has it."""
         return dict(self.names).get(token) or model.text_of([token])
 
     @property
@@ -192,7 +192,7 @@ class PromptPair:
             raise ValueError(f"pair {self.id!r} has no span, so {what} is not defined: {remedy}")
 
     def one_block(self, what: str) -> tuple[int, int]:
-        """The span; `ValueError` where the insertion lies in several blocks, which `what` is not defined for."""
+        """Return the span; `ValueError` where the insertion lies in several blocks, which `what` is not defined for."""
         if len(self.spans) > 1:
             blocks = f"an insertion in {len(self.spans)} blocks: insert in one place"
             raise ValueError(f"pair {self.id!r}: {what} is not defined for {blocks}")
@@ -210,7 +210,7 @@ class PromptPair:
         return dict(plain(found))
 
     def condition(self, name: str, *, held_positions: str = "first") -> Inputs:
-        """The input of one of the conditions of methods §2 (`CONDITIONS` says what each is).
+        """Return the input of one of the conditions of methods §2 (`CONDITIONS` says what each is).
 
         `held_positions`: of the span's own tokens in a condition whose question keeps its positions, all the insertion
         point's ("first") or fractionally before it ("spread").
@@ -261,7 +261,7 @@ class PromptPair:
         return None if condition.hides is None else ~condition.hides(self.inserted).mask[None, None]
 
     def fingerprint(self) -> list[object]:
-        """What tells this pair's prompts, answer and distractor from any others, short and the same in every process."""
+        """Return what tells this pair's prompts, answer and distractor from any others, short and the same in every process."""
         ids = [self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids]
         ids += [self.clean.ids] if self.clean else []
         blocks = map(list, self.spans) if len(self.spans) > 1 else ()

@@ -65,12 +65,12 @@ class Problem:
         return dict(self.extra)
 
     def text(self, key: str) -> str | None:
-        """What stands under a key, a field's name or one of `extra`; None where there is nothing."""
+        """Return what stands under a key, a field's name or one of `extra`; None where there is nothing."""
         return getattr(self, key) if key in FIELDS else self.tags.get(key)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, object]) -> "Problem":
-        """A problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
+        """Return a problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
         (system, distractor, answer_prefix, examples, group); other keys that hold text are kept as `extra`."""
         if missing := [key for key in REQUIRED_KEYS if record.get(key) is None]:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")

@@ -277,7 +277,7 @@ class Plan:
     needs: frozenset[Need] = frozenset()
 
     def of_uniform(self) -> "Plan":
-        """What uniform attention is reduced to: all that follows from a pattern alone (`null_rows`)."""
+        """Return what uniform attention is reduced to: all that follows from a pattern alone (`null_rows`)."""
         return replace(self, rows={name: self.rows[name] for name in self.null_rows}, states={})
 
 
