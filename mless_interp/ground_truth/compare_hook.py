@@ -36,7 +36,7 @@ AS_MEANT = "as meant"
 Activations = Mapping[str, Tensor]
 """Of one prompt by hook name, `[token, ...]`, and the `logits` of its last row; float64."""
 Row = tuple[str, float, float, float, float]
-"""Of one prompt: the finding, its error, and the preferred token's log-probability plain, hooked and by the exact edit."""
+"""Of one prompt: the finding, the preferred token's log-probability plain, hooked and by the exact edit, and the error."""
 Hooks = Callable[[nn.Module], object] | Sequence[tuple[str, Callable[..., object]]]
 
 
@@ -123,16 +123,10 @@ def compare_hook(
     Both runs of each problem's inserted prompt are compared at every layer: head outputs, what attention and MLP add, the
     residual stream. The first difference is named. Two prompts of different length then run as one left-padded batch.
 
-    Parameters
-    ----------
-    hook : `(name, function)` pairs as TransformerLens' `fwd_hooks`; or a function of the library's own model that adds
-        hooks and returns what removes them: a handle, a context manager, or a list of these. The model is
-        `model.underlying`, of nnsight the Hugging Face model underneath.
-    heads : the heads that you mean to change.
-    edit : what you mean to do to each: "zero" its output at all rows, "knockout" (or another name of `INTERVENTIONS` that
-        needs no second run), or your function of a head's z `[batch, token, d_head]`.
-
-    Raises `ValueError` for a hook of another shape. Nothing that the hook added is left behind.
+    hook : `(name, function)` pairs as TransformerLens' `fwd_hooks`; or a function of the library's own model (of nnsight the
+        Hugging Face model) that adds hooks and returns what removes them: a handle, a context manager, or a list of these.
+    heads : the heads that you mean to change. edit : what you mean to do to each: "zero" its output at all rows, "knockout"
+        (or another of `INTERVENTIONS` that needs no second run), or your function of a head's z `[batch, token, d_head]`.
     """
     chosen = model.info.chosen(heads, what="edit")
     made = own_pairs(model, fit_pairs(pairs))
@@ -147,20 +141,21 @@ def compare_hook(
     with progress_bar(len(made), "comparing", enabled=progress) as bar:
         for pair in made:
             inputs = pair.condition("inserted")
-            plain = _ran(model, inputs, sites)
-            exact = _ran(model, inputs, sites, _exact(model, pair, inputs, chosen, edit))
+            plain, exact = (
+                _ran(model, inputs, sites, edits) for edits in (None, _exact(model, pair, inputs, chosen, edit))
+            )
             with _added(model, hook, calls):
                 hooked = _ran(model, inputs, sites)
             words, error = _Beside(model, pair, plain, hooked, exact, chosen, calls).first_difference()
             preferred = plain["logits"].argmax()
             one, two, three = (float(run["logits"].log_softmax(-1)[preferred]) for run in (plain, hooked, exact))
-            rows.append((words, error, one, two, three))
+            rows.append((words, one, two, three, error))
             bar.update(1)
     short, *_, long = sorted([*made, made[0]], key=lambda pair: len(pair.inserted))
     batched = len(short.inserted) < len(long.inserted)
     meant = f"{f'the edit {edit!r}' if isinstance(edit, str) else 'your edit'} of {listed(chosen)}"
     in_a_batch = _padded(model, short, long, hook, chosen) if batched else ""
-    return _compared(model, made, chosen, meant, rows, in_a_batch=in_a_batch, batched=batched)
+    return _compared(model, made, chosen, meant, rows, in_a_batch, batched)
 
 
 @checked
@@ -174,8 +169,6 @@ def compare_capture(
 ) -> HookComparison:
     """Compare what your own code reads as one head's output with that output, and name what it really is.
 
-    Parameters
-    ----------
     capture : your function of token ids, one list per prompt, run in one call; it returns what you take for the head's
         output of each prompt, `[prompt, token, d_head]`, or a list of `[token, d_head]`. Of a padded batch the first rows
         are compared, as code reads them that forgets the padding.
@@ -194,8 +187,8 @@ def compare_capture(
     for pair, value in zip(made, values, strict=True):
         run, tensor = _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value).detach().cpu().double()
         words, error = _what_it_is(model, run, tensor, chosen, of)
-        rows.append((words, error, np.nan, np.nan, np.nan))
-    return _compared(model, made, (chosen,), f"{of} of {chosen}", rows, batched=len(made) > 1)
+        rows.append((words, np.nan, np.nan, np.nan, error))
+    return _compared(model, made, (chosen,), f"{of} of {chosen}", rows, "", len(made) > 1)
 
 
 def _compared(
@@ -204,27 +197,12 @@ def _compared(
     heads: tuple[Head, ...],
     meant: str,
     rows: Sequence[Row],
-    *,
+    in_a_batch: str,
     batched: bool,
-    in_a_batch: str = "",
 ) -> HookComparison:
-    error, plain, hooked, exact = np.array([numbers for _, *numbers in rows]).T
-    return HookComparison(
-        problem_ids=tuple(pair.id for pair in pairs),
-        heads=heads,
-        meant=meant,
-        found=tuple(words for words, *_ in rows),
-        plain=plain,
-        hooked=hooked,
-        exact=exact,
-        error=error,
-        in_a_batch=in_a_batch,
-        batched=batched,
-        settings={"model": model.info.name, "backend": model.info.backend},
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------------- runs
+    found, (plain, hooked, exact, error) = tuple(words for words, *_ in rows), np.array([row[1:] for row in rows]).T
+    ids, settings = tuple(pair.id for pair in pairs), {"model": model.info.name, "backend": model.info.backend}
+    return HookComparison(ids, heads, meant, found, plain, hooked, exact, error, in_a_batch, batched, settings)
 
 
 def _that_pass(model: Model, inputs: Inputs, names: Sequence[str]) -> list[str]:
@@ -269,6 +247,11 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
     library: Any = (
         model.hf_model if model.info.backend == "nnsight" and model.hf_model is not None else model.underlying
     )
+
+    def counted(name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
+        calls[name] += 1
+        return function(*args, **kwargs)
+
     tables = [hooks for part in library.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
     before = [set(hooks) for hooks in tables]
     try:
@@ -291,23 +274,14 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
                 for name, _ in hook:
                     if name not in known and not name.endswith("hook_result"):
                         raise ValueError(f"{model.info.name} has no hook point {name!r}{nearest(name, known)}")
-                stack.enter_context(library.hooks(fwd_hooks=[(name, _counted(name, f, calls)) for name, f in hook]))
+                    calls.setdefault(name, 0)
+                stack.enter_context(library.hooks(fwd_hooks=[(name, partial(counted, name, f)) for name, f in hook]))
             yield
     finally:
         # what the user's function added and gave no handle of goes, too
         for hooks, own in zip(tables, before, strict=True):
             for key in set(hooks) - own:
                 del hooks[key]
-
-
-def _counted(name: str, function: Callable[..., object], calls: Counter[str]) -> Callable[..., object]:
-    calls.setdefault(name, 0)
-
-    def run(*args: object, **kwargs: object) -> object:
-        calls[name] += 1
-        return function(*args, **kwargs)
-
-    return run
 
 
 def _padded(model: Model, short: PromptPair, long: PromptPair, hook: Hooks, heads: Sequence[Head]) -> str:
@@ -338,9 +312,6 @@ def _padded(model: Model, short: PromptPair, long: PromptPair, hook: Hooks, head
 
 def _differs(model: Model, first: Tensor, second: Tensor) -> bool:
     return not apart(first, second).relative <= tolerance_of(model)
-
-
-# ------------------------------------------------------------------------------------------- the first difference of a hook
 
 
 @dataclass(frozen=True, eq=False)
@@ -424,9 +395,6 @@ def _span(what: str, places: Sequence[int]) -> str:
         return f"{what} {places[0]}"
     whole = places[-1] - places[0] + 1 == len(places)
     return f"{what}s {places[0]} to {places[-1]}" if whole else f"{len(places)} {what}s"
-
-
-# ----------------------------------------------------------------------------------------------------- what a capture is
 
 
 def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: str) -> tuple[str, float]:
