@@ -1,7 +1,6 @@
 """Planted circuits: exact sweeps and the rule of verdicts find of every head what its model declares, and nothing else."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,31 +81,26 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@lru_cache
-def planted(name: str) -> PlantedModel:
-    return planted_model(n_heads=8, n_key_value_heads=2, n_layers=3, sign=1 if len(name) % 2 else -1, **SMALL[name])
-
-
-@lru_cache
-def small(name: str) -> tuple[PlantedModel, Judged]:
-    return planted(name), judged(planted(name), 16)
-
-
-# ------------------------------------------------------------------------------------------- what is declared is found
+@pytest.fixture(scope="module")
+def planted() -> dict[str, PlantedModel]:
+    """Made in the session that asks, so that a mutant's models are its own."""
+    shape: dict[str, Any] = {"n_heads": 8, "n_key_value_heads": 2, "n_layers": 3}
+    return {name: planted_model(sign=1 if len(name) % 2 else -1, **shape, **roles) for name, roles in SMALL.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_every_head_gets_the_declared_verdict(name: str) -> None:
-    made, found = small(name)
+def test_every_head_gets_the_declared_verdict(name: str, planted: dict[str, PlantedModel]) -> None:
+    made = planted[name]
+    found = judged(made, 16)
     assert found.effect.established and found.effect.direction == made.settings["sign"]
     assert differing(made.expected, found) == {}
 
 
-def test_what_is_declared_of_each_circuit() -> None:
+def test_what_is_declared_of_each_circuit(planted: dict[str, PlantedModel]) -> None:
     """The names by hand, so that no change of the table goes unseen."""
     declared = {
-        name: {str(h): (e.verdict, e.sense) for h, e in planted(name).expected.items() if e.sense} for name in SMALL
+        name: {str(h): (e.verdict, e.sense) for h, e in planted[name].expected.items() if e.sense} for name in SMALL
     }
     reader, either, conditional = ("reader", 1), ("redundant reader", 1), ("conditional reader", 1)
     assert declared == {
@@ -121,35 +115,32 @@ def test_what_is_declared_of_each_circuit() -> None:
         "rows": {"L0H1": reader, "L0H4": reader, "L1H2": reader, "L2H3": ("mediator", 1)},
         "relayed": {"L2H3": reader},
     }
-    everything = [each for name in SMALL for each in planted(name).expected.values()]
+    everything = [each for name in SMALL for each in planted[name].expected.values()]
     assert {each.verdict for each in everything} <= KINDS.keys()
     assert all((each.verdict == "negligible") == (each.sense == 0) for each in everything)
 
 
-def test_edges_by_hand() -> None:
+def test_edges_by_hand(planted: dict[str, PlantedModel]) -> None:
     end = {("MLP2", "logits"): ""}
     mlp = lambda *heads: {(str(head), "MLP2"): "" for head in heads} | end  # noqa: E731
-    assert planted("plain").edges == mlp(A, B, C) | {("L0H1", "L1H2"): "v", ("L0H4", "L1H2"): "v"}
-    assert planted("switched").edges == mlp(C, E) | {("L0H1", "L1H2"): "q", ("L0H1", "L2H3"): "q"}
-    assert planted("any mediators").edges == mlp(C, D) | {("L0H1", "L1H2"): "v", ("L0H1", "L1H5"): "v"}
-    assert planted("rows").edges == mlp(A, C, E) | {("L0H4", "L2H3"): "v", ("L1H2", "L2H3"): "v"}
-    assert planted("relayed").edges == mlp(E) and planted("against").edges == mlp(A, B, D)
+    assert planted["plain"].edges == mlp(A, B, C) | {("L0H1", "L1H2"): "v", ("L0H4", "L1H2"): "v"}
+    assert planted["switched"].edges == mlp(C, E) | {("L0H1", "L1H2"): "q", ("L0H1", "L2H3"): "q"}
+    assert planted["any mediators"].edges == mlp(C, D) | {("L0H1", "L1H2"): "v", ("L0H1", "L1H5"): "v"}
+    assert planted["rows"].edges == mlp(A, C, E) | {("L0H4", "L2H3"): "v", ("L1H2", "L2H3"): "v"}
+    assert planted["relayed"].edges == mlp(E) and planted["against"].edges == mlp(A, B, D)
 
 
-def test_shares_add_up_as_they_act() -> None:
+def test_shares_add_up_as_they_act(planted: dict[str, PlantedModel]) -> None:
     for name, against in (("plain", 0), ("switched", 0), ("rows", 0), ("relayed", 0), ("against", -0.25)):
-        made = planted(name)
+        made = planted[name]
         shares: dict[str, list[float]] = {}
         for head, share in made.shares.items():
             shares.setdefault(made.truth[head], []).append(share)
         bring = sum(shares.get("reader", []) + shares.get("conditional", []) + shares.get("relay", []))
         assert bring == pytest.approx(1) and sum(shares.get("against", [])) == pytest.approx(against, rel=0.06), name
         assert min(made.shares[head] for head in made.shares if head not in made.roles.against) >= 0.1
-    switched = planted("switched")
+    switched = planted["switched"]
     assert switched.shares[A] == pytest.approx(1), "all that the conditional readers bring needs the switch"
-
-
-# --------------------------------------------------------------------------------------------------------- few problems
 
 
 def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() -> None:
@@ -165,9 +156,6 @@ def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() ->
     assert effect[named].min() > 0.25 and np.abs(effect[~named]).max() < 0.05
 
 
-# ------------------------------------------------------------------------------------------------------- nothing planted
-
-
 @pytest.mark.slow
 def test_where_nothing_is_planted_no_head_is_named() -> None:
     silent = planted_model(null=True, noise=0.0, n_heads=8)
@@ -177,9 +165,6 @@ def test_where_nothing_is_planted_no_head_is_named() -> None:
         # 5 % of the seeds have a tendency by chance
         swapped = judged(made, 24, outcome="logit_diff", swap=True, seed=1)
         assert not swapped.effect.established and set(swapped.kinds) == {"undecided"}
-
-
-# ------------------------------------------------------------------------------------------------------- many at random
 
 
 @pytest.mark.slow
@@ -202,9 +187,6 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
     assert differing(made.expected, found) == {}
 
 
-# ------------------------------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -220,8 +202,16 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "58% of the problems name one of .*left to chance"),
         (lambda: planted_model([A, B], [], reads_from={A: NUMBERS}), "L0H1 looks from rows of numbers only, so it needs"),
         (lambda: planted_model([A], [C], reads_from={A: [ANSWER]}), "mediator L1H2 has nothing to carry"),
-        (lambda: random_planted(0, circuit="loop"), "unknown circuit 'loop'; choose one of plain, switched"),
-        (lambda: random_planted(0, circuit="any", null=True), "null=True is a model without any circuit"),
+        (lambda: planted_model([Head(0, 28)]), r"L0H28: head 28 is out of range \(zero-based\)"),
+        (lambda: planted_model([Head(2, 0)], n_layers=2), r"layer 2 is out of range \(zero-based\)"),
+        (lambda: planted_model([A], decoys={"silent": [A]}), "two roles, readers and silent decoys"),
+        (lambda: planted_model([]), "name at least one reader, or ask for null=True"),
+        (lambda: planted_model(decoys={"loud": [A]}), "the kind of decoys must be one of 'silent'"),
+        (lambda: planted_model(n_heads=10, n_key_value_heads=4), "multiple of n_key_value_heads, got 10 and 4"),
+        (lambda: planted_model(reads=("unheard",)), "'unheard' is not a token"),
+        (lambda: planted_model(reads=("?",)), "part of the prompts themselves"),
+        (lambda: planted_model([Head(0, i) for i in range(12)], []), "carry only 0.083 of the span's effect each"),
+        (lambda: planted_model(n_heads=1, n_key_value_heads=1, n_layers=2), "no head is free for the default"),
     ],
 )  # fmt: skip
 def test_wrong_circuits_are_refused(call: Callable[[], object], message: str) -> None:
