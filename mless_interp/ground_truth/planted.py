@@ -3,21 +3,19 @@
 A prompt is `system, inserted span, question, answer prefix`; the model answers with the largest number of the question. Its
 parts, all exact functions of content, not of position:
 
-- every token's embedding holds a large constant (it fixes RMSNorm's scale), the token's classes and the number's identity;
-- all key-value heads expose the same features, keys in dimensions that RoPE hardly turns: any query head can play any role;
+- embeddings hold a large constant (it fixes RMSNorm's scale), the token's classes and the number's identity; all key-value
+  heads expose the same features, in dimensions that RoPE hardly turns: any query head can play any role;
 - the `copier` reads the numbers of the question, the larger the stronger, and writes them down;
-- a `reader` writes what it reads of the unit's tokens to the *signal* channel, in all rows or in those of some tokens
-  (`reads_from`; of one number: `rare`); a head `against` writes with the opposite sign;
+- a `reader` writes what it reads of the unit's tokens to the *signal* channel; a head `against` with the opposite sign;
 - a `mediator` attends to the question's numbers, never to the unit, and carries their *signal* on to the *carried* channel;
 - `conditional` readers act behind a `switch`, `relay` heads behind a `span writer`, `recaller` heads behind a `thinker`;
 - the last MLP multiplies the copied numbers by `2 + 2 (signal + carried)` (`4 - 2 (...)` with `sign=-1`), or by a step at one
   contribution (`combine="any"`) or at all of them (`"all"`), and the unembedding reads the product;
 - decoys: `silent` attends to the unit more than any reader and has no output weights, `unread` writes where nobody reads,
   `avoids` has a larger output on the answer than any reader, but never attends to the unit;
-- all other heads and MLPs are small random weights, and a random rotation turns the residual basis.
+- all else is small random weights, and a random rotation turns the residual basis.
 
-Which verdict each head must get, and why, is declared (`PlantedModel.expected`), not measured.
-Source: methods §8, §10, §17.
+The verdict that each head must get is declared (`PlantedModel.expected`), not measured. Source: methods §8, §10, §17.
 """
 
 import json
@@ -41,11 +39,8 @@ MAX_POSITIONS = 2048
 
 @dataclass(frozen=True, eq=False)
 class PlantedModel:
-    """A model with known heads: all that have no role are idle.
-
-    `shares`: the nominal part of the span's effect that each reader contributes and each mediator carries; `settings`: what
-    `planted_model` was called with, defaults filled in.
-    """
+    """A model with known heads: all that have no role are idle. `shares`: the nominal part of the span's effect that each
+    reader contributes and each mediator carries; `settings`: what `planted_model` was called with, defaults filled in."""
 
     hf_model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
@@ -56,7 +51,7 @@ class PlantedModel:
 
     @property
     def truth(self) -> dict[Head, str]:
-        """Each planted head's kind: reader, mediator, silent, unread, avoids, copier, or one of a larger circuit."""
+        """Each planted head's kind."""
         return self.roles.kinds
 
     @property
@@ -76,10 +71,8 @@ class PlantedModel:
 
     @property
     def expected(self) -> dict[Head, Expected]:
-        """The verdict that every head must get in enough problems, with its sense and the reason.
-
-        Without readers "undecided": exact with `noise=0`, and for `problems(swap=True)` under `logit_diff`.
-        """
+        """The verdict that every head must get in enough problems; without readers "undecided" (exact with `noise=0`, and for
+        `problems(swap=True)` under `logit_diff`)."""
         config = self.hf_model.config
         heads = [Head(at, h) for at in range(config.num_hidden_layers) for h in range(config.num_attention_heads)]
         if self.settings["null"]:
@@ -88,23 +81,21 @@ class PlantedModel:
 
     @property
     def edges(self) -> dict[tuple[str, str], str]:
-        """(sender, receiver) -> by which input of the receiver ("q", "v", "") it acts: the only edges that carry anything."""
+        """(sender, receiver) -> by which input of the receiver ("q", "v", "") it acts: all that carry anything."""
         return self.roles.edges()
 
     @property
     def name(self) -> str:
-        """What results call a model of this seed."""
         return f"planted-{self.settings['seed']}"
 
     @checked
     def problems(
         self, n: int, *, seed: int = 0, n_clauses: tuple[int, int] = (0, 3), swap: bool = False
     ) -> tuple[Problem, ...]:
-        """`n` problems with `system` and `distractor`; problem i depends on `seed` and i only.
+        """Draw `n` problems; problem i depends on `seed` and i only.
 
-        A question names 2 or 3 of the numbers 2 to 13 and, by `n_clauses` (fewest, most), other clauses; the answer is
-        the largest number, the distractor the second largest. With `swap` the two are exchanged in half of the
-        problems, at random: a null for `logit_diff`, whose effects then have either sign with equal chance.
+        A question names 2 or 3 of the numbers 2 to 13 and, by `n_clauses` (fewest, most), other clauses; the answer is the
+        largest number, the distractor the second largest. `swap` exchanges them in half of all: a null for `logit_diff`.
         """
         check_count(n, name="n")
         records = draw_records(self.vocabulary, n, seed=seed, name=self.name, n_clauses=n_clauses, swap=swap)
@@ -162,15 +153,14 @@ def planted_model(
 ) -> PlantedModel:
     """Build a model whose readers, mediators and decoys are exactly the given heads (zero-based).
 
-    Left out: two readers in layer 0 (with 28 heads `L0H13` and `L0H21`), one mediator in the layer after the first
-    reader (none where there is no such layer), one decoy of each kind, the copier on a free head, and as many layers as
-    the heads need, at least 2. Heads chosen here never take the place of a given one.
+    Left out: two readers in layer 0 (with 28 heads `L0H13` and `L0H21`), one mediator in the layer after the first reader, if
+    there is one, one decoy of each kind, the copier on a free head, and as many layers as the heads need, at least 2.
 
     - `seed`: vocabulary, token ids and every random weight; never which heads have which role.
     - `sign`: +1, the span raises the answer's log-probability; -1, it lowers it.
     - `reads`: the tokens that readers (and decoys) read, or a mapping of tokens to strengths in (0, 1].
     - `noise`: standard deviation of the weights that should do nothing (output weights of idle heads, MLPs).
-    - `null`: no reader and no mediator. What idle heads do remains, about 0.005 nats; with `noise=0` the span changes nothing.
+    - `null`: no reader and no mediator. Idle heads do about 0.005 nats; with `noise=0` the span changes nothing.
     - `conditional`: each conditional reader -> the earlier head that must see the span for it to look at it.
     - `against`: readers that take back a quarter of what all readers bring.
     - `relayed`: each reader of what the span's own rows hold -> the earlier head that writes it there.
@@ -179,10 +169,9 @@ def planted_model(
       numbers "2" to "13" (only mediators hand on what is written there), or both. One number: it acts in a few problems.
     - `combine`: "sum", contributions add up; "any", each is enough; "all", all are needed. The last two for two or more
       readers without mediators, or one reader from rows of numbers and two or more mediators.
-    - `dtype`: of the returned model; weights are computed in float64.
 
     Readers' nominal `.shares` of the span's effect add up to 1, a mediator's is the part of theirs that passes through it. One
-    below 0.1 is refused: such heads could not be told from noise.
+    below 0.1 is refused: such heads could not be told from noise. Weights are computed in float64.
 
     >>> planted_model(n_heads=8, n_key_value_heads=2).truth
     {L0H0: 'silent', L0H1: 'unread', L0H3: 'reader', L0H6: 'reader', L1H0: 'avoids', L1H1: 'mediator', L1H2: 'copier'}

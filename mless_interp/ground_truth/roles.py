@@ -25,7 +25,7 @@ _RARE, _FREQUENT = 0.3, 0.9  # the share of problems that name one of some numbe
 
 @dataclass(frozen=True)
 class Expected:
-    """The verdict that a planted head must get: its name, and +1 with the insertion's effect, -1 against it, or 0."""
+    """The verdict that a planted head must get, and its sense: +1 with the insertion's effect, -1 against it, or 0."""
 
     verdict: str
     sense: int = 1
@@ -87,7 +87,6 @@ class Roles:
 
     @property
     def switches(self) -> tuple[Head, ...]:
-        """The heads that make conditional readers look, each once."""
         return tuple(dict.fromkeys(self.conditional.values()))
 
     @property
@@ -126,10 +125,8 @@ class Roles:
         return found | {(last, "logits"): ""}
 
     def expected(self, head: Head, contrast: str = "content") -> Expected:
-        """The verdict that a head must get in most problems of a model that has readers.
-
-        Where spans think (`recalls`), of one that stands after the question; under "computed" nobody else has an effect.
-        """
+        """The verdict that a head must get in most problems of a model that has readers; where spans think (`recalls`), of one
+        that stands after the question."""
         kind = "rare" if head in self.rare else self.kinds.get(head, "idle")
         if contrast == "computed":
             return _COMPUTED.get(kind, _NOTHING)
@@ -281,7 +278,7 @@ def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[H
     """Each head's nominal part of the span's effect, and the size of what it writes.
 
     Readers' parts add up to 1 before opposing readers take theirs back. A rare reader's part is that in a problem which
-    names its number; where heads do not add up, every one has part 1: it brings everything, or takes it.
+    names its number; where heads do not add up, every one brings everything, or takes it.
     """
     if roles.combine != "sum":
         return dict.fromkeys((*roles.readers, *roles.mediators), 1.0), dict.fromkeys(roles.kinds, 1.0)

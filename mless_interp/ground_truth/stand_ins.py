@@ -4,7 +4,8 @@ Their attention means nothing. Each has the architecture, the query and key-valu
 beginning-of-sequence token of the model that it stands in for, but few layers and a head size of 8.
 """
 
-from typing import Literal, NamedTuple
+from types import SimpleNamespace
+from typing import Literal
 
 import torch
 from tokenizers import processors
@@ -20,14 +21,6 @@ Architecture = Literal["qwen2", "llama", "gemma3"]
 D_HEAD = 8
 CONTEXT = 1024
 BOS = "<bos>"
-
-
-class StandIn(NamedTuple):
-    """A random model in memory, as `load_model` takes it."""
-
-    name: str
-    hf_model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerFast
 
 
 def stand_in(
@@ -50,7 +43,7 @@ def stand_in(
             single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, tokenizer.bos_token_id)]
         )
     made = _random_model(architecture, tokenizer, n_heads, n_key_value_heads, n_layers, seed)
-    random_one = StandIn(f"stand-in for {name} (random weights)", made, tokenizer)
+    random_one = SimpleNamespace(name=f"stand-in for {name} (random weights)", hf_model=made, tokenizer=tokenizer)
     return load_model(random_one, backend=backend, device="cpu", attn_implementation=attn_implementation)
 
 

@@ -46,19 +46,8 @@ _TURN_POSITIONS = 512
 _Normal = Callable[..., Tensor]  # (*shape, scale=...) → seeded normal numbers
 
 
-def head_size(n_heads: int, n_channels: int) -> int:
-    """The smallest d_head, a multiple of 16, with which `n_heads * d_head` channels hold so many features and idle ones.
-
-    >>> head_size(28, 52), head_size(8, 53), head_size(4, 52)
-    (16, 16, 32)
-    """
-    needed = n_channels + _MIN_IDLE_CHANNELS
-    return next(d_head for d_head in count(16, 16) if n_heads * d_head >= needed)
-
-
 def still_dimensions(d_head: int) -> list[int]:
-    """Dimensions of a key that RoPE (Hugging Face's pairs i, i + d_head / 2) turns by less than 0.01 rad over 512
-    positions, pairs apart as far as possible.
+    """Dimensions of a key that RoPE (Hugging Face's pairs i, i + d_head / 2) hardly turns.
 
     >>> still_dimensions(16)
     [5, 6, 7, 13, 14, 15]
@@ -84,7 +73,6 @@ class PlantedWeights:
 
     @cached_property
     def kinds(self) -> dict[Head, str]:
-        """The kind of every head that has a role."""
         return self.roles.kinds
 
     @cached_property
@@ -97,12 +85,11 @@ class PlantedWeights:
 
     @property
     def d_head(self) -> int:
-        """Channels of one head."""
-        return head_size(self.n_heads, len(self.channel))
+        needed = len(self.channel) + _MIN_IDLE_CHANNELS
+        return next(size for size in count(16, 16) if self.n_heads * size >= needed)
 
     @property
     def d_model(self) -> int:
-        """Channels of the residual stream."""
         return self.n_heads * self.d_head
 
     @property

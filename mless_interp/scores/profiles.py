@@ -18,21 +18,10 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..prompts.problems import groups_of
 from ..prompts.prompt import SEGMENTS, Prompt
+from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick
 from ..runtime.loop import RunOptions, in_context
-from ..runtime.results import (
-    Quantity,
-    Result,
-    Shown,
-    ShownTable,
-    head_columns,
-    head_map,
-    interval_columns,
-    of_heads,
-    place_of,
-    tidy,
-)
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean, mean_interval
 from .score import described, over_described
 from .streaming import Layout, Plan, RowFormula, Source, pair_layout, reduce_prompt
@@ -57,13 +46,11 @@ def attention_profile(
 ) -> "AttentionProfile":
     """Measure the attention that each token receives from the tokens after it, per head, in each condition.
 
-    rows : which rows are averaged over: "shared" (all but the span's: comparable between conditions), "all" (probably the
-        paper's figures), "question", "last" (with `min_rows=1`).
     exclude_sink : leave the first token out. None: where the tokenizer put a beginning-of-sequence token there, as the paper
         does for Llama and Gemma but not for Qwen. `renorm` divides rows by their mass elsewhere.
     diag : count each token's attention to itself as well. `min_rows` : tokens read by fewer rows are undefined (NaN).
 
-    Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`.
+    Everything else is as in `score_heads` (rows "all" are probably the paper's); the formula is `received_attention`.
     """
     found, chosen, settings = described(model, pairs, heads, conditions, source, rows, min_rows=min_rows)
     layers = sorted({head.layer for head in chosen})
@@ -115,8 +102,7 @@ def attention_profile(
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A mean over problems with its interval, every array `[token]`: `position` counts tokens so that the insertion points of
-    all problems coincide; `n` counts the problems."""
+    """A mean over `n` problems with its interval, `[token]`: the insertion points of all problems have one `position`."""
 
     position: np.ndarray
     mean: np.ndarray
@@ -126,11 +112,11 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionProfile(Result):
+class AttentionProfile(results.Result):
     """Received attention, a probability: `received[condition][problem]` is `[head, token]` over the whole sequence.
 
-    `uniform` is its null: what it would be if every row spread its attention evenly over the keys that it sees. NaN where
-    undefined: the tail, an excluded sink. `alignment[problem]` maps base tokens to the inserted prompt (-1: none).
+    `uniform` is its null, uniform attention's. NaN where undefined: the tail, an excluded sink. `alignment[problem]` maps base
+    tokens to the inserted prompt (-1: none).
     """
 
     problem_ids: tuple[str, ...]
@@ -158,7 +144,7 @@ class AttentionProfile(Result):
 
     def whole(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
         """Return every problem's profile `[head, token]` over its whole sequence; `relative` to uniform attention."""
-        place_of(condition, self.conditions, "condition")
+        results.place_of(condition, self.conditions, "condition")
         found = self.received[condition]
         if not relative:
             return found
@@ -175,7 +161,7 @@ class AttentionProfile(Result):
 
     def of(self, head: Head | str) -> int:
         """Return where a head stands on the head axis."""
-        return place_of(str(as_head(head)), map(str, self.heads), "profiled head (zero-based)")
+        return results.place_of(str(as_head(head)), map(str, self.heads), "profiled head (zero-based)")
 
     def curve(
         self,
@@ -188,10 +174,8 @@ class AttentionProfile(Result):
         min_share: float = 0.5,
         n_resamples: int = 1000,
     ) -> Curve:
-        """Return one head's mean profile over problems with its bootstrap interval, insertion points on top of each other.
-
-        Tokens that fewer than `min_share` of the problems have are left out. `null` gives uniform attention's instead.
-        """
+        """Return one head's mean profile over problems (`null`: uniform attention's) with its bootstrap interval, insertion
+        points on top of each other; tokens that fewer than `min_share` of the problems have are left out."""
         row, source = self.of(head), replace(self, received=self.uniform) if null else self
         found = [values[row] for values in (source.aligned if aligned else source.whole)(condition, relative=relative)]
         grid = self.by_group(self._on_insertion_points(found))
@@ -225,8 +209,7 @@ class AttentionProfile(Result):
         return pd.concat(parts, ignore_index=True)
 
     def shaded(self, condition: str) -> tuple[tuple[int, int], ...]:
-        """Return where on a curve's axis at least half of the problems have inserted tokens: (first, one past the last) of each
-        block."""
+        """Return where on a curve's axis at least half of the problems have inserted tokens: (first, one past the last)s."""
         if not CONDITIONS[condition].has_span:
             return ()
         inside = self._on_insertion_points([self.is_inserted(at) for at in range(len(self.problem_ids))])
@@ -235,10 +218,9 @@ class AttentionProfile(Result):
         return tuple(zip(edges[::2], edges[1::2], strict=True))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per problem, condition, head and token: position, base_position (-1 inside the span), segment,
-        text, received, uniform, relative."""
+        """Return one tidy row per problem, condition, head and token; base_position is -1 inside the span."""
         parts = []
-        heads = pd.DataFrame(head_columns(self.heads)).drop(columns="paper_label")
+        heads = pd.DataFrame(results.head_columns(self.heads)).drop(columns="paper_label")
         for condition, index in product(self.conditions, range(len(self.problem_ids))):
             base, segment, text = self._tokens(condition, index)
             here = pd.DataFrame({"problem": self.problem_ids[index], "condition": condition}, index=[0])
@@ -250,7 +232,7 @@ class AttentionProfile(Result):
         return pd.concat(parts, ignore_index=True)
 
     def _tokens(self, condition: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(base position, segment, text) of each token of one problem's prompt in a condition."""
+        """Base position, segment and text of each token."""
         start, stop = self.spans[index]
         inside = CONDITIONS[condition].has_span
         texts = (self.inserted_texts if inside else self.base_texts)[index]
@@ -276,7 +258,7 @@ class AttentionProfile(Result):
         """Return one row per head and condition: mean received attention and its ratio to uniform, by segment."""
         parts = []
         for condition in self.conditions:
-            columns: dict[str, object] = {**head_columns(self.heads), "condition": condition}
+            columns: dict[str, object] = {**results.head_columns(self.heads), "condition": condition}
             for segment, (name, relative) in product(
                 ("before", "inserted", "question"), (("received", False), ("relative", True))
             ):
@@ -305,12 +287,12 @@ class AttentionProfile(Result):
             f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
 
-    def shown(self) -> Shown:
+    def shown(self) -> results.Shown:
         caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
         table = self.table()
         columns = [name for name in table if name not in ("layer", "head")]
-        drawn = head_map(table, ["inserted_relative", "question_relative"], columns)
-        return Shown((ShownTable(table, caption, columns),), drawn)
+        drawn = results.head_map(table, ["inserted_relative", "question_relative"], columns)
+        return results.Shown((results.ShownTable(table, caption, columns),), drawn)
 
 
 @checked
@@ -328,8 +310,7 @@ def attention_between_segments(
 
     $$ M_{AB} = \frac{1}{|A|} \sum_{i \in A} \sum_{j \in B} A_{ij} $$
 
-    Segments are those of `Prompt.segments`: bos, template, system, examples, inserted, question, answer; they part the prompt,
-    so that the shares of a segment's rows sum to 1. The arguments are those of `score_heads`.
+    Segments are those of `Prompt.segments`; they part the prompt. The arguments are those of `score_heads`.
     """
     found, chosen, settings = described(model, pairs, heads, conditions, source, "all")
     there = {segment for pair in found for name in conditions for segment in _prompt(pair, name).segments}
@@ -392,12 +373,12 @@ def _masses(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SegmentAttention(Result):
-    """Attention from segment to segment, shares.
+class SegmentAttention(results.Result):
+    """Attention from segment to segment: `values[condition]` `[problem, layer, head, dest segment, src segment]`.
 
-    `values[condition]` is `[problem, layer, head, dest segment, src segment]`: the mean over the rows of a segment of what they
-    put on the keys of another, 0 where a problem's prompt does not have these. NaN where it does not have the reading
-    segment, or a head was not asked for. So what a segment reads sums to 1, but for the share of learned sinks.
+    Shares: the mean over the rows of a segment of what they put on the keys of another, 0 where a prompt does not have these,
+    NaN where it does not have the reading segment, or a head was not asked for. What a segment reads sums to 1, but for the
+    share of learned sinks.
     """
 
     problem_ids: tuple[str, ...]
@@ -419,31 +400,31 @@ class SegmentAttention(Result):
 
     def of(self, dest: str, src: str, condition: str | None = None) -> np.ndarray:
         """Return what the rows of `dest` put on the keys of `src`, `[problem, layer, head]`; default: in the last condition."""
-        at = [place_of(name, self.segments, "segment") for name in (dest, src)]
+        at = [results.place_of(name, self.segments, "segment") for name in (dest, src)]
         return self.values[self._condition(condition)][..., at[0], at[1]]
 
     def over_heads(self, condition: str | None = None) -> pd.DataFrame:
-        """Return the mean over heads, then over the problems that have the segment that reads (a row); a column per segment
-        that is read."""
+        """Return the mean over heads, then problems: a row per segment that reads, a column per segment that is read."""
         table = defined_mean(self.by_group(self._cells(condition).mean(1)))
         return pd.DataFrame(table, columns=list(self.segments)).assign(reads=self.segments)[["reads", *self.segments]]
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
-        """Return one row per head and two segments: `dest` (reads), `src` (is read), the mean `share` over problems with its
-        interval, and the number of problems `n`."""
+        """Return one row per head, `dest` (reads) and `src` (is read): the mean `share` over `n` problems with its interval."""
         cells = self.by_group(self._cells(condition))
         flat = cells.reshape(len(cells), -1)
-        shares = interval_columns("share", mean_interval(flat, seed=self.seed))
+        shares = results.interval_columns("share", mean_interval(flat, seed=self.seed))
         both = pd.MultiIndex.from_product([self.segments, self.segments], names=["dest", "src"]).to_frame(index=False)
         return (
-            pd.DataFrame(head_columns(self.heads)).merge(both, how="cross").assign(**shares, n=np.isfinite(flat).sum(0))
+            pd.DataFrame(results.head_columns(self.heads))
+            .merge(both, how="cross")
+            .assign(**shares, n=np.isfinite(flat).sum(0))
         )
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, condition, head and two segments, with its `share`."""
         labels = [str(head) for head in self.heads]
         axes = {"problem": self.problem_ids, "label": labels, "dest": self.segments, "src": self.segments}
-        parts = [tidy(axes, share=self._cells(name)).assign(condition=name) for name in self.conditions]
+        parts = [results.tidy(axes, share=self._cells(name)).assign(condition=name) for name in self.conditions]
         return pd.concat(parts, ignore_index=True)
 
     def headline(self) -> str:
@@ -464,19 +445,19 @@ class SegmentAttention(Result):
     def printed(self) -> pd.DataFrame:
         return self.over_heads()
 
-    def quantity(self, column: str) -> Quantity:
+    def quantity(self, column: str) -> results.Quantity:
         return replace(super().quantity(column), unit="share" if column in ("share", *self.segments) else "")
 
-    def shown(self) -> Shown:
+    def shown(self) -> results.Shown:
         over = "mean share of attention from the rows of a segment (left) to the keys of another"
-        tables = [ShownTable(self.over_heads(name), f"Condition {name!r}: {over}.") for name in self.conditions]
+        tables = [results.ShownTable(self.over_heads(name), f"Condition {name!r}: {over}.") for name in self.conditions]
         each = f"The same per head, condition {self.conditions[-1]!r}; n: problems that have the segment that reads."
-        return Shown((*tables, ShownTable(self.table().drop(columns=["layer", "head"]), each)))
+        return results.Shown((*tables, results.ShownTable(self.table().drop(columns=["layer", "head"]), each)))
 
     def _condition(self, condition: str | None) -> str:
-        return self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
+        return self.conditions[results.place_of(condition or self.conditions[-1], self.conditions, "condition")]
 
     def _cells(self, condition: str | None) -> np.ndarray:
         """`[problem, head, dest, src]`."""
         values = np.moveaxis(self.values[self._condition(condition)], (3, 4), (1, 2))
-        return np.moveaxis(of_heads(values, self.heads), 3, 1)
+        return np.moveaxis(results.of_heads(values, self.heads), 3, 1)

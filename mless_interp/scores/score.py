@@ -20,42 +20,12 @@ from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
+from ..runtime import results
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
-from ..runtime.results import (
-    Found,
-    Quantity,
-    Result,
-    Shown,
-    ShownTable,
-    head_columns,
-    head_map,
-    interval_columns,
-    limits_of,
-    of_heads,
-    place_of,
-    put,
-    rows_of,
-    stacked,
-    undefined,
-)
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
+from . import streaming
 from .catalogue import METRICS, Profile, TwoProfiles, chosen_metrics, metric_named
-from .streaming import (
-    SOURCES,
-    Layout,
-    Need,
-    Other,
-    Plan,
-    Reduced,
-    Source,
-    Thresholds,
-    pair_layout,
-    pattern_blocks,
-    reduce_blocks,
-    reduce_prompt,
-    uniform_blocks,
-)
 
 T = TypeVar("T")
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
@@ -75,21 +45,19 @@ OF_SINKS = ("span_sink_rate", *LONGEST)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadScores(Result):
-    """Attention metrics per problem and head.
+class HeadScores(results.Result):
+    """Attention metrics: `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for.
 
-    `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for; a metric of the span has no
-    entry for a condition without one, and paired metrics stand under the condition that is compared with the first.
-    `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention on the same prompts, where it has one.
-    `twins` are the scores of untrained twins (`untrained_twin`) on the same pairs, if any. Infinite values (attention that
-    never recovers) are kept, counted, and rank as the most extreme.
+    A metric of the span has no entry for a condition without one; paired metrics stand under the condition that is compared
+    with the first. `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention, where it has one.
+    `twins` are the scores of untrained twins on the same pairs. Infinite values (no recovery) rank as the most extreme.
     """
 
     problem_ids: tuple[str, ...]
     conditions: tuple[str, ...]
     heads: tuple[Head, ...]
-    values: Found
-    null: Found
+    values: results.Found
+    null: results.Found
     settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
@@ -114,7 +82,7 @@ class HeadScores(Result):
 
     def of(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Return one metric `[problem, layer, head]`; `condition` defaults to the last one that has it."""
-        place_of(metric, self.values, "metric")
+        results.place_of(metric, self.values, "metric")
         found = self.values[metric]
         condition = list(found)[-1] if condition is None else condition
         if condition not in found:
@@ -132,14 +100,13 @@ class HeadScores(Result):
         return median_interval(values, confidence=self.confidence).estimate if censored else defined_mean(values)
 
     def table(self, condition: str | None = None) -> pd.DataFrame:
-        """Return one row per head, with each metric's mean over problems (median of those that may be infinite), interval
-        `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined and `_infinite` where it is infinite (if any),
-        uniform attention's `_null`, and the untrained twins' mean `_untrained`."""
-        condition = self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
-        columns: dict[str, object] = dict(head_columns(self.heads))
+        """Return one row per head: each metric's mean over problems (median of those that may be infinite), its interval, the
+        problems `_n` where it is defined and `_infinite`, uniform attention's `_null`, the twins' mean `_untrained`."""
+        condition = self.conditions[results.place_of(condition or self.conditions[-1], self.conditions, "condition")]
+        columns: dict[str, object] = dict(results.head_columns(self.heads))
         for metric in self._in(condition):
-            cells = self.by_group(of_heads(self.values[metric][condition], self.heads))
-            columns |= interval_columns(metric, self._interval(cells, censored=metric_named(metric).censored))
+            cells = self.by_group(results.of_heads(self.values[metric][condition], self.heads))
+            columns |= results.interval_columns(metric, self._interval(cells, censored=metric_named(metric).censored))
             columns[f"{metric}_n"] = (~np.isnan(cells)).sum(0)
             if np.isinf(cells).any():
                 columns[f"{metric}_infinite"] = np.isinf(cells).sum(0)
@@ -147,7 +114,7 @@ class HeadScores(Result):
                 null = defined_mean(self.by_group(self.null[metric][condition]))
                 columns[f"{metric}_null"] = null[[head.layer for head in self.heads]]
             if self.twins:
-                untrained = [of_heads(twin.middle(metric, condition), self.heads) for twin in self.twins]
+                untrained = [results.of_heads(twin.middle(metric, condition), self.heads) for twin in self.twins]
                 columns[f"{metric}_untrained"] = np.mean(untrained, axis=0)
         return pd.DataFrame(columns)
 
@@ -159,16 +126,14 @@ class HeadScores(Result):
             for condition, array in found.items():
                 null = self.null.get(metric, {}).get(condition)
                 nulls = np.nan if null is None else null[:, layers].ravel()
-                rows = rows_of(self.problem_ids, self.heads, array, metric, condition=condition)
+                rows = results.rows_of(self.problem_ids, self.heads, array, metric, condition=condition)
                 parts.append(rows.assign(null=nulls, unit=metric_named(metric).unit))
         return pd.concat(parts, ignore_index=True)
 
     def sinks(self) -> tuple[np.ndarray, np.ndarray]:
-        """Count the problems in which the span is a sink to each head (`is_sink`), and those where that is known, `[head]`.
-
-        Unknown: a quantity is undefined and the others do not make it one. Needs metrics="sinks"."""
+        """Count the problems in which the span is a sink to each head (`is_sink`), and those where that is known, `[head]`."""
         sunk = is_sink(self)
-        unknown = ~sunk & np.any([np.isnan(of_heads(self.of(name), self.heads)) for name in OF_SINKS], axis=0)
+        unknown = ~sunk & np.any([np.isnan(results.of_heads(self.of(name), self.heads)) for name in OF_SINKS], axis=0)
         known = self.by_group(np.where(unknown, np.nan, sunk))
         return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
@@ -186,11 +151,13 @@ class HeadScores(Result):
         told = []
         for metric in [name for name in TOLD if name in known] or known[:1]:
             row = table.loc[table[metric].idxmax()]
-            value = f"{row[metric]:.3g}{limits_of(row[f'{metric}_ci_low'], row[f'{metric}_ci_high'], '.3g')}"
+            value = f"{row[metric]:.3g}{results.limits_of(row[f'{metric}_ci_low'], row[f'{metric}_ci_high'], '.3g')}"
             null = row.get(f"{metric}_null", np.nan)
             beside = f", uniform attention {null:.3g}" if np.isfinite(null) else ""
             if self.twins:
-                of_twins = np.mean([np.nanmax(of_heads(twin.middle(metric), twin.heads)) for twin in self.twins])
+                of_twins = np.mean(
+                    [np.nanmax(results.of_heads(twin.middle(metric), twin.heads)) for twin in self.twins]
+                )
                 beside += f", untrained twins {of_twins:.3g}"
             told.append(f"{metric} is largest in {row['label']} ({value}{beside})")
         of = f"{count_of(len(self.heads), 'head')}, means over {n}"
@@ -205,11 +172,11 @@ class HeadScores(Result):
             found += [f"On {s[name]} {says}"] if s.get(name) else []
         if set(OF_SINKS) <= set(self.values):
             found.append(self._sink_words())
-        counted = undefined(self.values, self.heads)
+        counted = results.undefined(self.values, self.heads)
         found += [f"Undefined (NaN): {counted}."] if counted else []
         infinite = []
         for metric, by_condition in self.values.items():
-            cells = np.stack([of_heads(array, self.heads) for array in by_condition.values()])
+            cells = np.stack([results.of_heads(array, self.heads) for array in by_condition.values()])
             infinite += [f"{metric} {int(np.isinf(cells).sum())}/{cells.size}"] * bool(np.isinf(cells).any())
         found += [f"Infinite, kept as the most extreme: {', '.join(infinite)}."] if infinite else []
         return [
@@ -220,25 +187,25 @@ class HeadScores(Result):
         ]
 
     def printed(self) -> pd.DataFrame:
-        """Return means (or medians) of a few metrics, the headline's heads first, then by size (no costly intervals)."""
+        """Return means (or medians, no costly intervals) of a few metrics, the headline's heads first."""
         condition = self.conditions[-1]
         here = self._in(condition)
         shown = [metric for metric in PRINTED if metric in here] or here[:5]
         if not shown:
             return pd.DataFrame()
-        means = {metric: of_heads(self.middle(metric, condition), self.heads) for metric in shown}
+        means = {metric: results.of_heads(self.middle(metric, condition), self.heads) for metric in shown}
         table = pd.DataFrame({"label": list(map(str, self.heads)), **means})
         table = table.sort_values(shown[0], ascending=False, kind="stable")
         told = [table[metric].idxmax() for metric in TOLD if metric in shown and table[metric].notna().any()]
         return table.loc[list(dict.fromkeys([*told, *table.index]))]
 
-    def quantity(self, column: str) -> Quantity:
+    def quantity(self, column: str) -> results.Quantity:
         if column not in METRICS and column.removesuffix("_last") not in METRICS:  # a count, a null, a label
             return super().quantity(column)
         metric = metric_named(column)
-        return Quantity(metric.unit, metric.signed, (f"{column}_ci_low", f"{column}_ci_high"))
+        return results.Quantity(metric.unit, metric.signed, (f"{column}_ci_low", f"{column}_ci_high"))
 
-    def shown(self) -> Shown:
+    def shown(self) -> results.Shown:
         table, where = self.table(), f"condition {self.conditions[-1]!r}"
         here = self._in(self.conditions[-1])
         first = self._usual(here)
@@ -248,11 +215,11 @@ class HeadScores(Result):
             f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
             f"attention on the same prompts; {'untrained: untrained twins; ' if self.twins else ''}n: problems."
         )
-        tables = [ShownTable(table, caption, columns)]
+        tables = [results.ShownTable(table, caption, columns)]
         if len(here) > len(first):
             means = f"All {len(here)} metrics, {where}: means over problems (medians of those that may be infinite)."
-            tables.append(ShownTable(table[["label", "paper_label", *here]], means))
-        return Shown(tuple(tables), head_map(table, first, columns))
+            tables.append(results.ShownTable(table[["label", "paper_label", *here]], means))
+        return results.Shown(tuple(tables), results.head_map(table, first, columns))
 
     def _in(self, condition: str) -> list[str]:
         return [metric for metric, found in self.values.items() if condition in found]
@@ -288,14 +255,14 @@ class HeadScores(Result):
 
 
 def is_sink(scores: HeadScores) -> np.ndarray:
-    """Whether the span is a sink to a head, `[problem, head]`: to its attention, or in the residual stream that it reads.
+    """Tell whether the span is a sink to a head, `[problem, head]`: to its attention, or in the residual stream that it reads.
 
-    Some span token gets more than the sink threshold (0.3) of the attention of all rows that see it, on average; or the span's
-    tokens, or the first of them, are at least `MASSIVE` times as long as other tokens. Source: Gu et al. (2410.10781), Sun et
-    al. (2402.17762), secondary sinks (2512.22213), repeated tokens (2503.08908).
+    Some span token gets more than 0.3 of the attention of all rows that see it; or the span's tokens, or the first of them, are
+    at least `MASSIVE` times as long as others. Source: Gu et al. (2410.10781), Sun et al. (2402.17762), secondary sinks
+    (2512.22213), repeated tokens (2503.08908).
     """
-    attended = of_heads(scores.of("span_sink_rate"), scores.heads) > 0
-    long = [of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST]
+    attended = results.of_heads(scores.of("span_sink_rate"), scores.heads) > 0
+    long = [results.of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST]
     return attended | np.any(long, axis=0)
 
 
@@ -310,15 +277,13 @@ def score_heads(
     rows: RowChoice = "shared",
     exclude_sink: bool = True,
     renorm: bool = False,
-    thresholds: Thresholds | None = None,
-    source: Source = "auto",
+    thresholds: streaming.Thresholds | None = None,
+    source: streaming.Source = "auto",
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
 ) -> HeadScores:
     """Describe every head's attention with and without an insertion: collapse, recovery, span mass, entropy, sinks, ...
-
-    Patterns are reduced inside the layer that made them. What a prompt is too short for is NaN and counted.
 
     Parameters
     ----------
@@ -332,28 +297,26 @@ def score_heads(
     source : "pattern" (the model's own), "recomputed" (from rotated queries and keys, in blocks of rows: what a fused
         model needs), "auto" (the first where there is one).
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
-
-    Raises `ValueError` naming the problem where it has no tokens after the insertion, and for heads out of range (zero-based).
     """
     names = chosen_metrics(metrics)
-    thresholds = thresholds or Thresholds()
+    thresholds = thresholds or streaming.Thresholds()
     found, chosen, settings = described(model, pairs, heads, conditions, source, rows, min_rows=thresholds.min_rows)
     settings |= {"metrics": list(names), "rows": rows, "exclude_sink": exclude_sink, "renorm": renorm}
     settings["thresholds"] = vars(thresholds)
     counted = {name: sum(getattr(pair, name) for pair in found) for name in ("sink_moved", "boundary_merge")}
     asked, layers = model.info.mask_of(chosen), sorted({head.layer for head in chosen})
 
-    def scored(pair: PromptPair, tick: Tick) -> dict[str, Found]:
+    def scored(pair: PromptPair, tick: Tick) -> dict[str, results.Found]:
         """One problem in every condition."""
         made = _Scores(names, thresholds, asked.shape)
-        other: dict[int, Other] | None = None
+        other: dict[int, streaming.Other] | None = None
         for number, condition in enumerate(conditions):
-            layout = pair_layout(pair, condition, rows=rows)
+            layout = streaming.pair_layout(pair, condition, rows=rows)
             plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink, renorm=renorm)
             keep = number == 0 and len(conditions) > 1 and any("first_rows" in metric_named(n).needs for n in names)
             try:
                 inputs = pair.condition(condition)
-                run, nulls, kept = reduce_prompt(
+                run, nulls, kept = streaming.reduce_prompt(
                     model, inputs, layout, plan, layers=layers, keep=keep, compare=other, source=source
                 )
                 for layer in layers:
@@ -371,8 +334,8 @@ def score_heads(
         groups=groups_of(pair.problem for pair in found),
         conditions=tuple(conditions),
         heads=chosen,
-        values=stacked([each["values"] for each in done]),
-        null=stacked([each["null"] for each in done]),
+        values=results.stacked([each["values"] for each in done]),
+        null=results.stacked([each["null"] for each in done]),
         settings=settings | counted,
         seed=seed,
     )
@@ -391,7 +354,7 @@ def score_cache(
     windows: Sequence[int | None] | None = None,
     sinks: bool = False,
     item: int | None = None,
-    thresholds: Thresholds | None = None,
+    thresholds: streaming.Thresholds | None = None,
 ) -> HeadScores:
     """Compute attention metrics of one prompt from the patterns of a TransformerLens `ActivationCache` or a dict like it.
 
@@ -404,15 +367,14 @@ def score_cache(
     sinks : whether the model's heads have learned sinks (GPT-OSS), so that rows sum to less than 1 and the sink has the rest.
     item : which prompt of a batch; needed if the cache holds several.
 
-    The rest is as in `score_heads`. Metrics that need more than patterns (values, queries and keys) are refused; rows
-    that do not sum to 1 and caches without patterns raise `ValueError`.
+    The rest is as in `score_heads`. Metrics that need more than patterns (values, queries and keys) are refused.
     """
     names = chosen_metrics(metrics)
     beyond = [name for name in names if not metric_named(name).of_patterns]
     if beyond and metrics != "all":
         raise ValueError(f"{beyond[0]} needs more than patterns (such as values): use score_heads with the model")
     names = tuple(name for name in names if name not in beyond)
-    thresholds = thresholds or Thresholds()
+    thresholds = thresholds or streaming.Thresholds()
     lengths = {"inserted": len(pair.inserted), "base": len(pair.base)}
     patterns = _patterns(cache, item)
     n_tokens = next(iter(patterns.values())).shape[-1]
@@ -438,21 +400,23 @@ def score_cache(
         raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
     made = _Scores(names, thresholds, (n_layers, n_heads))
     for number, (name, layers) in enumerate(caches.items()):
-        layout = pair_layout(pair, name, rows=rows)
+        layout = streaming.pair_layout(pair, name, rows=rows)
         plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink, renorm=renorm)
         for layer, pattern in layers.items():
             window = None if windows is None else windows[layer]
             visible = visibility(layout.n_tokens, window=window, device=pattern.device)[0]
-            reduced = reduce_blocks(pattern_blocks(pattern, visible, n_extra=int(sinks)), layout, plan)
-            even = uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
-            made.add(name, layer, layout, reduced, reduce_blocks(even, layout, plan.of_uniform()))
+            reduced = streaming.reduce_blocks(
+                streaming.pattern_blocks(pattern, visible, n_extra=int(sinks)), layout, plan
+            )
+            even = streaming.uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
+            made.add(name, layer, layout, reduced, streaming.reduce_blocks(even, layout, plan.of_uniform()))
     settings = {"rows": rows, "exclude_sink": exclude_sink, "renorm": renorm, "sinks": sinks}
     return HeadScores(
         problem_ids=(pair.id,),
         conditions=tuple(caches),
         heads=tuple(Head(layer, head) for layer in sorted(patterns) for head in range(n_heads)),
-        values=stacked([made.values]),
-        null=stacked([made.null]),
+        values=results.stacked([made.values]),
+        null=results.stacked([made.null]),
         settings=settings | {"thresholds": vars(thresholds), "insertion": pair.insertion.label},
     )
 
@@ -476,13 +440,15 @@ def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
     return found
 
 
-def _plan(names: Sequence[str], layout: Layout, *, compared: bool, exclude_sink: bool, renorm: bool) -> Plan:
+def _plan(
+    names: Sequence[str], layout: streaming.Layout, *, compared: bool, exclude_sink: bool, renorm: bool
+) -> streaming.Plan:
     """What a run has to be reduced to for these metrics; `compared`: with the first condition's."""
-    missing: set[Need] = set() if layout.span is not None else {"span", "flow"}
+    missing: set[streaming.Need] = set() if layout.span is not None else {"span", "flow"}
     missing |= set() if compared else {"first_rows"}
     wanted = {metric.name: metric for metric in map(metric_named, names) if not missing & set(metric.needs)}
     rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
-    return Plan(
+    return streaming.Plan(
         exclude_sink=exclude_sink,
         renorm=renorm,
         rows={name: metric.formula for name, metric in rows.items()},
@@ -495,19 +461,19 @@ def _plan(names: Sequence[str], layout: Layout, *, compared: bool, exclude_sink:
 class _Scores:
     """One problem's values `[layer, head]` and nulls `[layer]`, put together layer by layer; short-lived."""
 
-    def __init__(self, names: Sequence[str], thresholds: Thresholds, shape: tuple[int, ...]) -> None:
+    def __init__(self, names: Sequence[str], thresholds: streaming.Thresholds, shape: tuple[int, ...]) -> None:
         self.names, self.thresholds, self.shape = names, thresholds, shape
-        self.values: Found = {}
-        self.null: Found = {}
+        self.values: results.Found = {}
+        self.null: results.Found = {}
         self._first: dict[int, tuple[Profile, Profile]] = {}
 
     def add(
         self,
         condition: str,
         layer: int,
-        layout: Layout,
-        reduced: Reduced,
-        null: Reduced,
+        layout: streaming.Layout,
+        reduced: streaming.Reduced,
+        null: streaming.Reduced,
         *,
         asked: np.ndarray | bool = True,
     ) -> None:
@@ -516,19 +482,23 @@ class _Scores:
         first, uniform_first = self._first.get(layer, (None, None))
         for name, cells in _head_values(self.names, reduced, own, first).items():
             found = np.where(asked, cells.double().numpy(), np.nan)
-            put(self.values, name, condition, layer, found, shape=self.shape)
+            results.put(self.values, name, condition, layer, found, shape=self.shape)
         for name, cells in _head_values(self.names, null, uniform, uniform_first).items():
-            put(self.null, name, condition, layer, float(cells[0]), shape=self.shape[0])
+            results.put(self.null, name, condition, layer, float(cells[0]), shape=self.shape[0])
         self._first.setdefault(layer, (own, uniform))
 
 
-def _profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thresholds) -> Profile:
+def _profile_of(
+    reduced: streaming.Reduced, null: streaming.Reduced, layout: streaming.Layout, thresholds: streaming.Thresholds
+) -> Profile:
     found, uniform = (each.mean("received", thresholds.min_rows).cpu() for each in (reduced, null))
     alpha = reduced.mean("alpha", 1).cpu() if reduced.of("alpha") else None
     return Profile(found, relative_received(found, uniform.to(found).expand_as(found)), alpha, layout, thresholds)
 
 
-def _head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base: Profile | None) -> dict[str, Tensor]:
+def _head_values(
+    names: Sequence[str], reduced: streaming.Reduced, profile: Profile, base: Profile | None
+) -> dict[str, Tensor]:
     """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
     values: dict[str, Tensor] = {}
     rows, states = reduced.of("rows"), reduced.of("states")
@@ -593,7 +563,7 @@ def described(
 ) -> tuple[tuple[PromptPair, ...], tuple[Head, ...], dict[str, object]]:
     """The pairs and heads to describe, checked, with the settings that say so."""
     several_of(conditions, CONDITIONS, "condition")
-    one_of(source, SOURCES, "source")
+    one_of(source, streaming.SOURCES, "source")
     one_of(rows, get_args(RowChoice), "rows")
     if rows == "last" and min_rows > 1:
         raise ValueError(

@@ -36,10 +36,10 @@ BLOCK_ELEMENTS = 2**20
 class Thresholds:
     """The project's own numbers behind the metrics (methods section 4).
 
-    `min_rows`: tokens read by fewer rows are undefined. `collapsed`: a span token below this relative attention is collapsed.
-    `width`: tokens of the windows of onset, flanks and latency. `recovered`: share of the reference at which attention counts
-    as back. `sink`: a token above this mean attention is a sink. `step`: smallest relative drop that there is anything to
-    recover from. `reference`: what the span is compared with, the prefix without its sink or the tokens on both sides.
+    `min_rows`: tokens read by fewer rows are undefined. `collapsed`: below this relative attention a span token is. `width`: of
+    the windows of onset, flanks and latency, in tokens. `recovered`: share of the reference at which attention is back. `sink`:
+    a token above this mean attention is one. `step`: smallest relative drop that there is anything to recover from.
+    `reference`: what the span is compared with, the prefix without its sink or the tokens on both sides.
     """
 
     min_rows: int = 3

@@ -206,7 +206,7 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model([Head(2, 0)], n_layers=2), r"layer 2 is out of range \(zero-based\)"),
         (lambda: planted_model([A], decoys={"silent": [A]}), "two roles, readers and silent decoys"),
         (lambda: planted_model([]), "name at least one reader, or ask for null=True"),
-        (lambda: planted_model(decoys={"loud": [A]}), "the kind of decoys must be one of 'silent'"),
+        (lambda: planted_model(decoys={"loud": [A]}), "unknown kind of decoys 'loud'; choose one of silent"),
         (lambda: planted_model(n_heads=10, n_key_value_heads=4), "multiple of n_key_value_heads, got 10 and 4"),
         (lambda: planted_model(reads=("unheard",)), "'unheard' is not a token"),
         (lambda: planted_model(reads=("?",)), "part of the prompts themselves"),

@@ -5,19 +5,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from conftest import ONE_OF_EACH
 from models_under_test import loaded, pairs_for, problems
 from small_results import between_segments
 
 import mless_interp as mi
 from mless_interp.core.heads import Head
-from mless_interp.metrics.patterns import uniform_pattern
-from mless_interp.metrics.received import received_attention
 from mless_interp.models.sites import site
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.prompt import SEGMENTS
+from mless_interp.runtime.results import of_heads
 from mless_interp.scores import AttentionProfile, attention_profile
 
 NAN = np.nan
@@ -83,28 +81,15 @@ def test_the_tidy_frame_says_where_each_token_belongs() -> None:
 
 @pytest.mark.parametrize(("architecture", "backend"), ONE_OF_EACH)
 @pytest.mark.parametrize("rows", ["shared", "all"])
-def test_profiles_equal_the_formula_on_whole_patterns(
-    architecture: str, backend: str, rows: Any, tiny_model_dir: Any
-) -> None:
+def test_profiles_are_what_scores_are_made_of(architecture: str, backend: str, rows: Any, tiny_model_dir: Any) -> None:
+    """Scores are held against the formulas on whole patterns."""
     model = loaded(tiny_model_dir(architecture), backend)
-    (pair,) = pairs_for(model, count=1)
-    made = attention_profile(model, [pair], rows=rows, progress=False)
-    for condition in ("base", "inserted"):
-        inputs = pair.condition(condition)
-        n = inputs.n_tokens
-        names = [site(layer, "attn.hook_pattern") for layer in range(3)]
-        captured = model.run(inputs.tokens, capture=dict.fromkeys(names), logits_at="none").captured
-        sink = torch.arange(n) == 0 if pair.base.segments[0] == "bos" else None
-        taken = ~pair.span_mask if rows == "shared" and condition == "inserted" else None
-        for layer, name in enumerate(names):
-            visible = model.visible(inputs)[layer][0].cpu()
-            options: dict[str, Any] = {"rows": taken, "sink": sink}
-            expected = received_attention(captured[name][0].cpu(), visible=visible, **options)
-            null = received_attention(uniform_pattern(visible), visible=visible, **options)[0]
-            for head in range(8):
-                place = made.of(Head(layer, head))
-                np.testing.assert_allclose(made.received[condition][0][place], expected[head], atol=1e-6)
-                np.testing.assert_allclose(made.uniform[condition][0][place], null, atol=1e-6)
+    pairs = pairs_for(model, count=1)
+    made = attention_profile(model, pairs, rows=rows, exclude_sink=True, progress=False)
+    scores = mi.score_heads(model, pairs, metrics=["span_received", "span_relative"], rows=rows, progress=False)
+    for name, relative in (("span_received", False), ("span_relative", True)):
+        level = made.level("inserted", "inserted", relative=relative)
+        np.testing.assert_allclose(level, of_heads(scores.of(name), made.heads), rtol=1e-5)
 
 
 def test_the_first_token_is_left_out_where_it_is_a_bos(tiny_model_dir: Any) -> None:
