@@ -15,14 +15,8 @@ from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
 
-CONTROL = (
-    "<|im_end|>",
-    "<|im_start|>system\n",
-    "<|eot_id|>",
-    "<|begin_of_text|>",
-    "<bos>",
-    "<start_of_turn>user",
-    "<eos>",
+CONTROL = tuple(
+    "<|im_end|>;<|im_start|>system\n;<|eot_id|>;<|begin_of_text|>;<bos>;<start_of_turn>user;<eos>".split(";")
 )
 PIECES = tuple(" ;  ;\n;\t;$x^2$;\\boxed{;};{};/ / /;1234567;é;e\u0301;\u200b;\ufeff;\u202e".split(";"))
 HARD = ("中", "नमस्ते", "👩‍👩‍👧", "<", "|", ">", "</s>", "[INST]", "<|", "|>", "▁", "Ġ", "he", " he")

@@ -189,33 +189,20 @@ FIRST, TWO = marks(T, F, F, F, F), marks(F, T, T, F, F)
 OTHERS = torch.tensor([False, False, False, True, True])  # median norm 3
 
 
-def test_norms_are_over_the_median_of_the_others_alone() -> None:
-    assert received.relative_norms(X, others=OTHERS).tolist() == pytest.approx([20, 10, 1, 5 / 3, 1 / 3])
-    heads = torch.stack([X, 2 * X, 0 * X])
-    found = received.relative_norms(heads, others=OTHERS)
-    torch.testing.assert_close(found[0], found[1])
-    assert found[2].isnan().all() and received.relative_norms(X, others=0 * OTHERS > 1).isnan().all()
-
-
-def test_cosines_are_those_of_directions() -> None:
-    assert received.cosines_to_sink(X, sink=FIRST).tolist() == pytest.approx([1, 1, 0, 0.8, 1])
-    torch.testing.assert_close(
-        received.cosines_to_sink(X * torch.rand(5, 1).add(0.1), sink=FIRST),
-        received.cosines_to_sink(X, sink=FIRST),
-    )
-    assert received.cosines_to_sink(-X[[0, 1]] * torch.tensor([[-1.0], [1.0]]), sink=FIRST[:2]).tolist() == [1, -1]
-    assert received.cosines_to_sink(torch.zeros(2, 3), sink=FIRST[:2]).isnan().all()
-    with pytest.raises(ValueError, match="the sink is one token, got a mask of 2"):
-        received.cosines_to_sink(X, sink=TWO)
+def test_norms_are_over_the_median_of_the_others_and_cosines_those_of_directions() -> None:
+    heads = received.relative_norms(torch.stack([X, 2 * X, 0 * X]), others=OTHERS)
+    same(heads, torch.tensor([[20, 10, 1, 5 / 3, 1 / 3]] * 2 + [[NAN] * 5]))
+    same(received.relative_norms(X, others=0 * OTHERS > 1), NAN)
+    same(received.cosines_to_sink(X * torch.rand(5, 1).add(0.1), sink=FIRST), [1, 1, 0, 0.8, 1])
+    same(received.cosines_to_sink(-X[[0, 1]] * torch.tensor([[-1.0], [1.0]]), sink=FIRST[:2]), [1, -1])
+    same(received.cosines_to_sink(torch.zeros(2, 3), sink=FIRST[:2]), NAN)
 
 
 def test_the_first_inserted_token_is_held_against_the_rest() -> None:
-    values = torch.tensor([9.0, 6.0, 1.0, 3.0, 7.0])
-    span = torch.tensor([False, True, True, True, False])
-    assert received.first_of(values, span) == 6 and received.first_against_rest(values, span) == 3
-    assert received.first_of(values, TWO) == 6 and received.first_against_rest(values, TWO) == 6
-    assert received.first_against_rest(values, OTHERS & (values == 3)).isnan(), "a span of one token has no rest"
-    np.testing.assert_allclose(received.first_against_rest(torch.stack([values, -values]), span), [3, 3])
+    values, span = torch.tensor([9.0, 6.0, 1.0, 3.0, 7.0]), marks(F, T, T, T, F)
+    same(received.first_of(values, TWO), 6.0)
+    same(received.first_against_rest(torch.stack([values, -values]), span), [3.0, 3.0])
+    same(received.first_against_rest(values, OTHERS & (values == 3)), NAN)  # a span of one token has no rest
 
 
 def test_the_dual_is_the_primal_and_its_penalty_leaves_one_out() -> None:
@@ -304,7 +291,6 @@ def test_defaults_are_the_documented_ones() -> None:
     )  # the mean of 5 .. 9 is more than half of 13
     same(recovery.running_median(torch.tensor([0.0, 0, 0, 9, 9, 0, 0, 0])), 0.0)
     same(recovery.running_median(torch.tensor([0.0, 0, 9, 9, 9, 0, 0, 0]))[3], 9.0)
-    assert patterns.flanks(span).sum() == 5
     assert patterns.flanks(torch.arange(30) == 15).nonzero()[:, 0].tolist() == [10, 11, 12, 13, 14, 16, 17, 18, 19, 20]
     same(received.sink_rate(torch.tensor([0.31, 0.29]), marks(T, T)), 0.5)
     counts = torch.tensor([4, 3, 2])
@@ -375,12 +361,9 @@ def test_a_gain_is_undefined_in_the_rows_where_the_norm_is_no_product() -> None:
     same(outputs.frozen_gain(bent, wrote).isnan().any(-1).double(), [0.0, 1.0, 0.0])
     same(outputs.frozen_gain(bent, wrote)[0], 3.0)
     off = lambda x: 2 * x + 0.1 * x.flip(-1) * (len(x) > 1)  # noqa: E731
-    found = [outputs.frozen_gain(off, wrote[[0, 2]], tolerance=tolerance) for tolerance in (0.01, 0.2)]
-    assert found[0].isnan().all() and found[1].isfinite().all()
-    assert (
-        outputs.frozen_gain(off, 1e4 * wrote[[0, 2]]).isnan().all()
-        and outputs.frozen_gain(off, 1e-4 * wrote[[0, 2]]).isnan().all()
-    )
+    for size, tolerance, fine in ((1, 0.01, False), (1, 0.2, True), (1e4, 0.01, False), (1e-4, 0.01, False)):
+        gain = outputs.frozen_gain(off, size * wrote[[0, 2]], tolerance=tolerance)
+        assert (gain.isfinite() if fine else gain.isnan()).all()
     slightly = lambda x: 2 * x + 0.01 * x.flip(-1) * (len(x) > 1)  # noqa: E731
     assert outputs.frozen_gain(slightly, wrote[[0, 2]]).isfinite().all(), "half a per cent is within the default"
     same(outputs.residual_share(torch.zeros(1, 1, 1), torch.zeros(1, 1), output_weights=torch.ones(1, 1, 1)), NAN)

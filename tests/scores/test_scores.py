@@ -21,10 +21,7 @@ from mless_interp.metrics import recovery as profiles
 from mless_interp.models.base import Model
 from mless_interp.models.info import LeanAttentionError
 from mless_interp.models.sites import site
-from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair
-from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import Prompt
 from mless_interp.runtime.results import of_heads
 from mless_interp.scores import HeadScores, Thresholds, score_cache, score_heads, streaming
 
@@ -40,16 +37,7 @@ LEAN = {
 
 def hand_pair() -> PromptPair:
     """Methods section 13: P = {0}, Q = {1, 2}; the span is {1, 2} of five tokens."""
-    prompt = lambda ids, names: Prompt(ids, names)  # noqa: E731
-    return PromptPair(
-        problem=Problem(id="by hand", question="q", answer="a"),
-        base=prompt((5, 6, 7), ("system", "question", "question")),
-        inserted=prompt((5, 9, 9, 6, 7), ("system", "inserted", "inserted", "question", "question")),
-        insertion=Insertion.meaningless(" /", 2),
-        span=(1, 3),
-        alignment=(0, 3, 4),
-        span_source="unit",
-    )
+    return mi.pairs_from_ids([[5, 9, 9, 6, 7]], [1], span=(1, 3))[0]
 
 
 def cache_of(pattern: torch.Tensor, layers: int = 1) -> dict[str, torch.Tensor]:
