@@ -349,15 +349,8 @@ def hook_compared(n: int = 4) -> mi.HookComparison:
 
 
 def certified() -> mi.Certificate:
-    sizes = {
-        "n_layers": 2,
-        "n_heads": 3,
-        "n_key_value_heads": 3,
-        "d_head": 4,
-        "d_model": 12,
-        "d_mlp": 24,
-        "d_vocab": 50,
-    }
+    widths = {"d_head": 4, "d_model": 12, "d_mlp": 24, "d_vocab": 50}
+    sizes = {"n_layers": 2, "n_heads": 3, "n_key_value_heads": 3, **widths}
     kind = {"name": "tiny", "backend": "bridge", "architecture": "Qwen2ForCausalLM", "attention": "eager"}
     where = {"dtype": "float32", "device": "cpu", "versions": {"torch": "2"}}
     info = ModelInfo(**kind, **sizes, **where, context_length=64, windows=(None, 16))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
-from mless_interp.ground_truth.certificate import N_TOKENS, NOT_APPLICABLE, certify_model, short_pairs
+from mless_interp.ground_truth.certificate import NOT_APPLICABLE, certify_model, short_pairs
 from mless_interp.ground_truth.identities import Case, Identity
 from mless_interp.models.checks import FailedCheck, Finding
 from mless_interp.models.info import Inputs, Run
@@ -25,9 +25,6 @@ def check(*arguments: Any) -> Any:
     return CliRunner().invoke(app, ["check", *map(str, arguments), "--no-progress"])
 
 
-# ------------------------------------------------------------------------------------------------- true backends pass
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float64", marks=needs_hooked_transformer)])
 def test_the_tolerance_follows_the_dtype(dtype: str, tiny_model_dir: Callable[[str], Path]) -> None:
@@ -36,9 +33,6 @@ def test_the_tolerance_follows_the_dtype(dtype: str, tiny_model_dir: Callable[[s
     (line,) = [verdict for verdict in certificate.verdicts if verdict.name == "I1"]
     assert certificate.passed and line.tolerance == (2e-2 if dtype == "bfloat16" else 1e-10)
     assert (line.error > 1e-4) == (dtype == "bfloat16")
-
-
-# ------------------------------------------------------------------------------------------------- lying backends fail
 
 
 @pytest.mark.slow
@@ -80,20 +74,6 @@ def test_each_way_of_lying_is_named(
     assert not certificate.passed
 
 
-# ----------------------------------------------------------------------------------------------------- the certificate
-
-
-@pytest.mark.slow
-def test_the_certificate_says_what_it_was_made_of(tiny_model_dir: Callable[[str], Path]) -> None:
-    certificate = certify_model(loaded(tiny_model_dir("gemma3"), "bridge"), progress=False)
-    text, frame = certificate.explain(), certificate.to_frame()
-    assert "Gemma3ForCausalLM" in text and "sliding windows of 16" in text and "transformers" in text
-    assert "norms attention's output before it is added" in text
-    assert list(frame.columns) == ["name", "says", "status", "error", "tolerance", "reason"]
-    assert frame[frame.status == NOT_APPLICABLE].error.isna().all()
-    assert all(len(record["inserted_ids"]) - len(record["base_ids"]) == N_TOKENS for record in certificate.prompts)
-
-
 def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[[str], Path]) -> None:
     model = loaded(tiny_model_dir("llama"), "bridge")
     with pytest.raises(ValueError, match="no pairs to certify"):
@@ -127,9 +107,6 @@ def test_a_line_is_the_worst_finding_and_what_cannot_be_computed_fails_it(
     assert found["error"].tolist() == pytest.approx([3e-5, 3e-4, 3e-3, np.nan, np.nan, 1e-9], nan_ok=True)
     assert found["tolerance"].tolist() == pytest.approx([1e-4, 1e-3, 1e-3, 1e-4, 1e-4, 1e-4])
     assert found["reason"].tolist() == ["", "", "", "it broke", "never", ""]
-
-
-# --------------------------------------------------------------------------------------------------------- the command
 
 
 def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:

@@ -112,9 +112,6 @@ def test_what_stands_behind_a_question_is_hidden_with_it(tiny_model_dir: Any) ->
     torch.testing.assert_close(*runs, atol=1e-6, rtol=0)
 
 
-# ------------------------------------------------------------------------------------------------- each notices a lie
-
-
 def spoiled(case: Case, condition: str, name: str, change: Any) -> Case:
     """The case with one captured tensor of one condition changed, as if the backend had shown something else."""
     runs = {key: dict(run) for key, run in case.runs.items()}
