@@ -10,7 +10,7 @@ from ..core.arguments import Arguments, check_count, check_share, checked, one_o
 from ..core.heads import Head
 from ..models.base import Model
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
-from ..patching.outcomes import outcome_named
+from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.conditions import CONTRASTS
 from ..prompts.pairs import Given, PromptPair, digest_of
@@ -35,7 +35,7 @@ def locate_heads(
     *,
     confirm: Iterable[PromptPair] | Prepared | None = None,
     contrast: str = "content",
-    outcome: str = "answer_logprob",
+    outcome: str | Outcome = "answer_logprob",
     by: str | None = None,
     heads: Iterable[Head | str] | None = None,
     confidence: float = CONFIDENCE,

@@ -215,8 +215,8 @@ class HeadAttribution(Result):
     columns = columns_of("""
         ranked_by | ranked by | | exact: verified by patching; estimate: the gradient alone
         score | estimate | | of the method, mean over problems
-        knockout | estimate, closing | | the same from the gradient where the head sees the span
-        edge_noise | estimate, opening | | the same from the gradient where it does not
+        knockout | knockout, estimated | | the same from the gradient where the head sees the span
+        edge_noise | edge noise, estimated | | the same from the gradient where it does not
     """)
     axes = (
         *((name, "problem layer head_of_layer") for name in ("scores", "knockout", "edge_noise", "exact")),

@@ -257,7 +257,7 @@ class DoseResponse(Result):
         if not low * high > 0:
             said = f"No number of inserted tokens is shown to move {outcome}; the most is that of {self.doses[most]}"
         return (
-            f"{said}: {moved:+.4f} {self.unit}{limits_of(low, high)} (all {len(self.doses)} doses together, "
+            f"{said}: {moved:+.4f} {self.unit}{limits_of(low, high)} (interval for all {len(self.doses)} doses at once, "
             f"{count_of(len(self.problem_ids), 'problem')}); attention to the span grows with slope "
             f"{float(slope.estimate):.2f}{limits_of(slope.low, slope.high, '.2f')} in log N."
         )

@@ -368,6 +368,7 @@ class ReadEffects(Parts, Result):
     picture = "read_effects"
     columns = columns_of("""
         intervention | edit | | what is done to the head's attention to the span
+        knockout | knockout | | what hiding the span from the head removes
         shown | shown | verdict | what most problems show, by an exact test
         p_more | p, more | p | that it does more than the smallest effect in most problems
         p_against | p, against | p | that it does more than the smallest effect against the insertion's in most problems

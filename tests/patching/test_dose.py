@@ -79,7 +79,7 @@ def test_the_dose_picked_by_its_effect_has_an_interval_for_all_doses_together() 
     assert together.high.tolist() == both.high.tolist(), "Bonferroni over 4 doses"
     table = made.outcome_table()
     assert table["total_together_ci_low"].to_numpy() == pytest.approx(together.low)
-    assert f"[{together.low[3]:+.4f}, {together.high[3]:+.4f}] (all 4 doses together" in made.headline()
+    assert f"[{together.low[3]:+.4f}, {together.high[3]:+.4f}] (interval for all 4 doses at once" in made.headline()
 
 
 def test_what_is_drawn_of_the_heads_stands_in_one_table() -> None:
