@@ -205,8 +205,8 @@ def test_what_fits_goes_through_and_what_can_be_gone_through_once_becomes_a_tupl
         ({"several": 3}, r"several must be several whole numbers, got 3 \(int\)"),
         ({"several": "12"}, "several must be several whole numbers, got '12'"),
         ({"several": [1, None]}, r"several must be several whole numbers, got None at place 1 \(zero-based\)"),
-        ({"by_head": {"L0H1": "much"}}, "by_head must be a number or None, got 'much'"),
-        ({"by_head": [1]}, "by_head must be a Mapping or None, got a list"),
+        ({"by_head": {"L0H1": "much"}}, "by_head must be a Mapping of Heads to numbers or None, got 'much'"),
+        ({"by_head": [1]}, "by_head must be a Mapping of Heads to numbers or None, got a list"),
         ({"n": "1" * 99}, r"n must be a whole number, got '1{56}\.\.\. \(str\)"),
     ],
 )

@@ -86,12 +86,10 @@ def as_annotated(value: object, annotation: object, name: str) -> Any:
     try:
         return _fitted(value, annotation)
     except _Unfit as found:
-        wrong = found.culprit
+        wrong, expected = found.culprit, _words(annotation)
         kind = ValueError if isinstance(wrong, float) and not math.isfinite(wrong) else TypeError
-        remedy = _remedy(found.expected, wrong)
-        raise kind(
-            f"{name} must be {found.expected}, got {shown(wrong)}{found.where}{remedy and f': {remedy}'}"
-        ) from None
+        remedy = _remedy(expected, wrong)
+        raise kind(f"{name} must be {expected}, got {shown(wrong)}{found.where}{remedy and f': {remedy}'}") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -185,11 +183,11 @@ def several_of(names: Collection[str], known: Collection[str], what: str) -> tup
 
 
 class _Unfit(Exception):
-    """`culprit` is not `expected`; `where` it stands among several."""
+    """`culprit` is not what was expected; `where` it stands among several."""
 
-    def __init__(self, culprit: object, expected: str, where: str = "") -> None:
-        super().__init__(expected)
-        self.culprit, self.expected, self.where = culprit, expected, where
+    def __init__(self, culprit: object, where: str = "") -> None:
+        super().__init__(culprit)
+        self.culprit, self.where = culprit, where
 
 
 def _is_flag(value: Any) -> bool:
@@ -213,6 +211,8 @@ _PLAIN: dict[object, tuple[str, str, Callable[[object], bool], Callable[[Any], o
     type(None): ("None", "None", lambda value: value is None, lambda value: None),
 }
 """Kinds of arguments: in words, in the plural, what fits, and what it becomes."""
+UNIONS = (Union, types.UnionType)
+SEQUENCES = (Iterable, Sequence, list)
 
 
 def _fitted(value: object, wanted: Any) -> object:
@@ -221,50 +221,38 @@ def _fitted(value: object, wanted: Any) -> object:
     if origin is Literal and all(isinstance(word, str) for word in inner):
         wanted = str  # which words it knows the function says
     if wanted in _PLAIN:
-        words, _, fits, made = _PLAIN[wanted]
-        if not fits(value):
-            raise _Unfit(value, words)
-        return made(value)
-    if origin in (Union, types.UnionType):
-        return _any_of(value, inner)
-    if origin in (Iterable, Sequence, list) or (origin is tuple and inner[1:] == (...,)):
-        return _several(value, inner[0])
-    if origin is Callable and not callable(value):
-        raise _Unfit(value, "a function")
-    if origin is Mapping:
-        if not isinstance(value, Mapping):
-            raise _Unfit(value, "a Mapping")
-        return {_fitted(key, inner[0]): _fitted(held, inner[1]) for key, held in value.items()}
-    if _is_object(wanted) and not isinstance(value, wanted):
-        if isinstance(value, str) and hasattr(wanted, "parse"):
-            return wanted.parse(value)
-        raise _Unfit(value, _words(wanted))
-    return value
+        *_, fits, made = _PLAIN[wanted]
+        if fits(value):
+            return made(value)
+    elif origin in UNIONS:
+        refused = []
+        for alternative in inner:
+            try:
+                return _fitted(value, alternative)
+            except _Unfit as found:
+                refused.append(found)
+        raise next((each for each in refused if each.where), refused[0])
+    elif origin in SEQUENCES or (origin is tuple and inner[1:] == (...,)):
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+            return tuple(_at(place, item, inner[0]) for place, item in enumerate(value))
+    elif origin is Mapping:
+        if isinstance(value, Mapping):
+            return {_fitted(key, inner[0]): _fitted(held, inner[1]) for key, held in value.items()}
+    elif origin is Callable:
+        if callable(value):
+            return value
+    elif not _is_object(wanted) or isinstance(value, wanted):
+        return value
+    elif isinstance(value, str) and hasattr(wanted, "parse"):
+        return wanted.parse(value)
+    raise _Unfit(value)
 
 
-def _any_of(value: object, alternatives: tuple[object, ...]) -> object:
-    refused = []
-    for alternative in alternatives:
-        try:
-            return _fitted(value, alternative)
-        except _Unfit as found:
-            refused.append(found)
-    expected = " or ".join(dict.fromkeys(each.expected for each in refused if each.expected != INTERNAL))
-    deepest = next((each for each in refused if each.where), refused[0])
-    raise _Unfit(deepest.culprit, expected, deepest.where)
-
-
-def _several(value: object, each: object) -> tuple[object, ...]:
-    expected = f"several {_words(each, plural=True)}"
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise _Unfit(value, expected)
-    found = []
-    for place, item in enumerate(value):
-        try:
-            found.append(_fitted(item, each))
-        except _Unfit as wrong:
-            raise _Unfit(wrong.culprit, expected, f" at place {place} (zero-based)") from None
-    return tuple(found)
+def _at(place: int, item: object, wanted: Any) -> object:
+    try:
+        return _fitted(item, wanted)
+    except _Unfit as wrong:
+        raise _Unfit(wrong.culprit, f" at place {place} (zero-based)") from None
 
 
 def _is_object(wanted: object) -> bool:
@@ -274,17 +262,20 @@ def _is_object(wanted: object) -> bool:
     return not getattr(wanted, "_is_protocol", False) or getattr(wanted, "_is_runtime_protocol", False)
 
 
-def _words(wanted: object, *, plural: bool = False) -> str:
+def _words(wanted: Any, *, plural: bool = False) -> str:
     """What an annotation asks for, in words."""
     origin, inner = get_origin(wanted), get_args(wanted)
-    if wanted in _PLAIN:
-        one, several, *_ = _PLAIN[wanted]
+    if wanted in _PLAIN or origin is Literal:
+        one, several, *_ = _PLAIN[str if origin is Literal else wanted]
         return several if plural else one
-    if origin in (Union, types.UnionType):
-        return " or ".join(_words(each, plural=plural) for each in inner)
-    if origin in (Iterable, Sequence, list, tuple):
+    if origin in UNIONS:
+        alternatives = dict.fromkeys(_words(each, plural=plural) for each in inner)
+        return " or ".join(each for each in alternatives if each != INTERNAL)
+    if origin in (*SEQUENCES, tuple):
         return f"several {_words(inner[0], plural=True)}"
-    name = getattr(origin or wanted, "__name__", str(wanted))
+    if origin is Mapping:
+        return f"a Mapping of {' to '.join(_words(each, plural=True) for each in inner)}"
+    name = "function" if origin is Callable else getattr(wanted, "__name__", str(wanted))
     return f"{name}s" if plural else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 

@@ -70,11 +70,7 @@ class Head:
 
 
 def as_head(head: Head | str) -> Head:
-    """A head, or the one that a label names, `"L0H13"` or `"0:13"` (zero-based).
-
-    >>> as_head("L0H13"), as_head(Head(0, 13))
-    (L0H13, L0H13)
-    """
+    """A head, or the one that a label names, `"L0H13"` or `"0:13"` (zero-based)."""
     return head if isinstance(head, Head) else Head.parse(head)
 
 
@@ -89,11 +85,7 @@ def both_names(head: Head | str) -> str:
 
 
 def as_heads(heads: Iterable[Head | str]) -> tuple[Head, ...]:
-    """Heads and labels of heads as heads, in their order.
-
-    >>> as_heads(["L0H13", Head(1, 4)])
-    (L0H13, L1H4)
-    """
+    """Heads and labels of heads as heads, in their order."""
     return tuple(map(as_head, heads))
 
 
@@ -101,13 +93,11 @@ def check_heads(heads: Iterable[Head | str], *, n_layers: int, n_heads: int) -> 
     """The heads (or their labels) as a tuple, each inside the model and none twice; errors name the offender (zero-based)."""
     found = as_heads(heads)
     for at, head in enumerate(found):
-        for what, named, number, n in (
-            ("layer", "layers", head.layer, n_layers),
-            ("head", "query heads", head.head, n_heads),
-        ):
+        for what, n, number in (("layers", n_layers, head.layer), ("query heads", n_heads, head.head)):
             if number >= n:
+                one = what.split()[-1][:-1]
                 raise ValueError(
-                    f"{head}: {what} {number} is out of range (zero-based): the model has {named} 0 to {n - 1}"
+                    f"{head}: {one} {number} is out of range (zero-based): the model has {what} 0 to {n - 1}"
                 )
         if head in found[:at]:
             raise ValueError(f"{head} is given twice")
