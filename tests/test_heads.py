@@ -61,7 +61,7 @@ def test_checked_heads_and_labels_keep_their_order() -> None:
     ("heads", "message"),
     [
         ([Head(2, 0)], "L2H0: layer 2 is out of range (zero-based): the model has layers 0 to 1"),
-        (["0:0", "0:4"], "L0H4: head 4 is out of range (zero-based): the model has query heads 0 to 3"),
+        (["0:0", "0:4"], "L0H4: query head 4 is out of range (zero-based): the model has query heads 0 to 3"),
         ([Head(0, 1), Head(1, 1), "0:1"], "L0H1 is given twice"),
         ("L0H13", "cannot read 'L' as a head"),
     ],

@@ -60,7 +60,7 @@ class Decoding:
     model's own generation config only the end-of-sequence ids (`stop_ids`) are used. `complete`: whether a completion's text so
     far is whole, asked after every token with a closing brace. `knockout`: heads (zero-based) that cannot see a row's span from
     any position after it, their attention renormalised, at the prompt and at every generated token (methods §6).
-    `redistribution`, `movement`: activations of MLPs redrawn, outputs of heads moved. `keep_logits`: of every step, for checks.
+    `arm`, `transfer`: activations of MLPs redrawn, outputs of heads moved. `keep_logits`: of every step, for checks.
     """
 
     max_new_tokens: int
@@ -70,9 +70,9 @@ class Decoding:
     stop_ids: frozenset[int] = frozenset()
     complete: Callable[[str], bool] | None = None
     knockout: tuple[Head, ...] = ()
-    redistribution: ARM | None = None
+    arm: ARM | None = None
     keep_logits: bool = False
-    movement: HeadTransfer | None = None
+    transfer: HeadTransfer | None = None
 
 
 def decoding_for(model: Model, *, knockout: Iterable[Head | str] = (), **options: Any) -> Decoding:
@@ -88,11 +88,11 @@ def decoding_for(model: Model, *, knockout: Iterable[Head | str] = (), **options
             f"{model.info.name} names no end-of-sequence token (generation config, config and tokenizer have none), so "
             "nothing could stop it: set tokenizer.eos_token, or stop after a box"
         )
-    if decoding.redistribution is not None:
-        for layer in decoding.redistribution.layers:
+    if decoding.arm is not None:
+        for layer in decoding.arm.layers:
             model.gated_mlp(layer)
-    if decoding.movement is not None:
-        decoding.movement.check(model)
+    if decoding.transfer is not None:
+        decoding.transfer.check(model)
     return decoding
 
 
@@ -151,12 +151,12 @@ class Row:
 
     def moved(self, z: Tensor, layer: int) -> Tensor:
         """Head outputs of a layer with those of the transfer moved."""
-        assert self.decoding.movement is not None
-        return self.decoding.movement.moved(z, layer)
+        assert self.decoding.transfer is not None
+        return self.decoding.transfer.moved(z, layer)
 
     def redrawn(self, activations: Tensor, layer: int) -> Tensor:
         """The redistribution of this step's activations `[token, d_mlp]`: the prompt's, or one token's."""
-        arm, step = self.decoding.redistribution, len(self.tokens)
+        arm, step = self.decoding.arm, len(self.tokens)
         assert arm is not None
         if step and arm.prefill_only:
             return activations
@@ -216,8 +216,8 @@ class CompletionEngine:
         """Raise `ModelError` if it cannot decode this model in this way."""
         asked = {
             "heads": (bool(decoding.knockout), bool(self.hides_under)),
-            "outputs of heads": (decoding.movement is not None, self.moves),
-            "activations": (decoding.redistribution is not None, self.redraws),
+            "outputs of heads": (decoding.transfer is not None, self.moves),
+            "activations": (decoding.arm is not None, self.redraws),
             "logits": (decoding.keep_logits, self.shows_logits),
         }
         lacks = [what for what, (wanted, able) in asked.items() if wanted and not able]

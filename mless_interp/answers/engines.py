@@ -186,7 +186,7 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
     At least one token of each prompt is left. Padding then stands behind the prefix, so layers with a sliding window, which
     count by index, rule it out; so does ARM, whose statistics are over the whole prompt.
     """
-    if len(rows) < 2 or decoding.redistribution is not None or any(window is not None for window in model.info.windows):
+    if len(rows) < 2 or decoding.arm is not None or any(window is not None for window in model.info.windows):
         return 0
     prompts = [row.request.prompt for row in rows]
     longest = min(map(len, prompts)) - 1
@@ -194,7 +194,7 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
     common = next((at for at in range(longest) if first[at] != last[at]), longest)
     if decoding.knockout and len(spans := {row.span for row in rows}) > 1:
         common = min(common, *(start for start, _ in spans))
-    if decoding.movement is not None:  # what is moved is no row of the prefix
+    if decoding.transfer is not None:  # what is moved is no row of the prefix
         common = min(common, *(row.start for row in rows))
     return common if common >= LEAST_SHARED else 0
 
@@ -328,9 +328,9 @@ def _change(stack: ExitStack, model: Model, decoding: Decoding, rows: list[Row],
         return new.reshape(args[0].shape), *args[1:]
 
     parts = getattr(model, "parts", ())
-    for layer in set(decoding.redistribution.layers) if decoding.redistribution else ():
+    for layer in set(decoding.arm.layers) if decoding.arm else ():
         stack.enter_context(parts[layer].mlp.act.register_forward_hook(partial(redraw, layer)))
-    for layer in decoding.movement.layers if decoding.movement else ():
+    for layer in decoding.transfer.layers if decoding.transfer else ():
         stack.enter_context(parts[layer].output.register_forward_pre_hook(partial(move, layer)))
 
 
@@ -374,8 +374,8 @@ class ForwardEngine(CompletionEngine):
         for layer in {head.layer for head in decoding.knockout}:
             heads = [head.head for head in decoding.knockout if head.layer == layer]
             edits[site(layer, "attn.hook_attn_scores")] = partial(hide, heads)
-        for layer in set(decoding.redistribution.layers) if decoding.redistribution else ():
+        for layer in set(decoding.arm.layers) if decoding.arm else ():
             edits |= gate_edits(layer, self.model.gated_mlp(layer), partial(redraw, layer))
-        for layer in decoding.movement.layers if decoding.movement else ():
+        for layer in decoding.transfer.layers if decoding.transfer else ():
             edits[site(layer, "attn.hook_z")] = partial(move, layer)
         return edits

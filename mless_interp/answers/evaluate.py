@@ -231,15 +231,12 @@ def _ready(
             check_known(model.tokenizer, asked)
             fillers = {problem.id: text for problem, text in zip(problems, texts, strict=True)}
         prompts.append((_requests(model, asked, treatment, template), fillers))
-    if max_new_tokens is None:
-        max_new_tokens = _room(model, [request for requests, _ in prompts for request in requests])
+    if max_new_tokens is None:  # the paper's, or what the context leaves after the longest prompt
+        longest = max(len(request.prompt) for requests, _ in prompts for request in requests)
+        max_new_tokens = max(1, min(MAX_NEW_TOKENS, model.info.context_length - longest))
     runs = []
     for treatment, (requests, fillers) in zip(treatments, prompts, strict=True):
-        edits: Arguments = {
-            "knockout": treatment.knockout,
-            "redistribution": treatment.arm,
-            "movement": treatment.transfer,
-        }
+        edits: Arguments = {name: getattr(treatment, name) for name in ("knockout", "arm", "transfer")}
         how = decoding_for(model, max_new_tokens=max_new_tokens, **edits, **decoding)
         check_requests(model, requests, how)
         runs.append(_Run(treatment.name, requests, how, fillers))
@@ -259,10 +256,9 @@ def _requests(
             'have: use template="raw"'
         )
     if not treatment.inserts:
-        moved, bare = treatment.transfer, [_bare(model.tokenizer, problem, template) for problem in problems]
-        starts = [None if moved is None else moved.start(prompt) for prompt in bare]
-        asked = zip(bare, problems, starts, strict=True)
-        return tuple(Request(prompt.ids, problem.id, start=start) for prompt, problem, start in asked)
+        bare = {problem.id: _bare(model.tokenizer, problem, template) for problem in problems}
+        moved = treatment.transfer
+        return tuple(Request(each.ids, key, start=moved.start(each) if moved else None) for key, each in bare.items())
     assert treatment.insertion is not None
     pairs = make_pairs(model, problems, treatment.insertion, template=template)
     if treatment.knockout:
@@ -283,18 +279,6 @@ def _bare(tokenizer: Tokenizer, problem: Problem, template: Template) -> Prompt:
     bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
     ids = encode(tokenizer, text_system(tokenizer, problem, template) + problem.question)
     return Prompt(bos + ids, ("bos",) * len(bos) + ("question",) * len(ids), template.name, bool(bos))
-
-
-def _room(model: Model, requests: Sequence[Request]) -> int:
-    """The default number of new tokens: the paper's, or what the context leaves after the longest prompt."""
-    longest = max(requests, key=lambda request: len(request.prompt))
-    room = model.info.context_length - len(longest.prompt)
-    if room < 1:
-        raise ValueError(
-            f"problem {longest.key!r}: its prompt of {len(longest.prompt)} tokens leaves no room for an answer in "
-            f"{model.info.name}'s context of {model.info.context_length}: insert fewer tokens or leave it out"
-        )
-    return min(MAX_NEW_TOKENS, room)
 
 
 def _answer(

@@ -93,11 +93,10 @@ def check_heads(heads: Iterable[Head | str], *, n_layers: int, n_heads: int) -> 
     """The heads (or their labels) as a tuple, each inside the model and none twice; errors name the offender (zero-based)."""
     found = as_heads(heads)
     for at, head in enumerate(found):
-        for what, n, number in (("layers", n_layers, head.layer), ("query heads", n_heads, head.head)):
+        for what, n, number in (("layer", n_layers, head.layer), ("query head", n_heads, head.head)):
             if number >= n:
-                one = what.split()[-1][:-1]
                 raise ValueError(
-                    f"{head}: {one} {number} is out of range (zero-based): the model has {what} 0 to {n - 1}"
+                    f"{head}: {what} {number} is out of range (zero-based): the model has {what}s 0 to {n - 1}"
                 )
         if head in found[:at]:
             raise ValueError(f"{head} is given twice")

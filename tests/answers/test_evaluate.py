@@ -89,7 +89,7 @@ def test_every_treatment_answers_its_own_prompts(
     expected = [
         generate_completions(demo, bare, **options),
         generate_completions(demo, inserted, **options),
-        generate_completions(demo, bare, redistribution=ARM_HERE, **options),
+        generate_completions(demo, bare, arm=ARM_HERE, **options),
         generate_completions(demo, inserted, knockout=HIDDEN.knockout, **options),
     ]
     for at, problem in enumerate(problems):
@@ -260,7 +260,7 @@ def test_what_is_no_treatment_is_said(make: Callable[[], Any], message: str) -> 
         ("none", {}, "there are no problems to answer"),
         ("twice", {}, "the problem id 'demo/same/0' is given twice"),
         ("no answer", {}, "problem 'x' has no answer to grade against"),
-        ("long", {}, "prompt of 1014 tokens leaves no room for an answer in demo's context of 512"),
+        ("long", {}, "prompt of 1014 tokens and 1 new ones do not fit demo's context of 512"),
         ("", {"max_new_tokens": 500}, "and 500 new ones do not fit demo's context of 512"),
         ("", {"n_samples": 0}, "n_samples must be 1 or more, got 0"),
         ("", {"n_samples": 3}, "greedy answers are all the same, so n_samples=3 needs a temperature"),

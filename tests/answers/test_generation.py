@@ -147,7 +147,7 @@ def test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step(
     model = loaded(tiny_model_dir(architecture), backend, attention=attention)
     requests = requests_of(pairs_for(model))
     arm = ARM(1.0, 99.5, layers=(0, 2), prefill_only=prefill_only, p_max=0.9, seed=3)
-    found = generate_completions(model, requests, max_new_tokens=5, redistribution=arm, keep_logits=True)
+    found = generate_completions(model, requests, max_new_tokens=5, arm=arm, keep_logits=True)
     for request in requests:
         completion = found[request.key]
         tokens = torch.tensor([request.prompt + completion.tokens])
@@ -282,9 +282,7 @@ def test_no_hook_stays_behind_an_error(backend: str, tiny_model_dir: Callable[[s
         raise RuntimeError("the disk is on fire")
 
     with pytest.raises(RuntimeError, match="on fire"):
-        generate_completions(
-            model, requests, max_new_tokens=3, knockout=HEADS, redistribution=ARM(1.0, 99.0), on_finished=fail
-        )
+        generate_completions(model, requests, max_new_tokens=3, knockout=HEADS, arm=ARM(1.0, 99.0), on_finished=fail)
     assert hooks_of(model.hf_model) == before and model.hf_model.generation_config is config
     again = generate_completions(model, requests, max_new_tokens=3)
     assert {k: c.tokens for k, c in again.items()} == {k: c.tokens for k, c in plain.items()}
@@ -324,7 +322,7 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(
         ({"engine": "tgi"}, "unknown engine 'tgi'; choose one of auto, hugging_face, forward, vllm"),
         ({"max_new_tokens": 511}, "'a': a prompt of 2 tokens and 511 new ones do not fit demo's context of 512"),
         ({"knockout": [Head(4, 1)]}, "L4H1: layer 4 is out of range (zero-based)"),
-        ({"redistribution": ARM(0.1, 99.0, layers=(9,))}, "layer 9 is out of range (zero-based)"),
+        ({"arm": ARM(0.1, 99.0, layers=(9,))}, "layer 9 is out of range (zero-based)"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_runs(
@@ -409,7 +407,7 @@ def test_vllm_says_what_it_lacks(demo: Model, by_vllm: Any) -> None:
     with pytest.raises(ModelError, match=r"shows no heads of demo.*use engine='hugging_face' or engine='forward'"):
         generate_completions(demo, [request], max_new_tokens=2, engine="vllm", knockout=[Head(0, 0)])
     for asked, lacks in (
-        ({"redistribution": ARM(0.1, 99.0)}, "no activations of"),
+        ({"arm": ARM(0.1, 99.0)}, "no activations of"),
         ({"keep_logits": True}, "no logits of"),
         ({"keep_logits": True, "knockout": [Head(0, 0)]}, "no heads and no logits of"),
     ):

@@ -153,7 +153,7 @@ def test_every_engine_moves_the_same_heads_at_the_same_tokens(name: str, backend
     plain = generate_completions(model, requests, engine="forward", **options)
     for edit in (edit_for(model), edit_for(model, 2)):
         made = [
-            generate_completions(model, requests, movement=edit, engine=engine, batch_size=size, **options)
+            generate_completions(model, requests, transfer=edit, engine=engine, batch_size=size, **options)
             for engine, size in (("hugging_face", 3), ("forward", 1))
         ]
         for request in requests:

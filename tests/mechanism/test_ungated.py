@@ -133,9 +133,7 @@ def test_experts_share_no_activation(name: str, backend: str) -> None:
         lambda: activation_shift(model, pairs, layer=1, progress=False),
         lambda: mediate(model, pairs, layer=1, progress=False),
         lambda: arm.edits(model, torch.tensor([[1, 2, 3]])),
-        lambda: generate_completions(
-            model, [Request(pairs[0].inserted.ids, "p")], max_new_tokens=1, redistribution=arm
-        ),
+        lambda: generate_completions(model, [Request(pairs[0].inserted.ids, "p")], max_new_tokens=1, arm=arm),
     ):
         with pytest.raises(ModelError, match=words):
             doing()

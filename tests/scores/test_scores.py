@@ -300,7 +300,7 @@ def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_witho
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": [Head(0, 8)]}, r"L0H8: head 8 is out of range \(zero-based\)"),
+        ({"heads": [Head(0, 8)]}, r"L0H8: query head 8 is out of range \(zero-based\)"),
         ({"heads": []}, "no heads to describe"),
         (
             {"metrics": ["span_mas"]},
