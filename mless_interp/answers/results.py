@@ -319,16 +319,16 @@ class AccuracyResults(Result):
         found[enough] = pass_at_k(right[enough], n[enough], k=k)
         return defined_mean(self.by_group(found))
 
-    def table(self, *, pass_at: Sequence[int] | None = None) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per treatment: `accuracy` with its limits, of `n` problems, strictly graded, and as each other grader says;
-        `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares, tokens, answers not run."""
+        `pass_at_k` of all k samples, where there are several; shares, tokens, answers not run."""
         strict = self.accuracy()
         columns: dict[str, object] = {"treatment": list(self.treatments), **interval_columns("accuracy", strict)}
         columns["n"] = strict.n
         for grader in self.graders[1:]:
             columns |= interval_columns(grader, self.accuracy(grader=grader))
-        for k in pass_at if pass_at is not None else ((self.n_samples,) if self.n_samples > 1 else ()):
-            columns[f"pass_at_{k}"] = self.pass_at(k)
+        if self.n_samples > 1:
+            columns[f"pass_at_{self.n_samples}"] = self.pass_at(self.n_samples)
         run = ~np.isnan(self.correct["strict"])
         for name in ("boxed", "cut_off", "n_tokens") + ("emitted",) * (self.emitted is not None):
             columns[name] = self._per_treatment(getattr(self, name))
