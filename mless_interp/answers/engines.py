@@ -117,13 +117,11 @@ class HuggingFaceEngine(CompletionEngine):
         prompts = [row.request.prompt for row in rows]
         pads = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
         pad = _pad_id(self.model, decoding, {prompt[-1] for prompt in prompts})
-        padded = [
-            (*ids[:shared], *[pad] * n, *ids[shared:]) for ids, n in zip(prompts, pads, strict=True)
-        ]  # padding stands behind what all rows share
-        real = [[1] * shared + [0] * n + [1] * (len(ids) - shared) for ids, n in zip(prompts, pads, strict=True)]
-        config = GenerationConfig(
-            max_new_tokens=decoding.max_new_tokens, do_sample=False, pad_token_id=pad, use_cache=True
-        )
+        both = list(zip(prompts, pads, strict=True))
+        padded = [(*ids[:shared], *[pad] * n, *ids[shared:]) for ids, n in both]  # behind what all rows share
+        real = [[1] * shared + [0] * n + [1] * (len(ids) - shared) for ids, n in both]
+        length = decoding.max_new_tokens
+        config = GenerationConfig(max_new_tokens=length, do_sample=False, pad_token_id=pad, use_cache=True)
 
         def choose(_: Tensor, scores: Tensor) -> Tensor:
             if decoding.temperature == 0 and not decoding.keep_logits:
@@ -144,9 +142,7 @@ class HuggingFaceEngine(CompletionEngine):
             _change(stack, self.model, decoding, rows, [pad - shared for pad in pads])
             stack.enter_context(warnings.catch_warnings())
             if self.module.device.type == "meta":  # an offloaded embedding takes its tokens where they are
-                warnings.filterwarnings(
-                    "ignore", r"You are calling \.generate\(\) with the `input_ids` being on", UserWarning
-                )
+                warnings.filterwarnings("ignore", r"You are calling \.generate\(\) with the `input_ids` being on")
             self.module.generate(
                 input_ids=torch.tensor(padded, device=device),
                 attention_mask=torch.tensor(real, device=device),

@@ -161,8 +161,7 @@ def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
     `ValueError` where an id is given twice, or the same is asked, with the same answer, under several ids.
     """
-    found = tuple(problems)
-    ids: set[str] = set()
+    found, ids = tuple(problems), set[str]()
     seen: dict[tuple[str, str, str], str] = {}
     for problem in found:
         first = seen.setdefault((*problem.asked, problem.answer), problem.id)

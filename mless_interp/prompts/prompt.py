@@ -205,14 +205,14 @@ def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
     unknown = tokenizer.unk_token_id
     if unknown is None:
         return
-    refused = []
+    shares = []
     for problem in problems:
         texts = [part for part in ("system", "examples", "question") if getattr(problem, part)]
         ids = [at for part in texts for at in encode_part(tokenizer, problem, part)]
-        if (share := ids.count(unknown) / max(len(ids), 1)) > MAX_UNKNOWN:
-            refused.append((share, problem))
-    if refused:
-        share, problem = max(refused, key=lambda each: each[0])
+        shares.append(ids.count(unknown) / max(len(ids), 1))
+    if refused := [share for share in shares if share > MAX_UNKNOWN]:
+        share = max(refused)
+        problem = problems[shares.index(share)]
         words = dict.fromkeys(f"{problem.system or ''} {problem.examples or ''} {problem.question}".split())
         examples = [word for word in words if unknown in encode(tokenizer, word)][:5]
         raise ValueError(

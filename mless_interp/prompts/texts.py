@@ -64,21 +64,19 @@ def problems_from_file(
         whole = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file.name}: {error}") from error
-    made = []
-    for number, part in enumerate(islice(re.finditer(r"\S.*(?:\n[^\S\n]*\S.*)*", whole), limit)):
-        text = part.group().strip()
-        problem = _problem(tokenizer, number, text, sizes)
-        if problem is None:
-            line = whole.count("\n", 0, part.start()) + 1
-            raise ValueError(
-                f"{file.name}, the text that begins in line {line}, is {len(encode(tokenizer, text))} tokens long, too short "
-                f"to be cut between words after {n_before}, {n_context} and {sizes[2]} tokens: take it out, or ask for fewer"
-            )
-        made.append(problem)
-    if not made:
+    parts = list(islice(re.finditer(r"\S.*(?:\n[^\S\n]*\S.*)*", whole), limit))
+    found = [_problem(tokenizer, number, part.group().strip(), sizes) for number, part in enumerate(parts)]
+    made = tuple(problem for problem in found if problem is not None)
+    if not parts:
         raise ValueError(f"{file.name} holds no texts")
+    if len(made) < len(parts):
+        short = parts[found.index(None)]
+        raise ValueError(
+            f"{file.name}, the text that begins in line {whole.count(chr(10), 0, short.start()) + 1}, is too short to be cut "
+            f"between words after {n_before}, {n_context} and {sizes[2]} tokens: take it out, or ask for fewer"
+        )
     check_known(tokenizer, made)
-    return tuple(made)
+    return made
 
 
 def problems_of(model: str, source: str | None = None, *, limit: int | None, **sizes: int) -> tuple[Problem, ...]:
