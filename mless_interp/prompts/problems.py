@@ -161,7 +161,8 @@ def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
     `ValueError` where an id is given twice, or the same is asked, with the same answer, under several ids.
     """
-    found, ids = tuple(problems), set[str]()
+    found = tuple(problems)
+    ids: set[str] = set()
     seen: dict[tuple[str, str, str], str] = {}
     for problem in found:
         first = seen.setdefault((*problem.asked, problem.answer), problem.id)

@@ -70,10 +70,10 @@ def problems_from_file(
     if not parts:
         raise ValueError(f"{file.name} holds no texts")
     if len(made) < len(parts):
-        short = parts[found.index(None)]
+        line = whole.count("\n", 0, parts[found.index(None)].start()) + 1
         raise ValueError(
-            f"{file.name}, the text that begins in line {whole.count(chr(10), 0, short.start()) + 1}, is too short to be cut "
-            f"between words after {n_before}, {n_context} and {sizes[2]} tokens: take it out, or ask for fewer"
+            f"{file.name}, the text that begins in line {line}, is too short to be cut between words after {n_before}, "
+            f"{n_context} and {sizes[2]} tokens: take it out, or ask for fewer"
         )
     check_known(tokenizer, made)
     return made
