@@ -34,7 +34,7 @@ class Request:
     prompt: tuple[int, ...]
     key: str
     span: tuple[int, int] | None = None
-    start: int | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,12 +139,6 @@ class Row:
         """The inserted span of a row that has one."""
         assert self.request.span is not None
         return self.request.span
-
-    @property
-    def start(self) -> int:
-        """The first token of the prompt at which heads are moved."""
-        assert self.request.start is not None
-        return self.request.start
 
     def uniform(self) -> float:
         return float(self._sampling.random())

@@ -191,7 +191,7 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
     if decoding.knockout and len(spans := {row.span for row in rows}) > 1:
         common = min(common, *(start for start, _ in spans))
     if decoding.transfer is not None:  # what is moved is no row of the prefix
-        common = min(common, *(row.start for row in rows))
+        common = min(common, *(row.request.start for row in rows))
     return common if common >= LEAST_SHARED else 0
 
 
@@ -320,7 +320,7 @@ def _change(stack: ExitStack, model: Model, decoding: Decoding, rows: list[Row],
 
     def move(layer: int, module: object, args: tuple[Tensor, ...]) -> tuple[object, ...]:
         z = args[0].reshape(len(rows), -1, model.info.n_heads, model.info.d_head)
-        new = changed(rows, z, begins(lambda row: row.start), Row.moved, layer)
+        new = changed(rows, z, begins(lambda row: row.request.start), Row.moved, layer)
         return new.reshape(args[0].shape), *args[1:]
 
     parts = getattr(model, "parts", ())
@@ -364,7 +364,7 @@ class ForwardEngine(CompletionEngine):
             return changed(rows, values, [0] * len(rows), Row.all_redrawn, layer)
 
         def move(layer: int, z: Tensor) -> Tensor:
-            return changed(rows, z, [row.start for row in rows], Row.moved, layer)
+            return changed(rows, z, [row.request.start for row in rows], Row.moved, layer)
 
         edits: dict[str, Edit] = {}
         for layer in {head.layer for head in decoding.knockout}:

@@ -258,7 +258,7 @@ def _requests(
     if not treatment.inserts:
         bare = {problem.id: _bare(model.tokenizer, problem, template) for problem in problems}
         moved = treatment.transfer
-        return tuple(Request(each.ids, key, start=moved.start(each) if moved else None) for key, each in bare.items())
+        return tuple(Request(each.ids, key, start=moved.start(each) if moved else 0) for key, each in bare.items())
     assert treatment.insertion is not None
     pairs = make_pairs(model, problems, treatment.insertion, template=template)
     if treatment.knockout:
