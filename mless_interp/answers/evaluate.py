@@ -12,17 +12,13 @@ from ..models.base import Model
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem, distinct, groups_of, overlap
 from ..prompts.prompt import (
-    Prompt,
     Template,
     Tokenizer,
     build_prompt,
     check_known,
-    encode,
-    prepends_bos,
     special_as_text,
     special_words,
     template_named,
-    text_system,
 )
 from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
@@ -256,7 +252,7 @@ def _requests(
             'have: use template="raw"'
         )
     if not treatment.inserts:
-        bare = {problem.id: _bare(model.tokenizer, problem, template) for problem in problems}
+        bare = {problem.id: build_prompt(model.tokenizer, problem, template) for problem in problems}
         moved = treatment.transfer
         return tuple(Request(each.ids, key, start=moved.start(each) if moved else 0) for key, each in bare.items())
     assert treatment.insertion is not None
@@ -270,15 +266,6 @@ def _requests(
         for pair in pairs:
             pair.one_block("knocking heads out while an answer is completed")
     return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
-
-
-def _bare(tokenizer: Tokenizer, problem: Problem, template: Template) -> Prompt:
-    """The prompt without insertion; in text mode encoded in one piece, as the pairs' base prompts are."""
-    if not template.as_text:
-        return build_prompt(tokenizer, problem, template)
-    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
-    ids = encode(tokenizer, text_system(tokenizer, problem, template) + problem.question)
-    return Prompt(bos + ids, ("bos",) * len(bos) + ("question",) * len(ids), template.name, bool(bos))
 
 
 def _answer(

@@ -31,14 +31,13 @@ from .prompt import (
     check_known,
     encode_part,
     encode_within,
-    prepends_bos,
+    in_one_piece,
     special_as_text,
     special_words,
     spells_special,
     template_named,
     text_system,
     tokenizer_of,
-    word_boundaries,
 )
 
 T = TypeVar("T")
@@ -493,32 +492,23 @@ def _as_text(
         raise ValueError(
             'template="paper" inserts text between system and question, no special tokens; use template="raw" for anything else'
         )
-    system = text_system(tokenizer, problem, template)
     filler = str(tokenizer.decode(list(insertion.span(tokenizer, problem).ids))).strip()
     if insertion.repeats:
         filler = (insertion.unit * (insertion.length // len(encode_within(tokenizer, insertion.unit)))).strip()
     if not filler:
         raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')
-    first, last = len(system), len(system) + len(filler)
-    base_ids, base_ranges = word_boundaries(tokenizer, system + problem.question)
-    ids, ranges = word_boundaries(tokenizer, system + filler + problem.question)
-    inside = [i for i, (a, b) in enumerate(ranges) if b > first and a < last]
-    start, stop = inside[0], inside[-1] + 1
-    whole = ids[:start] + ids[stop:] == base_ids and all(ranges[i][0] >= first and ranges[i][1] <= last for i in inside)
+    base, base_ranges = in_one_piece(tokenizer, problem, template)
+    inserted, ranges = in_one_piece(tokenizer, problem, template, filler)
+    first = len(text_system(tokenizer, problem, template))
+    ((start, stop),) = inserted.blocks("inserted")
+    whole = inserted.ids[:start] + inserted.ids[stop:] == base.ids
+    whole = whole and ranges[start][0] >= first and ranges[stop - 1][1] <= first + len(filler)
     # The tokens of one character share its range, so a token is known by its range, its id and its turn among equals.
     moved = [(a, b) if b <= first else (a + len(filler), b + len(filler)) for a, b in base_ranges]
-    names = _numbered(zip(ranges, ids, strict=True))
+    names = _numbered(zip(ranges, inserted.ids, strict=True))
     where = {name: i for i, name in enumerate(names) if not start <= i < stop}
-    alignment = [where.get(name, -1) for name in _numbered(zip(moved, base_ids, strict=True))]
-    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
-
-    def prompt(ids: tuple[int, ...], ranges: list[tuple[int, int]], span: range = range(0)) -> Prompt:
-        places = enumerate(a for a, _ in ranges)
-        segments = ("inserted" if at in span else "system" if a < first else "question" for at, a in places)
-        return Prompt(bos + ids, (*["bos"] * len(bos), *segments), template.name, bool(bos))
-
-    aligned = [*range(len(bos)), *(at + len(bos) if at >= 0 else -1 for at in alignment)]
-    return prompt(base_ids, base_ranges), prompt(ids, ranges, range(start, stop)), aligned, not whole
+    alignment = [where.get(name, -1) for name in _numbered(zip(moved, base.ids, strict=True))]
+    return base, inserted, alignment, not whole
 
 
 def _numbered(items: Iterable[T]) -> list[tuple[T, int]]:

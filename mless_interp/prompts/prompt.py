@@ -238,12 +238,15 @@ def prepends_bos(tokenizer: Tokenizer) -> bool:
 
 @checked
 def build_prompt(tokenizer: Tokenizer, problem: Problem, template: str | Template = "raw") -> Prompt:
-    """The prompt of a problem without insertion, each part encoded on its own (so that insertion never re-merges).
+    """The prompt of a problem without insertion, each part encoded on its own (so that insertion never re-merges), unless its
+    template is one string (`as_text`).
 
     Special tokens are those of the template alone: what a problem spells is text. Raises `ValueError` where the tokenizer has
     no chat template, its template rejects a system prompt or changes a message's text, or the question encodes to no tokens.
     """
     made, tokenizer = template_named(template), tokenizer_of(tokenizer)
+    if made.as_text:
+        return in_one_piece(tokenizer, problem, made)[0]
     system = made.system if problem.system is None else problem.system
     parts = [(system, "system"), (problem.examples or "", "examples"), (problem.question, "question")]
     if made.chat:
@@ -299,10 +302,21 @@ def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tup
     )
 
 
-def word_boundaries(tokenizer: Tokenizer, text: str) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-    """(ids, character range of each id) of a text encoded in one piece; needs a fast tokenizer."""
-    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-    return _all_text(tokenizer, tuple(encoded["input_ids"])), [tuple(pair) for pair in encoded["offset_mapping"]]
+def in_one_piece(
+    tokenizer: Tokenizer, problem: Problem, template: Template, filler: str = ""
+) -> tuple[Prompt, list[tuple[int, int]]]:
+    """System prompt, filler and question encoded as one string, and the characters of each token; needs a fast tokenizer."""
+    system, bos = text_system(tokenizer, problem, template), (tokenizer.bos_token_id,) * prepends_bos(tokenizer)
+    text, first, last = system + filler + problem.question, len(system), len(system + filler)
+    found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+    ids, ranges = _all_text(tokenizer, tuple(found["input_ids"])), [tuple(pair) for pair in found["offset_mapping"]]
+    inside = (first < last and a < last and b > first for a, b in ranges)
+    parts = (
+        "inserted" if here else "system" if a < first else "question"
+        for here, (a, _) in zip(inside, ranges, strict=True)
+    )
+    prompt = Prompt(bos + ids, (*["bos"] * len(bos), *parts), template.name, bool(bos))
+    return prompt, [(0, 0)] * len(bos) + ranges
 
 
 def text_system(tokenizer: Tokenizer, problem: Problem, template: Template) -> str:
