@@ -310,12 +310,12 @@ def in_one_piece(
     text, first, last = system + filler + problem.question, len(system), len(system + filler)
     found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
     ids, ranges = _all_text(tokenizer, tuple(found["input_ids"])), [tuple(pair) for pair in found["offset_mapping"]]
-    inside = (first < last and a < last and b > first for a, b in ranges)
-    parts = (
-        "inserted" if here else "system" if a < first else "question"
-        for here, (a, _) in zip(inside, ranges, strict=True)
-    )
-    prompt = Prompt(bos + ids, (*["bos"] * len(bos), *parts), template.name, bool(bos))
+
+    def segment(a: int, b: int) -> str:
+        return "inserted" if filler and a < last and b > first else "system" if a < first else "question"
+
+    segments = ("bos",) * len(bos) + tuple(segment(*characters) for characters in ranges)
+    prompt = Prompt(bos + ids, segments, template.name, bool(bos))
     return prompt, [(0, 0)] * len(bos) + ranges
 
 
