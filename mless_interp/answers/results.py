@@ -42,8 +42,8 @@ class Comparison(Result):
     `difference` = second - first accuracy, with its interval over problems, which leaves out 0 only where the test
     rejects; `p` and the `test` behind it: do more problems gain than lose? `gained` and `lost`: problems whose share of right
     answers rises, or falls. `n` problems were answered under both, `n_left_out` were not. `detectable`: the share of
-    problems that must change, all one way, for the test to find it with 80 % power (Bonferroni over the comparisons made
-    together). Of problems in groups, each group counts as one, by its name.
+    problems that must change, all one way, for the test to find it with 80 % power (Bonferroni over the `n_tests` comparisons
+    made together, over which `p_corrected` is Holm's). Of problems in groups, each group counts as one, by its name.
     """
 
     first: str
@@ -59,6 +59,8 @@ class Comparison(Result):
     n: int
     n_left_out: int
     detectable: float
+    p_corrected: float
+    n_tests: int = 1
 
     columns = columns_of("""
         second | treatment | | what was done to the problem before it was answered
@@ -82,11 +84,16 @@ class Comparison(Result):
         """Whether its own test rejects."""
         return self.p < 1 - self.confidence
 
+    @property
+    def sure(self) -> bool:
+        """Whether it rejects corrected, too."""
+        return self.p_corrected < 1 - self.confidence
+
     def table(self) -> pd.DataFrame:
         """Return one row."""
         told = {name: getattr(self, name) for name in ("first", "second", "accuracy_first", "accuracy_second")}
         told |= interval_columns("difference", self.difference) | {"gained": len(self.gained), "lost": len(self.lost)}
-        told |= {name: getattr(self, name) for name in ("n", "p", "test", "detectable")}
+        told |= {name: getattr(self, name) for name in ("n", "p", "p_corrected", "test", "detectable")}
         return pd.DataFrame(told | {"flag": str(self.difference.flag)}, index=[0])
 
     def printed(self) -> pd.DataFrame:
@@ -96,23 +103,18 @@ class Comparison(Result):
 
     to_frame = table
 
-    def headline(self, *, p_corrected: float | None = None, n_tests: int = 1) -> str:
-        """Return whether right answers change, and by how much; `p_corrected`: of the `n_tests` comparisons made together."""
+    def headline(self) -> str:
+        """Return whether right answers change, and by how much."""
         if not self.n:
             return f"{self.second!r} against {self.first!r}: no problem was answered under both."
-        p, made = self.p if p_corrected is None else p_corrected, self.difference
-        does = "raises" if len(self.gained) > len(self.lost) else "lowers"
-        said = (
-            f"{self.second!r} {does} right answers"
-            if p < 1 - self.confidence
-            else f"No change is shown for {self.second!r}"
-        )
+        made, does = self.difference, "raises" if len(self.gained) > len(self.lost) else "lowers"
+        said = f"{self.second!r} {does} right answers" if self.sure else f"No change is shown for {self.second!r}"
         limits = limits_of(made.low, made.high, "+.1f", scale=100)
-        over = f" after Holm over {n_tests} comparisons" * (n_tests > 1)
+        over = f" after Holm over {self.n_tests} comparisons" * (self.n_tests > 1)
         return (
             f"{said}: {100 * self.accuracy_second:.1f} % against {100 * self.accuracy_first:.1f} % under {self.first!r} "
             f"({100 * float(made.estimate):+.1f} points{limits}, {len(self.gained)} gained, {len(self.lost)} lost of "
-            f"{count_of(self.n, 'problem')}, p = {p:.2g}{over})."
+            f"{count_of(self.n, 'problem')}, p = {self.p_corrected:.2g}{over})."
         )
 
     def details(self) -> list[str]:
@@ -128,53 +130,38 @@ class Comparison(Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparisons(Result):
-    """Several treatments against one reference; `p_corrected` are corrected over them."""
+    """Several treatments against one reference; p-values are corrected over them."""
 
     reference: str
     grader: str
     comparisons: tuple[Comparison, ...]
-    p_corrected: np.ndarray
 
     def table(self) -> pd.DataFrame:
-        """Return one row per comparison, with `p_corrected` after `p`."""
-        table = pd.concat([one.table() for one in self.comparisons], ignore_index=True)
-        table.insert(list(table.columns).index("p") + 1, "p_corrected", self.p_corrected)
-        return table
+        """Return one row per comparison."""
+        return pd.concat([one.table() for one in self.comparisons], ignore_index=True)
 
     to_frame = table
 
     def headline(self) -> str:
         """Return which treatments change right answers, against the reference; else the largest difference."""
-        sure = [one for one, p in zip(self.comparisons, self.p_corrected, strict=True) if p < 1 - one.confidence]
+        sure, n = [one for one in self.comparisons if one.sure], len(self.comparisons)
         if len(sure) > 1:
             told = (f"{one.second!r} {100 * one.difference.estimate:+.1f}" for one in sure)
             return (
-                f"{len(sure)} of {len(self.comparisons)} treatments change right answers against {self.reference!r} "
+                f"{len(sure)} of {n} treatments change right answers against {self.reference!r} "
                 f"({100 * sure[0].accuracy_first:.1f} % right), in points: {listed(told)}."
             )
-        n = len(self.comparisons)
-        one = (
-            sure[0]
-            if sure
-            else max(self.comparisons, key=lambda one: np.nan_to_num(abs(one.difference.estimate), nan=-1))
-        )
-        words = one.headline(p_corrected=float(self.p_corrected[self.comparisons.index(one)]), n_tests=n)
+        largest = max(self.comparisons, key=lambda one: np.nan_to_num(abs(one.difference.estimate), nan=-1))
+        words = (sure or [largest])[0].headline()
         return words if n == 1 else f"{words[:-1]}; no difference is shown for {count_of(n - 1, 'other treatment')}."
 
     def details(self) -> list[str]:
-        """Return each comparison in words; p-values after Holm's correction where there are several."""
-        told: list[str] = []
-        for one, p in zip(self.comparisons, self.p_corrected.tolist(), strict=True):
-            told += [one.headline(p_corrected=p, n_tests=len(self.comparisons)), *one.details()]
-        return told
+        """Return each comparison in words."""
+        return [sentence for one in self.comparisons for sentence in (one.headline(), *one.details())]
 
     def printed(self) -> pd.DataFrame:
         """Return a row per comparison."""
-        return (
-            pd.concat([one.printed() for one in self.comparisons])
-            .assign(p_corrected=self.p_corrected)
-            .drop(columns="p")
-        )
+        return self.table()[[*self.comparisons[0].printed().drop(columns="p"), "p_corrected"]]
 
     def shown(self) -> Shown:
         """Return the comparisons as a table."""
@@ -398,6 +385,7 @@ class AccuracyResults(Result):
             lost=tuple(lost),
             n=n,
             n_left_out=len(units) - n,
+            p_corrected=p,
             detectable=float(beta.ppf(POWER, least, n - least + 1)) if n >= max(2, least) else np.nan,
         )
 
@@ -410,7 +398,11 @@ class AccuracyResults(Result):
             raise ValueError(f"there is only one treatment, {reference!r}: nothing to compare")
         found = [self.compare(reference, name, grader=grader, n_tests=len(others)) for name in others]
         p = np.array([one.p for one in found])
-        return Comparisons(reference, grader, tuple(found), p if np.isnan(p).all() else np.asarray(holm(p)))
+        corrected = p if np.isnan(p).all() else holm(p)
+        made = (
+            replace(one, p_corrected=float(each), n_tests=len(p)) for one, each in zip(found, corrected, strict=True)
+        )
+        return Comparisons(reference, grader, tuple(made))
 
     def headline(self) -> str:
         """Return which treatments change right answers, against the first."""

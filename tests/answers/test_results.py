@@ -147,9 +147,10 @@ def test_only_problems_answered_under_both_are_compared(by_hand: mi.AccuracyResu
 def test_holm_is_over_the_comparisons_made() -> None:
     found = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare_all("none")
     p = np.array([one.p for one in found.comparisons])
-    np.testing.assert_allclose(np.sort(found.p_corrected), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
+    corrected = [one.p_corrected for one in found.comparisons]
+    np.testing.assert_allclose(np.sort(corrected), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
     table = found.to_frame()
-    assert list(table["second"]) == ["mless", "mful"] and list(table["p_corrected"]) == list(found.p_corrected)
+    assert list(table["second"]) == ["mless", "mful"] and list(table["p_corrected"]) == corrected
     assert all(words.count("after Holm over 2 comparisons") == 1 for words in (found.headline(), found.details()[0]))
     gain = 100 * float(found.comparisons[0].difference.estimate)
     assert "change, points [95 %]" in repr(found) and f"{gain:+.1f}".lstrip("+") in repr(found).splitlines()[-3]

@@ -202,7 +202,7 @@ def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> Non
         (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "58% of the problems name one of .*left to chance"),
         (lambda: planted_model([A, B], [], reads_from={A: NUMBERS}), "L0H1 looks from rows of numbers only, so it needs"),
         (lambda: planted_model([A], [C], reads_from={A: [ANSWER]}), "mediator L1H2 has nothing to carry"),
-        (lambda: planted_model([Head(0, 28)]), r"L0H28: head 28 is out of range \(zero-based\)"),
+        (lambda: planted_model([Head(0, 28)]), r"L0H28: query head 28 is out of range \(zero-based\)"),
         (lambda: planted_model([Head(2, 0)], n_layers=2), r"layer 2 is out of range \(zero-based\)"),
         (lambda: planted_model([A], decoys={"silent": [A]}), "two roles, readers and silent decoys"),
         (lambda: planted_model([]), "name at least one reader, or ask for null=True"),
