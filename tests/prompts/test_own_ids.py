@@ -110,6 +110,7 @@ def test_replaced_tokens_are_patched_as_by_whole_passes(shape: dict[str, Any]) -
     assert closed.effect == pytest.approx(closed.singles[:, 0], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:by=.*no stratum has enough problems")
 @needs_hooked_transformer
 def test_everything_takes_pairs_of_ids(tmp_path: Path) -> None:
@@ -187,14 +188,16 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:by=.*no stratum has enough problems")
 @needs_hooked_transformer
 @pytest.mark.parametrize(
-    ("command", "more"), [("locate", ["--by", "of"]), ("circuit", ["--contrast", "replaced", "--heads", "0:0,1:1"])]
+    ("command", "more"),
+    [
+        pytest.param("locate", ["--by", "of", "--confirm", "12"], marks=pytest.mark.slow),
+        ("circuit", ["--contrast", "replaced", "--heads", "0:0,1:1"]),
+    ],
 )
 def test_the_commands_take_a_file_of_pairs(folder: Path, tmp_path: Path, command: str, more: list[str]) -> None:
-    file, counts = str(folder / "pairs.jsonl"), ["--limit", "12", *(["--confirm", "12"] if command == "locate" else [])]
-    model = ["--model", str(folder)] if command == "locate" else [str(folder)]
+    file, model = str(folder / "pairs.jsonl"), ["--model", str(folder)] if command == "locate" else [str(folder)]
     out = ["--report", "--no-progress", "--out", str(tmp_path / "out")]
-    asked = [command, *model, "--pairs", file, *counts, *more, *out]
-    done = CliRunner().invoke(app, asked)
+    done = CliRunner().invoke(app, [command, *model, "--pairs", file, "--limit", "12", *more, *out])
     assert done.exit_code == 0, done.stderr
     pairs, kept = pairs_from_file(file), mi.load(tmp_path / "out")
     if command == "locate":
