@@ -237,18 +237,3 @@ def test_histograms_are_densities_too(found: ActivationShift) -> None:
         share = table[run] / table[run].sum() / widths
         np.testing.assert_allclose(table[f"{run}_density"], share)
     np.testing.assert_allclose(table["density_change"], table["after_density"] - table["before_density"])
-
-
-# ------------------------------------------------------------------------------------------------- undefined, bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"c": 0.0}, "c is the width of near zero"),
-        ({"classify": lambda pair: ["digit"]}, "problem 'p0': classify must give one of digit, operator"),
-    ],
-)
-def test_what_cannot_be_measured_is_said(bridge: Model, options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        shift_of(bridge, **options)

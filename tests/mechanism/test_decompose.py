@@ -242,20 +242,6 @@ def test_a_control_of_the_same_tokens_does_not_differ_and_draws_are_averaged(tin
 # ----------------------------------------------------------------------------------------------------------- messages
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"layers": [3]}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
-        ({"n_control_draws": 0, "control": "random_sentence"}, "n_control_draws .* must be 1 or more, got 0"),
-        ({"control": Insertion.meaningless(" /", 4)}, r"must insert as many tokens into the same prompt \(9\)"),
-        ({"control": "words"}, "unknown control 'words'; choose one of random_sentence"),
-    ],
-)
-def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], message: str, tiny: Any) -> None:
-    with pytest.raises(ValueError, match=message):
-        decompose_attention(*tiny, progress=False, **options)
-
-
 def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> None:
     model, pairs = tiny
     found = decompose_attention(model, pairs, contrasts=["content"], layers=[0], progress=False)

@@ -169,22 +169,3 @@ def test_changes_within_rounding_are_none_and_most_problems_decide() -> None:
         "exact, two-sided, Holm over the three that move"
     )
     assert found.headline().endswith("(medians over 8 problems); shown in most problems: bias, both.")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"heads": [Head(1, 0)]}, r"L1H0 is not in layer 0 \(zero-based\)"),
-        ({"q": 2.0}, "q must lie between 0 and 1, got 2.0"),
-    ],
-)
-def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    with pytest.raises(ValueError, match=message):
-        mediate(model, pairs_for(model, n_tokens=9), progress=False, **options)
-
-
-def test_several_blocks_are_refused(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    with pytest.raises(ValueError, match="pair 'p0': mediation, .* not defined for an insertion in 2 blocks"):
-        mediate(model, pairs_for(model, n_tokens=8, before=("question",), at=(2,)), progress=False)

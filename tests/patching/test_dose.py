@@ -91,19 +91,3 @@ def test_what_is_drawn_of_the_heads_stands_in_one_table() -> None:
     assert np.median(table[heads].to_numpy() - table[["slope_1"]].to_numpy()) == pytest.approx(0), "through the middle"
     slope = found.mean_slope("inserted")
     assert float(slope.estimate) == pytest.approx(2.2) and float(slope.low) <= 2.2 + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"doses": (5,)}, r"doses must be at least two increasing numbers of tokens from 1 up, got \[5\]"),
-        ({"doses": (2, 2)}, "increasing"),
-        ({"outcome": "x"}, "unknown outcome 'x'"),
-        ({"problems": []}, "there are no problems"),
-    ],
-)
-def test_wrong_requests_are_named(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    given = {"problems": problems()[:1], "insertion": SLASHES, "doses": DOSES, **options}
-    with pytest.raises(ValueError, match=message):
-        dose_response(model, given.pop("problems"), given.pop("insertion"), progress=False, **given)

@@ -85,11 +85,10 @@ def test_random_sets_keep_the_layers_and_are_drawn_as_the_given_one_could_be() -
 
 
 def test_all_sets_are_taken_where_few_exist_and_none_where_there_is_no_other() -> None:
-    given = (Head(0, 0), Head(1, 0))
-    sets = random_sets(given, geometry(2, 3), 100, seed=0)
-    assert set(sets) == set(itertools.product(*([Head(layer, h) for h in range(3)] for layer in range(2)))) - {given}
-    whole = geometry(2, 3).heads
-    assert random_sets(whole, geometry(2, 3), 100, seed=0) == ()
+    given, info = (Head(0, 0), Head(1, 0)), geometry(2, 3)
+    every = set(itertools.product(*([Head(layer, h) for h in range(3)] for layer in range(2))))
+    assert set(random_sets(given, info, 100, seed=0)) == every - {given}
+    assert random_sets(info.heads, info, 100, seed=0) == ()
 
 
 def by_hand(effect: Any, singles: Any, random: Any, **more: Any) -> JointKnockout:

@@ -63,12 +63,8 @@ def test_a_head_is_told_by_the_problems_that_show_it() -> None:
         assert told.limits == (f"{column}_ci_low", f"{column}_ci_high")
     for contrast, named in {"total": False, "content": False, "shift": True}.items():
         assert (f"({contrast})" in replace(made, settings=made.settings | {"contrast": contrast}).headline()) == named
-
-
-def test_a_head_against_a_rising_effect_is_told_so() -> None:
-    """Senses follow the total effect: here it is +2, and a head whose part lowers the outcome acts against it."""
-    made = patched(12, donor=np.full(12, -2.0))
-    row = made.table().set_index("label").loc["L1H2"]
+    # senses follow the total effect: here it is +2, and a head whose part lowers the outcome acts against it
+    row = patched(12, donor=np.full(12, -2.0)).table().set_index("label").loc["L1H2"]
     assert (row["sense"], row["k"], row["share"]) == (-1, 12, pytest.approx(-0.25))
     assert row["share_ci_low"] < row["share"] < row["share_ci_high"]
 

@@ -50,7 +50,7 @@ def diluted(copier: Head) -> tuple[PlantedModel, Model]:
     return made, bridge_from(made.hf_model, made.tokenizer, name="diluted")
 
 
-def test_planted_readers_read_by_their_bias(readers: ReadEffects) -> None:
+def test_planted_readers_read_by_their_bias_and_other_heads_have_no_read_to_take_apart(readers: ReadEffects) -> None:
     made, _ = planted_here()
     for head in made.readers:
         knockout, zero, scale, sink, uniform = readers.turned[:, readers.heads.index(head)].T
@@ -60,10 +60,6 @@ def test_planted_readers_read_by_their_bias(readers: ReadEffects) -> None:
         assert shown(readers, head) == dict.fromkeys(READ_EDITS, "more") | {"restore_scale": "less"}
         words = conclusion(readers, head)
         assert "(bias) matters" in words and "(scale) hardly matters" in words and words.count("does not replace") == 2
-
-
-def test_a_mediator_and_an_unread_head_have_no_read_to_take_apart(readers: ReadEffects) -> None:
-    made, _ = planted_here()
     for head in (*made.mediators, *made.decoys["unread"]):
         assert shown(readers, head)["knockout"] == "less" and "nothing to take apart" in conclusion(readers, head)
     (mediator,) = made.mediators
@@ -210,18 +206,3 @@ def test_without_an_established_total_there_are_no_shares_and_no_verdicts(total:
     assert not found.established and np.isnan(found.whole.delta) and not found.verdicts.any()
     table = found.table()
     assert table["share"].isna().all() and table["p_more"].isna().all() and table["prevalence"].isna().all()
-
-
-@pytest.mark.parametrize(
-    ("heads", "options", "message"),
-    [
-        ([], {}, "no heads to take apart"),
-        ([Head(0, 1)], {"outcome": "kl"}, r"taking a read apart needs a signed outcome \(answer_logprob"),
-        ([Head(0, 1)], {"smallest_effect": 1.0}, "smallest_effect"),
-        ([Head(0, 1)], {"confidence": 0.0}, "confidence"),
-    ],
-)
-def test_wrong_requests_are_named(heads: Any, options: dict[str, Any], message: str) -> None:
-    made, model = planted_here()
-    with pytest.raises(ValueError, match=message):
-        read_effects(model, planted_pairs(made, model, 1), heads, progress=False, **options)
