@@ -142,18 +142,14 @@ class ARM:
             of = f"{key} on {benchmark!r}; it does for {known}" if rows else f"model {model!r}; it does for {models}"
             raise ValueError(f"the paper gives no ARM setting for {of}")
         row = rows[benchmark.lower()]
-        c, p1 = (row[f"{name}_code" if source == "code" else name] for name in ("c", "p1"))
-        if not c:
-            raise ValueError(
-                f"the {source} has no ARM setting for {key} on {benchmark} ({row['note']}); the other one has"
-            )
-        made = {"c": float(c), **CODE_OPTIONS[row["family"]]}
+        made = dict(CODE_OPTIONS[row["family"]])
         if options.get("reading", "paper_add") != "code_replace":  # Table 9 itself gives Gemma's p instead of a c
-            made = {name: value for name, value in made.items() if name in ("c", "fraction")}
-        made |= {"p1": float(p1)} if p1 else {}
-        made |= options
-        if "p1" not in made:
-            raise ValueError(f"p1 of {key} on {benchmark} is not known ({row['note']}); give p1=...")
+            made = {name: value for name, value in made.items() if name == "fraction"}
+        numbers = {name: row[f"{name}_code" if source == "code" else name] for name in ("c", "p1")}
+        made |= {name: float(number) for name, number in numbers.items() if number} | options
+        if missing := numbers.keys() - made.keys():
+            lacks = f"the {source} gives no {min(missing)} for {key} on {benchmark}"
+            raise ValueError(f"{lacks} ({row['note']}): give it, or ask the other source")
         return cls(**made)
 
     @property
