@@ -422,11 +422,9 @@ class ReadEffects(Parts, Result):
         columns |= {"prevalence_ci_low": counted.low[0], "prevalence_ci_high": counted.high[0]}
         columns |= {f"p_{name}": p for name, p in zip(ASKED + BESIDE, self.p, strict=True)}
         columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
-        heads = pd.DataFrame(results.head_columns(self.heads)).loc[
-            np.repeat(np.arange(len(self.heads)), len(READ_EDITS))
-        ]
-        edits = tidy({"place": self.heads, "intervention": list(READ_EDITS)}, **columns).drop(columns="place")
-        return pd.concat([heads.reset_index(drop=True), edits], axis=1)
+        heads = results.head_columns([head for head in self.heads for _ in READ_EDITS])
+        edits = {"intervention": list(READ_EDITS) * len(self.heads)}
+        return pd.DataFrame(heads | edits | {name: np.ravel(cells) for name, cells in columns.items()})
 
     def quantity(self, column: str) -> Quantity:
         unit = {"share": WHOLE, "prevalence": "1: every problem"}.get(column, self.unit)
