@@ -307,10 +307,10 @@ def activation_shift(
         places = pair.shared if CONDITIONS[condition].has_span else torch.arange(len(pair.base))
         places = places[first(pair) :]
         keep = {pre: lambda x: widened(gate.activation(x[0, places.to(x.device)]))}
-        found: Tensor = model.run(pair.condition(condition), capture=keep, logits_at="none").captured[pre]
-        if not bool(torch.isfinite(found).all()):
+        seen: Tensor = model.run(pair.condition(condition), capture=keep, logits_at="none").captured[pre]
+        if not bool(torch.isfinite(seen).all()):
             raise ValueError(f"problem {pair.id!r}, condition {condition!r}: infinite or NaN activations")
-        return found
+        return seen
 
     def measured(at: int) -> dict[str, np.ndarray]:
         pair = found[at]

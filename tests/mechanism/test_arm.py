@@ -53,11 +53,8 @@ def reference(arm: ARM, a: torch.Tensor, generator: torch.Generator) -> torch.Te
         middle = lower_median(measured)
         mad = max(lower_median([abs(value - middle) for value in measured]), 1e-12)
         eps = 1.4826 * mad * arm.c
-        if arm.fraction == "direct":
-            fraction = arm.c
-        else:
-            near = sum(size <= eps if arm.reading == "paper_add" else size < eps for size in sizes)
-            fraction = min(max(arm.k * near / n, arm.p_min), arm.p_max)
+        near = sum(size <= eps if arm.reading == "paper_add" else size < eps for size in sizes)
+        fraction = arm.c if arm.fraction == "direct" else min(max(arm.k * near / n, arm.p_min), arm.p_max)
         if arm.selection == "quantile":
             bar = percentile(sizes, 100 * fraction)
             chosen = [i for i in range(n) if sizes[i] <= bar]

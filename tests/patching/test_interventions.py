@@ -1,5 +1,6 @@
 """Interventions by their formulas, as sets of heads in one run, and while generating."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -139,30 +140,16 @@ def test_every_row_of_every_head_is_edited_by_itself(intervention: Any) -> None:
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     span = torch.tensor([[0, 0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0]], dtype=torch.bool)
     visible = torch.ones(7, 7, dtype=torch.bool).tril()[2:].expand(2, 1, 5, 7)
-    parts: dict[str, Any] = {
-        "q": draw(2, 5, 4, 3),
-        "k": draw(2, 7, 2, 3),
-        "v": draw(2, 7, 2, 3),
-        "z": draw(2, 5, 4, 3),
-        "visible": visible,
-        "unmasked": visible,
-        "span": span,
-    }
+    parts: dict[str, Any] = {"q": draw(2, 5, 4, 3), "k": draw(2, 7, 2, 3), "v": draw(2, 7, 2, 3), "z": draw(2, 5, 4, 3)}
+    parts |= {"visible": visible, "unmasked": visible, "span": span}
     state = state_by_hand(**parts, donor=state_by_hand(**{**parts, "z": draw(2, 5, 4, 3)}))
     found, pattern = intervention(state), state.pattern()
-    for prompt in range(2):
-        for head in range(4):
-            for row in range(5):
-                shown = (
-                    pattern[prompt, head, row],
-                    state.v[prompt, :, head // 2],
-                    span[prompt],
-                    visible[prompt, 0, row],
-                )
-                expected = rows_by_hand(intervention.name, *shown)
-                if intervention.name == "restore_scale":
-                    expected = expected + state.donor.z[prompt, row, head]
-                torch.testing.assert_close(found[prompt, row, head], expected, equal_nan=True)
+    for prompt, head, row in itertools.product(range(2), range(4), range(5)):
+        attention, values = pattern[prompt, head, row], state.v[prompt, :, head // 2]
+        expected = rows_by_hand(intervention.name, attention, values, span[prompt], visible[prompt, 0, row])
+        if intervention.name == "restore_scale":
+            expected = expected + state.donor.z[prompt, row, head]
+        torch.testing.assert_close(found[prompt, row, head], expected, equal_nan=True)
 
 
 def test_matched_mass_takes_as_much_from_keys_that_may_be_taken_from() -> None:
@@ -178,20 +165,18 @@ def test_matched_mass_takes_as_much_from_keys_that_may_be_taken_from() -> None:
     mass = before[..., span[0]].sum(-1)
     own = torch.arange(5, 9)
     reached = 0
-    for head in range(2):
-        for row in range(4):
-            others = torch.arange(3, int(own[row]))
-            if before[head, row, others].sum() < mass[head, row]:
-                assert after[head, row].isnan().all()
-                continue
-            reached += 1
-            left = after[head, row] * (1 - mass[head, row])
-            untouched = [0, 1, 2, *range(int(own[row]), n)]
-            torch.testing.assert_close(left[untouched], before[head, row, untouched])
-            taken = before[head, row, others] - left[others]
-            assert (taken > -1e-12).all() and float(taken.sum()) == pytest.approx(float(mass[head, row]))
-            part = (taken > 1e-12) & (left[others] > 1e-12)
-            assert part.sum() <= 1, "only the last key is taken from in part"
+    for head, row in itertools.product(range(2), range(4)):
+        others = torch.arange(3, int(own[row]))
+        if before[head, row, others].sum() < mass[head, row]:
+            assert after[head, row].isnan().all()
+            continue
+        reached += 1
+        left = after[head, row] * (1 - mass[head, row])
+        untouched = [0, 1, 2, *range(int(own[row]), n)]
+        torch.testing.assert_close(left[untouched], before[head, row, untouched])
+        taken = before[head, row, others] - left[others]
+        assert (taken > -1e-12).all() and float(taken.sum()) == pytest.approx(float(mass[head, row]))
+        assert ((taken > 1e-12) & (left[others] > 1e-12)).sum() <= 1, "only the last key is taken from in part"
     assert reached >= 2
 
 
