@@ -84,7 +84,7 @@ class Certificate(Result):
         found = {
             "passed": self.passed,
             "model": dataclasses.asdict(self.info) | {"versions": dict(self.info.versions)},
-            "checks": None if self.checks is None else self.checks.to_dict(),
+            "checks": None if self.checks is None else dataclasses.asdict(self.checks),
             "lines": table.where(table.notna(), None).to_dict("records"),
             "prompts": list(self.prompts),
         }

@@ -87,24 +87,25 @@ class Model(ABC):
     def attention_rule(self, layer: int) -> AttentionRule:
         """Return scale and soft-cap of a layer's attention scores, and its learned sinks."""
 
+    @abstractmethod
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        """The layer's activation, or None where this backend knows of none."""
-        return None
+        """The layer's activation, or None where it is not known."""
 
+    @abstractmethod
     def _attention_output(self, layer: int) -> AttentionOutput | None:
-        """The layer's output projection, or None where this backend knows of none."""
-        return None
+        """The layer's output projection, or None where it is not known."""
 
     def checked(self, checks: ModelChecks | None) -> "Model":
         """Return this model with these figures, able to do what they say; None: as it was before any check."""
-        model = copy.copy(self)
-        model.checks = checks
-        return model
+        return self._with(checks=checks)
 
     def on(self, engine: Engine) -> "Model":
         """Return this model, whose long analyses an engine computes: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
+        return self._with(engine=engine)
+
+    def _with(self, **changed: object) -> "Model":
         model = copy.copy(self)
-        model.engine = engine
+        vars(model).update(changed)
         return model
 
     def sent(self) -> tuple[Callable[..., "Model"], tuple[object, ...]]:
@@ -315,21 +316,20 @@ class Model(ABC):
         capture, edits = capture or {}, edits or {}
         read = self._read_positions(logits_at, inputs.n_tokens)
         captured: dict[str, Foreign] = {}
-        edited: set[str] = set()
+        edited = {*edits} if self.remote else set()
         taps: dict[str, Tap] = {}
         for name in {**capture, **edits}:
             self._check_name(name)
             edit, reducer = edits.get(name), capture.get(name)
             if edit is not None and not self.remote:
-                edit = _checked_edit(name, edit, edited)
+                edit = partial(_edited, name, edit, edited)
             there = reducer if self.remote and reducer is not None and can_be_sent(reducer) else None
-            kept = _keeper(captured, name, None if there else reducer, grad) if name in capture else None
+            kept = partial(_keep, captured, name, None if there else reducer, grad) if name in capture else None
             taps[name] = Tap(edit, kept, there)
         masks = None if inputs.plain else self.visible(inputs)
         with self.turn(), torch.set_grad_enabled(grad):
             logits = self._forward(inputs, masks, taps, read)
-        missing = [name for name in capture if name not in captured]
-        missing += [name for name in edits if name not in edited and not self.remote]
+        missing = [name for name in capture if name not in captured] + [name for name in edits if name not in edited]
         if missing:
             raise ModelError(f"{self.info.backend}: no activation ever came for {missing}; this model has no such site")
         return Run(logits, {name: captured[name] for name in capture})
@@ -355,21 +355,18 @@ class Model(ABC):
         layers = range(self.info.n_layers)
         reducers = {site(layer, name): reducer for layer in layers for name, reducer in kept.items()}
         result, inputs = self.run(inputs, capture=reducers, logits_at=logits_at), self._checked(inputs)
-
-        def per_layer(name: str) -> tuple[Tensor, ...]:
-            return tuple(result.captured[site(layer, name)] for layer in layers if name in kept)
-
-        z = per_layer("attn.hook_z")
-        places = [each.device for each in z]  # what enters a layer still lies where the layer before it does
+        found = {name: tuple(result.captured[site(layer, name)] for layer in layers) for name in kept}
+        places = [each.device for each in found["attn.hook_z"]]
+        resid = zip(found.get("hook_resid_pre", ()), places, strict=False)
         return Recording(
             inputs=inputs,
             start=start,
             logits=result.logits,
-            resid_pre=tuple(x.to(place) for x, place in zip(per_layer("hook_resid_pre"), places, strict=False)),
-            q=per_layer("attn.hook_rot_q"),
-            k=per_layer("attn.hook_rot_k"),
-            v=per_layer("attn.hook_v"),
-            z=z,
+            resid_pre=tuple(x.to(place) for x, place in resid),  # each still lies where the layer before it does
+            q=found.get("attn.hook_rot_q", ()),
+            k=found.get("attn.hook_rot_k", ()),
+            v=found.get("attn.hook_v", ()),
+            z=found["attn.hook_z"],
             masks=tuple(mask[:, :, start:] for mask in self.visible(inputs, places)),
         )
 
@@ -406,8 +403,7 @@ class Model(ABC):
             raise ValueError(f"a replay from position {receiving.start} on has no logits before it: {logits_at!r}")
         with torch.no_grad():
             stepper = None if exact_forward else self.stepper
-            if stepper is not None:
-                return stepper.replay(receiving, layers, z, read - receiving.start)
+                    return stepper.replay(receiving, layers, z, read - receiving.start)
             if self.hooks and not exact_forward:
                 warnings.warn(f"{self.info.name} is slow: {self.why_whole_passes}", stacklevel=1)  # once
             return self._replay_by_forward(receiving, layers, z, read)
@@ -482,27 +478,22 @@ class Model(ABC):
         return read
 
 
-def _checked_edit(name: str, edit: Edit, edited: set[str]) -> Edit:
-    def apply(value: Tensor) -> Tensor:
-        edited.add(name)
-        new = edit(value)
-        if not isinstance(new, Tensor) or new.shape != value.shape:
-            came = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
-            raise ValueError(f"the edit of {name} must return a tensor of shape {list(value.shape)}, got {came}")
-        return new.to(value.dtype)
-
-    return apply
+def _edited(name: str, edit: Edit, edited: set[str], value: Tensor) -> Tensor:
+    """What an edit makes of an activation, once it is checked; its name is then among those that were `edited`."""
+    edited.add(name)
+    new = edit(value)
+    if not isinstance(new, Tensor) or new.shape != value.shape:
+        came = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        raise ValueError(f"the edit of {name} must return a tensor of shape {list(value.shape)}, got {came}")
+    return new.to(value.dtype)
 
 
-def _keeper(captured: dict[str, Foreign], name: str, reducer: Reducer, grad: bool) -> Callable[[Tensor], None]:
-    def keep(value: Tensor) -> None:
-        value = value if grad else value.detach()
-        kept = value if reducer is None else reducer(value)
-        if not grad and isinstance(kept, Tensor) and (kept is value or kept._is_view()):
-            kept = kept.clone()  # a library may add to its activations in place (Falcon: attention to the MLP's)
-        captured[name] = kept
-
-    return keep
+def _keep(captured: dict[str, Foreign], name: str, reducer: Reducer, grad: bool, value: Tensor) -> None:
+    value = value if grad else value.detach()
+    kept = value if reducer is None else reducer(value)
+    if not grad and isinstance(kept, Tensor) and (kept is value or kept._is_view()):
+        kept = kept.clone()  # a library may add to its activations in place (Falcon: attention to the MLP's)
+    captured[name] = kept
 
 
 _HERE: WeakValueDictionary[tuple[str, ...], Model] = WeakValueDictionary()

@@ -120,7 +120,7 @@ class QueriesKeysValues:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated."""
         made = [linear(each, x) for each in self.projections]
-        q, k, v = (got(self.part(which), made[min(which, len(made) - 1)]) for which in range(3))
+        q, k, v = (got(self.part(which), made[which % len(made)]) for which in range(3))
         return *self.normed(q, k, last=False), v
 
     def normed(self, q: Tensor, k: Tensor, *, last: bool) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ class QueriesKeysValues:
 
     def path(self, which: int) -> str:
         """The path in the layer of what makes queries (0), keys (1) or values (2)."""
-        return self.paths[min(which, len(self.paths) - 1)]
+        return self.paths[which % len(self.paths)]
 
     def part(self, which: int) -> Part:
         """The part of what a projection gives that is queries (0), keys (1) or values (2)."""
@@ -214,10 +214,9 @@ class DecoderLayer:
 
     def norms_by_place(self) -> list[nn.Module]:
         """Return its norms before and after attention, before and after the MLP (in parallel without one, attention's)."""
-        n = self.norms
-        assert n is not None
-        shared = n.before_attention if self.parallel else None
-        return list(map(self.norm, (n.before_attention, n.after_attention, n.before_mlp or shared, n.after_mlp)))
+        n = self.norms or Norms()
+        before_mlp = n.before_mlp or (n.before_attention if self.parallel else None)
+        return [self.norm(name) for name in (n.before_attention, n.after_attention, before_mlp, n.after_mlp)]
 
     @property
     def called_attention(self) -> nn.Module:
@@ -247,13 +246,6 @@ class DecoderLayer:
         """What the layer multiplies all that it adds to the stream by (Granite)."""
         return float(getattr(self.module, "residual_multiplier", 1.0))
 
-    def add_mlp(self) -> Callable[[Tensor], Tensor]:
-        """What the MLP adds of its normed input, be it plain or experts."""
-        if self.mlp is not None:
-            return self.mlp
-        whole = _at(self.module, self.mlp_path)
-        return lambda x: made[0] if isinstance(made := whole(x), tuple) else made
-
     @property
     def gated_mlp(self) -> GatedMlp | None:
         mlp = self.mlp
@@ -268,9 +260,13 @@ class DecoderLayer:
             return None
         after = self.norms.after_attention  # not its hooks: it is asked in the middle of a run
         norm = None if after is None else self.norm(after).forward
-        if self.share != 1.0:
-            weight, bias = weight * self.share, None if bias is None else bias * self.share
-        return AttentionOutput(weight.unflatten(0, (-1, heads.d_head)), bias, norm)
+        bias = None if bias is None else shared(bias, self.share)
+        return AttentionOutput(shared(weight, self.share).unflatten(0, (-1, heads.d_head)), bias, norm)
+
+
+def shared(x: Tensor, share: float) -> Tensor:
+    """What a layer adds, times the share of it that it adds (see `DecoderLayer.share`)."""
+    return x if share == 1.0 else x * share
 
 
 def _matrix(module: Foreign, width: int) -> tuple[Tensor, Tensor | None]:
@@ -352,10 +348,10 @@ def _inputs(attention: nn.Module | None, path: str, heads: ModelInfo) -> Queries
 
 def _mlp(layer: nn.Module, before: str) -> Mlp | None:
     for names in MLPS:
-        gate, *parts = (None if name is None else _at(layer, before + name) for name in names)
-        if all(part is not None for part in parts) and (gate is None) == (names[0] is None):
-            up, down, act = parts
-            return Mlp(tuple(name and before + name for name in names), gate, up, down, act)  # type: ignore[arg-type]
+        paths: Foreign = tuple(name and before + name for name in names)
+        found = _parts(layer, *filter(None, paths))
+        if found is not None:
+            return Mlp(paths, None if paths[0] is None else found[0], *found[-3:])
     return None
 
 
@@ -391,7 +387,7 @@ class Positions:
         first: Foreign = attentions[0]
         kind = type(first).__name__
         self._rotated = [ROTATED.get(type(each).__name__, lambda each: True)(each) for each in attentions]
-        self._apply = getattr(sys.modules[type(first).__module__], "apply_rotary_pos_emb", None)
+        self._apply: Foreign = getattr(sys.modules[type(first).__module__], "apply_rotary_pos_emb", None)
         self._table = getattr(first, "embed_positions", None)  # GPT-J's, of whole positions
         self.adjacent = self._table is not None  # what is turned together lies side by side
         self.whole_only = self.learned or self._table is not None
@@ -404,8 +400,8 @@ class Positions:
 
     @classmethod
     def of(cls, hf_model: nn.Module | None, layers: Sequence[DecoderLayer]) -> "Positions | None":
-        attentions = [layer.attention for layer in layers if layer.attention is not None]
-        if not layers or len(attentions) != len(layers):
+        attentions: Foreign = [layer.attention for layer in layers]
+        if not layers or None in attentions:
             return None
         found = cls(decoder_of(hf_model), attentions)
         rotated = (found._apply or found._paired) and (found._rotary is not None or found._table is not None)
@@ -428,14 +424,14 @@ class Positions:
             paired = self._paired[:: -1 if back else 1]
             q, k = (torch.cat([x[..., :-width], _turned(x[..., -width:], cos, sin, *paired)], -1) for x in (q, k))
             return q, k
-        (q, q_rest), (k, k_rest) = ((x[..., :width], x[..., width:]) for x in (q, k))
+        rests = [x[..., width:] for x in (q, k)]
+        q, k = q[..., :width], k[..., :width]
         if self._table is not None:
-            q, k = (self._apply(x, sin, cos) for x in (q, k))  # type: ignore[misc]
+            q, k = self._apply(q, sin, cos), self._apply(k, sin, cos)
         else:
-            q, k = self._apply(q.transpose(1, 2), k.transpose(1, 2), cos, sin)  # type: ignore[misc]
-            q, k = q.transpose(1, 2), k.transpose(1, 2)
-        if q_rest.shape[-1]:
-            q, k = torch.cat([q, q_rest], -1), torch.cat([k, k_rest], -1)
+            q, k = (x.transpose(1, 2) for x in self._apply(q.transpose(1, 2), k.transpose(1, 2), cos, sin))
+        if rests[0].shape[-1]:
+            q, k = (torch.cat(parts, -1) for parts in zip((q, k), rests, strict=True))
         return q, k
 
     def _tables(self, layer: int, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -479,7 +475,7 @@ class HuggingFaceLayers:
         decoder = decoder_of(hf_model)
         self.n_layers = len(layers)
         self._layers, self._positions = layers, positions
-        self._mlps = [layer.add_mlp() for layer in layers]
+        self._mlps = [layer.mlp or _at(layer.module, layer.mlp_path) for layer in layers]
         self._norms = [layer.norms_by_place() for layer in layers]
         self._rules = [attention_rule_of(layer.attention, d_head=d_head) for layer in layers if layer.attention]
         self._norm = _first(decoder, FINAL_NORMS)[1]
@@ -495,9 +491,10 @@ class HuggingFaceLayers:
     ) -> "HuggingFaceLayers | None":
         """Take the decoder of a model; None for one of another build, which is then replayed by whole forward passes."""
         hf_model = unwrapped(hf_model)
-        ends = _first(decoder_of(hf_model), FINAL_NORMS)[1] is not None and hf_model.get_output_embeddings() is not None
-        known = ends and positions is not None and not any(layer.unknown for layer in layers)
-        return cls(hf_model, layers, positions, d_head) if known and positions is not None else None
+        ends = _first(decoder_of(hf_model), FINAL_NORMS)[1], hf_model.get_output_embeddings()
+        if None in ends or positions is None or any(layer.unknown for layer in layers):
+            return None
+        return cls(hf_model, layers, positions, d_head)
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         inputs = self._layers[layer].inputs
@@ -513,12 +510,13 @@ class HuggingFaceLayers:
 
     def attention_out(self, layer: int, z: Tensor) -> Tensor:
         wrote = self._norms[layer][1](linear(self._layers[layer].output, z.flatten(-2)))
-        return wrote * share if (share := self._layers[layer].share) != 1.0 else wrote
+        return shared(wrote, self._layers[layer].share)
 
     def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
         _, _, before, after = self._norms[layer]
-        wrote = after(self._mlps[layer](before(resid)))
-        return wrote * share if (share := self._layers[layer].share) != 1.0 else wrote
+        wrote = self._mlps[layer](before(resid))
+        wrote = wrote[0] if isinstance(wrote, tuple) else wrote  # experts give their router's scores too
+        return shared(after(wrote), self._layers[layer].share)
 
     def unembed(self, resid: Tensor) -> Tensor:
         assert self._norm is not None

@@ -1,7 +1,7 @@
 """What goes into a model and what comes out, and what is known of one: its geometry, its checks, its layers' rules."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -86,10 +86,8 @@ class ModelInfo:
 
     def mask_of(self, heads: Iterable[Head]) -> np.ndarray:
         """Which heads these are, boolean `[layer, head]`."""
-        mask = np.zeros((self.n_layers, self.n_heads), dtype=bool)
-        for head in heads:
-            mask[head.layer, head.head] = True
-        return mask
+        named = set(heads)
+        return np.array([head in named for head in self.heads]).reshape(self.n_layers, self.n_heads)
 
     def check_layer(self, layer: int) -> int:
         """Return a layer of this model (zero-based); `ValueError` for one that is not there."""
@@ -139,10 +137,6 @@ class ModelChecks:
         found = {name: getattr(self, f"{name}_difference") for name in ("logits", "gap", "replay")}
         known = ", ".join(f"{name} difference {value:.1e}" for name, value in found.items() if value is not None)
         return f"ModelChecks({known}; tolerance {self.tolerance:.1e}, {self.replay})"
-
-    def to_dict(self) -> dict[str, float | str | None]:
-        """The figures, ready for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -295,7 +289,7 @@ class Inputs:
     @property
     def unmasked(self) -> "Inputs":
         """The same tokens at the same positions, without the mask."""
-        return Inputs(self.tokens, self.position_ids)
+        return replace(self, attention_mask=None)
 
     def to(self, device: torch.device | str) -> "Inputs":
         """Return the same input on another device."""
@@ -306,8 +300,7 @@ class Inputs:
         return self._each(lambda x: x.repeat_interleave(rows, 0) if len(x) == self.batch else x)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
-        known = lambda x: None if x is None else change(x)  # noqa: E731
-        return Inputs(change(self.tokens), known(self.position_ids), known(self.attention_mask))
+        return replace(self, **{name: change(value) for name, value in vars(self).items() if value is not None})
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,14 +120,8 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
         # a kernel that does not do this dtype, device or attention; a config that changes what a pass gives
         how = f"{type(hf_model).__name__} in {loading.dtype} on {loading.place}"
         raise ModelError(f"{label!r} does not run as a plain {how}: {first_line(error)}") from error
-    finished = functools.partial(
-        _finished,
-        reference=reference,
-        config=hf_model.config,
-        loaded_from=source,
-        weights_hash=hashed,
-        tf32=loading.tf32,
-    )
+    known = {"reference": reference, "config": hf_model.config, "loaded_from": source, "weights_hash": hashed}
+    finished = functools.partial(_finished, **known, tf32=loading.tf32)
     if backend == "nnsight":
         from .nnsight import NnsightModel, wrapped
 
@@ -162,24 +156,21 @@ def wrap_model(thing: Foreign, *, name: str | None = None, tokenizer: Foreign = 
     it for a bridge of TransformerLens 4, which loads its own anew with a beginning-of-sequence token in front.
     Raises `TypeError` for anything else, `ModelError` if the model fails its check.
     """
-    from .transformer_lens import BridgeModel, HookedTransformerModel
-
     label, mro = name or f"wrapped {type(thing).__name__}", type(thing).__mro__
     kinds = {kind.__name__ for kind in mro} | {kind.__module__.split(".")[0] for kind in mro}
-    model: Model
+    wrapper: Foreign
     if "HookedTransformer" in kinds:
-        model = HookedTransformerModel(thing, name=label, tokenizer=tokenizer)
+        from .transformer_lens import HookedTransformerModel as wrapper
     elif "TransformerBridge" in kinds:
-        model = BridgeModel(thing, name=label, tokenizer=tokenizer)
+        from .transformer_lens import BridgeModel as wrapper
     elif "nnsight" in kinds:
-        from .nnsight import NnsightModel
-
-        model = NnsightModel(thing, name=label, tokenizer=tokenizer)
+        from .nnsight import NnsightModel as wrapper
     else:
         raise TypeError(
             f"wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model, got {type(thing).__name__}; load "
             "a plain Hugging Face model by load_model(SimpleNamespace(name=..., hf_model=..., tokenizer=...))"
         )
+    model: Model = wrapper(thing, name=label, tokenizer=tokenizer)
     if model.weights is not None:
         refuse_not_finite(model.weights, name=label)
     return _finished(model, config=getattr(model.hf_model, "config", None) or getattr(thing, "cfg", None))
@@ -204,8 +195,8 @@ def untrained_twin(model: Model, seed: int = 0) -> Model:
 
             hooked = _hooked(copy.deepcopy(model.config))
             hooked.init_weights()
-            twin_of = wrap_model(hooked.to(hooked.cfg.device), name=label, tokenizer=model.tokenizer)
-            return twin_of.on(model.engine)
+            hooked = hooked.to(hooked.cfg.device)
+            return wrap_model(hooked, name=label, tokenizer=model.tokenizer).on(model.engine)
         config = copy.deepcopy(model.config)
         config.__dict__.pop("quantization_config", None)
         hf_model: Foreign = model.hf_model
@@ -213,8 +204,8 @@ def untrained_twin(model: Model, seed: int = 0) -> Model:
         drawn = make(config, dtype=getattr(torch, info.dtype))
     twin = SimpleNamespace(name=label, hf_model=drawn, tokenizer=model.tokenizer)
     placed: dict[str, Foreign] = {"device": info.device} if len(model.devices) == 1 else {"device_map": "auto"}
-    placed |= {"backend": info.backend, "dtype": info.dtype, "attn_implementation": info.attention}
-    return load_model(twin, **placed).on(model.engine)
+    made = load_model(twin, backend=info.backend, dtype=info.dtype, attn_implementation=info.attention, **placed)
+    return made.on(model.engine)
 
 
 def _finished(

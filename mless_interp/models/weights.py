@@ -76,9 +76,8 @@ class Loading:
         return str(self.dtype).removeprefix("torch.")
 
     @property
-    def precision(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self._dtype)
-        return found
+    def precision(self) -> Foreign:
+        return getattr(torch, self._dtype)
 
     @functools.cached_property
     def place(self) -> str:
@@ -128,10 +127,9 @@ def check_index(index: Path) -> None:
 
 def check_tokenizer(folder: Path) -> None:
     """Raise `ModelError` for a folder that holds no vocabulary: some tokenizers would be made up without one."""
-    if any((folder / name).exists() for name in TOKENIZERS) or any(folder.glob("*.tiktoken")):
-        return
     config = folder / "tokenizer_config.json"
-    if not config.exists() or "auto_map" not in document(folder, config.name):
+    found = any((folder / name).exists() for name in TOKENIZERS) or any(folder.glob("*.tiktoken"))
+    if not found and not (config.exists() and "auto_map" in document(folder, config.name)):
         raise ModelError(
             f"{str(folder)!r} holds no tokenizer (none of {', '.join(TOKENIZERS)}): put the files there that "
             "tokenizer.save_pretrained writes"
@@ -217,8 +215,8 @@ def device_of(module: Foreign) -> torch.device:
     if not weight.is_meta:
         return weight.device
     hook = getattr(embedding, "_hf_hook", None)
-    found = [getattr(each, "execution_device", None) for each in getattr(hook, "hooks", (hook,))]
-    return torch.device(next((place for place in found if place is not None), "cpu"))
+    places = (getattr(each, "execution_device", None) for each in getattr(hook, "hooks", (hook,)))
+    return torch.device(next((place for place in places if place is not None), "cpu"))
 
 
 def refuse_not_finite(module: nn.Module, *, name: str) -> None:

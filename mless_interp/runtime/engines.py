@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ..core.arguments import checked
+from ..core.arguments import check_count, checked
 
 Unit = tuple[int, ...]
 """Problems, by their place in the list, that are computed in one go; planned from the whole list, never from what waits."""
@@ -33,18 +33,16 @@ class Engine(Protocol):
 
 
 class _Here:
-    """In this process, one unit after the other."""
+    """In this process, one unit after the other; an object, so that it stays what it is as the attribute of a class."""
 
     def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Done:
-        for unit in units:
-            yield unit, compute(unit, tick)
+        return ((unit, compute(unit, tick)) for unit in units)
 
     def __repr__(self) -> str:
         return "here"
 
 
 here = _Here()
-"""An object, so that it stays what it is as the attribute of a class."""
 
 
 # --------------------------------------------------------------------------------------------------------------- shards
@@ -91,10 +89,8 @@ class Shard:
 
     def done(self, label: str, kept: str, path: Path | None) -> ShardDone:
         """Say that this part is computed, while others' are missing; `kept`: how much there is beside `path`."""
-        return ShardDone(
-            f"{label}: {self!r} is done, {kept} are kept beside {path}; when the other shards have ended too, the same "
-            "analysis without a shard goes on from all of them"
-        )
+        rest = "when the other shards have ended too, the same analysis without a shard goes on from all of them"
+        return ShardDone(f"{label}: {self!r} is done, {kept} are kept beside {path}; {rest}")
 
     def file(self, path: Path) -> Path:
         """Return the file in which this shard keeps its part of a checkpoint."""
@@ -145,9 +141,7 @@ class RayWorkers(contextlib.AbstractContextManager["RayWorkers"]):
 
     @checked
     def __init__(self, count: int, *, gpus: int | float = 0, cpus: int | float = 1, address: str | None = None) -> None:
-        for name, value, least in (("count", count, 1), ("gpus", gpus, 0), ("cpus", cpus, 0)):
-            if not least <= value < float("inf"):
-                raise ValueError(f"{name} must be {least} or more, got {value}")
+        check_count(count, name="count")
         _ray()
         if address not in (None, "auto", "local"):  # before a model is loaded
             host, _, port = str(address).removeprefix("ray://").rpartition(":")
@@ -255,10 +249,9 @@ class _Worker:
             return self._compute(unit, lambda _: None), None
         except Exception as error:  # noqa: BLE001, raised again where it is read
             try:
-                pickle.loads(pickle.dumps(error))
+                return None, pickle.loads(pickle.dumps(error))
             except Exception:  # noqa: BLE001, its class cannot be sent: its words can
                 return None, RuntimeError(f"{type(error).__name__}: {error}")
-            return None, error
 
 
 def _pickled(compute: Compute) -> bytes:

@@ -26,12 +26,8 @@ savable(Interval)
 
 HALF = {"bfloat16": "8 bits (by up to 0.4 %)", "float16": "11 bits (by up to 0.05 %)"}
 """To what half precision rounds a number."""
-
-ROWS = 5
-"""Rows of the table in a print."""
-MOST = 20
-"""Columns of a summary, at most."""
-
+ROWS, MOST = 5, 20
+"""Rows of the table in a print; columns of a summary, at most."""
 Found = dict[str, dict[str, np.ndarray]]
 """metric -> condition or contrast -> values."""
 
@@ -178,10 +174,11 @@ class Result(Grouped):
             said.append(f"These {len(self.groups)} problems are variants in {n}; each group counts once.")
         if (dtype := str(self.settings.get("dtype"))) in HALF:
             noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
+            resolution = getattr(self, "resolution", self.settings.get("resolution"))
             words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
             if np.isfinite(noise):
                 words += f"; it moves rows that are not edited by {noise:.1e} {unit}"
-            elif (resolution := getattr(self, "resolution", self.settings.get("resolution"))) is not None:
+            elif resolution is not None:
                 words += f"; effects up to {resolution:.1e} {unit} are taken for rounding"
             said.append(f"{words.rstrip()}.")
         return said
@@ -220,7 +217,6 @@ class Result(Grouped):
 
     def check_axes(self) -> None:
         """`ValueError` unless its arrays have the declared axes, each of one length."""
-        fields = {field.name for field in dataclasses.fields(self)}
         lengths: dict[str, tuple[int, str]] = {}
         for field, names in self.axes:
             axes = names.split()
@@ -228,9 +224,9 @@ class Result(Grouped):
                 if array.ndim != len(axes):
                     raise ValueError(f"{where} must be [{', '.join(axes)}], got shape {array.shape}")
                 for axis, length in zip(axes, array.shape, strict=True):
-                    for plural in {f"{axis}s", f"{axis}_ids"} & fields:
-                        lengths[axis] = len(getattr(self, plural)), plural
-                    known, by = lengths.setdefault(axis, (length, where))
+                    plural = next((each for each in (f"{axis}s", f"{axis}_ids") if each in vars(self)), "")
+                    said = (len(getattr(self, plural)), plural) if plural else (length, where)
+                    known, by = lengths.setdefault(axis, said)
                     if length != known:
                         raise ValueError(f"{where} has {length} along {axis!r}, {by} has {known}")
 
@@ -250,16 +246,14 @@ class Result(Grouped):
 
     def default_column(self, table: pd.DataFrame) -> str:
         """Return the column of its table that a picture shows unless told otherwise: of `drawn`, else the first number."""
-        others = [name for name in table.columns if name not in ("layer", "head") and table[name].dtype.kind == "f"]
-        named = [name for name in (*self.drawn, *others) if name in table]
+        named = [name for name in (*self.drawn, *_numbers_of(table)) if name in table]
         return next((name for name in named if table[name].notna().any()), named[0])
 
     def shown(self) -> Shown:
         """Its table, and a head map of the first number where there is one row per head."""
         table = self.table()
         columns = [name for name in table.columns if name not in ("layer", "head")]
-        numbers = [name for name in columns if table[name].dtype.kind == "f"]
-        drawn = head_map(table, numbers, columns) if {"layer", "head"} <= set(table.columns) else None
+        drawn = head_map(table, _numbers_of(table), columns) if {"layer", "head"} <= set(table.columns) else None
         return Shown((ShownTable(table, self.caption or f"Summary of {type(self).__name__}.", columns),), drawn)
 
     def _first_rows(self, table: pd.DataFrame) -> TextTable:
@@ -285,16 +279,18 @@ class Result(Grouped):
         table = self.printed()
         below = self._first_rows(table).html() if len(table) else ""
         said = "".join(f"<p>{escape(each)}</p>" for each in self.explain().splitlines()[1:])
+        first = f"<p><strong>{escape(one_line(self.headline()))}</strong></p>"
         folded = f"<details><summary>Everything else</summary>{said}</details>"
-        return (
-            f'<div style="max-width:60rem;overflow-wrap:anywhere"><p><strong>{escape(one_line(self.headline()))}</strong></p>'
-            f"{below}{folded}</div>"
-        )
+        return f'<div style="max-width:60rem;overflow-wrap:anywhere">{first}{below}{folded}</div>'
 
 
 def _ends(column: str) -> tuple[str, str]:
     """The columns with the limits of a column's interval."""
     return f"{column}_ci_low", f"{column}_ci_high"
+
+
+def _numbers_of(table: pd.DataFrame) -> list[str]:
+    return [name for name in table.columns if name not in ("layer", "head") and table[name].dtype.kind == "f"]
 
 
 class Words(str):
@@ -369,12 +365,9 @@ def limits_of(low: SupportsFloat, high: SupportsFloat, form: str = "+.4f", *, sc
 
 def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:
     """The columns that name heads, zero-based (`label`) and as the paper counts (`paper_label`)."""
-    return {
-        "layer": [head.layer for head in heads] * times,
-        "head": [head.head for head in heads] * times,
-        "label": [str(head) for head in heads] * times,
-        "paper_label": [head.paper_label for head in heads] * times,
-    }
+    rows = [(head.layer, head.head, str(head), head.paper_label) for head in heads] * times
+    named = ("layer", "head", "label", "paper_label")
+    return {name: [row[at] for row in rows] for at, name in enumerate(named)}
 
 
 def of_heads(values: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
@@ -394,8 +387,7 @@ def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def place_of(name: str, known: Iterable[str], what: str) -> int:
     """Where a name stands among those of a result; `ValueError` lists them."""
-    names = list(known)
-    if name not in names:
+    if name not in (names := list(known)):
         raise ValueError(f"no {what} {name!r} here; there are {', '.join(names)}")
     return names.index(name)
 

@@ -36,7 +36,7 @@ def provenance(model: Any = None, *, command: Sequence[str] | None = None, **mor
     }
     if model is not None:
         found["model"] = plain(dataclasses.asdict(model.info)) | {"weights_hash": model.weights_hash}
-        found["checks"] = None if model.checks is None else model.checks.to_dict()
+        found["checks"] = None if model.checks is None else dataclasses.asdict(model.checks)
     return found | plain(more)
 
 

@@ -33,17 +33,29 @@ def test_decoders_all_of_whose_parts_are_known_are_stepped_through(kind: str) ->
     assert found is not None
 
 
+class Experts(torch.nn.Module):
+    """Gives its router's scores beside what it adds."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        return self.inner(x), "router"
+
+
 def test_an_mlp_of_another_build_is_asked_as_a_whole() -> None:
-    """Experts are: the layer is stepped through all the same, only what is inside the MLP is not known."""
-    model = tiny_model("llama", word_tokenizer())
-    whole = decoder_layers(model, hugging_face_info(model))[1]
+    """The layer is stepped through all the same, only what is inside the MLP is not known."""
+    model, made = tiny_model("llama", word_tokenizer()), []
     x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
-    expected = whole.add_mlp()(x)
-    model.model.layers[1].mlp.activation, model.model.layers[1].mlp.act_fn = model.model.layers[1].mlp.act_fn, None
-    model.model.layers[1].mlp.forward = lambda x: (expected, "router")
-    other = decoder_layers(model, hugging_face_info(model))[1]
-    assert other.mlp is None and other.gated_mlp is None and other.unknown is None
-    assert torch.equal(other.add_mlp()(x), expected)
+    for inside in (True, False):
+        layers = decoder_layers(model, hugging_face_info(model))
+        assert (layers[1].mlp is not None) == (layers[1].gated_mlp is not None) == inside and layers[1].unknown is None
+        steps = HuggingFaceLayers.of(model, layers, Positions.of(model, layers), d_head=16)
+        assert steps is not None
+        made.append(steps.mlp_out(1, x))
+        model.model.layers[1].mlp = Experts(model.model.layers[1].mlp)
+    torch.testing.assert_close(*made)
 
 
 def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:

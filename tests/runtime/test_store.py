@@ -4,6 +4,7 @@ import json
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def test_the_model_and_its_check_figures_travel_with_the_result(
     came = load(tmp_path / "out")["provenance"]
     assert came["model"]["name"] == model.info.name and came["model"]["windows"] == [16, None, 16]
     assert came["model"]["weights_hash"] == model.weights_hash
-    assert came["checks"] == model.checks.to_dict() and 0 <= came["checks"]["row_sum_error"] < 1e-5
+    assert came["checks"] == asdict(model.checks) and 0 <= came["checks"]["row_sum_error"] < 1e-5
 
 
 def test_provenance_says_which_versions_command_and_when() -> None:
