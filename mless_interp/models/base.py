@@ -403,7 +403,8 @@ class Model(ABC):
             raise ValueError(f"a replay from position {receiving.start} on has no logits before it: {logits_at!r}")
         with torch.no_grad():
             stepper = None if exact_forward else self.stepper
-                    return stepper.replay(receiving, layers, z, read - receiving.start)
+            if stepper is not None:
+                return stepper.replay(receiving, layers, z, read - receiving.start)
             if self.hooks and not exact_forward:
                 warnings.warn(f"{self.info.name} is slow: {self.why_whole_passes}", stacklevel=1)  # once
             return self._replay_by_forward(receiving, layers, z, read)
