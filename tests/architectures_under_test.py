@@ -21,7 +21,9 @@ _GPT: dict[str, Any] = {"n_embd": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEAD
 _EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 48, "num_key_value_heads": 2}
 _LOCAL = {"num_layers": 4, "num_heads": N_HEADS, "window_size": WINDOW, "attention_types": [[["global", "local"], 2]]}
 _PARTLY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_GROUPED = {"intermediate_size": 128, "num_key_value_heads": 2}
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_UNCUT = {**_YARN, "truncate": False}
 _LATENT: dict[str, Any] = {"kv_lora_rank": 24, "qk_nope_head_dim": 10, "qk_rope_head_dim": 4, "v_head_dim": 6}
 _LATENT |= {"intermediate_size": 96, "num_key_value_heads": N_HEADS, "moe_intermediate_size": 24, "n_routed_experts": 4}
 _LATENT |= {"num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
@@ -43,25 +45,16 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Falcon 7B": ("Falcon", _named()),
     "Falcon 40B": ("Falcon", _named(num_kv_heads=2, new_decoder_architecture=True)),
     "Phi-2": ("Phi", _named(intermediate_size=128, **_PARTLY)),
-    "Phi-3": ("Phi3", _named(intermediate_size=128, num_key_value_heads=2)),
-    "StableLM": ("StableLm", _named(intermediate_size=128, num_key_value_heads=2, **_PARTLY)),
-    "StableLM 2 12B": (
-        "StableLm",
-        _named(intermediate_size=128, num_key_value_heads=2, use_parallel_residual=True, qk_layernorm=True),
-    ),
-    "OLMo 2": ("Olmo2", _named(intermediate_size=128, num_key_value_heads=2)),
-    "Cohere": ("Cohere", _named(intermediate_size=128, num_key_value_heads=2)),
+    "Phi-3": ("Phi3", _named(**_GROUPED)),
+    "StableLM": ("StableLm", _named(**_GROUPED, **_PARTLY)),
+    "StableLM 2 12B": ("StableLm", _named(**_GROUPED, use_parallel_residual=True, qk_layernorm=True)),
+    "OLMo 2": ("Olmo2", _named(**_GROUPED)),
+    "Cohere": ("Cohere", _named(**_GROUPED)),
     "Mixtral": ("Mixtral", _named(num_local_experts=4, **_EXPERTS)),
     "Qwen3-MoE": ("Qwen3Moe", _named(num_experts=4, moe_intermediate_size=24, head_dim=8, **_EXPERTS)),
     "GPT-OSS": (
         "GptOss",
-        _named(
-            **_EXPERTS,
-            head_dim=8,
-            num_local_experts=4,
-            sliding_window=WINDOW,
-            rope_parameters={**_YARN, "truncate": False},
-        ),
+        _named(**_EXPERTS, head_dim=8, num_local_experts=4, sliding_window=WINDOW, rope_parameters=_UNCUT),
     ),
     "DeepSeek-V2": ("DeepseekV2", _latent(None, {"mscale": 0.707, "mscale_all_dim": 0.5})),
     "DeepSeek-V3": ("DeepseekV3", _latent(20, {"mscale": 1.0, "mscale_all_dim": 0.8}, n_group=2, topk_group=1)),
@@ -72,14 +65,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "GLM-4.7 Flash": ("Glm4MoeLite", _named(**_LATENT, q_lora_rank=20, n_group=1, topk_group=1)),
     "Granite MoE": ("GraniteMoe", _named(num_local_experts=4, **_EXPERTS)),
-    "SmolLM3": ("SmolLM3", _named(intermediate_size=128, num_key_value_heads=2, no_rope_layer_interval=2)),
-    "HunYuan": ("HunYuanDenseV1", _named(intermediate_size=128, num_key_value_heads=2, head_dim=8)),
-    "Llama": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
-    "Llama, LoRA": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
-    "Llama, LoRA merged": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
-    "Qwen2": ("Qwen2", _named(intermediate_size=128, num_key_value_heads=2)),
-    "Qwen3": ("Qwen3", _named(intermediate_size=128, num_key_value_heads=2, head_dim=16)),
-    "Gemma 2": ("Gemma2", _named(intermediate_size=128, num_key_value_heads=2, head_dim=16, sliding_window=WINDOW)),
+    "SmolLM3": ("SmolLM3", _named(**_GROUPED, no_rope_layer_interval=2)),
+    "HunYuan": ("HunYuanDenseV1", _named(**_GROUPED, head_dim=8)),
+    "Llama": ("Llama", _named(**_GROUPED)),
+    "Llama, LoRA": ("Llama", _named(**_GROUPED)),
+    "Llama, LoRA merged": ("Llama", _named(**_GROUPED)),
+    "Qwen2": ("Qwen2", _named(**_GROUPED)),
+    "Qwen3": ("Qwen3", _named(**_GROUPED, head_dim=16)),
+    "Gemma 2": ("Gemma2", _named(**_GROUPED, head_dim=16, sliding_window=WINDOW)),
 }
 """Name -> Hugging Face's name and what its config is given."""
 

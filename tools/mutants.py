@@ -84,7 +84,7 @@ ROOMS = {
             "mless_interp/models/checks.py::_resolution",
             "mless_interp/models/checks.py::_log_probability",
         ),
-        ("tests/models/test_unembedding.py", "tests/models/test_as_they_come.py", "tests/patching/test_sweeps.py"),
+        ("tests/models/test_parts.py", "tests/models/test_as_they_come.py", "tests/patching/test_sweeps.py"),
     ),
     "devices": Room(
         (

@@ -120,8 +120,14 @@ def _loaded(name: str | Path | InMemory, loading: Loading, backend: str) -> Mode
         # a kernel that does not do this dtype, device or attention; a config that changes what a pass gives
         how = f"{type(hf_model).__name__} in {loading.dtype} on {loading.place}"
         raise ModelError(f"{label!r} does not run as a plain {how}: {first_line(error)}") from error
-    known = {"reference": reference, "config": hf_model.config, "loaded_from": source, "weights_hash": hashed}
-    finished = functools.partial(_finished, **known, tf32=loading.tf32)
+    finished = functools.partial(
+        _finished,
+        reference=reference,
+        config=hf_model.config,
+        loaded_from=source,
+        weights_hash=hashed,
+        tf32=loading.tf32,
+    )
     if backend == "nnsight":
         from .nnsight import NnsightModel, wrapped
 

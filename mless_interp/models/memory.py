@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..core.arguments import outside_autocast
-from ..runtime import loop
+from ..runtime.loop import out_of_memory
 from .info import ModelInfo
 
 _LOCKS: WeakKeyDictionary[object, AbstractContextManager[object]] = WeakKeyDictionary()
@@ -144,11 +144,6 @@ def computed_on(devices: Sequence[str], *, threads: int, tf32: bool | None = Non
     kind = " and ".join(gpus) or f"{devices[0]} {torch.backends.cpu.get_cpu_capability()}"
     products = torch.get_float32_matmul_precision() if tf32 is None else "tf32" if tf32 else "highest"
     return {"device": kind, "torch": torch.__version__, "products": products} | ({} if gpus else {"threads": threads})
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whichever device."""
-    return isinstance(error, torch.OutOfMemoryError) or loop.out_of_memory(error)
 
 
 def halved(size: int, error: BaseException) -> int:

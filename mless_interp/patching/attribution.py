@@ -14,12 +14,12 @@ from ..core.arguments import check_count, checked, count_of, one_of
 from ..core.heads import Head
 from ..models.base import INSTEAD, Model, refuse_without_gradients
 from ..models.info import ModelError, Recording
-from ..models.memory import halved, out_of_memory, rows_per_graph
+from ..models.memory import halved, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
-from ..runtime.loop import RunOptions
+from ..runtime.loop import RunOptions, out_of_memory
 from ..runtime.results import Result, head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Intervention, Knockout, LayerState
 from .outcomes import Outcome, outcome_named

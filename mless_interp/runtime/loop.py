@@ -97,7 +97,7 @@ def over_problems(
     with Checkpoint(options.checkpoint, fixed, keys, shard=shard) as saved:
 
         def kept() -> dict[int, object]:
-            values = {at: saved.get(each) for at, each in enumerate(ids)}
+            values = [saved.get(each) for each in ids]
             return {at: values[at] for unit in planned if all(values[at] is not None for at in unit) for at in unit}
 
         found = kept()
@@ -184,8 +184,8 @@ OUT_OF_MEMORY = (
 
 def out_of_memory(error: BaseException) -> bool:
     """Return True where an error says that memory ran out, on whichever device."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY)
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's, not loaded here
+    return known or any(words in str(error).lower() for words in OUT_OF_MEMORY)
 
 
 def in_context(error: ValueError, where: str) -> ValueError:

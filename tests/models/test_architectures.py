@@ -1,6 +1,7 @@
 """Published architectures in small: every promise against its slow definition, on every backend; what is refused says why."""
 
 import sys
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -37,12 +38,11 @@ def page() -> dict[tuple[str, str], str]:
     return {(row[0], column): cell for row in rows for column, cell in zip(header[1:], row[1:], strict=True)}
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(name, backend, marks=() if name in OFTEN else pytest.mark.slow)
-        for name in CONFIGS
-        for backend in COLUMNS
-    ]
+CASES = [
+    pytest.param(name, backend, marks=() if name in OFTEN else pytest.mark.slow)
+    for name in CONFIGS
+    for backend in COLUMNS
+]
 
 
 def test_the_page_has_every_architecture_and_says_why_where_it_says_less_than_all() -> None:
@@ -55,7 +55,7 @@ def test_the_page_has_every_architecture_and_says_why_where_it_says_less_than_al
         assert not why if cell == "all" else why or cell == "not run" or (cell == "-" and "Hooked" in column)
 
 
-@pytest.mark.parametrize(("architecture", "backend"), cases())
+@pytest.mark.parametrize(("architecture", "backend"), CASES)
 def test_an_architecture_does_what_the_page_says(architecture: str, backend: str) -> None:
     said = page()[architecture, COLUMNS[backend]]
     if said == "-":
@@ -66,10 +66,7 @@ def test_an_architecture_does_what_the_page_says(architecture: str, backend: str
     lacks = said.removeprefix("not ").split(", ")
     assert set(lacks) <= {*FEATURES, "all", "not run"}, said
     for name, feature in FEATURES.items():
-        if name in lacks:
-            with pytest.raises((AssertionError, ModelError, ValueError)):
-                feature(model, pairs)
-        else:
+        with pytest.raises((AssertionError, ModelError, ValueError)) if name in lacks else nullcontext():
             feature(model, pairs)
 
 
@@ -177,24 +174,19 @@ class Plain:
     ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
         """(logits, patterns, head outputs) of one prompt; `hidden[layer]` hides keys from heads, `z[layer]` edits outputs."""
         made: list[torch.Tensor] = []
-        handles = []
-        for number, layer in enumerate(self.model.model.layers):
-            if hidden and number in hidden:
-                mask = self.mask(number, tokens.shape[1], hidden[number])
-                give = lambda module, args, kwargs, mask=mask: (args, {**kwargs, "attention_mask": mask})  # noqa: E731
-                handles.append(layer.self_attn.register_forward_pre_hook(give, with_kwargs=True))
+        with ExitStack() as hooks, torch.no_grad():
+            for number, layer in enumerate(self.model.model.layers):
+                if hidden and number in hidden:
+                    mask = self.mask(number, tokens.shape[1], hidden[number])
+                    give = lambda module, args, kwargs, mask=mask: (args, {**kwargs, "attention_mask": mask})  # noqa: E731
+                    hooks.enter_context(layer.self_attn.register_forward_pre_hook(give, with_kwargs=True))
 
-            def edit(module: Any, args: Any, number: int = number) -> Any:
-                made.append(args[0].clone())
-                return (z[number](args[0].clone()),) if z and number in z else None
+                def edit(module: Any, args: Any, number: int = number) -> Any:
+                    made.append(args[0].clone())
+                    return (z[number](args[0].clone()),) if z and number in z else None
 
-            handles.append(layer.self_attn.o_proj.register_forward_pre_hook(edit))
-        try:
-            with torch.no_grad():
-                out = self.model(input_ids=tokens, output_attentions=True, use_cache=False)
-        finally:
-            for handle in handles:
-                handle.remove()
+                hooks.enter_context(layer.self_attn.o_proj.register_forward_pre_hook(edit))
+            out = self.model(input_ids=tokens, output_attentions=True, use_cache=False)
         return out.logits[0], list(out.attentions), made
 
 

@@ -64,12 +64,10 @@ def test_a_headline_says_which_way_the_effect_goes_and_in_how_many_problems(made
         | ({"direction": -1.0} if hasattr(found, "direction") else {})
     ))  # fmt: skip
     n = len(found.problem_ids)
-    words = [
-        f"{verb} (?:answer_logprob|p|the outcome) by [0-9.]+ nats .* in {n} of {n} problems"
-        for verb in ("raises", "lowers")
-    ]
-    first, second = words if not isinstance(found, mi.PatchScores) else words[::-1]
-    assert re.search(first, found.headline()) and re.search(second, turned.headline())
+    said = "{} (?:answer_logprob|p|the outcome) by [0-9.]+ nats .* in {n} of {n} problems"
+    verbs = ("lowers", "raises") if isinstance(found, mi.PatchScores) else ("raises", "lowers")
+    for verb, each in zip(verbs, (found, turned), strict=True):
+        assert re.search(said.format(verb, n=n), each.headline())
 
 
 def test_one_name_is_declared_once() -> None:
@@ -93,9 +91,8 @@ def test_its_page_shows_what_it_says_and_its_tables_as_they_were_declared(name: 
         headings = [column.heading for column in table.columns]
         assert len(set(headings)) == len(headings) and all(column.note for column in table.columns)
         assert table.at_once <= 6
-        assert all(
-            column.note == (own[column.name].note or column.note) for column in table.columns if column.name in own
-        )
+        known = [column for column in table.columns if column.name in own]
+        assert all(column.note == (own[column.name].note or column.note) for column in known)
 
 
 @EVERY
@@ -157,12 +154,13 @@ def test_a_row_holds_the_value_of_its_problem_and_head() -> None:
             assert rows[name, problem].to_dict() == dict(zip(map(str, found.heads), values[at], strict=True))
 
 
-BY_GROUP = (
-    "ActivationShift AttentionDecomposition DoseResponse HeadAttribution HeadScores JointKnockout Mediation".split()
-)
+BY_GROUP = """
+    ActivationShift AttentionDecomposition DoseResponse HeadAttribution HeadScores JointKnockout Mediation SegmentAttention
+    SpanReadings Transplant
+""".split()
 
 
-@pytest.mark.parametrize("name", [*BY_GROUP, "SegmentAttention", "SpanReadings", "Transplant"])
+@pytest.mark.parametrize("name", BY_GROUP)
 def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
     result = RESULTS[name]()
 
@@ -171,11 +169,8 @@ def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
             return {key: thrice(inner, axis) for key, inner in values.items()}
         return None if values is None else np.repeat(values, 3, axis)
 
-    arrays = {
-        field: thrice(getattr(result, field), axes.split().index("problem"))
-        for field, axes in result.axes
-        if "problem" in axes.split()
-    }
+    axes = {field: names.split() for field, names in result.axes if "problem" in names.split()}
+    arrays = {field: thrice(getattr(result, field), names.index("problem")) for field, names in axes.items()}
     ids = np.repeat(result.problem_ids, 3)
     more: dict[str, Any] = {"problem_ids": tuple(f"{each}/{at}" for at, each in enumerate(ids)), "groups": tuple(ids)}
     if name == "Transplant":
@@ -186,11 +181,8 @@ def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
         more["n_tokens"] = np.repeat(result.n_tokens, 3, 0)
     again = replace(result, **arrays, **more)
     pd.testing.assert_frame_equal(again.table(), result.table())
-    if name == "ActivationShift":
-        pd.testing.assert_frame_equal(again.by_class(), result.by_class())
-    if name == "DoseResponse":
-        pd.testing.assert_frame_equal(again.outcome_table(), result.outcome_table())
-        pd.testing.assert_frame_equal(again.reading_table(), result.reading_table())
+    for table in {"ActivationShift": ["by_class"], "DoseResponse": ["outcome_table", "reading_table"]}.get(name, []):
+        pd.testing.assert_frame_equal(getattr(again, table)(), getattr(result, table)())
     n = len(result.problem_ids)
     assert f"These {3 * n} problems are variants in {n} groups; each group counts once." in again.explain()
 

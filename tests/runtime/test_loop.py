@@ -1,14 +1,23 @@
-"""The one loop: the same numbers however a run is cut up, resumed or damaged; what ends it says what is kept."""
+"""The one loop: the same numbers however a run is cut up, resumed, damaged or split; what ends it says what is kept."""
 
+import json
+import shlex
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from results_under_test import same
+from typer.testing import CliRunner
 
+import mless_interp as mi
+from mless_interp.__main__ import app
 from mless_interp.runtime.checkpoint import plain
+from mless_interp.runtime.engines import Shard, ShardDone, parts_of
 from mless_interp.runtime.loop import RunOptions, over_problems
 
 IDS = tuple("abcde")
@@ -46,7 +55,7 @@ def run(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "c.jsonl"
+    return tmp_path / "c.v1.jsonl"
 
 
 # ------------------------------------------------------------------------------------------------------- the same numbers
@@ -111,7 +120,7 @@ def told(error: BaseException) -> str:
 
 
 def test_a_run_that_is_stopped_says_what_is_kept_and_how_to_go_on(file: Path) -> None:
-    message = "trying: 2 of 5 problems completed, kept in .*c.jsonl: rerun with the same settings"
+    message = "trying: 2 of 5 problems completed, kept in .*c.v1.jsonl: rerun with the same settings"
     with pytest.raises(KeyboardInterrupt, match=message):
         run(file, failing(KeyboardInterrupt()))
     with pytest.raises(
@@ -150,3 +159,91 @@ def test_memory_that_runs_out_says_where_and_what_to_do(file: Path, error: Excep
 def test_an_id_that_is_given_twice_is_told_first() -> None:
     with pytest.raises(ValueError, match="the problem id 'a' is given twice; the problem is the unit of replication"):
         over_problems("aba", lambda *_: pytest.fail("it began"), label="trying", settings={})
+
+
+def part(file: Path, index: int, count: int = 2, **options: Any) -> Batched:
+    """A shard that ends with its part done; what it computed."""
+    compute = Batched()
+    with pytest.raises(ShardDone, match=rf"Shard {index}/{count} is done, \d of 5 problems"):
+        run(file, compute, engine=Shard(index, count), **options)
+    return compute
+
+
+# ------------------------------------------------------------------------------------------------------------ in parts
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_shards_share_the_units_and_together_are_the_whole(file: Path, count: int) -> None:
+    done = []
+    for index in range(count):
+        compute = Batched()
+        try:
+            found = run(file, compute, engine=Shard(index, count))
+        except ShardDone:
+            assert index < count - 1
+        else:
+            assert index >= len(UNITS) - 1 or index == count - 1
+            assert repr(found) == repr(run())
+        assert compute.done == [IDS[at] for unit in UNITS[index::count] for at in unit]
+        done += compute.done
+    assert sorted(done) == sorted(IDS)
+    merged = Batched()
+    assert repr(run(file, merged)) == repr(run()) and merged.done == []
+
+
+def test_what_is_missing_is_computed_by_the_whole_run(file: Path) -> None:
+    assert part(file, 1).done == ["b", "d"]
+    whole = Batched()
+    assert repr(run(file, whole)) == repr(run()) and whole.done == ["a", "c", "e"]
+    assert [each.name for each in parts_of(file)] == ["c.v1.1-of-2.jsonl"]
+
+
+@pytest.mark.parametrize(("index", "count"), [(2, 2), (-1, 2), (0, 0)])
+def test_shards_count_from_zero(index: int, count: int) -> None:
+    with pytest.raises(ValueError, match="shards are numbered 0/"):
+        Shard(index, count)
+
+
+@pytest.mark.slow
+def test_shards_that_wait_all_have_the_whole(file: Path) -> None:
+    """Two at once, as threads: what each gives is the whole."""
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda index: run(file, engine=Shard(index, 2, wait=30)), range(2)))
+    assert [repr(each) for each in found] == [repr(run())] * 2
+    with pytest.raises(ShardDone):
+        run(file.with_name("alone.jsonl"), engine=Shard(0, 2, wait=0.5))
+
+
+# ---------------------------------------------------------------------------------------------------------- as commands
+
+
+def command(*arguments: str, code: int = 0) -> str:
+    with mock.patch.object(sys, "argv", ["mless-interp", *arguments]):
+        done = CliRunner().invoke(app, [*arguments])
+    assert done.exit_code == code, (done.output, done.stderr)
+    return done.output + done.stderr
+
+
+ASKED = ["locate", "--mode", "sweep", "--limit", "6", "--n-tokens", "4", "--layers", "1", "--no-progress"]
+
+
+def results_of(folder: Path) -> Any:
+    """What a run found, without when and by which command."""
+    found = mi.load(folder / "results")
+    return {name: each.to_frame() for name, each in found.items() if name != "provenance"}
+
+
+@pytest.mark.slow
+def test_a_command_in_parts_ends_with_what_the_whole_one_writes(tmp_path: Path) -> None:
+    whole, here = (str(tmp_path / name) for name in ("whole", "here"))
+    command(*ASKED, "--out", whole)
+    for index in range(2):
+        said = command(*ASKED, "--out", here, "--shard", f"{index}/2")
+        repeat = shlex.join(["mless-interp", *ASKED, "--out", here])
+        assert repeat in said and "--shard" not in said.rpartition("mless-interp")[2] and not Path(here).exists()
+    command(*ASKED, "--out", here)
+    ours, theirs = results_of(Path(here)), results_of(Path(whole))
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].equals(theirs[name]) for name in ours)
+    assert not (tmp_path / ".here.partial").exists()
+    assert json.loads((Path(here) / "run.json").read_text())["repeat"] == repeat

@@ -53,11 +53,8 @@ def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> No
     folder = save(tmp_path / "out", found=made_scores(settings=settings))
     text = (folder / "results.json").read_text()
     document = json.loads(text)
-    assert (
-        text.startswith('{\n  "format": 1,\n  "results": {\n    "found": {')
-        and set(document) == {"format", "results", "provenance"}
-        and document["format"] == 1
-    )
+    assert text.startswith('{\n  "format": 1,\n  "results": {\n    "found": {')
+    assert set(document) == {"format", "results", "provenance"} and document["format"] == 1
     found = document["results"]["found"]
     assert set(found) == {"class", "fields"} and found["class"] == "PatchScores"
     assert found["fields"]["settings"] == {
@@ -71,9 +68,8 @@ def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> No
         }
     }
     with np.load(folder / "arrays.npz") as arrays:
-        assert (
-            arrays["found.settings.words"].tolist() == ["a", "b"] and arrays["found.settings.words"].dtype.kind == "U"
-        )
+        words = arrays["found.settings.words"]
+        assert words.tolist() == ["a", "b"] and words.dtype.kind == "U"
         assert not np.signbit(arrays["found.settings.array"][1]), "one kind of NaN"
     again = load(folder)["found"].settings
     assert again["tuple"] == (1, "x") and again["list"] == [None, True, 2.5, 3] and again["head"] == Head(1, 2)
@@ -159,9 +155,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Any, what: s
     (folder / name).unlink()
     if data is not None:
         (folder / name).write_bytes(data)
-    with pytest.raises(
-        ValueError, match=rf"'.*out/{name}' {what}.*damaged; take a copy that is whole, or make them again"
-    ):
+    with pytest.raises(ValueError, match=rf"'.*out/{name}' {what}.*damaged; take a copy that is whole, or make them"):
         load(folder)
 
 
@@ -203,9 +197,7 @@ def test_provenance_says_which_versions_command_and_when() -> None:
 
 def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
     for results, named in (((made_scores(), made_scores()), {}), ((), {}), ((), {"provenance": made_scores()})):
-        with pytest.raises(
-            ValueError, match=r"one result or more; two of the same class need names, save\(path, first="
-        ):
+        with pytest.raises(ValueError, match=r"one result or more; two of the same class need names, save\(path, fir"):
             save(tmp_path / "out", *results, **named)
     with pytest.raises(TypeError, match="mine: only results of this toolkit can be saved, got dict"):
         save(tmp_path / "dict", mine={"a": 1})

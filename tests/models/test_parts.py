@@ -1,0 +1,297 @@
+"""What decoders are made of: parts found by name, heads whose outputs add up, logits in float32."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from architectures_under_test import folder_of, random_model, with_lora
+from conftest import ARCHITECTURES, BACKENDS, tiny_model, word_tokenizer
+from models_under_test import loaded, pairs_for, without_stepper
+from safetensors.torch import load_file, save_file
+
+import mless_interp as mi
+from mless_interp.models import traced_ops
+from mless_interp.models.arithmetic import fused
+from mless_interp.models.checks import _resolution, check_model
+from mless_interp.models.decoder import HuggingFaceLayers, Positions, decoder_layers, linear
+from mless_interp.models.hugging_face import hugging_face_info
+from mless_interp.models.info import Inputs, ModelError
+from mless_interp.models.sites import site
+
+SHAPE: dict[str, Any] = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SHAPE |= {"head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}
+SHAPE |= {"pad_token_id": 1, "bos_token_id": 3, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "Olmo2", "Cohere", "Phi"])
+def test_decoders_all_of_whose_parts_are_known_are_stepped_through(kind: str) -> None:
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SHAPE))
+    layers = decoder_layers(model, hugging_face_info(model))
+    found = HuggingFaceLayers.of(model, layers, Positions.of(model, layers), d_head=8)
+    assert found is not None
+
+
+class Experts(torch.nn.Module):
+    """Gives its router's scores beside what it adds."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        return self.inner(x), "router"
+
+
+def test_an_mlp_of_another_build_is_asked_as_a_whole() -> None:
+    """The layer is stepped through all the same, only what is inside the MLP is not known."""
+    model, made = tiny_model("llama", word_tokenizer()), []
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
+    for inside in (True, False):
+        layers = decoder_layers(model, hugging_face_info(model))
+        assert (layers[1].mlp is not None) == (layers[1].gated_mlp is not None) == inside and layers[1].unknown is None
+        steps = HuggingFaceLayers.of(model, layers, Positions.of(model, layers), d_head=16)
+        assert steps is not None
+        made.append(steps.mlp_out(1, x))
+        model.model.layers[1].mlp = Experts(model.model.layers[1].mlp)
+    torch.testing.assert_close(*made)
+
+
+def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
+    model = tiny_model("llama", word_tokenizer())
+    model.model.layers[0].another_norm = torch.nn.Identity()
+    first, second = decoder_layers(model, hugging_face_info(model))[:2]
+    assert first.norms is None and first.attention_output(hugging_face_info(model)) is None
+    assert second.norms is not None and second.attention_output(hugging_face_info(model)) is not None
+
+
+def test_the_fast_product_of_a_linear_layer_is_the_layer_s_own() -> None:
+    """Which it is not in float64, with gradients or with hooks: there the layer itself is asked."""
+    layer, x = torch.nn.Linear(4, 3), torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    gradients = [torch.autograd.grad(made.square().sum(), layer.weight)[0] for made in (linear(layer, x), layer(x))]
+    assert torch.equal(*gradients)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(layer, x), layer(x))
+        hook = layer.register_forward_hook(lambda module, args, output: output * 0)
+        assert not linear(layer, x).any()
+        hook.remove()
+        assert torch.equal(linear(layer.double(), x.double()), layer(x.double()))
+
+
+def test_the_fast_product_of_a_conv_1d_is_its_own_of_rows_that_lie_apart_too() -> None:
+    """Which GPT-2's own does not take."""
+    generator = torch.Generator().manual_seed(0)
+    layer, x = transformers.pytorch_utils.Conv1D(3, 4), torch.randn(2, 5, 4, generator=generator)
+    torch.nn.init.normal_(layer.bias, generator=generator)
+    with torch.no_grad():
+        expected = layer(x.contiguous())[:, 1:4]
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                torch.testing.assert_close(linear(layer, x[:, 1:4]), expected)
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast", "silu"])
+def test_an_activation_in_one_step_is_the_one_in_many(name: str) -> None:
+    act, x = transformers.activations.ACT2FN[name], torch.linspace(-9, 9, 999)
+    torch.testing.assert_close(fused(act)(x), act(x), rtol=1e-5, atol=1e-6)
+    assert (fused(act) is act) == (name == "silu")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads_add_up_to_what_attention_writes(architecture: str, backend: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    (pair,) = pairs_for(model, count=1)
+    for layer in range(model.info.n_layers):
+        names = [site(layer, name) for name in ("attn.hook_z", "hook_attn_out")]
+        captured = model.run(pair.inserted.tokens, capture=dict.fromkeys(names), logits_at="none").captured
+        z, wrote = captured[names[0]], captured[names[1]]
+        output = model.attention_output(layer)
+        assert tuple(output.weights.shape) == (model.info.n_heads, model.info.d_head, model.info.d_model)
+        assert not output.weights.requires_grad
+        heads = torch.einsum("bthd,hdm->btm", z, output.weights)
+        torch.testing.assert_close(output.before_norm(z), heads if output.bias is None else heads + output.bias)
+        assert (output.norm is None) == (architecture != "gemma3")
+        whole = heads if output.norm is None else output.norm(output.before_norm(z))
+        torch.testing.assert_close(whole, wrote, rtol=1e-4, atol=1e-5)
+        assert output.norm is None or (heads - wrote).abs().max() > 0.1, "the norm is not a detail"
+
+
+def traced_peft_model() -> Any:
+    import nnsight
+
+    adapted = with_lora(random_model("Llama", attn_implementation="eager"))
+    return nnsight.TransformersModel(adapted, tokenizer=word_tokenizer(), task="text-generation")
+
+
+@pytest.mark.parametrize("given", ["bridge", "nnsight", "wrapped"])
+def test_an_adapter_that_is_not_merged_writes_what_the_merged_one_writes(given: str) -> None:
+    merged, whole = loaded(folder_of("Llama, LoRA merged"), "nnsight"), folder_of("Llama, LoRA")
+    model = (
+        mi.wrap_model(traced_peft_model(), tokenizer=word_tokenizer()) if given == "wrapped" else loaded(whole, given)
+    )
+    pairs, options = pairs_for(merged, count=2), {"progress": False}
+    for layer in range(model.info.n_layers):
+        mine, theirs = (each.attention_output(layer) for each in (model, merged))
+        torch.testing.assert_close(mine.weights, theirs.weights, rtol=1e-4, atol=1e-5)
+    asked: tuple[Any, ...] = (
+        lambda m: mi.direct_effects(m, pairs, ["L0H1", "L2H7"], **options).direct,
+        lambda m: mi.decompose_attention(m, pairs, contrasts=["content"], **options).of("share"),
+        lambda m: mi.what_it_writes(m, pairs, ["L1H3"], **options).alike,
+    )
+    for ask in asked:
+        np.testing.assert_allclose(ask(model), ask(merged), rtol=1e-3, atol=1e-4)
+
+
+def test_which_adapters_act_is_part_of_what_a_model_is(tmp_path: Path) -> None:
+    traced = traced_peft_model()
+    model, base = mi.wrap_model(traced, tokenizer=word_tokenizer()), loaded(folder_of("Llama"), "nnsight")
+    pairs, options = pairs_for(model, count=1), {"heads": ["L0H1"], "progress": False}
+    on = model.identity
+    adapted = mi.patch_heads(model, pairs, checkpoint=tmp_path / "on.jsonl", **options).patched
+    with traced._module.disable_adapter():
+        assert model.identity["weights"] != on["weights"]
+        with pytest.raises(ValueError, match="made with other settings: weights"):
+            mi.patch_heads(model, pairs, checkpoint=tmp_path / "on.jsonl", **options)
+        torch.testing.assert_close(model.attention_output(0).weights, base.attention_output(0).weights)
+        off = mi.patch_heads(model, pairs, **options).patched
+    assert model.identity == on and np.nanmax(np.abs(adapted - off)) > 0.01
+    for layer in model.hf_model.modules():
+        if hasattr(layer, "set_scale"):
+            layer.set_scale("default", 0.5)
+    assert model.identity["weights"] != on["weights"]
+
+
+def test_a_layer_whose_attention_adds_something_else_is_not_taken_for_its_weights(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    hooked = model.hf_model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda part, given, made: made * 2)
+    try:
+        with pytest.warns(UserWarning, match="only whole passes obey"):
+            model = model.checked(check_model(model))
+    finally:
+        hooked.remove()
+    assert model.checks.output_error == pytest.approx(0.5)
+    with pytest.raises(ModelError, match=r"what attention adds is not z W_O \+ b \(off by 0.5 of the largest value\)"):
+        model.attention_output(0)
+    lines = {line.name: line for line in mi.certify_model(model, pairs_for(model, count=1), progress=False).verdicts}
+    assert lines["S5"].status == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("base lacks a weight", r"1 missing \(model.layers.1.self_attn.o_proj.weight\)"),
+        ("adapter lacks a weight", r"its adapter' are not those .* 1 missing \(model.layers.0.*lora_B"),
+        ("adapter has no safetensors", "cannot load model .*adapter_model.safetensors"),
+        ("adapter alone", r"holds an adapter without its model: .*merge_and_unload"),
+    ],
+)
+def test_an_adapter_in_a_folder_is_loaded_whole_or_not_at_all(change: str, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(folder_of("Llama, LoRA"), folder)
+    name = "model.safetensors" if change.startswith("base") else "adapter_model.safetensors"
+    if change.endswith("lacks a weight"):
+        weights = load_file(folder / name)
+        lost = next(key for key in sorted(weights) if "1.self_attn.o_proj.weight" in key or "lora_B" in key)
+        save_file({key: value for key, value in weights.items() if key != lost}, folder / name, {"format": "pt"})
+    else:
+        (folder / ("config.json" if change == "adapter alone" else name)).unlink()
+    with pytest.raises(ModelError, match=message):
+        mi.load_model(folder, backend="nnsight")
+
+
+def test_an_adapter_in_memory_is_refused_with_what_to_do() -> None:
+    made = SimpleNamespace(name="mine", hf_model=with_lora(random_model("Llama")), tokenizer=word_tokenizer())
+    with pytest.raises(ModelError, match=r"'mine' has an adapter that is not merged.*merge_and_unload.*wrap_model"):
+        mi.load_model(made)
+
+
+TOKENS = torch.arange(14)[None]
+
+
+def finer(logits: torch.Tensor, dtype: torch.dtype) -> float:
+    """The share of numbers that this precision cannot hold."""
+    return float((logits != logits.to(dtype).to(logits.dtype)).float().mean())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_half_precision_does_not_round_logits(architecture: str, dtype: str, backend: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), backend, dtype)
+    run = model.run(TOKENS, logits_at=[9, 12])
+    recording = model.record(Inputs(TOKENS), start=8, logits_at="none")
+    by_layers = model.replay(recording, 1, recording.z[1], logits_at=[9, 12])
+    whole = without_stepper(model).replay(recording, 1, recording.z[1], logits_at=[9, 12])
+    for logits in (run.logits, by_layers, whole):
+        assert logits.dtype == torch.float32 and finer(logits, getattr(torch, dtype)) > 0.9
+    assert torch.equal(whole, run.logits)
+
+
+def test_a_soft_cap_comes_after_and_is_float32_too(backend: str) -> None:
+    """Logits near the cap differ by less than bfloat16 can tell."""
+    weights = tiny_model("gemma3", word_tokenizer())
+    weights.config.final_logit_softcapping = 2.0
+    made = SimpleNamespace(name="capped", hf_model=weights, tokenizer=word_tokenizer())
+    half, full = (mi.load_model(made, backend=backend, dtype=dtype) for dtype in ("bfloat16", "float32"))
+    logits = half.run(TOKENS).logits
+    assert finer(logits, torch.bfloat16) > 0.9 and 1.5 < float(logits.abs().max()) <= 2.0
+    assert float((logits - full.run(TOKENS).logits).abs().max()) < 0.1
+
+
+def test_blocks_and_gradients_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(31, 8).bfloat16(), torch.randn(31).bfloat16()
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    exact = x @ weight.float().T + bias.float()
+    (wanted,) = torch.autograd.grad(exact.square().sum(), x)
+    monkeypatch.setattr(traced_ops, "BLOCK", 40)  # five rows at a time
+    made = traced_ops.float32_logits(x, weight, bias)
+    assert torch.allclose(made, exact, atol=1e-6)
+    (found,) = torch.autograd.grad(made.square().sum(), x)
+    assert torch.allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"), [("float64", 1e-9), ("float32", 1e-5), ("bfloat16", 0.0), ("float16", 0.0)]
+)
+def test_what_is_taken_for_rounding_is_measured(dtype: str, least: float) -> None:
+    model, unmeasured = mi.load_model("demo", dtype=dtype), least or 1e-2
+    assert model.checks is not None and model.checks.resolution is not None
+    assert model.resolution == max(least, model.checks.resolution)
+    assert model.checked(replace(model.checks, resolution=None)).resolution == unmeasured
+    assert model.checked(None).resolution == unmeasured
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    most = torch.finfo(torch.float32).eps if model.float32_softmax and dtype == "float64" else eps
+    assert eps < model.checks.resolution < 100 * most, "a few of the smallest steps"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_is_what_the_smallest_steps_of_heads_outputs_do(
+    dtype: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = loaded(tiny_model_dir("llama"), "bridge", dtype), {}
+
+    def replay(receiving: Any, layer: Any, z: torch.Tensor, *, logits_at: list[int]) -> torch.Tensor:
+        made = torch.randn(len(layer), len(logits_at), model.info.d_vocab, generator=torch.Generator().manual_seed(0))
+        seen.update(own=receiving, joins=list(layer), z=z, read=list(logits_at), logits=made)
+        return made
+
+    monkeypatch.setattr(model, "replay", replay)
+    found = _resolution(model, TOKENS)
+    assert seen["joins"] == [0] * 4 + [1] * 4 + [2] * 4 and seen["own"].start == 7 and seen["read"] == [*range(7, 13)]
+    step = torch.finfo(getattr(torch, dtype)).eps
+    for own, (kept, *moved) in zip(seen["own"].z, seen["z"].unflatten(0, (3, 4)), strict=True):
+        assert torch.equal(kept, own[0]), "put back as it is"
+        for z in moved:
+            share = ((z - own[0]) / own[0])[own[0] != 0].double()
+            assert (share.abs() < 1.34 * step).all() and (share.abs() > 0.49 * step).all()
+            assert 0.4 < (share > 0).double().mean() < 0.6, "up as often as down"
+    after = TOKENS[:, 8:].expand(12, -1)[..., None]
+    new, old = (x.double().log_softmax(-1) for x in (seen["logits"], seen["own"].logits.expand_as(seen["logits"])))
+    off = (new - old).gather(-1, after)
+    assert found == pytest.approx(2 * float((off**2).mean()) ** 0.5, rel=1e-9)
