@@ -26,7 +26,7 @@ from mless_interp.patching.sweep import patch_heads
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-OFTEN = ("GPT-2",)
+OFTEN = ("GPT-2", "nnsight")
 COLUMNS = {"bridge": f"bridge ({version('transformer-lens').split('.')[0]}.x)", "nnsight": "nnsight"}
 COLUMNS |= {"hooked_transformer": "HookedTransformer (3.x)"} if has_hooked_transformer() else {}
 
@@ -39,7 +39,7 @@ def page() -> dict[tuple[str, str], str]:
 
 
 CASES = [
-    pytest.param(name, backend, marks=() if name in OFTEN else pytest.mark.slow)
+    pytest.param(name, backend, marks=() if (name, backend) == OFTEN else pytest.mark.slow)
     for name in CONFIGS
     for backend in COLUMNS
 ]
@@ -341,7 +341,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:Module .* has a submodule named:UserWarning")  # nnsight's, of BERT
 @pytest.mark.parametrize("backend", ["bridge", "nnsight"])
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * ("Gemma4" in kind)) for kind in REFUSED]
+)
 def test_attention_of_another_form_is_refused_with_what_it_is(kind: str, backend: str, tmp_path: Path) -> None:
     import transformers
 
