@@ -32,7 +32,7 @@ def placed(made: Any, where: tuple[str, ...], **options: Any) -> Model:
 
 
 @lru_cache
-def planted() -> mi.PlantedModel:
+def planted() -> Any:
     """That of `asked`, which a bridge rebuilds in place."""
     return mi.planted_model(n_heads=8, n_key_value_heads=2, seed=1)
 
