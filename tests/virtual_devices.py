@@ -47,9 +47,7 @@ class VirtualTensor(Tensor):
 
     @staticmethod
     def __new__(cls, numbers: Tensor, place: torch.device | None = None, requires_grad: bool = False) -> Any:
-        if (
-            place is None
-        ):  # accelerate makes a parameter of what it brings, or puts away, by the class of the one before
+        if place is None:  # accelerate makes a parameter of what it brings, or puts away, by its class
             return nn.Parameter(numbers, requires_grad=requires_grad)
         with_gradients = torch.is_grad_enabled() or _going_back()
         made = Tensor._make_wrapper_subclass(
@@ -220,8 +218,4 @@ for _name in """
 """.split():
     _packet, _, _overload = _name.partition(".")
     _LIBRARY.impl(_name, _factory(getattr(getattr(aten, _packet), _overload or "default")), "PrivateUse1")
-_LIBRARY.impl(
-    "_to_copy",
-    lambda x, **kwargs: _copied(aten._to_copy.default, (x,), kwargs),
-    "PrivateUse1",
-)
+_LIBRARY.impl("_to_copy", lambda x, **kwargs: _copied(aten._to_copy.default, (x,), kwargs), "PrivateUse1")
