@@ -62,6 +62,15 @@ def test_the_formulas_by_hand() -> None:
     assert value(MatchedMassKnockout()) == pytest.approx((0.1 + 2 + 10 + 400) / 0.8)
 
 
+def test_a_learned_sink_keeps_its_share() -> None:
+    """Its weight, e^0, stands beside the four of the tokens; no gate touches it."""
+    state = state_by_hand(rule=AttentionRule(1.0, sinks=torch.zeros(1, dtype=torch.float64)))
+    assert value(Gate(1.0), state) == pytest.approx(432.1 / 2)
+    assert value(Knockout(), state) == value(Gate(0.0), state) == pytest.approx((0.1 + 30 + 400) / 1.8)
+    assert value(Gate(0.5), state) == pytest.approx((0.1 + 1 + 30 + 400) / 1.9)
+    assert value(MatchedMassKnockout(), state) == pytest.approx((0.1 + 2 + 10 + 400) / 1.8)
+
+
 def test_what_a_row_cannot_see() -> None:
     hidden = torch.tensor([[[[True, False, True, True]]]])
     assert value(EdgeNoise(), state_by_hand(visible=hidden)) == pytest.approx(432.1), "opened for this head alone"
