@@ -206,7 +206,7 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
         )
         sweep, found = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
         if locate:
-            four = mi.circuits.measure.sweeps_of(mi.prompts.conditions.CONTRASTS["content"])
+            four = mi.circuits.locate.sweeps_of(mi.prompts.conditions.CONTRASTS["content"])
             sweeps, _ = seconds(
                 lambda: mi.patching.sweep.sweep_heads(
                     mi.patching.prepared.prepare(model, [pair]),

@@ -121,7 +121,7 @@ class Pool:
         pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", n_tokens))
         found = mi.locate_heads(model, pairs, mode="exact", controls=False, progress=False, checkpoint=keep)
         direction = found.judged.direction
-        self.values = {name: direction * found.values[name] for name in mi.circuits.measure.MEASURES}
+        self.values = {name: direction * found.values[name] for name in mi.circuits.judge.MEASURES}
         self.total, self.heads = direction * found.total, found.heads
         self.delta = CLAIM * float(np.median(self.total))
         z = mi.circuits.judge.measured(self.values, "z_removed")
@@ -204,7 +204,7 @@ def null_part(pool: Pool, sizes: tuple[int, ...], n_sets: int, seed: int) -> boo
         controls["matched_mass_size"] = np.full_like(border, np.nan)
         effect = judged(values, at, whole).effect
         return bool(
-            (mi.circuits.measure.specificity(effect, everyone, values, controls)["p_specific"] < effect.level).any()
+            (mi.circuits.judge.specificity(effect, everyone, values, controls)["p_specific"] < effect.level).any()
         )
 
     def naming_then_confirming(at: np.ndarray) -> bool:

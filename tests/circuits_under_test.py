@@ -6,7 +6,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from mless_interp.circuits.cells import Edge, Mlp
+from mless_interp.circuits.paths import Edge, Mlp
 from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.sites import attention_sites, site
@@ -16,33 +16,33 @@ from mless_interp.prompts.pairs import PromptPair
 
 class ByHand:
     """One problem, two runs of one length, the donor's activations in the receiving one, by `Model.run` and nothing else;
-    rows `kept` `[token]` keep what they hold."""
+    rows `kept` `[token]` keep what they hold. With a `control`, the donor is the run of that pair."""
 
     def __init__(
         self,
         model: Model,
         bare: PromptPair,
-        outcome: str = "answer_logprob",
         *,
         donor: str = "masked",
         receiving: str = "inserted",
         start: int | None = None,
         kept: Tensor | None = None,
+        control: PromptPair | None = None,
     ) -> None:
-        self.model, self.outcome = model, OUTCOMES[outcome]
+        self.model, self.outcome = model, OUTCOMES["answer_logprob"]
         self.pair = self.outcome.asked(bare, model.info)
-        self.inputs, self.receiving = self.pair.condition(receiving), receiving
+        self.inputs, self.there = self.pair.condition(receiving), self.pair.condition(donor)
         length = len(self.pair.inserted)
-        self.donor, self.start = donor, length - self.pair.n_after if start is None else start
+        self.start = length - self.pair.n_after if start is None else start
+        if control is not None:  # the span's own rows change
+            self.there, self.start = control.answered().condition("inserted"), self.pair.spans[0][0]
         kept = torch.zeros(length, dtype=torch.bool) if kept is None else kept
         self.kept = torch.nn.functional.pad(kept, (0, length - len(kept)))[self.start :]
         self.read = [length - back for back in self.outcome.reads(self.pair)]
 
     @cached_property
     def total(self) -> float:
-        return self.value() - float(
-            self._outcome(self.model.run(self.pair.condition(self.donor), logits_at=self.read).logits)
-        )
+        return self.value() - float(self._outcome(self.model.run(self.there, logits_at=self.read).logits))
 
     def _outcome(self, logits: Tensor | None) -> Tensor:
         assert logits is not None
@@ -60,23 +60,23 @@ class ByHand:
         """The outcome, with these edits."""
         return float(self._outcome(self.model.run(self.inputs, edits=self._put(edits), logits_at=self.read).logits))
 
-    def seen(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
+    def seen(self, name: str, *, donor: bool = False, **edits: Tensor) -> Tensor:
         """An activation at all positions, with these edits of others."""
-        inputs = self.pair.condition(condition or self.receiving)
+        inputs = self.there if donor else self.inputs
         return self.model.run(inputs, edits=self._put(edits), capture={name: None}, logits_at="none").captured[name]
 
-    def tail(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
-        return self.seen(name, condition, **edits)[:, self.start :]
+    def tail(self, name: str, *, donor: bool = False, **edits: Tensor) -> Tensor:
+        return self.seen(name, donor=donor, **edits)[:, self.start :]
 
     def head_writes(self, head: Head) -> Tensor:
         """What the stream gets more from the donor's output of one head."""
         z_site, out = site(head.layer, "attn.hook_z"), site(head.layer, "hook_attn_out")
         z = self.tail(z_site).clone()
-        z[:, ~self.kept, head.head] = self.tail(z_site, self.donor)[:, ~self.kept, head.head]
+        z[:, ~self.kept, head.head] = self.tail(z_site, donor=True)[:, ~self.kept, head.head]
         return self.tail(out, **{z_site: z}) - self.tail(out)
 
     def mlp_writes(self, layer: int) -> Tensor:
-        change = self.tail(site(layer, "hook_mlp_out"), self.donor) - self.tail(site(layer, "hook_mlp_out"))
+        change = self.tail(site(layer, "hook_mlp_out"), donor=True) - self.tail(site(layer, "hook_mlp_out"))
         return torch.where(self.kept[:, None], 0, change)
 
     def edge(self, edge: Edge, *, parallel: bool) -> float:

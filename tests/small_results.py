@@ -9,8 +9,9 @@ import numpy as np
 
 import mless_interp as mi
 from mless_interp.answers.graders import GRADERS
-from mless_interp.circuits.cells import Place, Site, Way
-from mless_interp.circuits.minimal_sets import HeadSet
+from mless_interp.circuits.head_sets import HeadSet
+from mless_interp.circuits.paths import Way
+from mless_interp.circuits.site_patches import Place, Site
 from mless_interp.ground_truth.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
 from mless_interp.mechanism.decompose import METRICS
 from mless_interp.mechanism.mediation import ARMS, READINGS
@@ -460,11 +461,9 @@ def written(n: int = 6) -> mi.HeadWrites:
     values = np.zeros((n, 2, 3, 4)) + 0.01 * spread(n)[:, None, None, None]
     values[:, 0, :2] += np.array([0.5, 0.1, -0.1, -0.4])
     values[:, :, 2] += np.array([1.0, np.nan, np.nan, -1.0])
-    alike = np.ones((n, 2, 2))
-    alike[:, 1] = np.nan
     tokens = ((texts, texts, looks), (texts, texts, looks))
     heads = (mi.Head(0, 1), mi.Head(1, 0))
-    return mi.HeadWrites(problems(n), heads, tokens, values, alike, SETTINGS, 1e-3)
+    return mi.HeadWrites(problems(n), heads, tokens, values, SETTINGS, 1e-3)
 
 
 def circuit(n: int = 12) -> mi.Circuit:

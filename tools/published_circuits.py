@@ -26,7 +26,7 @@ from scipy.stats import mannwhitneyu
 import mless_interp as mi
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "published-circuits.md"
-EVERY_INPUT = (*mi.circuits.cells.INPUTS, *mi.circuits.cells.PAIRS_OF_INPUTS, "qkv")
+EVERY_INPUT = (*mi.circuits.paths.INPUTS, *mi.circuits.paths.PAIRS_OF_INPUTS, "qkv")
 QUIET: dict[str, Any] = {"progress": False}
 N = 64
 """Problems that name heads, and as many others that confirm them."""
@@ -353,11 +353,11 @@ def compiled(path: Path, folder: Path) -> Program:
                 f"blocks.{layer}.mlp.W_{letter}": matrix,
                 f"blocks.{layer}.mlp.b_{letter}": of(layer, f"mlp/linear_{number}/b"),
             }
-        reads[mi.circuits.cells.Mlp(layer), ""] = np.asarray(state[f"blocks.{layer}.mlp.W_in"].any(1))
-        writes[mi.circuits.cells.Mlp(layer)] = np.asarray(matrix.any(0))
+        reads[mi.circuits.paths.Mlp(layer), ""] = np.asarray(state[f"blocks.{layer}.mlp.W_in"].any(1))
+        writes[mi.circuits.paths.Mlp(layer)] = np.asarray(matrix.any(0))
     series = np.array([label.rpartition(":")[0] or label for label in about["residual_labels"]])
     output: Any = np.any([*writes.values()], 0) & ~np.isin(series, series[np.any([*reads.values()], 0)])
-    reads[mi.circuits.cells.LOGITS, ""] = output
+    reads[mi.circuits.paths.LOGITS, ""] = output
     edges, nodes = computing(writes, reads)
     unembed = np.zeros((width, max(int(output.sum()), 2)), dtype=np.float32)
     unembed[np.flatnonzero(output), np.arange(output.sum())] = 10
@@ -387,8 +387,8 @@ def compiled(path: Path, folder: Path) -> Program:
 
 def computing(writes: Mapping[Any, np.ndarray], reads: Mapping[tuple[Any, str], np.ndarray]) -> tuple[Any, Any]:
     """The edges along which a written label is read, as far as they lead to the logits, and the nodes that send along them."""
-    order = {node: 2 * node.layer + isinstance(node, mi.circuits.cells.Mlp) for node in writes} | {
-        mi.circuits.cells.LOGITS: float("inf")
+    order = {node: 2 * node.layer + isinstance(node, mi.circuits.paths.Mlp) for node in writes} | {
+        mi.circuits.paths.LOGITS: float("inf")
     }
     links = [
         (sender, receiver, part)
@@ -396,14 +396,14 @@ def computing(writes: Mapping[Any, np.ndarray], reads: Mapping[tuple[Any, str], 
         for (receiver, part), read in reads.items()
         if order[sender] < order[receiver] and (wrote & read).any()
     ]
-    useful: set[Any] = {mi.circuits.cells.LOGITS}
+    useful: set[Any] = {mi.circuits.paths.LOGITS}
     while True:
         more = {sender for sender, receiver, _ in links if receiver in useful} - useful
         if not more:
             break
         useful |= more
     edges = frozenset(str(mi.Edge(*link)) for link in links if link[0] in useful and link[1] in useful)
-    return edges, frozenset(useful - {mi.circuits.cells.LOGITS})
+    return edges, frozenset(useful - {mi.circuits.paths.LOGITS})
 
 
 def program_pairs(made: Program, random: np.random.Generator, n: int, spans: bool) -> Any:
@@ -461,7 +461,7 @@ def program_section(path: Path, folder: Path, keep: Path | None) -> str:
                 pairs,
                 model.info.heads,
                 mlps="all",
-                inputs=mi.circuits.cells.INPUTS,
+                inputs=mi.circuits.paths.INPUTS,
                 direction=direction,
                 **options,
             )

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from ..answers import evaluate_accuracy
 from ..answers.decoding import rows_at_once
 from ..circuits.circuit import trace_circuit
-from ..circuits.measure import duration, estimated_seconds, extrapolated
+from ..circuits.locate import duration, estimated_seconds, extrapolated
 from ..core.arguments import Arguments, check_count, checked, count_of, one_of
 from ..mechanism import activation_shift, decompose_attention, mediate
 from ..models.arithmetic import product

@@ -4,5 +4,5 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    "cells circuit curves head_writes judge locate located measure minimal_sets paths site_patches transfer".split(),
+    "cells circuit head_sets head_writes judge locate located paths site_patches transfer".split(),
 )

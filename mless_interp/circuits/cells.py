@@ -16,7 +16,7 @@ from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import ModelError, Recording
 from ..models.replay import Layers
-from ..patching.effect import SMALLEST_EFFECT, Parts
+from ..patching.effect import SMALLEST_EFFECT, Parts, check_smallest_effect
 from ..patching.interventions import Intervention, edit_named
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Runs, Settings, prepare
@@ -25,139 +25,17 @@ from ..prompts.conditions import CONTRASTS, DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import Table
 from ..runtime.engines import Tick, Unit
-from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
 from ..runtime.results import Grouped, Shown, ShownTable, largest_first, tidy
 from ..statistics import CONFIDENCE
 from .located import LocatedHeads
 
-INPUTS = ("q", "k", "v")
-"""What a head makes of the stream; "qkv" is all three."""
-LOGITS = "logits"
-TOGETHER = "".join(INPUTS)
-PARTS_OF_A_HEAD = (*INPUTS, TOGETHER)
-"""Through what an edge enters a head: its queries, its keys, its values, all of them."""
-PAIRS_OF_INPUTS = ("qk", "qv", "kv")
-"""Two of them at once, which edges may name as well."""
-POSITION = "position "
-"""What labels of positions begin with, where nothing is inserted."""
 Asked = LocatedHeads | Iterable[Head | str]
 """Heads as they are asked for: what `locate_heads` gave (its named heads), or a list."""
 
 
-@savable
-@dataclass(frozen=True)
-class Mlp:
-    """The MLP of a layer (zero-based) as a node of a circuit; prints `MLP0`."""
-
-    layer: int
-
-    def __str__(self) -> str:
-        return f"MLP{self.layer}"
-
-    __repr__ = __str__
-
-
-Node = Head | Mlp | str
-"""A part of a model; of texts `LOGITS` alone."""
-
-
-@savable
-@dataclass(frozen=True)
-class Edge:
-    """From a sender (a head or an MLP, "L0H13" or "MLP0") to a receiver (these, or "logits"); all numbers zero-based.
-
-    `part` of a head that receives: "q", "k", "v", two of them or "qkv"; empty for other receivers, which have one input.
-
-    >>> Edge.parse("L0H13 -> L1H4 v"), Edge.parse("L0H13 -> MLP1")
-    (L0H13 -> L1H4 v, L0H13 -> MLP1)
-    """
-
-    sender: Node
-    receiver: Node
-    part: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("sender", "receiver"):
-            object.__setattr__(self, name, self._node(getattr(self, name)))
-        into_head = isinstance(self.receiver, Head)
-        if into_head and not self.part:
-            object.__setattr__(self, "part", TOGETHER)
-        if self.sender == LOGITS:
-            raise ValueError("the logits send nothing: an edge begins at a head or an MLP")
-        allowed = (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS) if into_head else ("",)
-        if self.part not in allowed:
-            must = ", ".join(allowed) or "none"
-            raise ValueError(f"{self.sender} -> {self.receiver}: the part must be {must}, got {self.part!r}")
-
-    @staticmethod
-    def _node(node: Node) -> Node:
-        name = str(node).strip().lower()
-        if name == LOGITS:
-            return LOGITS
-        if name.startswith("mlp") and name[3:].isdecimal():
-            return Mlp(int(name[3:]))
-        try:
-            return Head.parse(str(node))
-        except ValueError:
-            raise ValueError(f'a node must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}') from None
-
-    @classmethod
-    def parse(cls, text: str) -> "Edge":
-        """Return the edge of a text such as "L0H13 -> L1H4 v"; without a part all three of a head."""
-        sender, _, receiver = text.replace("→", "->").partition("->")
-        words = receiver.split()
-        if not sender.strip() or len(words) not in (1, 2):
-            raise ValueError(f'cannot read {text!r} as an edge: write "L0H13 -> L1H4 v" or "L0H13 -> MLP1"')
-        return cls(sender.strip(), *words)
-
-    def __str__(self) -> str:
-        return f"{self.sender} -> {self.receiver} {self.part}".rstrip()
-
-    __repr__ = __str__
-
-
-@savable
-@dataclass(frozen=True)
-class Way:
-    """A way of a head's effect: `way` "direct" (straight to the logits) or "indirect" (through later parts)."""
-
-    of: Head
-    way: str
-
-    def __str__(self) -> str:
-        return f"{self.of} {self.way}"
-
-
-@savable
-@dataclass(frozen=True)
-class Site:
-    """A site of a layer at one token, or at `position` "all"; "span ..." counts the span's own tokens, "position ..." all."""
-
-    site: str
-    of_layer: int
-    position: str
-
-    def __str__(self) -> str:
-        label = self.position.removeprefix("span ")
-        token = "all tokens" if label == "all" else label if label.startswith(POSITION) else f"token {label}"
-        return f"Layer {self.of_layer} {self.site}, {token}{' of the span' * (label != self.position)}"
-
-
-@savable
-@dataclass(frozen=True)
-class Place:
-    """A token at which a head's output is patched ("row 0"), or a part of the span that it cannot see ("span block 0")."""
-
-    of: Head
-    place: str
-
-    def __str__(self) -> str:
-        return f"{self.of} {self.place}"
-
-
 Cell = TypeVar("Cell")
-"""One of these, or a name."""
+"""What effects are split into: an edge, a way, a site, a place, or a name."""
 
 
 class Cells(Parts, Grouped, Generic[Cell]):
@@ -192,19 +70,16 @@ class Cells(Parts, Grouped, Generic[Cell]):
         return Table(pd.concat([rows[["problem"]], named, rows[["effect"]]], axis=1))
 
     def details(self) -> list[str]:
-        """What was measured, and which cells are shown in most problems."""
         s = self.settings
         how = [f"{name} {s[name]}" for name in ("edit", "contrast", "direction", "outcome") if name in s]
         cells, problems = count_of(len(self.cells), *self.what), count_of(len(self.problem_ids), "problem")
         return [f"{cells}, {problems}: {', '.join(how)}.", *self._claim_words(), *named_words(s)]
 
     def printed(self) -> pd.DataFrame:
-        """Return the cells, the largest median first."""
         columns = self.printed_columns.split()
         return Table(largest_first(self.table(), "median")[columns].rename(columns={"label": self.what[0]}))
 
     def shown(self) -> Shown:
-        """The hundred cells of the largest median."""
         table = largest_first(self.table().drop(columns=list(self._named())[1:]), "median")
         some = ", a hundred at most" if len(table) > 100 else ""
         caption = f"{self.what[1].capitalize()}, the largest first{some}. Effects are parts of the insertion's, in {self.unit}."
@@ -336,7 +211,7 @@ class Flow(Engine):
         own, shared = slice(at, at + 1), slice(group, group + 1)
         old = run.q[layer][:, :, own], run.k[layer][:, :, shared], run.v[layer][:, :, shared]
         new = q[:, :, own], k[:, :, shared], v[:, :, shared]
-        mixed = [fresh if name in inputs else was for name, fresh, was in zip(INPUTS, new, old, strict=True)]
+        mixed = [fresh if name in inputs else was for name, fresh, was in zip("qkv", new, old, strict=True)]
         mask = run.masks[layer].to(q.device)
         mask = mask if mask.shape[1] == 1 else mask[:, own]
 
@@ -415,10 +290,13 @@ class Experiment:
     smallest_effect: float
     heads: object = None
 
+    def __post_init__(self) -> None:
+        check_smallest_effect(self.smallest_effect)
+
     def measured(
         self,
         kind: type[Made],
-        cells: Sequence[Edge | Way | Site | Place],
+        cells: Sequence[Cell],
         changes: Callable[[Flow], Iterable[tuple[int, int, Tensor]]],
         *,
         label: str,

@@ -16,11 +16,11 @@ from ..patching.prepared import Settings
 from ..prompts.pairs import REPLACED, PromptPair
 from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
-from .cells import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, Asked, CellEffects, Edge, has_mlps, heads_of
+from .cells import Asked, CellEffects, has_mlps, heads_of
+from .head_sets import MinimalSets, minimal_sets
 from .head_writes import HeadWrites, what_it_writes
 from .located import LocatedHeads
-from .minimal_sets import MinimalSets, minimal_sets
-from .paths import DirectEffects, PathEffects, direct_effects, trace_paths
+from .paths import PAIRS_OF_INPUTS, PARTS_OF_A_HEAD, DirectEffects, Edge, PathEffects, direct_effects, trace_paths
 from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites
 from .transfer import Transfer, transfer
 
@@ -77,19 +77,16 @@ class Circuit(Result):
     def table(self) -> pd.DataFrame:
         """One row per cell (of heads' ways, edges, sites, positions) that most problems show: `part`, `label`, its share of the
         effect with limits, in `k` of `n` problems beyond the smallest effect, median and corrected p."""
-        found = [pd.DataFrame(columns=["part", *CELLS])]
-        for name, part in self._of_cells().items():
-            found.append(part.table().query("p_corrected < @part.level")[CELLS].assign(part=name))
-        return pd.concat(found[len(found) > 1 :])[["part", *CELLS]]
+        parts = self._of_cells().items()
+        found = [part.table().query("p_corrected < @part.level")[CELLS].assign(part=name) for name, part in parts]
+        return pd.concat(found or [pd.DataFrame(columns=["part", *CELLS])])[["part", *CELLS]]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per part, problem and cell."""
-        tables = [pd.DataFrame(columns=["part", "problem"])]
-        tables += [part.to_frame().assign(part=name) for name, part in self._of_cells().items()]
-        return pd.concat(tables[len(tables) > 1 :], ignore_index=True)
+        tables = [part.to_frame().assign(part=name) for name, part in self._of_cells().items()]
+        return pd.concat(tables or [pd.DataFrame(columns=["part", "problem"])], ignore_index=True)
 
     def headline(self) -> str:
-        """Return whose circuit it is, and what its edges, or its heads' ways, carry."""
         if not self.heads:
             why = "" if self.located is None else f"{self.located.headline()[:-1]}; "
             return f"{why}no head, no circuit: nothing was measured."
@@ -97,24 +94,25 @@ class Circuit(Result):
         told = f": {part.claim()}" if part is not None else ""
         given = " (given, not located)" * (self.located is None)
         where = f"measured on {count_of(len(self.problem_ids), 'problem')}"
-        both = "".join(f" {each}" for each in self.together_words())
-        return f"The circuit of {listed(self.heads)}{given}, {where}{told}.{both}"
+        # of needed edges whose inputs act only together, or in each other's place
+        inputs = [] if self.edges is None else (self.together or self.edges).together_words()
+        return " ".join([f"The circuit of {listed(self.heads)}{given}, {where}{told}.", *inputs])
 
     def details(self) -> list[str]:
-        """Return the headline of each part, and what was left out."""
-        return [*(part.headline() for part in self.parts().values()), *self.not_measured()]
+        return [
+            *(part.headline() for part in self.parts().values()),
+            *(f"Left out, {name}: {why}." for name, why in self.left_out.items() if why != "not asked for"),
+        ]
 
     def caveats(self) -> list[str]:
-        """Return which of the heads fresh problems do not confirm, and which act in some strata alone."""
         found: list[str] = []
         if (where := self.located) is not None:
             if lost := [head for head in self.heads if head not in where.sure]:
                 found.append(f"Not confirmed on fresh problems: {listed(lost)}.")
             if special := [head for head in self.heads if head in where.specialists]:
-                by, stratum = where.settings.get("by"), where.specialists[special[0]][0]
+                by = where.settings.get("by")
                 found.append(
-                    f"{listed(special)} act in some strata of {by} only, and parts are tested over all problems: pass the "
-                    f"pairs of one stratum, those with pair.problem.text({by!r}) == {stratum!r}."
+                    f"{listed(special)} act in some strata of {by} only: pass the pairs of one of these alone."
                 )
         return [*found, *super().caveats()]
 
@@ -122,11 +120,9 @@ class Circuit(Result):
     def interval_words(self) -> str:
         """The confidence of its parts' intervals."""
         whole, edges = super().interval_words, self.edges
-        same = edges is None or edges.interval_words == whole
-        return whole if edges is None or same else f"{whole}, edges {edges.interval_words}"
+        return whole if edges is None or edges.interval_words == whole else f"{whole}, edges {edges.interval_words}"
 
     def printed(self) -> pd.DataFrame:
-        """Return the largest share of each part, then the second largest, ...; of sites, which others go through, last."""
         found = [self.table()]
         if self.sets is not None:
             sets = self.sets.table().query("n > 0")
@@ -140,15 +136,6 @@ class Circuit(Result):
         order = pd.DataFrame({"site": part.eq("sites"), "rank": rank, "part": part.map(list(PRINTED).index)})
         at = order.sort_values(["site", "rank", "part"]).index
         return table.loc[at, ["part", *CELLS]].drop(columns="median").rename(columns={"label": "which"})
-
-    def together_words(self) -> list[str]:
-        """Say of which edges the inputs act together, needed ones first, or in each other's place."""
-        found = self.edges if self.together is None else self.together
-        return [] if found is None else found.together_words()
-
-    def not_measured(self) -> list[str]:
-        """Say which parts were left out, and why, but those that were not asked for."""
-        return [f"Left out, {name}: {why}." for name, why in self.left_out.items() if why != "not asked for"]
 
 
 @checked
@@ -192,14 +179,10 @@ def trace_circuit(
     located = heads if isinstance(heads, LocatedHeads) else None
     what = REPLACED if contrast == "replaced" and measured[0].given else measured[0].insertion
     chosen = heads_of(model, heads, "trace") if located is None else largest_heads(located, most_heads)
-    made = Circuit(
-        heads=chosen,
-        problem_ids=tuple(pair.id for pair in measured),
-        located=located,
-        settings={"contrast": contrast, "outcome": outcome, "insertion": what.label},
-    )
+    ids = tuple(pair.id for pair in measured)
+    settings: Settings = {"contrast": contrast, "outcome": outcome, "insertion": what.label}
     if not chosen:
-        return made
+        return Circuit(chosen, ids, located, settings=settings)
     without_mlps = _too_many_edges(model, chosen, len(measured)) if mlps == "auto" and has_mlps(model) else ""
     nodes = () if mlps == "none" or without_mlps or not has_mlps(model) else tuple(range(model.info.n_layers))
     why_not = _why_not(named_on, others, contrast)
@@ -207,12 +190,12 @@ def trace_circuit(
         more = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)' * has_mlps(model)
         why_not["edges"] = f"an edge needs two nodes, and {chosen[0]} is the only one{more}"
 
-    def kept(file: str) -> Path | None:
-        """Return where a part keeps what it has finished."""
-        return None if checkpoint is None else Path(checkpoint) / file
+    def run(file: str) -> Arguments:
+        """Where a part keeps what it has finished, and whether it shows bars."""
+        return {"checkpoint": None if checkpoint is None else Path(checkpoint) / file, "progress": progress}
 
     def common(file: str) -> Arguments:
-        return {"checkpoint": kept(file), "progress": progress, "outcome": outcome, "seed": seed}
+        return {**run(file), "outcome": outcome, "seed": seed}
 
     def edges(file: str, **more: Any) -> PathEffects:
         options = common(f"edges-{file}.jsonl") | more
@@ -233,27 +216,27 @@ def trace_circuit(
         "edges": needed_and_sufficient,
         "sites": lambda: patch_sites(model, measured, **rows, **common("sites.jsonl")),
         "positions": lambda: map_positions(model, measured, chosen, **rows, **common("positions.jsonl")),
-        "writes": lambda: what_it_writes(model, measured, chosen, checkpoint=kept("writes.jsonl"), progress=progress),
+        "writes": lambda: what_it_writes(model, measured, chosen, **run("writes.jsonl")),
         "sets": lambda: minimal_sets(model, named_on, fresh=others, **of, **common("sets")),
         "transfer": lambda: transfer(model, named_on, chosen, fresh=others, **common("transfer")),
     }
     results: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     for name in PARTS:
-        left_out[name] = why_not.get(name, "") if name in parts else "not asked for"
-        if not left_out[name]:
-            try:
-                found = calls[name]()
-                results |= found if isinstance(found, dict) else {name: found}
-            except ModelError as error:
-                left_out[name] = str(error)
-    left_out = {name: why for name, why in left_out.items() if why}
+        if why := why_not.get(name, "") if name in parts else "not asked for":
+            left_out[name] = why
+            continue
+        try:
+            found = calls[name]()
+            results |= found if isinstance(found, dict) else {name: found}
+        except ModelError as error:
+            left_out[name] = str(error)
     if not results:
         whole = "; ".join(f"{name}: {why}" for name, why in left_out.items() if why != "not asked for")
         raise ValueError(f"no part of the circuit of {', '.join(map(str, chosen))} can be measured: {whole}")
     if "edges" in results and without_mlps:
         left_out["MLPs"] = without_mlps
-    return replace(made, left_out=left_out, **results)
+    return Circuit(chosen, ids, located, **results, left_out=left_out, settings=settings)
 
 
 def largest_heads(found: LocatedHeads, at_most: int) -> tuple[Head, ...]:

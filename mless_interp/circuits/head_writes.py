@@ -113,7 +113,6 @@ def what_it_writes(
         heads=chosen,
         tokens=tuple(tokens),
         values=np.concatenate([logits, scores[:, :, None]], 2),
-        alike=_alike(wrote),
         settings={**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids), "positions": positions},
         resolution=model.resolution,
     )
@@ -135,7 +134,9 @@ def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str
         sigma = state.mixed(state.pattern() * state.span_keys)
         scores = masked_scores(state.q, state.k, state.visible, state.rule).float()
         relative = _relative(scores, state.visible, rows, ~state.span)
-        for at, head in ((at, head) for at, head in enumerate(heads) if head.layer == layer):
+        for at, head in enumerate(heads):
+            if head.layer != layer:
+                continue
             without = flow.output(layer).change(run.z[layer], head.head, -sigma[:, :, head.head])
             for place, lost in enumerate((without, flow.head_writes(head))):
                 wrote[:, at, place] = -lost[:, rows.to(lost.device)].float().cpu().mean(1)
@@ -144,15 +145,8 @@ def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str
         np.stack([defined_mean(each[:, on].double().numpy(), axis=1) for on in _places(pair).values()], -1)
         for pair, each in zip(runs.pairs, looks, strict=True)
     ]
-    both = zip(stream, wrote.numpy(), by_key, strict=True)
-    return [{"stream": resid, "wrote": vectors, "scores": keys} for resid, vectors, keys in both]
-
-
-def _alike(wrote: np.ndarray) -> np.ndarray:
-    """Cosine of each problem's vector with the mean over problems, `[problem, head, written]`; NaN where one of them is 0."""
-    middle = wrote.mean(0, dtype=float)
-    lengths = np.linalg.norm(wrote, axis=-1) * np.linalg.norm(middle, axis=-1)
-    return (wrote * middle).sum(-1) / np.where(lengths > 0, lengths, np.nan)
+    each = zip(stream, wrote.numpy(), by_key, strict=True)
+    return [dict(zip(("stream", "wrote", "scores"), problem, strict=True)) for problem in each]
 
 
 def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Tensor:
@@ -196,9 +190,7 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
         lost = (logits[:1] - logits[1:]).unflatten(0, written.shape[:2])
         return lost - lost.mean(-1, keepdim=True)
 
-    mean = changes(0)
-    for at in range(1, len(stream)):
-        mean = mean + changes(at)
+    mean = sum((changes(at) for at in range(1, len(stream))), start=changes(0))
     order = mean.argsort(dim=-1, descending=True, stable=True)
     chosen = torch.cat([order[..., :top], order[..., -top:]], -1)
     values = [changes(at).gather(-1, chosen).cpu().numpy() for at in range(len(stream))]
@@ -214,7 +206,7 @@ def _looked_at(
     counts = Counter(key for known in of_problem for key in known)
     least = min(len(pairs), max(FEWEST_PROBLEMS, SHARE_THAT_HAS_IT * len(pairs)))
     usual = [key for key, n in counts.items() if n >= least]
-    nothing = np.full(scores[0].shape[0], np.nan)
+    nothing = np.full(len(scores[0]), np.nan)
     table = np.array([[known.get(key, nothing) for key in usual] for known in of_problem])  # [problem, key, head]
     table = table.reshape(len(pairs), len(usual), len(nothing)).swapaxes(1, 2)
     mean, each = defined_mean(table, axis=0), min(top, len(usual) // 2)
@@ -242,15 +234,14 @@ class HeadWrites(Result):
     """Tokens that heads promote and suppress, and whose keys they prefer: `values` `[problem, head, kind, token]`.
 
     `tokens[head][kind]` are the texts: the largest means, falling, then the smallest, in their order. Kinds: "Sigma", "change"
-    (logits), "query" (scores in nats; NaN where a problem lacks the token). `alike` `[problem, head, written]`: cosine of a
-    problem's vector with the mean over problems. It describes: whether a head matters is shown by edits alone.
+    (logits), "query" (scores in nats; NaN where a problem lacks the token). It describes: whether a head matters is shown by
+    edits alone.
     """
 
     problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     tokens: tuple[tuple[tuple[str, ...], ...], ...]
     values: np.ndarray
-    alike: np.ndarray
     settings: Settings = field(default_factory=dict)
     resolution: float = 0.0
 
@@ -261,13 +252,12 @@ class HeadWrites(Result):
         promoted | promoted, preferred | | tokens of the largest means, the largest first
         suppressed | suppressed, avoided | | tokens of the smallest means, the smallest first
         largest | largest | | the largest mean: change of a logit; of the query, score in nats
-        alike | alike over problems | | mean cosine of a problem's vector with the mean over problems; 1: one direction
         amount | amount | | mean over problems: change of the token's logit; of the query, score in nats
         spread | spread | | standard deviation over problems
     """)
     signed = True
     drawn = ("amount",)
-    axes = (("values", "problem head kind place"), ("alike", "problem head written"))
+    axes = (("values", "problem head kind place"),)
 
     @property
     def top(self) -> int:
@@ -304,7 +294,6 @@ class HeadWrites(Result):
         return pd.DataFrame(rows, columns="label of side token amount spread k n unit".split())
 
     def quantity(self, column: str) -> Quantity:
-        """Logits or nats, 0 in the middle."""
         return Quantity("logits; nats of queries", True)
 
     def to_frame(self) -> pd.DataFrame:
@@ -317,7 +306,6 @@ class HeadWrites(Result):
         return table[table["token"] != ""].reset_index(drop=True)
 
     def headline(self) -> str:
-        """Return which tokens the first heads promote and attend to."""
         words, size = [], np.fmax.reduce(np.abs(self.means[:3, KINDS.index("change")]), axis=None)
         for head in self.heads[:3]:
             up, looks = self.of(head, "change")[0], self.of(head, LOOKS)[0]
@@ -327,21 +315,17 @@ class HeadWrites(Result):
         return f"{'; '.join(words)}{more} ({most}a description, not evidence)."
 
     def details(self) -> list[str]:
-        """Return where the heads were named."""
         return named_words(self.settings)
 
     def printed(self) -> pd.DataFrame:
-        """Return a row per head and kind: the tokens on both sides, and how alike the vectors are over problems."""
-        alike, rows = defined_mean(self.alike), []
+        rows = []
         for (at, head), (which, kind) in product(enumerate(self.heads), enumerate(KINDS)):
             up, down = self.of(head, kind)
-            one = np.nan if kind == LOOKS else alike[at, which]
             size = float(np.fmax.reduce(np.abs(self.means[at, which])))
-            rows.append((str(head), kind, _few(up, 5), _few(down, 5), size, one))
-        return pd.DataFrame(rows, columns="label of promoted suppressed largest alike".split())
+            rows.append((str(head), kind, _few(up, 5), _few(down, 5), size))
+        return pd.DataFrame(rows, columns="label of promoted suppressed largest".split())
 
     def shown(self) -> Shown:
-        """Return a row per head and kind; every token with its limits behind."""
         short = "Tokens that heads promote and suppress; of the query, whose keys it prefers and avoids: a description."
         whole = "Every token with the mean over problems by which it was chosen; rounding is left out."
         return Shown((ShownTable(self.printed(), short), ShownTable(self.table().drop(columns="unit"), whole)))

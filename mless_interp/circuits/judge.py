@@ -2,21 +2,29 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..core.arguments import count_of
 from ..core.heads import Head
-from ..patching.effect import SMALLEST_EFFECT, Effect, fewest_for
+from ..patching.effect import Effect, fewest_for
 from ..runtime.folders import savable
-from ..statistics import CONFIDENCE, SENSES, Prevalence
+from ..runtime.results import interval_columns
+from ..statistics import SENSES, Prevalence, holm, prevalence_test
 
 SIDES = {"removed": "z_removed", "added": "z_added"}
 """What a claim about a head rests on: the patch of its output, denoising and noising."""
 PARTS = {"z_removed": ("knockout", "mediated_removed"), "z_added": ("edge_noise", "mediated_added")}
 """A z patch is the head's own read and the part that earlier heads cause, exactly (methods §8)."""
+MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
+LEAST_MATCHED = 8
+"""A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
+OTHERS = {"random": "random words", "questions": "questions of other problems", "mful": "a repeated word"}
+"""What else is inserted, in the same place and length: the first decides, the others are reported."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,11 @@ class Kind:
     reads: bool
     mediates: bool
     says: str
+
+    @classmethod
+    def parse(cls, line: str) -> "Kind":
+        name, letters, side, parts, says = (part.strip() for part in line.split("|"))
+        return cls(name, letters, side, "reads" in parts, "mediates" in parts, says)
 
 
 _KINDS = """
@@ -49,14 +62,7 @@ _KINDS = """
     negligible | | | | shown to do less than the smallest effect in most problems
     undecided | | | | neither shown to carry the effect nor shown not to
 """
-
-
-def _kind(line: str) -> Kind:
-    name, letters, side, parts, says = (part.strip() for part in line.split("|"))
-    return Kind(name, letters, side, "reads" in parts, "mediates" in parts, says)
-
-
-KINDS: dict[str, Kind] = {kind.name: kind for kind in map(_kind, _KINDS.strip().splitlines())}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in map(Kind.parse, _KINDS.strip().splitlines())}
 """Every verdict: carriers pass on both sides, other named heads on one."""
 _OF_MORE = ("conditional reader", "specialist")  # which follow from more than the side and its two parts
 _BY_PARTS = {(kind.side, kind.reads, kind.mediates): name for name, kind in KINDS.items() if name not in _OF_MORE}
@@ -176,11 +182,12 @@ class Judged:
     @property
     def sides(self) -> dict[str, Prevalence]:
         """side -> the tests of all heads over all problems, `[sense, head]`."""
-        return {side: test.of(0) for side, test in self._tests.items()}
+        return self.within()
 
-    def within(self, stratum: str) -> dict[str, Prevalence]:
-        """The same tests within a stratum that is large enough."""
-        return {side: test.of(1 + self.large.index(stratum)) for side, test in self._tests.items()}
+    def within(self, stratum: str | None = None) -> dict[str, Prevalence]:
+        """side -> the tests of all heads within a stratum that is large enough; over all problems without one."""
+        at = 0 if stratum is None else 1 + self.large.index(stratum)
+        return {side: test.of(at) for side, test in self._tests.items()}
 
     def _passed(self, tests: dict[str, Prevalence]) -> dict[str, np.ndarray]:
         """side -> the sense in which each head passed, 0 for neither, `[head]`."""
@@ -288,15 +295,72 @@ def judge(
     total: np.ndarray,
     heads: Sequence[Head],
     *,
-    confidence: float = CONFIDENCE,
-    smallest_effect: float = SMALLEST_EFFECT,
-    rounding: float = 0.0,
     claims: Claims | None = None,
-    groups: tuple[str, ...] = (),
     strata: tuple[str, ...] = (),
+    **rules: Any,
 ) -> Judged:
-    """Return the verdicts from measures `[problem, head]` (`measure.MEASURES`) on; `claims` of other problems are tested again,
-    with the direction of the effect and the heads' senses as claimed."""
-    claimed = 0.0 if claims is None else claims.direction
-    effect = Effect(np.asarray(total, dtype=float), confidence, smallest_effect, rounding, claimed, groups)
+    """Return the verdicts that follow from measures `[problem, head]` (`MEASURES`) by `rules` of an `Effect`; `claims` of other
+    problems are tested again, with the direction of the effect and the heads' senses as claimed."""
+    effect = Effect(np.asarray(total, dtype=float), claimed=claims.direction if claims else 0.0, **rules)
     return Judged(tuple(heads), values, effect, claims, strata)
+
+
+def specificity(
+    effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """In how many problems each named head does more (by more than the smallest effect) than random words, `exceeds_random` of
+    `exceeds_random_n`, and than as much attention elsewhere, `exceeds_mass` of `exceeds_mass_n`; `p_specific`: the larger p of
+    both, after Holm. NaN where no controls were run.
+
+    `values` are the measures of the named heads. A head is compared by the z patch of its side, a reader that is needed also by
+    its knockout; where the matched-mass knockout is undefined on too many problems, random words alone decide. Source: methods
+    §8, rule 5.
+    """
+    columns = ("exceeds_random", "exceeds_random_n", "exceeds_mass", "exceeds_mass_n", "p_specific")
+    if "random_size_removed" not in controls:
+        return dict.fromkeys(columns, np.full(len(claims.heads), np.nan))
+    removed, added = (claims.own(values, z) - controls[f"random_size_{side}"] for side, z in SIDES.items())
+    margin = np.where(claims.adds, added, removed)
+    mass = np.full_like(margin, np.nan)
+    if "matched_mass_size" in controls:
+        more_mass = claims.own(values, "knockout") - controls["matched_mass_size"]
+        mass = np.where(claims.reads & ~claims.adds, more_mass, np.nan)
+    mass = effect.units(mass)
+    n, defined = len(mass), np.isfinite(mass).sum(0)
+    more = prevalence_test(effect.units(margin), effect.delta, senses=(1,))
+    enough = defined >= min(n, max(LEAST_MATCHED, n // 2))
+    beyond = prevalence_test(mass, effect.delta, senses=(1,), tested=enough)
+    p = holm(np.fmax(more.p[0], beyond.p[0]))
+    return dict(zip(columns, (more.count[0], np.asarray(more.n), beyond.count[0], defined, p), strict=True))
+
+
+def beside_controls(
+    effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray], *, fresh: bool
+) -> pd.DataFrame:
+    """One row per named head: the z patch of its side and the same under each control (`OTHERS`; `matched_mass`: as much
+    attention taken elsewhere, of readers; `shift`: the gap alone), medians over problems with intervals. The rest is of
+    `specificity`, `p_specific` NaN unless the problems are `fresh`.
+    """
+    columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}
+    if not claims.heads:
+        return pd.DataFrame(columns)
+    nothing = np.full((len(effect.total), len(claims.heads)), np.nan)
+
+    def by_side(table: dict[str, np.ndarray], name: str = "") -> np.ndarray:
+        own = {measure.removeprefix(name): each for measure, each in table.items() if measure.startswith(name)}
+        there = {z: z in own or own.keys() >= set(PARTS[z]) for z in SIDES.values()}
+        removed, added = (measured(own, z) if known else nothing for z, known in there.items())
+        return np.where(claims.adds, added, removed)
+
+    used = {"effect": by_side(values)} | {f"{name}_effect": by_side(controls, f"{name}_") for name in OTHERS}
+    used["matched_mass_effect"] = np.where(claims.reads, controls.get("matched_mass", nothing), np.nan)
+    used["shift_effect"] = by_side(controls, "shift_")
+    for name, effects in used.items():
+        columns |= interval_columns(name, effect.cell_medians(effects))
+    for at, (own, random) in enumerate(zip(used["effect"].T, used["random_effect"].T, strict=True)):
+        shares = interval_columns("random_words_share", replace(effect, total=own, claimed=0.0).share(random))
+        for name, share in shares.items():
+            columns.setdefault(name, np.full(len(claims.heads), np.nan))[at] = share
+    tested = specificity(effect, claims, values, controls)
+    unknown = {} if fresh else {"p_specific": np.full(len(claims.heads), np.nan)}
+    return pd.DataFrame(columns | tested | unknown)

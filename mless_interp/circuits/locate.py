@@ -1,31 +1,48 @@
-"""The experiment that names heads: measured, judged, held against controls, confirmed on fresh problems, put together."""
+"""Which heads carry an effect: every head measured, the named ones held against controls and confirmed on fresh problems."""
 
+import time
 import warnings
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
 
-from ..core.arguments import Arguments, check_count, check_share, checked, one_of
+import numpy as np
+
+from ..core.arguments import Arguments, check_count, check_share, checked, count_of, one_of
 from ..core.heads import Head
-from ..models.base import Model
+from ..models.base import Model, no_gradients_because, refuse_without_gradients
+from ..models.info import ModelError
+from ..patching.attribution import attribute_heads
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
+from ..patching.interventions import MatchedMassKnockout
+from ..patching.knockouts import joint_knockout, read_effects
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import Prepared, Settings, prepare
-from ..prompts.conditions import CONTRASTS
-from ..prompts.pairs import Given, PromptPair, digest_of
+from ..patching.sweep import PatchScores, Sweep, sweep_heads
+from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
+from ..prompts.insertions import Insertion
+from ..prompts.pairs import Given, PromptPair, digest_of, pairs_like
 from ..prompts.problems import overlap
-from ..runtime.loop import RunOptions, stage
+from ..runtime.checkpoint import Checkpoint, CheckpointError
+from ..runtime.engines import shard_of
+from ..runtime.loop import OF_THE_LIST, RunOptions, stage
 from ..runtime.text_safety import visible
 from ..scores import score_heads
 from ..statistics import CONFIDENCE, derive_generator
-from .judge import few_in_strata, few_problems
+from .judge import OTHERS, SIDES, Claims, few_in_strata, few_problems, measured
 from .located import Confirmation, LocatedHeads
-from .measure import N_SCREENED, Controls, check_controls, chosen_way, measure, screened
 
 MODES = ("auto", "exact", "screen")
 LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")
 """The contrasts whose heads can be located."""
+UNTOLD: Settings = {"left_out": {}, "control_prompts": {}}
+"""What the settings say of controls where none were run."""
+N_SCREENED = 64
+FEWEST_TO_SPLIT = 8
+ENOUGH = 1.0
+"""Seconds of a run that is long enough to be timed."""
+Values = dict[str, np.ndarray]
 
 
 @checked
@@ -53,16 +70,15 @@ def locate_heads(
     in how many problems.
 
     A head is named if patching its output removes, or adds, more than `smallest_effect` of the median total effect in most
-    problems: the prevalence test (exact binomial, against half of all problems; Holm over all tested heads, both ways and both
-    senses, with the effect and against it). Its kind (`judge.KINDS`) follows from the same test of four measures among the
-    named heads. Heads shown to do less than that are negligible, all others undecided. If most problems do not show a total
-    effect of one sign, no head is named.
+    problems: the prevalence test (exact binomial; Holm over all tested heads, both ways and both senses, with the effect and
+    against it). Its kind (`judge.KINDS`) follows from the same test of four measures among the named heads. Heads shown to do
+    less are negligible, all others undecided. Without an established total effect no head is named.
 
     Parameters
     ----------
-    confirm : fresh problems, none of them among `pairs`, with the same insertion: the named heads, and nothing else, are
-        tested on them again, with the controls, and the set of those that read against `n_random_sets` random sets.
-        Without it nothing that was chosen on these problems gets a p-value.
+    confirm : fresh problems, none of them among `pairs`, with the same insertion: the named heads, and nothing else, are tested
+        on them again, with the controls, and the set of those that read against `n_random_sets` random sets. Without them
+        nothing that was chosen on these problems gets a p-value.
     contrast : "content"; "computed" (blind -> inserted) and "inside": what the span has read of the question, of itself; a
         reader there reads it from the span's own rows. "shift", "total", "replaced" differ in more than in what may be seen:
         heads are named by their z patches alone, as carriers; "shift" inserts nothing, so there are no controls.
@@ -118,14 +134,14 @@ def locate_heads(
         warnings.warn(visible(words), stacklevel=3)
     family = candidates if discovery is None else screened(discovery, candidates, between, options=run)
     with stage("naming heads"):
-        made = measure(prepared, family, contrast=between, options=run.part("mless", *(() if exact else (family,))))
-    swept = "all heads on all problems, exactly" if exact else "heads screened on the other half of the problems"
+        own = run.part("mless", *(() if exact else (family,)))
+        made, patches = measure(prepared, family, contrast=between, options=own)
     settings: Settings = {
         "contrast": contrast,
         "n_control_draws": n_control_draws if controls else 0,
         "n_random_sets": n_random_sets if controls else 0,
         "control_seed": seed,
-        "swept": swept,
+        "swept": "all heads on all problems, exactly" if exact else "heads screened on the other half of the problems",
         "why": why,
         "estimated_seconds": seconds,
         "budget_seconds": budget_seconds if mode == "auto" else None,
@@ -134,76 +150,56 @@ def locate_heads(
         "n_fresh": 0 if fresh is None else len(fresh.ids),
         **({} if by is None else {"by": by}),
     }
-    rules: Arguments = {"smallest_effect": smallest_effect, "confidence": confidence}
-    found = LocatedHeads(
-        heads=family,
-        values=made.values,
-        total=made.total,
-        patches=replace(made.patches, smallest_effect=smallest_effect, confidence=confidence),
-        strata=strata,
-        seed=seed,
-        **(rules | prepared.fields(settings) | {"resolution": made.resolution}),
-    )
-    claims, confirmation = found.judged.found, None
-    held: Arguments = {}
+    rules: Arguments = {"smallest_effect": smallest_effect, "confidence": confidence, "seed": seed}
+
+    def fields(of: Prepared, **found: object) -> Arguments:
+        """What both results have, by the same rules; `told` is for their settings."""
+        known = of.fields(settings | found.pop("told", UNTOLD))  # type: ignore[operator]
+        return {"strata": _strata(of, by), **rules, **known, **found}
+
+    patches = replace(patches, smallest_effect=smallest_effect, confidence=confidence)
+    located = LocatedHeads(heads=family, patches=patches, **fields(prepared, **made))
+    claims, confirmation, sinks = located.judged.found, None, None
     beside = Controls(n_control_draws, n_random_sets, confidence, smallest_effect, run, between)
+    held: Arguments = {}
     if fresh is not None and claims.heads:
         apart = run if run.checkpoint is None else replace(run, checkpoint=Path(run.checkpoint) / "confirm")
         with stage("confirming"):
-            confirmation = _confirmed(fresh, found, replace(beside, options=apart), controls=controls)
-    elif controls:
-        knockouts = made.values["knockout"][:, found.judged.named] if between.cuts else None
+            again, _ = measure(fresh, claims.heads, contrast=between, options=apart.part("mless", claims.heads))
+            if controls:
+                tested = replace(beside, options=apart)
+                again |= tested.held(fresh, claims, again["values"], fresh=True)
+        named: Arguments = {
+            "heads": claims.heads,
+            "kinds": claims.kinds,
+            "senses": claims.sense,
+            "within": claims.within,
+        }
+        confirmation = Confirmation(direction=claims.direction, **named, **fields(fresh, **again))
+    elif controls and claims.heads:
         with stage("running controls"):
-            held = beside.held(prepared, claims, knockouts, family[0], fresh=False)
-    sinks, readers = None, tuple(compress(claims.heads, claims.reads))
+            values = {name: each[:, located.judged.named] for name, each in located.values.items()}
+            held = beside.held(prepared, claims, values)
+    readers = tuple(compress(claims.heads, claims.reads))
     if controls and readers:
         kept: Arguments = {"checkpoint": run.part("sinks", readers).checkpoint, "progress": progress}
         sinks = score_heads(model, prepared.pairs, metrics="sinks", conditions=("inserted",), heads=readers, **kept)
-    return replace(found, **_with_settings(held, found.settings), confirmation=confirmation, sinks=sinks)
-
-
-def _confirmed(fresh: Prepared, found: LocatedHeads, beside: Controls, *, controls: bool) -> Confirmation:
-    """The named heads again, on problems that had no part in naming them; what is tested there alone beside."""
-    claims, settings = found.judged.found, {**found.settings, "prompts": digest_of(fresh.pairs)}
-    made = measure(fresh, claims.heads, contrast=beside.contrast, options=beside.options.part("mless", claims.heads))
-    knockouts = made.values.get("knockout")
-    held = beside.held(fresh, claims, knockouts, claims.heads[0], fresh=True) if controls else {}
-    return Confirmation(
-        heads=claims.heads,
-        kinds=claims.kinds,
-        senses=claims.sense,
-        direction=claims.direction,
-        values=made.values,
-        total=made.total,
-        within=claims.within,
-        strata=_strata(fresh, settings.get("by")),
-        seed=found.seed,
-        confidence=found.confidence,
-        smallest_effect=found.smallest_effect,
-        **(fresh.fields({}) | _with_settings(held, settings) | {"resolution": made.resolution}),
-    )
-
-
-def _with_settings(held: Arguments, settings: Settings) -> Arguments:
-    """What the controls gave as fields of a result, with its settings, which say what was left out."""
-    told = ("left_out", "control_prompts")
-    fields = {name: each for name, each in held.items() if name not in told}
-    return fields | {"settings": settings | {name: held.get(name, {}) for name in told}}
+    shown = located.settings | held.pop("told", UNTOLD)
+    return replace(located, **held, settings=shown, confirmation=confirmation, sinks=sinks)
 
 
 def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     """The problems to confirm on; `ValueError` where one of them was used, or the insertion or the prompt is another."""
-    mine, before = ([pair.problem for pair in prepared.bare] for prepared in (fresh, used))
-    ids, asked, named = set(used.ids), {each.asked for each in before}, {each.group or each.id for each in before}
-    given = {pair.inserted.ids for pair in used.bare if pair.given}  # whatever their clean prompts
-    again = [
-        pair.id
-        for pair, problem in zip(fresh.bare, mine, strict=True)
-        if {pair.id, problem.group or problem.id} & (ids | named)
-        or problem.asked in asked
-        or (pair.given and pair.inserted.ids in given)
-    ]
-    if again or (alike := overlap(mine, before)):
+
+    def known(pair: PromptPair) -> set[object]:
+        """By what a problem is recognised: variants have a group, token ids may have any clean prompt."""
+        own = pair.problem
+        return {pair.id, own.group or own.id, ("asked", own.asked), *([pair.inserted.ids] if pair.given else [])}
+
+    before = set().union(*map(known, used.bare))
+    again = [pair.id for pair in fresh.bare if known(pair) & before]
+    mine, theirs = ([pair.problem for pair in prepared.bare] for prepared in (fresh, used))
+    if again or (alike := overlap(mine, theirs)):
         first = f"first: {again[0]!r}" if again else alike
         raise ValueError(
             f"{len(again) or 'some'} of {len(fresh.ids)} problems to confirm on are among those that name the heads, or "
@@ -211,10 +207,10 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
         )
     for what in ("insertion", "template"):
         each = ({getattr(pair, what) for pair in prepared.bare} for prepared in (used, fresh))
-        ours, theirs = (sorted({one.label if isinstance(one, Given) else str(one) for one in some}) for some in each)
-        if ours != theirs:
+        ours, other = (sorted({one.label if isinstance(one, Given) else str(one) for one in some}) for some in each)
+        if ours != other:
             raise ValueError(
-                f"the problems to confirm on have another {what} ({', '.join(theirs)[:99]}) than those that name the heads "
+                f"the problems to confirm on have another {what} ({', '.join(other)[:99]}) than those that name the heads "
                 f"({', '.join(ours)[:99]}): make both with the same one"
             )
     return fresh
@@ -233,3 +229,272 @@ def _strata(prepared: Prepared, by: str | None) -> tuple[str, ...]:
             f"{', '.join(known)}"
         )
     return tuple(map(str, found))
+
+
+def measure(
+    prepared: Prepared, heads: Sequence[Head], *, contrast: Contrast = CONTRASTS["content"], options: RunOptions
+) -> tuple[Arguments, PatchScores]:
+    """Sweep exactly, four times over runs that are made once (methods §3, I7 and I14): fields of a result, and the z sweep.
+
+    `values` `[problem, head]` are parts of `total` `[problem]`. `knockout`: what cutting a head's sight of the span removes;
+    `edge_noise`: what its sight alone adds to a run that cannot see the span; `mediated_removed`, `mediated_added`: z patch
+    minus direct read, denoising and noising. Under "computed" it is the span's rows whose sight of the question is cut. Where
+    nothing can be cut: the z patches alone. `resolution`: the precision's own size, or what it did to rows that were not
+    edited, if that is more.
+    """
+    runs = sweep_heads(prepared, sweeps_of(contrast), heads, options=options)
+    sides = {"removed": "denoising", "added": "noising"}
+    values = {f"z_{side}": runs[f"z-{direction}"].per_head for side, direction in sides.items()}
+    if contrast.cuts:
+        own = {side: runs[f"knockout-{direction}"].per_head for side, direction in sides.items()}
+        mediated = {f"mediated_{side}": values[f"z_{side}"] - own[side] for side in sides}
+        values = {"knockout": own["removed"], "edge_noise": own["added"], **mediated}
+    floor = float(np.fmax.reduce([prepared.model.resolution, *(run.noise_floor for run in runs.values())]))
+    return {"values": values, "total": runs["z-noising"].total_effect, "resolution": floor}, runs["z-denoising"]
+
+
+def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
+    """Return the exact sweeps that `measure` takes, by name: four, or two of a contrast in which nothing can be cut off."""
+    return {
+        f"{edit}-{direction}": Sweep.named(contrast.name, edit=edit, direction=direction)
+        for edit in (("knockout", "z") if contrast.cuts else ("z",))
+        for direction in DIRECTIONS
+    }
+
+
+def screening(contrast: Contrast) -> tuple[str, ...]:
+    """The estimates by which heads can be screened: gates need something to open, patches runs of equal length."""
+    return ("gate_ig",) * bool(contrast.cuts) + ("atp",) * contrast.equal_length
+
+
+def chosen_way(
+    prepared: Prepared,
+    heads: Sequence[Head],
+    contrast: Contrast,
+    mode: str,
+    budget_seconds: float,
+    *,
+    options: RunOptions,
+) -> tuple[bool, str, float | None]:
+    """Return whether heads are measured exactly, why, and the estimated seconds; raise where they cannot be screened."""
+    seconds, why, ways = None, "as asked for", "choose mode='exact'"
+    joins = f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does" * (not screening(contrast))
+    if mode == "exact":
+        return True, why, None
+    if mode == "auto":
+        if len(heads) <= N_SCREENED:
+            return True, f"{count_of(len(heads), 'head')}, no more than screening would keep ({N_SCREENED})", None
+        seconds = _kept_seconds(prepared, heads, contrast, options)
+        if seconds is None:
+            return True, "shards sweep exactly, as no clock of one is that of all", None
+        why, budget = "the exact sweeps are estimated", f"the budget of {duration(budget_seconds)}"
+        if seconds <= budget_seconds:
+            return True, f"{why} to stay within {budget}", seconds
+        why += f" to exceed {budget}"
+        ways = f"{why}, at {duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
+        if obstacle := joins or no_gradients_because(prepared.model):
+            raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
+    elif joins:
+        raise ValueError(f"heads cannot be screened: {joins}; {ways}")
+    refuse_without_gradients(prepared.model, 'locate_heads(mode="screen")')
+    if (n := len(prepared.ids)) < FEWEST_TO_SPLIT:
+        needs = f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {n}"
+        raise ValueError(f"{needs}: give more problems. {ways[0].upper()}{ways[1:]}")
+    return False, why, seconds
+
+
+def _kept_seconds(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, options: RunOptions) -> float | None:
+    """Return the estimate that the run's first start kept, so that a run started again goes the same way; None of shards."""
+    settings = {"heads": list(map(str, heads)), "contrast": contrast.name, **prepared.settings}
+    fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
+    shard = shard_of(prepared.model.engine)
+    with Checkpoint(options.part("estimate").checkpoint, fixed, shard=shard) as saved:
+        kept = saved.get("estimate")
+        if kept is None:
+            sweeps = sweeps_of(contrast).values()
+            kept = {"seconds": None if shard is not None else estimated_seconds(prepared, heads, sweeps)}
+            saved.put({"estimate": kept})
+    return kept["seconds"]
+
+
+def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterable[Sweep]) -> float:
+    """Return the seconds of these sweeps over all problems, from some heads of each layer on a problem of usual length."""
+    rows = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs])
+    usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
+    named = {str(at): sweep for at, sweep in enumerate(sweeps)}
+    layers = [[head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}]
+
+    def run(per_layer: int) -> None:
+        some = [head for members in layers for head in members[:per_layer]]
+        sweep_heads(usual, named, some, options=RunOptions(progress=False))
+
+    return len(rows) * extrapolated(run, max(map(len, layers)))
+
+
+def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int = 1) -> float:
+    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`, of
+    `sizes` at least."""
+
+    def timed(units: int) -> float:
+        began = time.perf_counter()
+        run(units)
+        return time.perf_counter() - began
+
+    size, spent = 1, timed(1)
+    if spent < ENOUGH:  # what loads at the first call does not count
+        spent = timed(1)
+    each = spent
+    while 2 * size <= total and (spent < ENOUGH or size < sizes):
+        before, size = spent, 2 * size
+        spent = timed(size)
+        each = max(0.0, spent - before) / (size - size // 2)
+    return spent + each * (total - size)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words: s, min or h.
+
+    >>> duration(3.14159), duration(600.0), duration(9000.0)
+    ('3.14 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, options: RunOptions) -> tuple[Head, ...]:
+    """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
+    chosen: set[Head] = set()
+    methods = screening(contrast)
+    for method in methods:
+        kept = {"checkpoint": options.part(f"screen-{method}").checkpoint, "progress": options.progress}
+        of: Arguments = {"contrast": contrast.name, "outcome": prepared.outcome, **kept}
+        estimates = attribute_heads(prepared.model, prepared, method=method, verify=0, **of)
+        chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
+    return tuple(sorted(chosen))
+
+
+def check_controls(pairs: Sequence[PromptPair]) -> None:
+    """Controls are matched to one insertion: `ValueError` where the pairs have several, or prompts of several templates."""
+    names = {
+        "insertions": {pair.insertion.label for pair in pairs},
+        "templates": {str(pair.template) for pair in pairs},
+    }
+    for what, found in names.items():
+        if len(found) > 1:
+            raise ValueError(
+                f"controls are matched in place and length to one insertion, but the pairs have {len(found)} {what} "
+                f"({', '.join(sorted(found)[:3])}): locate heads for each one alone, or leave controls out (controls=False)"
+            )
+
+
+def draws_beside(own: Insertion, n_draws: int, seed: int, kinds: Sequence[str]) -> list[int]:
+    """Draws of these kinds to hold against an insertion: without its own, if it is one of them."""
+    drawn = own.kind in kinds and own.seed == seed
+    return [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
+
+
+def under(prepared: Prepared, insertion: Insertion) -> Prepared:
+    """The same problems with another insertion in the same place, in each as long as its own."""
+    return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Which controls are run; every sweep keeps a file of its own in the options' folder."""
+
+    draws: int
+    n_random_sets: int
+    confidence: float
+    smallest_effect: float
+    options: RunOptions
+    contrast: Contrast = CONTRASTS["content"]
+
+    def held(self, prepared: Prepared, claims: Claims, values: Values, *, fresh: bool = False) -> Arguments:
+        """Fields of a result: the named heads under other circumstances (`controls`); those that read, as a set (`joint`) and
+        taken apart (`reads`); `told`, for its settings: which controls were `left_out`, and digests of the others' prompts.
+
+        `values`: measures of the named heads; `fresh`: they were chosen on other problems, so that the set and its reads may be
+        tested.
+        """
+        named, contrast, first, options = claims.heads, self.contrast, prepared.bare[0], self.options
+        left_out: dict[str, str] = {}
+        prompts: dict[str, str] = {}
+        controls = self._gap_alone(prepared, named) if first.spans else {}
+        held: Arguments = {"controls": controls, "told": {"left_out": left_out, "control_prompts": prompts}}
+        if first.given:
+            left_out |= dict.fromkeys(OTHERS, "pairs of token ids have no text to draw others from")
+        elif contrast.reads_inserted:
+            controls |= self._other_insertions(prepared, named, left_out, prompts)
+        else:
+            left_out |= dict.fromkeys(OTHERS, "with no tokens inserted, other tokens make no difference")
+        if contrast.cuts:
+            controls |= self._matched_mass(prepared, named)
+        common: Arguments = {"outcome": prepared.outcome, "chosen_elsewhere": fresh, "progress": options.progress}
+        if claims.together.any() and contrast.cuts:
+            members = tuple(compress(named, claims.together))
+            kept: Arguments = {"checkpoint": options.part("random-sets", members).checkpoint, "seed": options.seed}
+            of: Arguments = {"contrast": contrast.name, "n_random_sets": self.n_random_sets}
+            singles = values["knockout"][:, claims.together]
+            held["joint"] = joint_knockout(prepared.model, prepared, members, singles=singles, **of, **kept, **common)
+        if claims.reads.any() and contrast.reads_span:
+            readers = tuple(compress(named, claims.reads))
+            kept = {"checkpoint": options.part("reads", readers).checkpoint}
+            by: Arguments = {"confidence": self.confidence, "smallest_effect": self.smallest_effect or SMALLEST_EFFECT}
+            held["reads"] = read_effects(prepared.model, prepared, readers, **by, **kept, **common)
+        return held
+
+    def _gap_alone(self, prepared: Prepared, named: Sequence[Head]) -> dict[str, np.ndarray]:
+        """What the shift of positions does with nothing inserted (C0 -> C2): `shift_total` `[problem]`, and the part of it that
+        each named head carries, `shift_z_removed`, `shift_z_added` `[problem, named]` (z patches, denoising and noising)."""
+        sweeps = {z: Sweep.named("shift", way) for z, way in zip(SIDES.values(), ("denoising", "noising"), strict=True)}
+        runs = sweep_heads(prepared, sweeps, named, options=self.options.part("shift", named))
+        return {f"shift_{z}": run.per_head for z, run in runs.items()} | {"shift_total": runs["z_added"].total_effect}
+
+    def _other_insertions(
+        self, prepared: Prepared, named: Sequence[Head], left_out: dict[str, str], prompts: dict[str, str]
+    ) -> dict[str, np.ndarray]:
+        """The measures of the named heads with something else in the same place and of the same length.
+
+        `{name}_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
+        over draws of |z patch|, so that opposite signs do not hide each other. What is itself under study is drawn anew.
+        """
+        own, n_tokens, seed = prepared.bare[0].insertion, prepared.bare[0].n_inserted, self.options.seed
+        problems = [pair.problem for pair in prepared.bare]
+        draws = draws_beside(own, self.draws, seed, ("random_sentence", "other_questions"))
+        made: dict[str, tuple[list[int], Callable[[int], Insertion]]] = {
+            "random": (draws, lambda draw: Insertion.random_sentence(n_tokens, seed=seed, draw=draw)),
+            "questions": (draws, lambda draw: Insertion.other_questions(problems, n_tokens, seed=seed, draw=draw)),
+            "mful": ([0], lambda draw: Insertion.meaningful("he", n_tokens)),
+        }
+        held: dict[str, np.ndarray] = {}
+        for name, (numbers, insertion) in made.items():
+            found = []
+            try:
+                for draw in numbers:
+                    other = insertion(draw)
+                    if name == "mful" and (own.kind, own.unit) == (other.kind, other.unit):
+                        raise ValueError("it is the insertion under study")
+                    beside = under(prepared, other)
+                    asked = prompts[f"{name}-{draw}"] = digest_of(beside.pairs)
+                    of = (named, asked) if name == "questions" else (named,)  # a problem changes the others' questions
+                    options = self.options.part(f"{name}-{draw}", *of)
+                    found.append(measure(beside, named, contrast=self.contrast, options=options)[0]["values"])
+            except ValueError as error:
+                if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
+                    raise
+                left_out[name] = str(error).rstrip(".")
+                continue
+            held |= {f"{name}_{part}": np.mean([one[part] for one in found], axis=0) for part in found[0]}
+            if name == "random":
+                sizes = {side: [np.abs(measured(one, z)) for one in found] for side, z in SIDES.items()}
+                held |= {f"random_size_{side}": np.mean(each, axis=0) for side, each in sizes.items()}
+        return held
+
+    def _matched_mass(self, prepared: Prepared, named: Sequence[Head]) -> dict[str, np.ndarray]:
+        """As much attention taken elsewhere: mean over draws, and mean over draws of its size."""
+        edits = [MatchedMassKnockout(seed=self.options.seed, draw=draw) for draw in range(self.draws)]
+        sweeps = {f"matched-{at}": Sweep.named(self.contrast.name, edit=edit) for at, edit in enumerate(edits)}
+        runs = sweep_heads(prepared, sweeps, named, options=self.options.part("matched-mass", named))
+        drawn = [run.per_head for run in runs.values()]
+        return {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}

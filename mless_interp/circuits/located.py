@@ -30,37 +30,19 @@ from ..runtime.results import (
 )
 from ..scores import HeadScores
 from ..scores.score import is_sink
-from ..statistics import CONFIDENCE, Prevalence, holm
-from .judge import KINDS, NAMED, PER_HEAD, SIDES, Claims, InStratum, Judged, few_problems, judge, measured
-from .measure import MEASURES, OTHERS, beside_controls
+from ..statistics import CONFIDENCE, holm
+from . import judge as rules
+from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
 
 NAMED_AT_MOST = 10
 """Undecided heads that a print names."""
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
-SATURATES = (
-    "Outcomes that saturate (log-probabilities near 0) make heads look redundant, or needed only together; also try "
-    "outcome='logit_diff' if the problems have distractors."
-)
+SATURATES = "Outcomes that saturate make heads look redundant, or needed only together: also try outcome='logit_diff'."
 
 
-def strata_words(what: str, found: Sequence[InStratum]) -> str:
-    """In which strata heads pass, head by head: `Confirmed within strata: L1H0 a, c; L1H2 b.`"""
-    by_head: dict[Head, list[str]] = {}
-    for each in found:
-        by_head.setdefault(each.head, []).append(each.stratum + " (against the effect)" * (each.sense < 0))
-    told = "; ".join(f"{head} {', '.join(strata)}" for head, strata in by_head.items())
-    return f"{what}: {told or 'none'}."
-
-
-def sink_words(scores: HeadScores | None) -> list[str]:
-    """Which heads read a span that is a sink in most problems; nothing where none does."""
-    if scores is None:
-        return []
-    counts, n = is_sink(scores).sum(0), len(scores.problem_ids)
-    many = [(head, count) for head, count in zip(scores.heads, counts, strict=True) if 2 * count > n]
-    flagged = ", ".join(f"{head} (in {count} of {count_of(n, 'problem')})" for head, count in many)
-    why = "Attention rests on a sink whatever stands there: that they read the span does not show that they use what it says."
-    return [f"Reading a span that is an attention sink: {flagged}. {why}"] * bool(many)
+def strata_of(found: Sequence[InStratum], head: Head) -> tuple[str, ...]:
+    """In which strata a head passes."""
+    return tuple(each.stratum for each in found if each.head == head)
 
 
 def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
@@ -70,7 +52,7 @@ def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Verdicts(Grouped):
-    """What is judged of `values[measure]` `[problem, head]` (`measure.MEASURES`) and of the `total` effect `[problem]`.
+    """What is judged of `values[measure]` `[problem, head]` (`judge.MEASURES`) and of the `total` effect `[problem]`.
 
     `controls[name]` `[problem, named]` are effects of the named heads, `joint` those that read, knocked out together, `reads`
     what these take from the span; `strata` name each problem's stratum.
@@ -123,13 +105,11 @@ class Verdicts(Grouped):
         return None
 
     @cached_property
-    def judged(self) -> Judged:
+    def judged(self) -> rules.Judged:
         """The verdicts: of every head its kind, its sense, and the tests behind them."""
-        rules = {"confidence": self.confidence, "smallest_effect": self.smallest_effect, "rounding": self.resolution}
-        strata = () if self.claims else self.strata
-        return judge(
-            self.values, self.total, self.heads, **rules, claims=self.claims, groups=self.groups, strata=strata
-        )
+        claims, strata = self.claims, () if self.claims else self.strata
+        by = {"confidence": self.confidence, "smallest_effect": self.smallest_effect, "rounding": self.resolution}
+        return rules.judge(self.values, self.total, self.heads, claims=claims, strata=strata, groups=self.groups, **by)
 
     @property
     def established(self) -> bool:
@@ -142,15 +122,16 @@ class Verdicts(Grouped):
         return f"{100 * self.smallest_effect:.3g} %"
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per measure (`measure.MEASURES`), problem and head."""
+        """One tidy row per measure (`judge.MEASURES`), problem and head."""
         return Table(rows_per_head(self.problem_ids, self.heads, self.values))
 
     def control_table(self) -> pd.DataFrame:
-        """One row per named head: its effect beside the same under each control (`measure.beside_controls`); `p_specific` is
+        """One row per named head: its effect beside the same under each control (`judge.beside_controls`); `p_specific` is
         NaN where the heads were chosen on these problems."""
         judged, fresh = self.judged, self.claims is not None
         named = {measure: each if fresh else each[:, judged.named] for measure, each in self.values.items()}
-        return Table(beside_controls(judged.effect, self.claims or judged.found, named, self.controls, fresh=fresh))
+        claims = self.claims or judged.found
+        return Table(rules.beside_controls(judged.effect, claims, named, self.controls, fresh=fresh))
 
     def _paged(self, table: pd.DataFrame) -> list[str]:
         """The columns of a page."""
@@ -165,12 +146,11 @@ class Verdicts(Grouped):
 
     def _of_specialists(self, kinds: Sequence[str], **found: Sequence[InStratum]) -> dict[str, list[str]]:
         """Columns with the strata of each specialist in words, "" of other heads; none where there are no specialists."""
-        if "specialist" not in kinds:
-            return {}
-        named = [head if kind == "specialist" else None for head, kind in zip(self.heads, kinds, strict=True)]
+        special = [head for head, kind in zip(self.heads, kinds, strict=True) if kind == "specialist"]
         return {
-            name: [", ".join(each.stratum for each in within if each.head == head) for head in named]
+            name: [", ".join(strata_of(within, head) if head in special else ()) for head in self.heads]
             for name, within in found.items()
+            if special
         }
 
     def _held_words(self) -> list[str]:
@@ -178,7 +158,7 @@ class Verdicts(Grouped):
         held = [] if self.joint is None else [self.joint.headline(), *self.joint.details()]
         held += [] if self.reads is None else [self.reads.headline()]
         left_out = self.settings.get("left_out") or {}
-        return [*held, *(f"The control of {OTHERS[name]} was left out: {why}." for name, why in left_out.items())]
+        return [*held, *(f"The control of {rules.OTHERS[name]} was left out: {why}." for name, why in left_out.items())]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -223,24 +203,23 @@ class Confirmation(Verdicts, Result):
     @cached_property
     def _p(self) -> tuple[np.ndarray, np.ndarray]:
         """Corrected p of the heads' claims, and of the claims about strata: one family."""
-        special = np.array(self.kinds) == "specialist"
-        whole = [self._larger(self.judged.sides, KINDS[kind].side, at) for at, kind in enumerate(self.kinds)]
-        p = holm(np.array([*np.where(special, np.nan, whole), *map(self._within, self.within)], dtype=float))
-        heads, inside = np.split(p, [len(whole)])
+        special, strata = np.array(self.kinds) == "specialist", np.array(self.strata, dtype=object)
+        claimed = zip(self.heads, self.kinds, self.senses.tolist(), strict=True)
+        whole = [
+            self._p_of(head, KINDS[kind].side, sense, np.full(len(self.total), True)) for head, kind, sense in claimed
+        ]
+        inside = [self._p_of(each.head, each.side, each.sense, strata == each.stratum) for each in self.within]
+        p = holm(np.array([*np.where(special, np.nan, whole), *inside], dtype=float))
         for at in np.flatnonzero(special):
-            own = [p for each, p in zip(self.within, inside, strict=True) if each.head == self.heads[at]]
-            heads[at] = np.fmin.reduce(own, initial=np.nan)
-        return heads, inside
+            own = [p for each, p in zip(self.within, p[len(whole) :], strict=True) if each.head == self.heads[at]]
+            p[at] = np.fmin.reduce(own, initial=np.nan)
+        return p[: len(whole)], p[len(whole) :]
 
-    def _larger(self, tests: dict[str, Prevalence], wanted: str, at: int) -> float:
-        return max(float(tests[side].p[0, at]) for side in SIDES if wanted in ("both", side))
-
-    def _within(self, claim: InStratum) -> float:
-        """The p of a claim about a stratum, on the fresh problems of that stratum; NaN where there are none."""
-        inside, at = np.array([name == claim.stratum for name in self.strata]), self.heads.index(claim.head)
-        both = np.stack([measured(self.values, measure)[:, [at]] for measure in SIDES.values()], 1)
-        test = self.judged.effect.prevalence(np.where(inside[:, None, None], both, np.nan) * claim.sense, senses=(1,))
-        return self._larger({side: test.of(place) for place, side in enumerate(SIDES)}, claim.side, 0)
+    def _p_of(self, head: Head, side: str, sense: int | float, inside: np.ndarray) -> float:
+        """Of a claim about some of the problems, boolean `[problem]`: the larger p of its sides; NaN where there are none."""
+        at, wanted = self.heads.index(head), [z for each, z in SIDES.items() if side in ("both", each)]
+        own = sense * np.stack([measured(self.values, z)[:, at] for z in wanted], 1)
+        return float(self.judged.effect.prevalence(np.where(inside[:, None], own, np.nan), senses=(1,)).p.max())
 
     @property
     def kinds_again(self) -> tuple[str, ...]:
@@ -278,7 +257,6 @@ class Confirmation(Verdicts, Result):
         return pd.DataFrame(columns | self._side_columns("removed")).merge(beside, on="label", how="left")
 
     def headline(self) -> str:
-        """Return whether the effect comes again, and which heads are confirmed."""
         s, effect = self.settings, self.judged.effect
         whole = effect.headline(s.get("insertion", "The insertion"), s.get("outcome", "the outcome"), self.unit)
         if not effect.established:
@@ -296,32 +274,23 @@ class Confirmation(Verdicts, Result):
         return f"{told}, {'and' if which == sure else listed(which) or 'none'} specific to this insertion"
 
     def caveats(self) -> list[str]:
-        """Return that so few problems can confirm no head, where they are too few."""
-        few = few_problems(self.judged.effect.n, len(self.heads), self.confidence, per_head=1)
+        few = rules.few_problems(self.judged.effect.n, len(self.heads), self.confidence, per_head=1)
         return [*filter(None, [few]), *super().caveats()]
 
     def details(self) -> list[str]:
-        """Return what the set and the controls show on these problems."""
         effect = self.judged.effect
-        fresh, tested = count_of(len(self.total), "fresh problem"), count_of(len(self.heads), "head")
-        found = [f"{fresh}, none of them used to name the heads; {tested} tested."]
-        found.append(effect.details(self.unit, self.settings.get("contrast", "content")))
-        if not self.established or np.isnan(effect.delta):
-            return found
-        found += [strata_words("Confirmed within strata", self.confirmed_within)] * bool(self.within)
-        return [*found, *self._held_words()]
+        found = [effect.details(self.unit, self.settings.get("contrast", "content"))]
+        return found if np.isnan(effect.delta) else [*found, *self._held_words()]
 
     def shown(self) -> Shown:
-        """Return the claims and what came of them, and the effects beside the controls."""
-        table = self.table()
-        caption = (
-            f"Named heads on fresh problems; counts of problems with more than {self.smallest_words} of the effect."
+        table, more = self.table(), f"more than {self.smallest_words} of the effect"
+        claims = ShownTable(
+            table, f"Named heads on fresh problems; counts of problems with {more}.", self._paged(table)
         )
         beside = ShownTable(self.control_table(), "The same heads beside their controls; medians over problems.")
-        return Shown((ShownTable(table, caption, self._paged(table)), *[beside] * bool(self.controls)))
+        return Shown((claims, *[beside] * bool(self.controls)))
 
     def printed(self) -> pd.DataFrame:
-        """Return the claims and what came of them, with the control of random words where it was run."""
         share = "removed_share removed_share_ci_low removed_share_ci_high"
         names = f"label claimed strata confirmed_strata {share} removed_k added_k n p_corrected confirmed"
         return _known(self.table(), f"{names} exceeds_random exceeds_random_n p_specific")
@@ -380,16 +349,14 @@ class LocatedHeads(Verdicts, Result):
     @property
     def specialists(self) -> dict[Head, tuple[str, ...]]:
         """The strata of each head that passes within some and is not shown to act over all problems."""
-        found = [head for head, kind in self.found.items() if kind == "specialist"]
-        return {head: tuple(each.stratum for each in self.judged.in_strata if each.head == head) for head in found}
+        special = [head for head, kind in self.found.items() if kind == "specialist"]
+        return {head: strata_of(self.judged.in_strata, head) for head in special}
 
     @property
     def confirmed_specialists(self) -> dict[Head, tuple[str, ...]]:
         """The strata of each specialist in which fresh problems confirm it, () in none; empty where none were given."""
-        if self.confirmation is None:
-            return {}
-        again = self.confirmation.confirmed_within
-        return {head: tuple(each.stratum for each in again if each.head == head) for head in self.specialists}
+        made = self.confirmation
+        return {} if made is None else {head: strata_of(made.confirmed_within, head) for head in self.specialists}
 
     def by_stratum(self) -> pd.DataFrame:
         """Return one row per head and stratum that was tested, the largest first: `n` problems; for both sides `_k`, `_median`,
@@ -403,10 +370,8 @@ class LocatedHeads(Verdicts, Result):
             passes = [(head, stratum) in passed for head in self.heads]
             columns: dict[str, object] = {"label": list(map(str, self.heads)), "stratum": stratum, "passes": passes}
             if made is not None:
-                again = [
-                    (head, stratum) in sure if known else None for head, known in zip(self.heads, passes, strict=True)
-                ]
-                columns["confirmed"] = pd.array(again, dtype="boolean")
+                again = [(head, stratum) in sure for head in self.heads]
+                columns["confirmed"] = pd.arrays.BooleanArray(np.array(again), ~np.array(passes))
             for side, test in judged.within(stratum).items():
                 values = measured(self.values, SIDES[side])[inside]
                 columns |= {"n": test.n, f"{side}_k": test.count.max(0), f"{side}_p": np.fmin(*test.p_corrected)}
@@ -438,7 +403,7 @@ class LocatedHeads(Verdicts, Result):
             columns[f"{side}_p"] = np.fmin(*judged.sides[side].p_corrected)
             columns |= self._side_columns(side)
         columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
-        for measure in (name for name in MEASURES if name in self.values):
+        for measure in (name for name in rules.MEASURES if name in self.values):
             columns[f"{measure}_k"] = judged.counted(measure).count[0]
             columns |= interval_columns(f"{measure}_median", judged.effect.cell_medians(self.values[measure]))
         beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
@@ -464,8 +429,11 @@ class LocatedHeads(Verdicts, Result):
             return None
         return bool(2 * is_sink(found)[:, found.heads.index(head)].sum() > len(found.problem_ids))
 
+    @property
+    def _sinking(self) -> list[Head]:
+        return [head for head in self.found if self.reads_sink(head)]
+
     def quantity(self, column: str) -> Quantity:
-        """Return a share of the whole effect or a part of it; strokes mark heads that pass on either side."""
         claim, level = f"> {self.smallest_words} in most problems", self.judged.effect.level
         if column.removesuffix("_share") in SIDES:
             limits = (f"{column}_ci_low", f"{column}_ci_high")
@@ -482,7 +450,6 @@ class LocatedHeads(Verdicts, Result):
         return CONTRASTS[self.settings.get("contrast", "content")]
 
     def headline(self) -> str:
-        """Return the total effect with its direction, how many heads carry it, and whether fresh problems confirm them."""
         s, effect, made = self.settings, self.judged.effect, self.confirmation
         whole = effect.headline(s["insertion"], s["outcome"], self.unit)
         whole += f" ({self.contrast.name})" * (self.contrast.name not in ("total", "content"))
@@ -490,30 +457,19 @@ class LocatedHeads(Verdicts, Result):
         unused = f", and the {fresh} fresh problems were not used" if fresh else ""
         if not self.established:
             return f"{whole}, so no head is named{unused}."
-        of, share = f"of {count_of(len(self.heads), 'head')}", self.smallest_words
-        found = {head: kind for head, kind in self.found.items() if kind != "specialist"}
-        inside = self._specialist_words(more=bool(found))
-        if not found:
-            left = "" if self.found else unused
-            return f"{whole}; none {of} is shown to carry more than {share} of it in most problems{inside}{left}."
+        of, more = f"of {count_of(len(self.heads), 'head')}", f"more than {self.smallest_words} of it in most"
+        found, special = {head: kind for head, kind in self.found.items() if kind != "specialist"}, self.specialists
         kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
         named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
-        carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} more than {share} of it in most"
+        carry = f"{len(found)} {of} {'carries' if len(found) == 1 else 'carry'} {more}: {named}"
+        told = carry if found else f"none {of} is shown to carry {more} problems"
+        if special:
+            inside = ", ".join(f"{head} ({', '.join(strata)})" for head, strata in special.items())
+            told += f"; {len(special)} {'more ' * bool(found)}only in strata of {s.get('by')}: {inside}"
         tested = "not yet confirmed on fresh problems" if made is None else made.in_short()
-        return f"{whole}; {carry}: {named}; {tested}{inside}."
-
-    def _specialist_words(self, *, more: bool) -> str:
-        """Which heads pass in some strata alone, and which of these fresh problems confirm; "" where none does."""
-        told, sure = [], self.confirmed_specialists
-        for head, strata in self.specialists.items():
-            again = sure.get(head, ())
-            only = "confirmed" if again == strata else f"confirmed in {', '.join(again)}" if again else "not confirmed"
-            told.append(f"{head} ({', '.join(strata)}{f'; {only}' * (self.confirmation is not None)})")
-        of = f"; {len(told)} {'more ' * more}only in strata of {self.settings.get('by')}: "
-        return of + ", ".join(told) if told else ""
+        return f"{whole}; {told}{f'; {tested}' if self.found else unused}."
 
     def rest(self) -> str:
-        """Return how many heads are negligible or undecided."""
         kinds = list(self.judged.kinds)
         undecided = [head for head, kind in zip(self.heads, kinds, strict=True) if kind == "undecided"]
         few = f" ({listed(undecided, NAMED_AT_MOST)})" * (0 < len(undecided) <= NAMED_AT_MOST)
@@ -521,15 +477,13 @@ class LocatedHeads(Verdicts, Result):
         return told if self.established else ""
 
     def caveats(self) -> list[str]:
-        """Return what the problems could not show, and whether a few of them carry most of the effect."""
-        some = [*filter(None, [few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]
+        some = [*filter(None, [rules.few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]
         some += concentration_words(self.total, self.problem_ids, self.unit)
         if self.confirmation is None and self.found:
             some.append("Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others.")
         return [*some, *super().caveats()][:3]
 
     def details(self) -> list[str]:
-        """Return how heads were tested, what the controls, the set and fresh problems show, and what stays open."""
         s, judged, made = self.settings, self.judged, self.confirmation
         n, n_heads = judged.effect.n, len(self.heads)
         what = f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested"
@@ -542,10 +496,7 @@ class LocatedHeads(Verdicts, Result):
         if not np.isnan(least):  # from the binomial alone, never from what was observed
             power = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
             found.append(f"Power: with {n} problems, {power}.")
-        if not (np.abs(self.total) > self.resolution).any():
-            found.append("This does not change the outcome at all.")
-        elif self.established:
-            found += [*self._named_words(), *sink_words(self.sinks)]
+        found += self._named_words() if self.established else []
         if made is not None:
             found += [f"On fresh problems: {made.headline()}", *made.details()]
         return found
@@ -560,21 +511,21 @@ class LocatedHeads(Verdicts, Result):
         if self.strata:
             tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {s.get('by')}"
             found.append(f"{tested} have enough problems to be tested.")
-            found += [strata_words(f"Within {s.get('by')}", judged.in_strata)] * bool(n)
         if (judged.side[judged.named] != "both").any() and s["outcome"] != "logit_diff":
             found.append(SATURATES)
+        if self._sinking:
+            why = "that they read it does not show that they use what it says"
+            found.append(f"The span is an attention sink of {listed(self._sinking)} in most problems: {why}.")
         return [*found, *(self._held_words() if self.confirmation is None and judged.named.any() else [])]
 
     def printed(self) -> pd.DataFrame:
-        """Return the named heads, on fresh problems if tested there; of an effect without any the three largest."""
         if self.confirmation is not None:
             return self.confirmation.printed()
         names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
-        names += f" added_k n removed_p {'reads_sink' * bool(sink_words(self.sinks))} exceeds_random exceeds_random_n"
+        names += f" added_k n removed_p {'reads_sink' * bool(self._sinking)} exceeds_random exceeds_random_n"
         return _known(self.table().head(len(self.found) or 3 * self.established), names)
 
     def shown(self) -> Shown:
-        """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
         table, made = self.table(), self.confirmation
         columns = self._paged(table)
         more = f"more than {self.smallest_words} of the effect"
@@ -588,5 +539,5 @@ class LocatedHeads(Verdicts, Result):
             tables.append(ShownTable(beside, f"The named heads' effect beside controls, on {where} problems; medians."))
         tables += [] if made is None else [made.shown().tables[0]]
         tables += [] if self.read is None else self.read.shown().tables
-        marked = table["kind"].isin(NAMED).tolist()
+        marked = table["kind"].isin(rules.NAMED).tolist()
         return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))

@@ -16,39 +16,112 @@ from ..core.arguments import checked, listed, one_of, several_of
 from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.replay import Layers, stage
-from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
+from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import PatchScores
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
+from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result, largest_first
 from ..runtime.text_safety import visible
-from .cells import (
-    LOGITS,
-    PAIRS_OF_INPUTS,
-    PARTS_OF_A_HEAD,
-    Asked,
-    CellEffects,
-    Edge,
-    Experiment,
-    Flow,
-    Mlp,
-    Node,
-    Way,
-    compared,
-    has_mlps,
-    heads_of,
-    mlp_reads,
-    need_weights,
-    of_cells,
-)
+from .cells import Asked, CellEffects, Experiment, Flow, compared, has_mlps, heads_of, mlp_reads, need_weights, of_cells
 from .located import LocatedHeads
 
+INPUTS = ("q", "k", "v")
+"""What a head makes of the stream; "qkv" is all three."""
+LOGITS = "logits"
+TOGETHER = "".join(INPUTS)
+PARTS_OF_A_HEAD = (*INPUTS, TOGETHER)
+"""Through what an edge enters a head: its queries, its keys, its values, all of them."""
+PAIRS_OF_INPUTS = ("qk", "qv", "kv")
+"""Two of them at once, which edges may name as well."""
 WAYS = ("direct", "indirect")
 """The parts of a head's effect: straight to the logits, and through later parts of the model."""
+
+
+@savable
+@dataclass(frozen=True)
+class Mlp:
+    """The MLP of a layer (zero-based) as a node of a circuit; prints `MLP0`."""
+
+    layer: int
+
+    def __str__(self) -> str:
+        return f"MLP{self.layer}"
+
+    __repr__ = __str__
+
+
+Node = Head | Mlp | str
+"""A part of a model; of texts `LOGITS` alone."""
+
+
+@savable
+@dataclass(frozen=True)
+class Edge:
+    """From a sender (a head or an MLP, "L0H13" or "MLP0") to a receiver (these, or "logits"); all numbers zero-based.
+
+    `part` of a head that receives: "q", "k", "v", two of them or "qkv"; empty for other receivers, which have one input.
+
+    >>> Edge.parse("L0H13 -> L1H4 v"), Edge.parse("L0H13 -> MLP1")
+    (L0H13 -> L1H4 v, L0H13 -> MLP1)
+    """
+
+    sender: Node
+    receiver: Node
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("sender", "receiver"):
+            object.__setattr__(self, name, self._node(getattr(self, name)))
+        into_head = isinstance(self.receiver, Head)
+        if into_head and not self.part:
+            object.__setattr__(self, "part", TOGETHER)
+        allowed = (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS) if into_head else ("",)
+        if self.part not in allowed:
+            must = ", ".join(allowed) or "none"
+            raise ValueError(f"{self.sender} -> {self.receiver}: the part must be {must}, got {self.part!r}")
+
+    @staticmethod
+    def _node(node: Node) -> Node:
+        name = str(node).strip().lower()
+        if name == LOGITS:
+            return LOGITS
+        if name.startswith("mlp") and name[3:].isdecimal():
+            return Mlp(int(name[3:]))
+        try:
+            return Head.parse(str(node))
+        except ValueError:
+            raise ValueError(f'a node must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}') from None
+
+    @classmethod
+    def parse(cls, text: str) -> "Edge":
+        """Return the edge of a text such as "L0H13 -> L1H4 v"; without a part all three of a head."""
+        sender, _, receiver = text.replace("→", "->").partition("->")
+        words = receiver.split()
+        if not sender.strip() or len(words) not in (1, 2):
+            raise ValueError(f'cannot read {text!r} as an edge: write "L0H13 -> L1H4 v" or "L0H13 -> MLP1"')
+        return cls(sender.strip(), *words)
+
+    def __str__(self) -> str:
+        return f"{self.sender} -> {self.receiver} {self.part}".rstrip()
+
+    __repr__ = __str__
+
+
+@savable
+@dataclass(frozen=True)
+class Way:
+    """A way of a head's effect: `way` "direct" (straight to the logits) or "indirect" (through later parts)."""
+
+    of: Head
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.way}"
 
 
 def _written(layers: Layers, node: Node) -> int:
@@ -99,21 +172,18 @@ def trace_paths(
 
     Parameters
     ----------
-    heads : senders and receivers: zero-based heads, or what `locate_heads` gave (its named heads).
-    mlps : layers of MLPs that are nodes too, or "all" (of an attention-only model none).
-    logits : whether edges into the logits are asked for.
+    heads, mlps, logits : senders and receivers: zero-based heads, or what `locate_heads` gave (its named heads); layers of
+        MLPs, or "all" (of an attention-only model none); whether the logits receive.
     inputs : through what edges enter heads: of "q", "k", "v" and "qkv" (together).
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
     contrast, direction, edit, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Denoising finds edges that
         are needed, noising those that suffice. MLPs send what the donor run has more, so they need edit="z".
     control : as in `direct_effects`.
 
-    Raises `ValueError` before anything runs for an edge whose sender does not stand before its receiver, `ModelError` as
-    `direct_effects` does.
+    Raises `ValueError` for an edge whose sender does not stand before its receiver, `ModelError` as `direct_effects` does.
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
-    check_smallest_effect(smallest_effect)
     options = RunOptions(checkpoint, progress, seed, max_rows)
     layers = model.need_layers("trace_paths").layers
     if edges is None:
@@ -127,19 +197,16 @@ def trace_paths(
 
     def place_of(at: int) -> tuple[int, bool, bool, str, str, str]:
         """Where receivers write; within a layer sender by sender, so that projections are shared."""
-        edge = chosen[at]
-        last = edge.receiver == LOGITS
-        joins = _written(layers, edge.receiver)
-        return joins, last, isinstance(edge.receiver, Mlp), str(edge.sender), str(edge.receiver), edge.part
-
-    order = sorted(range(len(chosen)), key=place_of)
+        sender, receiver, part = chosen[at].sender, chosen[at].receiver, chosen[at].part
+        into = receiver == LOGITS, isinstance(receiver, Mlp)
+        return _written(layers, receiver), *into, str(sender), str(receiver), part
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
         @cache
         def sent(node: Node) -> Tensor:
             return flow.part_writes(node.layer, "mlp") if isinstance(node, Mlp) else flow.head_writes(as_head(node))
 
-        for at in order:
+        for at in sorted(range(len(chosen)), key=place_of):
             sender, receiver = chosen[at].sender, chosen[at].receiver
             change = sent(sender)
             if isinstance(receiver, Head):
@@ -148,8 +215,9 @@ def trace_paths(
                 change = flow.mlp_answers(receiver.layer, change)
             yield at, _written(flow.layers, receiver), change
 
-    asked = Experiment(*problems, options, smallest_effect, heads)
-    return asked.measured(PathEffects, chosen, changes, label="tracing paths")
+    return Experiment(*problems, options, smallest_effect, heads).measured(
+        PathEffects, chosen, changes, label="tracing paths"
+    )
 
 
 def _among(
@@ -188,7 +256,7 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge], edit: str | Inte
                 raise ValueError(f"this model has no MLPs, so there is no {node}: leave it out")
             model.info.check_layer(node.layer)
     for edge in edges:
-        if _written(layers, edge.sender) > _reads(layers, edge.receiver):
+        if edge.sender == LOGITS or _written(layers, edge.sender) > _reads(layers, edge.receiver):
             own = isinstance(edge.sender, Head) and edge.receiver == Mlp(edge.sender.layer)
             why = "the two are parallel" if own else f"the model has layers 0 to {model.info.n_layers - 1}"
             raise ValueError(f"{edge}: a sender stands before its receiver, which reads what it writes ({why})")
@@ -248,8 +316,7 @@ class PathEffects(CellEffects[Edge], Result):
 
     def together_words(self) -> list[str]:
         """Say of which edges the inputs act together, or in each other's place: the fewest inputs that do."""
-        table = self.together()
-        table = table[table["how"] != ""].sort_values("inputs", key=lambda each: each.str.len(), kind="stable")
+        table = self.together().query("how != ''").sort_values("inputs", key=lambda each: each.str.len(), kind="stable")
         found = []
         for row in table.drop_duplicates(["sender", "receiver"]).itertuples():
             *most, last = row.inputs
@@ -261,7 +328,6 @@ class PathEffects(CellEffects[Edge], Result):
         return found
 
     def details(self) -> list[str]:
-        """Return how edges were traced, which are shown in most problems, and whose inputs act together."""
         return [*super().details(), *self.together_words()]
 
 
@@ -276,37 +342,34 @@ def save_importances(
     """Write scores of heads and edges as MIB's circuit track reads them: mean effects in the outcome's unit.
 
     In the circuit (`in_graph`) are heads that are named (and confirmed, where fresh problems were given), or of a sweep those
-    that most problems show; and edges that most problems show, with the nodes at their ends. Edges into q, k or v are written,
-    those into several inputs at once are not: warns of edges that most problems show in no other way.
+    that most problems show; and edges that most problems show, with their ends. Edges into several inputs at once are not
+    written: warns of those that most problems show in no other way.
 
     Source: MIB, Mueller et al. 2025 (2504.13151): "cfg", "nodes" and "edges" with `score` and `in_graph`, as EAP-IG's graphs
     (2403.17806) are saved.
     """
-    if heads is None and edges is None:
-        raise ValueError("there is nothing to save: give heads=, edges=, or both")
-    parallel = bool(model.need_layers("save_importances").layers.parallel(0))
-    info = model.info
+    parallel, info = bool(model.need_layers("save_importances").layers.parallel(0)), model.info
     made = [*map(_name, info.heads), *(_name(Mlp(layer)) for layer in range(info.n_layers))]
     nodes: dict[str, dict[str, object]] = {name: {"in_graph": name == LOGITS} for name in ("input", *made, LOGITS)}
+    links: dict[str, dict[str, object]] = {}
     if heads is not None:
-        patches = heads.patches if isinstance(heads, LocatedHeads) else heads
-        named = set(map(str, heads.sure)) if isinstance(heads, LocatedHeads) else None
+        patches, named = (
+            (heads.patches, set(map(str, heads.sure))) if isinstance(heads, LocatedHeads) else (heads, None)
+        )
         for row in patches.table().to_dict("records"):
             inside = row["p_corrected"] < patches.level if named is None else row["label"] in named
             nodes[_name(Head.parse(row["label"]))] = {"in_graph": bool(inside), "score": float(row["effect"])}
-    links: dict[str, dict[str, object]] = {}
     if edges is not None:
         single = {edge: score for edge, score in zip(edges.edges, edges.mean_effect, strict=True) if len(edge.part) < 2}
-        found = set(edges.found)
-        written = {(edge.sender, edge.receiver) for edge in found & single.keys()}
+        written = {(edge.sender, edge.receiver) for edge in set(edges.found) & single.keys()}
         if lost := [edge for edge in edges.found if (edge.sender, edge.receiver) not in written]:
             why = "edges shown through several inputs at once alone, which it cannot say, are left out"
             warnings.warn(visible(f"{why}: {listed(lost)}"), stacklevel=3)
         for edge, score in single.items():
-            name = f"{_name(edge.sender)}->{_name(edge.receiver)}" + f"<{edge.part}>" * bool(edge.part)
-            links[name] = {"score": float(score), "in_graph": edge in found}
-            for node in (edge.sender, edge.receiver) if edge in found else ():
-                nodes[_name(node)]["in_graph"] = True
+            ends, found = (_name(edge.sender), _name(edge.receiver)), edge in edges.found
+            links["->".join(ends) + f"<{edge.part}>" * bool(edge.part)] = {"score": float(score), "in_graph": found}
+            for node in ends if found else ():
+                nodes[node]["in_graph"] = True
     cfg = {"n_layers": info.n_layers, "n_heads": info.n_heads, "parallel_attn_mlp": parallel, "d_model": info.d_model}
     Path(path).write_text(json.dumps({"cfg": cfg, "nodes": nodes, "edges": links}), encoding="utf-8")
 
@@ -343,15 +406,15 @@ def load_importances(path: str | Path) -> Importances:
         for name, each in found["edges"].items():
             if (ends := _EDGE.fullmatch(name)) is None:
                 raise ValueError(f"{name!r} is no edge")
-            scored = float(each["score"]), bool(each["in_graph"])
-            edges.append((_label(ends[1]), _label(ends[2]), ends[3] or "", *scored))
+            named = _label(ends[1]), _label(ends[2]), ends[3] or ""
+            edges.append((*named, float(each["score"]), bool(each["in_graph"])))
         cfg = dict(found["cfg"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{Path(path).name} is no importances.json of MIB's circuit track: {why}") from error
-    of_edges = ["sender", "receiver", "part", "score", "in_graph"]
-    named = pd.DataFrame(nodes, columns=["label", "score", "in_graph"])
-    return Importances(named, pd.DataFrame(edges, columns=of_edges), cfg)
+    scored = ["score", "in_graph"]
+    links = pd.DataFrame(edges, columns=["sender", "receiver", "part", *scored])
+    return Importances(pd.DataFrame(nodes, columns=["label", *scored]), links, cfg)
 
 
 def _name(node: Node) -> str:
@@ -408,7 +471,6 @@ def direct_effects(
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
-    check_smallest_effect(smallest_effect)
     options = RunOptions(checkpoint, progress, seed, max_rows)
     chosen = heads_of(model, heads, "split")
     need_weights(model, [head.layer for head in chosen], "direct_effects")
@@ -460,6 +522,5 @@ class DirectEffects(CellEffects[Way], Result):
         return self.direct + self.indirect
 
     def printed(self) -> pd.DataFrame:
-        """Return the heads' shares, the largest first."""
         size = np.repeat(self.effect.mean(0), len(WAYS))
         return largest_first(self.table().assign(size=size), "size")[self.printed_columns.split()].head(2 * 8)

@@ -13,33 +13,22 @@ from ..core.arguments import check_count, checked, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.replay import stage
-from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
+from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
+from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result
-from .cells import (
-    POSITION,
-    Asked,
-    CellEffects,
-    Experiment,
-    Flow,
-    Made,
-    Place,
-    Site,
-    compared,
-    has_mlps,
-    heads_of,
-    need_weights,
-    of_cells,
-)
+from .cells import Asked, CellEffects, Experiment, Flow, Made, compared, has_mlps, heads_of, need_weights, of_cells
 
 PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
 """What `patch_sites` patches, by TransformerLens' names, and which part of a layer that is."""
+POSITION = "position "
+"""What labels of positions begin with, where nothing is inserted."""
 ALL = "all"
 """All rows at once: every token that can change, those of the answer too; of a span, all of it."""
 SPAN = "span "
@@ -48,6 +37,33 @@ N_ROWS = N_BLOCKS = 8
 """Tokens from each end of the question, blocks of the span, unless told otherwise."""
 Token = tuple[str, int | None]
 """Among which tokens (`SPAN`, `POSITION`: of the prompt, "": of the question, `ALL`), and which of them; None: all."""
+
+
+@savable
+@dataclass(frozen=True)
+class Site:
+    """A site of a layer at one token, or at `position` "all"; "span ..." counts the span's own tokens, "position ..." all."""
+
+    site: str
+    of_layer: int
+    position: str
+
+    def __str__(self) -> str:
+        label = self.position.removeprefix("span ")
+        token = "all tokens" if label == "all" else label if label.startswith(POSITION) else f"token {label}"
+        return f"Layer {self.of_layer} {self.site}, {token}{' of the span' * (label != self.position)}"
+
+
+@savable
+@dataclass(frozen=True)
+class Place:
+    """A token at which a head's output is patched ("row 0"), or a part of the span that it cannot see ("span block 0")."""
+
+    of: Head
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.place}"
 
 
 @checked
@@ -89,7 +105,6 @@ def patch_sites(
 
     Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
-    check_smallest_effect(smallest_effect)
     options = RunOptions(checkpoint, progress, seed, max_rows)
     check_count(n_rows, name="n_rows")
     model.need_layers("patch_sites")
@@ -111,8 +126,10 @@ def patch_sites(
                 if row is not None:
                     yield place, at, _only(change, row)
 
-    asked = Experiment(prepared, sweep, options, smallest_effect)
-    return _counted(asked.measured(SitePatches, cells, changes, label="patching sites"), "position", n_rows)
+    found = Experiment(prepared, sweep, options, smallest_effect).measured(
+        SitePatches, cells, changes, label="patching sites"
+    )
+    return _counted(found, "position", n_rows)
 
 
 @checked
@@ -152,7 +169,6 @@ def map_positions(
 
     Source: methods §8.1.
     """
-    check_smallest_effect(smallest_effect)
     options = RunOptions(checkpoint, progress, seed, max_rows)
     check_count(n_rows, name="n_rows")
     check_count(n_blocks, name="n_blocks")

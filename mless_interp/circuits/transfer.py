@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,10 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..core.arguments import check_count, checked, count_of, listed, one_of
+from ..core.arguments import Arguments, check_count, checked, count_of, listed, one_of
 from ..core.heads import Head
 from ..mechanism.decompose import DECOMPOSED, AttentionDecomposition, span_reads
 from ..models.base import Model
-from ..models.info import Inputs
 from ..models.memory import rows_per_pass
 from ..models.sites import site
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for, share_words
@@ -31,8 +30,8 @@ from ..runtime.loop import RunOptions
 from ..runtime.results import Result
 from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, median_interval
 from .cells import Asked, Cells, heads_of, named_on
-from .measure import draws_beside, under
-from .minimal_sets import count_as_large, halves
+from .head_sets import count_as_large, halves
+from .locate import draws_beside, under
 
 CELLS = ("Transfer", "Random heads", "Other insertion")
 """What is given: the named heads' means, those of random heads of the same layers, those heads' under another insertion."""
@@ -68,9 +67,9 @@ def transfer(
     $$ z_i \leftarrow \bar\lambda z_i + \bar\Sigma, \qquad
        \text{transfer}_p = Y_p(z \leftarrow \bar\lambda z + \bar\Sigma) - Y_p $$
 
-    If that brings the effect back, no token was needed: what the heads read of it is a constant bias. Controls: random sets of
-    heads of the same layers, each with its own means, and these heads' means under another insertion of the same length and
-    place. `Transfer.edit` is a treatment of `evaluate_accuracy`.
+    If that brings the effect back, no token was needed: what the heads read is a constant bias. Controls: random sets of heads
+    of the same layers with their own means, and these heads' means under another insertion of the same length and place.
+    `Transfer.edit` is a treatment of `evaluate_accuracy`.
 
     Parameters
     ----------
@@ -99,7 +98,12 @@ def transfer(
     prepared = prepare(model, pairs, outcome, signed_for="a transfer")
     chosen = heads_of(model, heads.heads if isinstance(heads, AttentionDecomposition) else heads, "transfer")
     search, other = halves(prepared, fresh)
-    _check(search, other)
+    needed, got = fewest_for(2 * len(CELLS)), f"got {len(search.ids)} and {len(other.ids)}"
+    if len(search.ids) < 2 or len(other.ids) < needed:
+        raise ValueError(f"a transfer is measured on at least 2 problems and tested on {needed} others or more, {got}")
+    for pair in (*search.pairs, *other.pairs):
+        pair.need_span("a transfer of heads")
+        pair.one_block("a transfer of heads")
     controls = _controls(search, control, n_control_draws, seed)
     sets = random_sets(chosen, model.info, n_random_sets, seed=seed)
     layers = sorted({head.layer for head in chosen})
@@ -116,31 +120,12 @@ def transfer(
         alone=True,
     )
     values, ends = (np.array([each[name] for each in found], dtype=float) for name in ("given", "ends"))
-    return Transfer(
-        measured_ids=search.ids,
-        heads=chosen,
-        edit_lam=edits[0].lam[:, 0],
-        edit_sigma=edits[0].sigma[:, 0],
-        base=ends[:, 0],
-        inserted=ends[:, 1],
-        given=values[:, 0],
-        sets=sets,
-        random=values[:, 1 : 1 + len(sets)],
-        other=values[:, 1 + len(sets) :],
-        seed=seed,
-        smallest_effect=smallest_effect,
-        **other.fields({**settings, **named_on(heads, other.ids), "place": edits[0].place}),
-    )
-
-
-def _check(search: Prepared, fresh: Prepared) -> None:
-    """`ValueError` for problems that are too few, or whose span has several blocks."""
-    needed, got = fewest_for(2 * len(CELLS)), f"got {len(search.ids)} and {len(fresh.ids)}"
-    if len(search.ids) < 2 or len(fresh.ids) < needed:
-        raise ValueError(f"a transfer is measured on at least 2 problems and tested on {needed} others or more, {got}")
-    for pair in (*search.pairs, *fresh.pairs):
-        pair.need_span("a transfer of heads")
-        pair.one_block("a transfer of heads")
+    given, random, draws = np.split(values, [1, 1 + len(sets)], axis=1)
+    edit: Arguments = {"heads": chosen, "edit_lam": edits[0].lam[:, 0], "edit_sigma": edits[0].sigma[:, 0]}
+    outcomes: Arguments = {"base": ends[:, 0], "inserted": ends[:, 1], "given": given[:, 0], "other": draws}
+    known = other.fields({**settings, **named_on(heads, other.ids), "place": edits[0].place})
+    rules: Arguments = {"seed": seed, "smallest_effect": smallest_effect}
+    return Transfer(measured_ids=search.ids, sets=sets, random=random, **edit, **outcomes, **rules, **known)
 
 
 def _controls(
@@ -191,29 +176,21 @@ def _given(problems: Prepared, at: int, contrast: Contrast, edits: Sequence[Head
     read, length = runs.read(contrast.clean), runs.length(contrast.clean)
     sizes = {"changed": length, "length": length, "read": len(read)}
     most = max(1, rows_per_pass(model.info, batch=1, **sizes, devices=model.devices) - 1)
+
+    def moved(z: Tensor, layer: int, part: Sequence[HeadTransfer]) -> Tensor:
+        """The first row left alone, each other one edited, from `start` on."""
+        rows = [each.moved(z[row, start:], layer) for row, each in enumerate(part, start=1)]
+        return torch.cat([z[:1], torch.cat([z[1:, :start], torch.stack(rows)], 1)])
+
     passes = []
     for first in range(0, len(edits), most):
         part = edits[first : first + most]
-        passes.append(runs.outcomes(_moved(model, inputs.repeated(1 + len(part)), part, start, read))[0])
+        layers = sorted({layer for each in part for layer in each.layers})
+        put = {site(layer, "attn.hook_z"): partial(moved, layer=layer, part=part) for layer in layers}
+        passes.append(runs.outcomes(model.run(inputs.repeated(1 + len(part)), edits=put, logits_at=read).logits)[0])
     there = model.run(runs.inputs(contrast.corrupted), logits_at=runs.read(contrast.corrupted)).logits
     ends = np.array([float(passes[0][0]), float(runs.outcomes(there)[0, 0])])
     return {"given": np.concatenate([values[1:] - values[0] for values in passes]), "ends": ends}
-
-
-def _moved(
-    model: Model, inputs: Inputs, edits: Sequence[HeadTransfer], start: int, read: Sequence[int]
-) -> Tensor | None:
-    """Logits of a run whose first row is left alone, each other one edited, from `start` on."""
-
-    def edit(layer: int) -> Callable[[Tensor], Tensor]:
-        def move(z: Tensor) -> Tensor:
-            rows = [each.moved(z[row, start:], layer) for row, each in enumerate(edits, start=1)]
-            return torch.cat([z[:1], torch.cat([z[1:, :start], torch.stack(rows)], 1)])
-
-        return move
-
-    layers = sorted({layer for each in edits for layer in each.layers})
-    return model.run(inputs, edits={site(layer, "attn.hook_z"): edit(layer) for layer in layers}, logits_at=read).logits
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -324,7 +301,6 @@ class Transfer(Cells[str], Result):
         return super().to_frame().assign(base=np.repeat(self.base, n), inserted=np.repeat(self.inserted, n))
 
     def headline(self) -> str:
-        """Return how much of the effect comes back without the tokens."""
         what = f"their mean lambda and Sigma under {self.settings.get('insertion')}, without its tokens,"
         if not self.established:
             told = "brings back nothing: most problems show no effect of one sign"
@@ -335,7 +311,6 @@ class Transfer(Cells[str], Result):
         return f"Giving {listed(self.heads)} {what} {told}."
 
     def details(self) -> list[str]:
-        """Return the total effect, the test, and how much random heads and another insertion bring back."""
         found = [f"Means of {count_of(len(self.measured_ids), 'problem')}, given to others.", *super().details()]
         if self.established and self.sets:
             which = f"of {count_of(len(self.sets), 'random set')} of the same layers"
@@ -343,6 +318,5 @@ class Transfer(Cells[str], Result):
         return found
 
     def printed(self) -> pd.DataFrame:
-        """Return the heads and their controls."""
         columns = "label share share_ci_low share_ci_high k n p_corrected median spearman exceeded".split()
         return self.table()[columns].astype({"exceeded": "Int64"}).rename(columns={"label": "means of"})

@@ -156,8 +156,6 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
     """
     check_share(confidence, name="confidence")
     parts, whole = check_effects(part, name="part", min_problems=1), check_effects(total, name="total", min_problems=1)
-    if whole.shape != parts.shape[:1]:
-        raise ValueError(f"total must be [problem] = {list(parts.shape[:1])} as part has, got {list(whole.shape)}")
     flat = parts.reshape(len(parts), -1)
     found = np.full((3, flat.shape[1]), np.nan)
     counts = (~np.isnan(flat + whole[:, None])).sum(0)
@@ -240,8 +238,6 @@ def prevalence_test(
     [0.1094, 1.0]
     """
     array = check_effects(effects, min_problems=1)
-    if delta < 0 or np.isinf(delta):
-        raise ValueError(f"delta must be a finite number, 0 or more, in the unit of the effects, got {delta!r}")
     defined = ~np.isnan(array)
     n = np.asarray(defined.sum(0))
     count = np.stack([np.asarray((defined & (sense * array > delta)).sum(0)) for sense in senses])

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from ..circuits.cells import LOGITS, TOGETHER
-from ..circuits.paths import PathEffects
+from ..circuits.paths import LOGITS, TOGETHER, PathEffects
 from ..core.arguments import count_of
 from ..core.heads import Head
 from ..runtime.results import largest_first, turned

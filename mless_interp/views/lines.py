@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ..circuits.curves import CircuitCurve
-from ..circuits.minimal_sets import MinimalSets
+from ..circuits.head_sets import CircuitCurve, MinimalSets
 from ..core.arguments import count_of
 from ..core.heads import Head, as_heads, both_names
 from ..mechanism import AttentionDecomposition
@@ -162,7 +161,7 @@ def set_growth(found: MinimalSets) -> Picture:
         axes.axhline(found.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
         axes.axhline(0, color="0.4", linewidth=0.8)
         if each.sets and found.established[1]:
-            shares, at = np.asarray(found.shares(each.random, fresh=True).estimate), len(table) - 0.5
+            shares, at = np.asarray(found.wholes[1].share(each.random).estimate), len(table) - 0.5
             style: Style = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
             axes.plot([at] * 2, [shares.min(), shares.max()], label="random sets, fresh problems: range", **style)
             axes.plot(at, np.median(shares), "D", color="black", markersize=4, label="their median")

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..circuits.cells import POSITION
 from ..circuits.judge import KINDS, NAMED, Kind
-from ..circuits.site_patches import ALL, PositionMap, SitePatches
+from ..circuits.site_patches import ALL, POSITION, PositionMap, SitePatches
 from ..core.arguments import count_of
 from ..mechanism import AttentionDecomposition, SpanReadings
 from ..mechanism.span_reading import READERS

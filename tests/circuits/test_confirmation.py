@@ -10,9 +10,9 @@ from located_under_test import SLASHES, N, confirmed_here, located, located_here
 from models_under_test import planted_here, planted_problems
 
 from mless_interp.circuits import locate
+from mless_interp.circuits.judge import MEASURES
 from mless_interp.circuits.locate import locate_heads
 from mless_interp.circuits.located import Confirmation
-from mless_interp.circuits.measure import MEASURES
 from mless_interp.patching.prepared import prepare
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
@@ -54,15 +54,12 @@ def test_what_was_named_on_both_sides_has_to_pass_on_both() -> None:
     assert claimed.confirmed.tolist() == [True, False, False]
 
 
-def test_where_the_effect_goes_the_other_way_nothing_is_confirmed() -> None:
-    found = made(total=-made().total, values={name: -array for name, array in made().values.items()})
-    assert not found.confirmed.any() and not found.established
-
-
-def test_claims_against_the_effect_are_tested_against_it() -> None:
+def test_claims_are_tested_in_their_own_sense() -> None:
     values = {name: -array for name, array in made().values.items()}
     assert made(values=values, senses=np.array([-1, -1, 1])).confirmed.tolist() == [True, True, False]
     assert not made(values=values).confirmed.any()
+    other_way = made(values=values, total=-made().total)
+    assert not other_way.confirmed.any() and not other_way.established
 
 
 @pytest.mark.slow

@@ -7,9 +7,8 @@ import pytest
 from located_under_test import SLASHES, N, confirmed_here, located, located_here, pairs_of
 from models_under_test import planted_here, planted_problems
 
-from mless_interp.circuits.judge import KINDS, Claims
-from mless_interp.circuits.locate import locate_heads
-from mless_interp.circuits.measure import LEAST_MATCHED, MEASURES, beside_controls, draws_beside, specificity
+from mless_interp.circuits.judge import KINDS, LEAST_MATCHED, MEASURES, Claims, beside_controls, specificity
+from mless_interp.circuits.locate import draws_beside, locate_heads
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
 from mless_interp.patching.sweep import patch_heads

@@ -10,7 +10,7 @@ from conftest import ARCHITECTURES
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 from small_results import curve as curve_by_hand
 
-from mless_interp.circuits.curves import FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
+from mless_interp.circuits.head_sets import FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import PlantedModel
 from mless_interp.patching.sweep import patch_heads
@@ -40,25 +40,17 @@ def test_the_planted_readers_restore_everything(curve: CircuitCurve) -> None:
     assert curve.p_random == pytest.approx((1 + (curve.cmd[2:] <= curve.cmd[0]).sum()) / 10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_no_head_is_the_masked_run_and_all_are_the_inserted_one(architecture: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir(architecture), "bridge")
-    pairs = pairs_for(model, count=2)
-    made = circuit_curve(model, pairs, [Head(1, 2), Head(0, 3)], n_random=1, progress=False)
-    exact = patch_heads(model, pairs, heads=[Head(0, 3)], edit="knockout", progress=False)
-    assert made.values[:, 0, 0] == pytest.approx(exact.donor, abs=1e-4)
-    assert made.values[:, 0, -1] == pytest.approx(exact.receiving, abs=1e-4)
-
-
-def test_one_open_head_is_the_edge_noise_of_that_head(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pairs = pairs_for(model, count=2)
-    head = Head(1, 2)
-    made = circuit_curve(model, pairs, [head], fractions=(1 / 24,), n_random=0, progress=False)
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(each, marks=() if each == "qwen2" else pytest.mark.slow) for each in ARCHITECTURES]
+)
+def test_no_head_one_and_all_are_as_in_a_sweep_of_knockouts(architecture: str, tiny_model_dir: Any) -> None:
+    model, head = loaded(tiny_model_dir(architecture), "bridge"), Head(1, 2)
+    pairs, n = pairs_for(model, count=2), len(model.info.heads)
+    made = circuit_curve(model, pairs, [head], fractions=(1 / n,), n_random=0, progress=False)
     exact = patch_heads(model, pairs, heads=[head], edit="knockout", direction="noising", progress=False)
-    assert made.sizes.tolist() == [0, 1, 24]
-    assert made.values[:, 0, 1] == pytest.approx(exact.patched[:, 1, 2], abs=1e-4)
+    assert made.sizes.tolist() == [0, 1, n]
+    for at, expected in enumerate((exact.receiving, exact.patched[:, 1, 2], exact.donor)):
+        assert made.values[:, 0, at] == pytest.approx(expected, abs=1e-4)
 
 
 def with_orders(*orders: Sequence[float], sign: float = 1.0) -> CircuitCurve:

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from mless_interp.circuits.judge import Claims, Judged, judge
-from mless_interp.circuits.measure import MEASURES
+from mless_interp.circuits.judge import MEASURES, Claims, Judged, judge
 from mless_interp.core.heads import Head
 
 N = 16

@@ -10,7 +10,7 @@ from models_under_test import Gated, planted_here, planted_pairs
 from small_results import HEADS, attributed, located, sets_found, spread
 
 import mless_interp as mi
-from mless_interp.circuits.minimal_sets import HeadSet, _by_gradient, _Measured, _Search, changed, count_as_large
+from mless_interp.circuits.head_sets import HeadSet, _by_gradient, _Measured, _Search, changed, count_as_large
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
 

@@ -18,11 +18,9 @@ from models_under_test import (
     problems,
     without_stepper,
 )
-from torch import Tensor
 
 import mless_interp as mi
-from mless_interp.circuits.cells import Edge, Mlp
-from mless_interp.circuits.paths import trace_paths
+from mless_interp.circuits.paths import Edge, Mlp, trace_paths
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer
@@ -212,7 +210,7 @@ def test_exactly_the_planted_edges_come_back(name: str) -> None:
         ({"edges": ["L0H0 -> MLP9"]}, "out of range"),
         ({"edges": ["L0H0 -> L1H0 x"]}, "must be q, k, v, qkv"),
         ({"edges": ["L0H0 to L1H0"]}, "cannot read"),
-        ({"edges": ["logits -> L1H0"]}, "send nothing"),
+        ({"edges": ["logits -> L1H0"]}, "a sender stands before its receiver"),
         ({"edges": ["L0H0 -> L1H0"], "heads": ["L0H0"]}, "not both"),
         ({}, "needs heads"),
         ({"heads": ["L0H0", "L0H1"], "logits": False}, "no edge can be among L0H0, L0H1"),
@@ -287,25 +285,6 @@ def test_models_whose_parts_cannot_be_read_are_refused() -> None:
 BESIDE_EDGES = [*EDGES[:3], EDGES[4], *EDGES[7:9], EDGES[-1]]
 
 
-class BesideByHand(ByHand):
-    """The donor is the run of another pair."""
-
-    def __init__(self, model: mi.Model, pair: PromptPair, control: PromptPair) -> None:
-        self.control = control.answered()
-        super().__init__(model, pair, donor="control", start=pair.spans[0][0])
-
-    def seen(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
-        if condition != "control":
-            return super().seen(name, condition, **edits)
-        inputs = self.control.condition("inserted")
-        return self.model.run(inputs, capture={name: None}, logits_at="none").captured[name]
-
-    def difference(self) -> float:
-        """What the insertion does more than the control."""
-        other = self.model.run(self.control.condition("inserted"), logits_at=self.read).logits
-        return self.value() - float(self._outcome(other))
-
-
 def with_controls(model: mi.Model, **place: Any) -> tuple[tuple[PromptPair, ...], tuple[PromptPair, ...]]:
     both = (Insertion.meaningless(text, 12, **place) for text in (" /", " ,"))
     one, other = (make_pairs(model, problems()[:2], each) for each in both)
@@ -325,10 +304,10 @@ def test_edges_beside_a_control_are_those_of_two_whole_passes_each(name: str, pl
     found = mi.trace_paths(model, pairs, edges=BESIDE_EDGES, control=controls, progress=False)
     back = mi.trace_paths(model, controls, edges=BESIDE_EDGES, control=pairs, direction="noising", progress=False)
     for row, (pair, control) in enumerate(zip(pairs, controls, strict=True)):
-        hand = BesideByHand(model, pair, control)
+        hand = ByHand(model, pair, control=control)
         expected = [hand.edge(edge, parallel=False) for edge in found.edges]
         np.testing.assert_allclose(found.values[row], expected, atol=1e-5)
-        np.testing.assert_allclose(found.total[row], hand.difference(), atol=1e-5)
+        np.testing.assert_allclose(found.total[row], hand.total, atol=1e-5)
         assert np.abs(expected).max() > 1e-3
     np.testing.assert_allclose(back.values, -found.values, atol=1e-5)  # the same runs, the other way round
     split = mi.direct_effects(model, pairs, ["L2H3"], control=controls, progress=False)

@@ -21,7 +21,7 @@ def by_hand(hand: ByHand, kind: str, layer: int, rows: list[int]) -> float:
     """What the donor's activation at these of the changed rows takes from the outcome."""
     where = site(layer, f"hook_{kind}")
     new = hand.tail(where).clone()
-    new[:, rows] = hand.tail(where, hand.donor)[:, rows]
+    new[:, rows] = hand.tail(where, donor=True)[:, rows]
     return hand.value() - hand.value(**{where: new})
 
 

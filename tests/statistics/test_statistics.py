@@ -176,8 +176,6 @@ def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> N
         (lambda: st.bootstrap_interval(VALUES, confidence=95.0), "confidence must lie between 0 and 1, got 95.0"),
         (lambda: st.bootstrap_interval(VALUES[:1]), "values needs at least 2 problems"),
         (lambda: st.mean_interval(np.array([1.0, np.inf])), "values holds 1 infinite values"),
-        (lambda: st.share_of_total(VALUES, VALUES), r"total must be \[problem\] = \[24\] as part has, got \[24, 3\]"),
-        (lambda: st.prevalence_test(np.ones(5), -1.0), "finite number, 0 or more"),
         (lambda: st.fewest_problems(0), "n_tests must be 1 or more, got 0"),
         (lambda: st.detectable_prevalence(64, 5, power=0.0), "power must lie between 0 and 1"),
         (lambda: st.wilson(6, 5), "successes must not exceed n"),

@@ -11,10 +11,11 @@ import torch
 
 from ..core.arguments import Arguments, check_count, checked, count_of, listed
 from ..core.heads import Head
+from ..metrics.outputs import circuit_distance, circuit_performance
 from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import HeadAttribution, attribute_heads
-from ..patching.effect import SMALLEST_EFFECT, WHOLE, Effect, share_words
-from ..patching.knockouts import cutting, gate_row, gated_outcomes, random_sets
+from ..patching.effect import SMALLEST_EFFECT, WHOLE, Effect
+from ..patching.knockouts import CHOSEN_HERE, cutting, gate_row, gated_outcomes, random_sets
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare
 from ..prompts.conditions import Contrast
@@ -22,8 +23,8 @@ from ..prompts.pairs import PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, of_heads
-from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, fewest_problems, holm, prevalence_test
+from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, of_heads, tidy
+from ..statistics import CONFIDENCE, Prevalence, derive_generator, fewest_problems, holm, prevalence_test
 from .cells import Asked, heads_of, named_on, named_words
 from .locate import fresh_problems
 
@@ -35,6 +36,14 @@ N_CANDIDATES = 32
 """Of all heads, the best by gate gradient are tried."""
 SIDES = ("sufficient", "necessary")
 Members = tuple[Head, ...]
+FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""MIB's sizes of circuits, as shares of all heads."""
+ABLATION = {
+    "content": "attention to the span masked, renormalised",
+    "computed": "the span's attention to the question masked, renormalised",
+    "inside": "the span's attention to itself masked, renormalised",
+    "replaced": "head outputs of the clean run",
+}
 
 
 @checked
@@ -60,14 +69,13 @@ def minimal_sets(
     $$ \Delta^{\text{suff}}_p(S) = Y_p^{\,\text{only } S \text{ sees}} - Y_p^{\,\text{nobody sees}}, \qquad
        \Delta^{\text{nec}}_p(S) = Y_p^{\,\text{all see}} - Y_p^{\,\text{all but } S \text{ see}} $$
 
-    A set is found where the median over problems is `share` or more of the median total effect. Of two heads of which each is
+    A set is found where its median over problems is `share` of the median total effect or more. Of two heads of which each is
     enough (OR) either is sufficient, both are necessary; of two that are needed (AND) both are sufficient, either is necessary.
 
-    Each set grows by the head that adds most; where none adds more than 5 % of the effect (as when two act only together), by
-    what each does alone, then by the gate gradient. It is pruned as long as the rest reaches the share; a smaller set can be
-    missed. Stand-ins are candidates that reach the share in the place of a member. On fresh problems each set is tested to do
-    more than `share` of the problem's own effect in most problems (Holm over both sets), and ranked among `n_random_sets` sets
-    of the same size and layers.
+    A set grows by the head that adds most; where none adds 5 % of the effect, by what each does alone, then by gate gradient.
+    It is pruned while the rest reaches the share; a smaller set can be missed. Stand-ins reach the share in a member's place.
+    On fresh problems a set is tested to do more than `share` of the problem's own effect in most problems (Holm over both
+    sets), and ranked among `n_random_sets` sets of the same size and layers.
 
     Parameters
     ----------
@@ -80,8 +88,8 @@ def minimal_sets(
     max_heads : how far a set is grown.
     checkpoint : a folder that keeps each finished problem; started again with the same settings the run goes on there.
 
-    A set that was not found has no heads, and NaN in the tables. Raises `ValueError` before anything runs for fewer problems
-    than could show anything (6 to find, 6 to confirm), `ModelError` where no gradients can be had.
+    A set that was not found has no heads, and NaN in the tables. Raises `ValueError` for fewer problems than can show anything
+    (6 to find, 6 to confirm), `ModelError` where no gradients can be had.
 
     Source: methods §8.1; Wang et al. (2211.00593), Shi et al. (2410.13032) | differs in: attention to the span is what a set
     has or lacks, not the heads themselves.
@@ -100,11 +108,9 @@ def minimal_sets(
             raise ValueError(f"at least {needed} problems are needed to {what}, got {problems.n_groups}")
     given = None if heads is None else heads_of(model, heads, "find sets of")
     refuse_without_gradients(model, "minimal_sets")
-    kept: Arguments = {"checkpoint": options.part("gates").checkpoint, "progress": progress}
-    method = "gate_ig" if between.cuts else "atp"
-    gradients = attribute_heads(
-        model, search, method=method, contrast=contrast, outcome=search.outcome, verify=0, **kept
-    )
+    kept: Arguments = {"checkpoint": options.part("gates").checkpoint, "progress": progress, "verify": 0}
+    of: Arguments = {"contrast": contrast, "outcome": search.outcome, "method": "gate_ig" if between.cuts else "atp"}
+    gradients = attribute_heads(model, search, **of, **kept)
     candidates = _by_gradient(gradients, given or model.info.heads)[: None if given else N_CANDIDATES]
     here, there = (_Measured(each, between, options) for each in (search, other))
     total, fresh_total = (each.effects("sufficient", [model.info.heads])[:, 0] for each in (here, there))
@@ -112,12 +118,11 @@ def minimal_sets(
     size = abs(float(whole.median.estimate))
     way = _Search(here, whole.direction, share * size, SMALLEST_EFFECT * size)
     order = way.in_doubt(candidates) if whole.established else candidates
-    made: dict[str, HeadSet] = {}
+    made: Arguments = {}
     for side in SIDES:
         steps, chosen = way.found(side, order, max_heads) if whole.established else ((), ())
-        swaps = way.swaps(side, chosen, order)
+        tried = (*steps, *(swaps := way.swaps(side, chosen, order)))
         others = random_sets(chosen, model.info, n_random_sets, seed=seed) if chosen else ()
-        tried = (*steps, *swaps)
         on_fresh, random = np.split(there.effects(side, [*tried, *others]), [len(tried)], axis=1)
         made[side] = HeadSet(side, chosen, steps, swaps, here.effects(side, tried), on_fresh, others, random)
     settings: Settings = {"contrast": contrast, "max_heads": max_heads, "n_random_sets": n_random_sets, "seed": seed}
@@ -129,8 +134,7 @@ def minimal_sets(
         scores=of_heads(gradients.scores, order),
         total=total,
         fresh_total=fresh_total,
-        sufficient=made["sufficient"],
-        necessary=made["necessary"],
+        **made,
         share=share,
         seed=seed,
         **search.fields(settings),
@@ -163,8 +167,7 @@ class _Measured:
         asked = [(side, tuple(sorted(each))) for each in sets]
         new = [each for each in dict.fromkeys(asked) if each not in self._known]
         if new:
-            info, closed = self.prepared.model.info, side == "necessary"
-            names = [named(heads) for _, heads in new]
+            info, closed, names = self.prepared.model.info, side == "necessary", [named(heads) for _, heads in new]
             values = gated_outcomes(
                 self.prepared,
                 torch.stack([gate_row(heads, info, closed=closed) for heads in ((), *(heads for _, heads in new))]),
@@ -175,8 +178,7 @@ class _Measured:
             )
             sign = -1 if closed else 1
             self._known |= zip(new, (sign * (values[:, 1:] - values[:, :1]) + 0.0).T, strict=True)
-        found = np.array([self._known[each] for each in asked])
-        return found.reshape(len(sets), len(self.prepared.ids)).T
+        return np.array([self._known[each] for each in asked]).reshape(len(sets), len(self.prepared.ids)).T
 
 
 @dataclass(frozen=True)
@@ -308,10 +310,6 @@ class MinimalSets(Result):
         """Whether most problems show a total effect of this sign: where sets were sought, and on the fresh ones."""
         return self.wholes[0].established, self.wholes[1].established
 
-    def shares(self, effects: np.ndarray, *, fresh: bool) -> Interval:
-        """The share of the total that effects `[problem, cell]` are, with exact limits; NaN where none is established."""
-        return self.wholes[fresh].share(effects)
-
     def test(self, each: HeadSet) -> Prevalence:
         """In how many fresh problems a set does more than `share` of that problem's own effect, if it has one of that sign."""
         there = self.wholes[1]
@@ -347,7 +345,7 @@ class MinimalSets(Result):
             "heads": [named(heads) for heads in every],
         }
         for name, effects, fresh in (("share", each.effects, False), ("fresh_share", each.fresh, True)):
-            columns |= interval_columns(name, self.shares(effects, fresh=fresh))
+            columns |= interval_columns(name, self.wholes[fresh].share(effects))
         return pd.DataFrame(columns)
 
     def table(self) -> pd.DataFrame:
@@ -357,7 +355,7 @@ class MinimalSets(Result):
         for each, p in zip(self.both, self.p, strict=True):
             test, grown = self.test(each), self.growth(each).drop(columns=["set", "changed", "n_heads", "heads"])
             reached = grown.iloc[len(each.steps) - 1] if each.heads else dict.fromkeys(grown, np.nan)
-            random = self.shares(each.random, fresh=True).estimate
+            random = self.wholes[1].share(each.random).estimate
             row = {"side": each.side, "heads": named(each.heads), "n_heads": len(each.heads), **reached}
             row |= {"k": int(test.count[0, 0]), "n": int(test.n[0]), "p_corrected": float(p)}
             row |= {"confirmed": self.confirmed[each.side], "p_random": self.p_random(each)}
@@ -365,7 +363,6 @@ class MinimalSets(Result):
         return pd.DataFrame(rows)
 
     def quantity(self, column: str) -> Quantity:
-        """Shares of the whole effect."""
         return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_corrected")
 
     def to_frame(self) -> pd.DataFrame:
@@ -384,7 +381,6 @@ class MinimalSets(Result):
         return pd.concat(frames[len(frames) > 1 :], ignore_index=True)
 
     def headline(self) -> str:
-        """Return which heads suffice and which are needed, and whether fresh problems confirm it."""
         told = []
         for each in self.both:
             sure = f"{'' if self.confirmed[each.side] else 'not '}confirmed on fresh problems"
@@ -393,30 +389,25 @@ class MinimalSets(Result):
         return f"{short[0].upper()}{short[1:]}."
 
     def details(self) -> list[str]:
-        """Return what each set does, why there is none, and which heads can stand in."""
-        found, asked, (here, there) = [], f"{100 * self.share:z.0f} %", self.established
-        for each, row in zip(self.both, self.table().to_dict("records"), strict=True):
+        found, (here, there) = [], self.established
+        for each in self.both:
             if not here:
                 found.append(f"No {each.side} set: most problems do not show an effect of one sign.")
             elif not each.heads:
                 tried = f"none of up to {max(map(len, each.steps))} of these {count_of(len(self.candidates), 'head')}"
-                found.append(f"No {each.side} set: {tried} reaches {asked} of the median effect.")
-            else:
-                where = f"{share_words(row, 'fresh_share')} on {count_of(len(self.fresh_ids), 'fresh problem')}"
-                where = where if there else "on fresh problems no such effect is established"
-                found.append(f"{each.side.capitalize()}, of the effect: {share_words(row)} where found, {where}.")
+                found.append(f"No {each.side} set: {tried} reaches {100 * self.share:z.0f} % of the median effect.")
+            elif not there:
+                found.append(f"{each.side.capitalize()}: on fresh problems no such effect is established.")
             found += [f"In place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
         return [*found, *named_words(self.settings)]
 
     def shown(self) -> Shown:
-        """Both sets, and the steps of each."""
         tables = [ShownTable(self.table(), "The sets; shares are of the whole effect.")]
         how = "How the {} set was found, and what would do in its place."
         tables += [ShownTable(self.growth(each), how.format(each.side)) for each in self.both if each.steps]
         return Shown(tuple(tables))
 
     def printed(self) -> pd.DataFrame:
-        """Both sets in a row each."""
         columns = ["side", "n_heads", "share", "fresh_share", "k", "n", "p_corrected", "p_random", "heads"]
         return self.table()[columns]
 
@@ -436,3 +427,185 @@ def changed(before: Sequence[Head], after: Sequence[Head]) -> str:
     """What came (+) and went (-) from one set to another: `+L0H2 -L0H5`."""
     came, went = ([head for head in one if head not in other] for one, other in ((after, before), (before, after)))
     return " ".join([*(f"+{head}" for head in came), *(f"-{head}" for head in went)])
+
+
+@checked
+def circuit_curve(
+    model: Model,
+    pairs: Iterable[PromptPair] | Prepared,
+    ranking: Sequence[Head | str],
+    *,
+    contrast: str = "content",
+    outcome: str | Outcome = "answer_logprob",
+    fractions: Sequence[float] = FRACTIONS,
+    n_random: int = 20,
+    chosen_elsewhere: bool = False,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> "CircuitCurve":
+    r"""Start where no head sees the span, let the first k heads of a ranking see it, and read the outcome.
+
+    $$ f(k) = \frac{\bar Y_k - \bar Y_{\text{masked}}}{\bar Y_{\text{inserted}} - \bar Y_{\text{masked}}}, \qquad
+       \mathrm{CPR} = \int f, \quad \mathrm{CMD} = \int |1 - f| $$
+
+    For the ranking, for the same ranking backwards, and for `n_random` random orders with the ranking's layer profile.
+
+    Parameters
+    ----------
+    contrast : "content"; "computed", the heads then let the span's rows see the question, from blind to inserted; "replaced",
+        they write what they do in the run under study, all others what they do in the clean one.
+    ranking : best head first; heads that it leaves out follow in order of layer and head.
+    fractions : sizes as shares of all heads, each in (0, 1]; the empty and the whole set are always there.
+    chosen_elsewhere : the ranking was made without these problems; only then is it tested against the random orders.
+    checkpoint : as in `patch_heads`.
+
+    Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks.
+    """
+    between, info = cutting(contrast), model.info
+    prepared = prepare(model, pairs, outcome, signed_for="a circuit curve").under(between)
+    check_count(n_random, name="n_random", at_least=0)
+    given = info.chosen(ranking, what="rank")
+    order = (*given, *(head for head in info.heads if head not in set(given)))
+    sizes = circuit_sizes(len(order), fractions)
+    orders = {"ranking": order, "reversed": order[::-1]}
+    orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
+    sets = [(), order, *(heads[:k] for heads in orders.values() for k in sizes[1:-1])]
+    settings: Settings = {"ablation": ABLATION[contrast], "contrast": contrast, "n_ranked": len(given)}
+    settings |= {"ranking": [str(head) for head in order], "n_random": n_random, "seed": seed}
+    values = gated_outcomes(
+        prepared,
+        torch.stack([gate_row(heads, info, closed=False) for heads in sets]),
+        label="growing circuits",
+        settings={**settings, "sizes": sizes.tolist()},
+        contrast=between,
+        options=RunOptions(checkpoint, progress),
+    )
+    masked, inserted = (np.repeat(end[:, None, None], len(orders), 1) for end in (values[:, 0], values[:, 1]))
+    inner = values[:, 2:].reshape(len(values), len(orders), -1)
+    both: Arguments = {"ranking": order, "sizes": sizes, "orders": tuple(orders), "seed": seed}
+    curve = np.concatenate([masked, inner, inserted], -1)
+    return CircuitCurve(values=curve, chosen_elsewhere=chosen_elsewhere, **both, **prepared.fields(settings))
+
+
+def circuit_sizes(n_heads: int, fractions: Sequence[float]) -> np.ndarray:
+    """Numbers of heads for shares of all heads, each once, with none and all."""
+    wrong = [fraction for fraction in fractions if not 0 < fraction <= 1]
+    if wrong or not len(fractions):
+        raise ValueError(f"fractions must be shares of all heads in (0, 1], got {wrong or 'none'}")
+    whole = (int(fraction * n_heads + 1e-9) for fraction in fractions)  # 0.3 * 10 is 3, whatever binary fractions say
+    return np.array(sorted({0, n_heads, *whole}))
+
+
+def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, ...]:
+    """A random order whose every place holds a head of the same layer as in `order`."""
+    generator = derive_generator(seed, "circuit order", draw)
+    waiting: dict[int, list[Head]] = {}
+    for head in order:
+        waiting.setdefault(head.layer, []).append(head)
+    shuffled = {layer: [heads[i] for i in generator.permutation(len(heads))] for layer, heads in waiting.items()}
+    return tuple(shuffled[head.layer].pop() for head in order)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CircuitCurve(Result):
+    """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
+
+    `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted).
+    """
+
+    problem_ids: tuple[str, ...]
+    ranking: tuple[Head, ...]
+    sizes: np.ndarray
+    orders: tuple[str, ...]
+    values: np.ndarray
+    unit: str
+    settings: Settings = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+    resolution: float = 0.0
+    chosen_elsewhere: bool = False
+
+    picture = "circuit_curve"
+    columns = columns_of("""
+        fraction | share of the heads | share | heads that see the span / all ranked heads
+        faithfulness | effect restored | share | share of the whole effect that these heads restore
+        reversed | reversed ranking | share | the same for the ranking from its end
+        random_mean | random orders | share | the same for heads in random order, mean
+        random_low | random orders, from | | the least that a random order restores
+        random_high | random orders, to | | the most that a random order restores
+    """)
+    axes = (("values", "problem order size"),)
+
+    @property
+    def fractions(self) -> np.ndarray:
+        """Sizes as shares of all heads."""
+        return self.sizes / len(self.ranking)
+
+    @property
+    def total(self) -> np.ndarray:
+        """Effect of letting every head see the span (inserted - masked), `[problem]`."""
+        return self.values[:, 0, -1] - self.values[:, 0, 0]
+
+    @cached_property
+    def whole(self) -> Effect:
+        """The effect to restore."""
+        return Effect(self.total, self.confidence, rounding=self.resolution, groups=self.groups)
+
+    @property
+    def faithfulness(self) -> np.ndarray:
+        """Restored share of the effect, ratio of means, `[order, size]`; NaN where there is no mean to have a share of."""
+        gained = (self.values - self.values[:, :, :1]).mean(0)
+        return gained / (self.whole.mean if self.whole.established else np.nan)
+
+    @property
+    def cpr(self) -> np.ndarray:
+        """Area under the faithfulness curve, `[order]`: higher is better."""
+        return circuit_performance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
+
+    @property
+    def cmd(self) -> np.ndarray:
+        """Area between the faithfulness curve and 1, `[order]`: lower is better."""
+        return circuit_distance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
+
+    @property
+    def p_random(self) -> float:
+        """Share of random orders (and of the ranking itself) whose CMD is as low as the ranking's; NaN without any, and where
+        the ranking was made on these problems."""
+        random = self.cmd[2:]
+        if not self.chosen_elsewhere or not len(random) or np.isnan(self.cmd[0]):
+            return float("nan")
+        return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
+
+    def table(self) -> pd.DataFrame:
+        """Return one row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
+        ranked, backwards, *random = self.faithfulness
+        spread = np.array(random) if random else np.full((1, len(self.sizes)), np.nan)
+        columns = {"n_heads": self.sizes, "fraction": self.fractions, "faithfulness": ranked, "reversed": backwards}
+        columns |= {"random_mean": spread.mean(0), "random_low": spread.min(0), "random_high": spread.max(0)}
+        return pd.DataFrame(columns)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one tidy row per problem, order and size."""
+        return tidy({"problem": self.problem_ids, "order": self.orders, "n_heads": self.sizes}, outcome=self.values)
+
+    def headline(self) -> str:
+        whole = self.whole.headline(self.settings.get("insertion"), self.settings.get("outcome"), self.unit)
+        if np.isnan(self.faithfulness).all():
+            return f"{whole}, and its mean is not told from 0, so there is no curve to draw."
+        at = int(np.argmax(self.faithfulness[0] >= 0.5))
+        first, last = self.sizes[at - 1] + 1, self.sizes[at]
+        size = last if first >= last else f"{first} to {last}"
+        of = f"{size} of {count_of(len(self.ranking), 'head')}"
+        areas = f"area under the curve {self.cpr[0]:.2f}, worst first {self.cpr[1]:.2f}"
+        return f"{whole}; half of it returns with the first {of} ({areas})."
+
+    def details(self) -> list[str]:
+        words, cpr, cmd = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd
+        if len(self.orders) > 2 and not np.isnan(cmd[0]):
+            p = CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
+            words.append(
+                f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; {len(self.orders) - 2} random orders with the same layers: CPR "
+                f"{cpr[2:].mean():.3f}, CMD {cmd[2:].mean():.3f} on average; {p}."
+            )
+        return words
