@@ -77,6 +77,9 @@ def test_areas_and_sentences_by_hand() -> None:
     lowers = with_orders([0, 0.25, 0.75, 1, 1], [0, 0, 0, 0, 1], sign=-1.0)
     np.testing.assert_allclose(lowers.cpr, cpr[:2])
     assert lowers.table()["random_mean"].isna().all() and len(lowers.details()) == 1
+    nothing = with_orders(*[[0, 0, 0, 0, 0]] * 3)
+    assert np.isnan(nothing.faithfulness).all() and np.isnan(nothing.cpr).all()
+    assert np.isnan(replace(nothing, chosen_elsewhere=True).p_random) and "no curve to draw" in nothing.headline()
     frame = found.to_frame().set_index(["order", "n_heads"])["outcome"]
     assert (frame["random 1", 4] == 4.5).all() and len(frame) == 6 * 4 * 5
 
@@ -94,12 +97,6 @@ def test_random_orders_keep_the_layer_of_every_place() -> None:
         assert [head.layer for head in made] == [head.layer for head in order]
         assert set(made) == set(order)
     assert first != second and first == same_layers(order, seed=0, draw=0)
-
-
-def test_an_effect_that_is_not_there_has_no_curve() -> None:
-    made, model = planted_here(null=True, noise=0.0)
-    nothing = circuit_curve(model, planted_pairs(made, model, 4), [Head(0, 0)], n_random=2, progress=False)
-    assert np.isnan(nothing.faithfulness).all() and np.isnan(nothing.cpr).all() and np.isnan(nothing.p_random)
 
 
 def test_wrong_requests_are_named(tiny_model_dir: Any) -> None:
