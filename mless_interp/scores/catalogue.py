@@ -8,7 +8,7 @@ that enters a layer (the same for all its heads) or of its heads' values.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -43,19 +43,6 @@ class Profile:
 
 
 @dataclass(frozen=True, eq=False)
-class TwoProfiles:
-    """Two runs' profiles at the tokens that both have: `base` and `inserted` `[head, shared]`, raw and relative."""
-
-    base: Tensor
-    inserted: Tensor
-    base_relative: Tensor
-    inserted_relative: Tensor
-    question: Tensor
-    thresholds: Thresholds
-    one_block: bool = True
-
-
-@dataclass(frozen=True, eq=False)
 class Metric:
     """One entry of the catalogue, with what its formula needs beside a pattern.
 
@@ -67,7 +54,7 @@ class Metric:
     kind: Kind
     unit: str
     meaning: str
-    formula: Callable[[Any], Tensor]
+    formula: Callable[..., Tensor]
     needs: tuple[Need, ...] = ()
     default: bool = True
     signed: bool = False
@@ -227,42 +214,54 @@ def _state(place: str, of: Need, formula: Callable[[Tensor, States], Tensor]) ->
     return lambda s: PLACES[place](formula(s.vectors[of], s).cpu().expand(s.n_heads, -1), s)
 
 
-def _latency(c: TwoProfiles) -> Tensor:
-    if not c.one_block:  # what is counted from the span's end has several ends to be counted from
-        return torch.full_like(c.inserted[:, 0], torch.nan)
-    own, base = c.inserted_relative[:, c.question], c.base_relative[:, c.question]
-    return recovery.recovery_latency(own, base, width=c.thresholds.width, threshold=c.thresholds.recovered)
+def _both(base: Profile, own: Profile, of: str = "received") -> tuple[Tensor, Tensor]:
+    """Two runs' profiles at the tokens that both have, `[head, shared]`."""
+    first, second = (getattr(each, of)[:, each.layout.shared] for each in (base, own))
+    return first, second
 
 
-def _recovered(c: TwoProfiles) -> Tensor:
-    latency = _latency(c)
+def _of_both(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Profile, Profile], Tensor]:
+    return lambda base, own: formula(*_both(base, own))
+
+
+def _latency(base: Profile, own: Profile) -> Tensor:
+    if not own.layout.one_block:  # what is counted from the span's end has several ends to be counted from
+        return torch.full_like(own.received[:, 0], torch.nan)
+    before, after = (each[:, own.layout.shared_question] for each in _both(base, own, "relative"))
+    limits = own.thresholds
+    return recovery.recovery_latency(after, before, width=limits.width, threshold=limits.recovered)
+
+
+def _recovered(base: Profile, own: Profile) -> Tensor:
+    latency = _latency(base, own)
     return torch.where(latency.isnan(), torch.nan, latency.isfinite().to(latency.dtype))
 
 
-def _tau(c: TwoProfiles) -> Tensor:
-    if not c.one_block:
-        return torch.full_like(c.inserted[:, 0], torch.nan)
-    ratio = recovery.aligned_ratio(c.base, c.inserted)[:, c.question]
+def _tau(base: Profile, own: Profile) -> Tensor:
+    if not own.layout.one_block:
+        return torch.full_like(own.received[:, 0], torch.nan)
+    ratio = recovery.aligned_ratio(*_both(base, own))[:, own.layout.shared_question]
     return recovery.recovery_time_constant(recovery.running_median(ratio))
 
 
-def _peaks_f1(c: TwoProfiles) -> Tensor:
-    return recovery.matched_peaks_f1(recovery.spike_peaks(c.base), recovery.spike_peaks(c.inserted)).to(c.base)
+def _retention(base: Profile, own: Profile) -> Tensor:
+    every = torch.ones_like(own.layout.shared_question)
+    return recovery.aligned_recovery(*_both(base, own), tokens=every)
 
 
-def _peak_attenuation(c: TwoProfiles) -> Tensor:
-    return recovery.peak_attenuation(c.base, c.inserted, peaks=recovery.spike_peaks(c.base))
+def _aligned(base: Profile, own: Profile) -> Tensor:
+    return recovery.aligned_recovery(*_both(base, own), tokens=own.layout.shared_question)
 
 
-def _of_both(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[TwoProfiles], Tensor]:
-    return lambda c: formula(c.base, c.inserted)
+def _peaks_f1(x: Tensor, y: Tensor) -> Tensor:
+    return recovery.matched_peaks_f1(recovery.spike_peaks(x), recovery.spike_peaks(y)).to(x)
 
 
-def _kept(c: TwoProfiles, tokens: Tensor) -> Tensor:
-    return recovery.aligned_recovery(c.base, c.inserted, tokens=tokens)
+def _peak_attenuation(x: Tensor, y: Tensor) -> Tensor:
+    return recovery.peak_attenuation(x, y, peaks=recovery.spike_peaks(x))
 
 
-Formulas = dict[str, Callable[[Any], Tensor]]
+Formulas = dict[str, Callable[..., Tensor]]
 ROWS: Formulas = {
     "span_mass": _of_rows(attention.span_mass, "span"),
     "lam": _of_rows(attention.retained_mass, "span"),
@@ -302,8 +301,8 @@ PROFILES: Formulas = {
     "recovery_fraction": _recovery_fraction,
 }
 PAIRED: Formulas = {
-    "retention": lambda c: _kept(c, torch.ones_like(c.question)),
-    "recovery_aligned": lambda c: _kept(c, c.question),
+    "retention": _retention,
+    "recovery_aligned": _aligned,
     "recovery_latency": _latency,
     "recovered": _recovered,
     "recovery_tau": _tau,
@@ -311,8 +310,8 @@ PAIRED: Formulas = {
     "spike_pearson": _of_both(recovery.timing_pearson),
     "spike_slope": _of_both(recovery.attenuation_slope),
     "spike_r_squared": _of_both(recovery.attenuation_r_squared),
-    "spike_f1": _peaks_f1,
-    "peak_attenuation": _peak_attenuation,
+    "spike_f1": _of_both(_peaks_f1),
+    "peak_attenuation": _of_both(_peak_attenuation),
 }
 STATES: Formulas = {
     **{f"{place}_residual_norm": _state(place, "residual", _norms) for place in PLACES},

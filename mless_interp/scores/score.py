@@ -25,7 +25,7 @@ from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, in_context
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval, wilson
 from . import streaming
-from .catalogue import METRICS, Profile, TwoProfiles, chosen_metrics, metric_named
+from .catalogue import METRICS, Profile, chosen_metrics, metric_named
 
 T = TypeVar("T")
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
@@ -502,7 +502,6 @@ def _head_values(
     """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
     values: dict[str, Tensor] = {}
     rows, states = reduced.of("rows"), reduced.of("states")
-    both = None if base is None else _compared(base, profile)
     for name in names:
         metric = metric_named(name)
         if metric.name in rows:
@@ -515,23 +514,9 @@ def _head_values(
             values[name] = states[name].cpu()
         elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
             values[name] = metric.formula(profile)
-        elif metric.kind == "paired" and both is not None:
-            values[name] = metric.formula(both)
+        elif metric.kind == "paired" and base is not None:
+            values[name] = metric.formula(base, profile)
     return values
-
-
-def _compared(base: Profile, inserted: Profile) -> TwoProfiles:
-    """Two profiles at the tokens that both prompts have."""
-    left, right = base.layout.shared, inserted.layout.shared
-    return TwoProfiles(
-        base=base.received[:, left],
-        inserted=inserted.received[:, right],
-        base_relative=base.relative[:, left],
-        inserted_relative=inserted.relative[:, right],
-        question=inserted.layout.question[right],
-        thresholds=inserted.thresholds,
-        one_block=inserted.layout.one_block and base.layout.one_block,
-    )
 
 
 def over_described(

@@ -79,6 +79,11 @@ class Layout:
         assert self.span is not None
         return self.span
 
+    @property
+    def shared_question(self) -> Tensor:
+        """Which of the shared tokens are the question's."""
+        return self.question[self.shared]
+
     def reference(self, thresholds: Thresholds) -> Tensor:
         """The tokens whose level the span is compared with."""
         if thresholds.reference == "prefix":
