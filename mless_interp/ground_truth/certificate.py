@@ -80,7 +80,7 @@ class Certificate(Result):
 
     def to_json(self) -> str:
         """Everything as one JSON document; what was not measured is null."""
-        table = self.table().astype(object)
+        table = self.table().replace(np.inf, np.nan).astype(object)
         found = {
             "passed": self.passed,
             "model": dataclasses.asdict(self.info) | {"versions": dict(self.info.versions)},
