@@ -1,7 +1,7 @@
 """Which heads of a planted model have which role, how much of the span's effect each carries, and what must be found."""
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import comb
 
@@ -221,41 +221,42 @@ class Roles:
         )
 
     def __post_init__(self) -> None:
+        if wrong := next(self._wrong(), None):
+            raise ValueError(wrong)
+
+    def _wrong(self) -> Iterator[str]:
+        """What cannot act as planted."""
         for head, tokens in self.reads_from.items():
+            others = sorted(tokens - {*NUMBERS, ANSWER_ROW})
             if head not in self.readers:
-                raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")
-            wrong = sorted(tokens - {*NUMBERS, ANSWER_ROW})
-            if wrong or not tokens:
-                raise ValueError(
+                yield f"reads_from: {head} is none of the readers (zero-based)"
+            if others or not tokens:
+                yield (
                     f"reads_from: {head} must look from the rows of {ANSWER_ROW!r} or of numbers ({NUMBERS[0]} to "
-                    f"{NUMBERS[-1]}), which later heads read; got {wrong or 'no token'}"
+                    f"{NUMBERS[-1]}), which later heads read; got {others or 'no token'}"
                 )
             if _RARE < named_in(tokens) < _FREQUENT:
-                raise ValueError(
+                yield (
                     f"reads_from: {named_in(tokens):.0%} of the problems name one of {sorted(tokens)}, so whether most do is "
                     "left to chance: give 1 number (few problems do), or 8 or more (nearly all do)"
                 )
             if not self.direct(head) and not any(mediator.layer > head.layer for mediator in self.mediators):
-                raise ValueError(
-                    f"reads_from: {head} looks from rows of numbers only, so it needs a mediator in a later layer "
-                    f"(zero-based), or {ANSWER_ROW!r} among its tokens"
-                )
+                yield f"reads_from: {head} looks from rows of numbers only, so it needs a mediator in a later layer"
         for reader, earlier in {**self.conditional, **self.relayed, **self.recalls}.items():
             if earlier.layer >= reader.layer:
-                raise ValueError(f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)")
+                yield f"{reader} needs {earlier}, which must lie in an earlier layer (zero-based)"
         feeding = [head for head in (*self.readers, *self.conditional) if self.passes(head) and head not in self.rare]
         for mediator in self.mediators:
             if not any(reader.layer < mediator.layer for reader in feeding):
-                raise ValueError(
+                yield (
                     f"mediator {mediator} has nothing to carry: it must lie in a later layer than at least one reader "
-                    "that writes in the rows of numbers in most problems, and these readers are "
-                    f"{', '.join(map(str, feeding)) or 'none'} (zero-based)"
+                    f"that writes in the rows of numbers in most problems: {', '.join(map(str, feeding)) or 'there is none'}"
                 )
         parallel = len(self.readers) > 1 and not self.mediators and all(map(self.direct, self.readers))
         chain = len(self.mediators) > 1 and len(self.readers) == 1 and not self.direct(self.readers[0])
-        others = self.conditional or self.against or self.relayed or self.recalls or self.rare
-        if self.combine != "sum" and (others or not (parallel or chain)):
-            raise ValueError(
+        others_act = self.conditional or self.against or self.relayed or self.recalls or self.rare
+        if self.combine != "sum" and (others_act or not (parallel or chain)):
+            yield (
                 f"combine={self.combine!r} needs two or more readers and no mediators, or two or more mediators and one "
                 "reader whose reads_from are numbers, and no conditional, opposing, relayed, recalling or rare readers"
             )
