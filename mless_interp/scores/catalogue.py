@@ -134,15 +134,9 @@ def _chain(term: int) -> RowFormula:
 
 
 def _output_weight(rows: Rows) -> Tensor:
-    assert rows.values is not None
-    values = torch.nn.functional.pad(rows.values[:, : rows.block.n_src], (0, 0, 0, rows.block.n_extra))
-    given = {"span": rows.span, **rows.options}
-    return outputs.span_output_weight(rows.block.pattern, values, output_weights=rows.output_weights, **given)
-
-
-def _rollout(rows: Rows) -> Tensor:
-    assert rows.flow is not None
-    return flow_step(rows.block, rows.flow)
+    values = torch.nn.functional.pad(rows.beside["values"][:, : rows.block.n_src], (0, 0, 0, rows.block.n_extra))
+    given = {"span": rows.span, "output_weights": rows.beside["output_weights"], **rows.options}
+    return outputs.span_output_weight(rows.block.pattern, values, **given)
 
 
 def _density(rows: Rows) -> Tensor:
@@ -155,11 +149,10 @@ def _density(rows: Rows) -> Tensor:
 def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
     def value(rows: Rows) -> Tensor:
         block = rows.block
-        assert rows.other is not None
         common = torch.isin(block.positions, rows.layout.shared.to(block.positions))
         found = block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
         if bool(common.any()):
-            theirs, there, here = rows.other.rows(rows.layout, block.positions[common], block.n_src)
+            theirs, there, here = rows.beside["other"].rows(rows.layout, block.positions[common], block.n_src)
             base = attention.renormalised_rows(theirs, alignment=there.to(theirs.device))
             own = attention.renormalised_rows(block.pattern[:, common], alignment=here.to(block.pattern.device))
             found[:, common] = formula(base.to(own), own)
@@ -276,7 +269,7 @@ ROWS: Formulas = {
     "entropy_between": _chain(0),
     "entropy_outside": _chain(1),
     "entropy_inside": _chain(2),
-    "rollout_span_share": _rollout,
+    "rollout_span_share": lambda rows: flow_step(rows.block, rows.beside["flow"]),
     "span_output_weight": _output_weight,
     "js_distance": _distance(attention.jensen_shannon_distance),
     "hellinger": _distance(attention.hellinger),

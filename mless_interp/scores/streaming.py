@@ -222,14 +222,12 @@ class Other:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What a metric of question rows sees: a block of them, masks up to its last key, and extras by name."""
+    """What a metric of question rows sees: a block of them, masks up to its last key, and by name what metrics need beside
+    ("values", "output_weights", "flow", and the "other" run's queries and keys)."""
 
     block: Block
     layout: Layout
-    values: Tensor | None = None
-    output_weights: Tensor | None = None
-    flow: Tensor | None = None
-    other: Other | None = None
+    beside: dict[str, Any]
 
     @property
     def options(self) -> dict[str, Tensor]:
@@ -301,7 +299,7 @@ class Reduced:
         return received_from_sums(self.numbers[kind, "sum"], self.numbers[kind, "count"], min_rows=min_rows)
 
 
-def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras: Any) -> Reduced:
+def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside: Any) -> Reduced:
     """All blocks of one layer, in order; sums of blocks add, numbers per row stand side by side."""
     totals: dict[tuple[str, str], Tensor] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in plan.rows}
@@ -323,7 +321,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
                 add("alpha", block.n_src, received_sums(block.pattern, diag=True, **seen))
             question = block.only(layout.question)
             if plan.rows and len(question.positions):
-                context = Rows(question, layout, **extras)
+                context = Rows(question, layout, beside)
                 for name, formula in plan.rows.items():
                     rows[name].append(formula(context))
     return Reduced(totals | {("rows", name): torch.cat(parts, -1) for name, parts in rows.items()})
