@@ -285,7 +285,7 @@ def _numbers(
     matched = matched_run(contrast)
     parts = outputs.affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=z.get(matched or ""))
     size = before.float().flatten(-2).norm(dim=-1)
-    change = parts.change.flatten(-2).norm(dim=-1)
+    change = parts["change"].flatten(-2).norm(dim=-1)
     # the relative error that rounding alone may leave in a head's output: four units in the last place
     eps = torch.finfo(before.dtype).eps
     noise = 4 * (max(eps, torch.finfo(torch.float32).eps) if model.float32_softmax else eps)
@@ -302,29 +302,28 @@ def _numbers(
         "direction_coherence": outputs.direction_coherence(read.sigma),
         **{each.__name__: each(values, span=inside).repeat_interleave(group, 0) for each in of_values},
         "change": torch.where(size > 0, change / size, torch.nan),
-        "residual": outputs.affine_residual(parts.rest, parts.change, rounding=noise * size),
+        "residual": outputs.affine_residual(parts["rest"], parts["change"], rounding=noise * size),
         "fit_slope": slope,
         "fit_r2": r2,
     }
-    if parts.shift is not None:
-        found["shift_left_out"] = outputs.affine_residual(parts.rest + parts.shift, parts.change, rounding=noise * size)
+    if "shift" in parts:
+        rest = parts["rest"] + parts["shift"]
+        found["shift_left_out"] = outputs.affine_residual(rest, parts["change"], rounding=noise * size)
     shares, rescaled = _shares(model, layer, after, before, parts, noise)
     return found | shares, rescaled
 
 
 def _shares(
-    model: Model, layer: int, after: Tensor, before: Tensor, parts: outputs.AffineParts, noise: float
+    model: Model, layer: int, after: Tensor, before: Tensor, parts: Mapping[str, Tensor], noise: float
 ) -> tuple[dict[str, Tensor], float | None]:
     """Shares of the residual change before the layer's norm of attention's output and, where it has one, after it; then
     also the share that no head has: that the norm divides the two runs by different numbers."""
     output = model.attention_output(layer)
-    wide = parts.change.dtype
+    wide = parts["change"].dtype
     new, old = (output.before_norm(z.transpose(0, 1).to(wide)) for z in (after, before))
-    weights = output.weights.to(parts.change)
-    pieces = {"": parts.change, "scale_": parts.scale, "bias_": parts.bias, "rest_": parts.rest}
-    if parts.shift is not None:
-        pieces["shift_"] = parts.shift
-    added = torch.einsum("hrd,hdm->rm", parts.change, weights)
+    weights = output.weights.to(parts["change"])
+    pieces = {"" if name == "change" else f"{name}_": part for name, part in parts.items()}
+    added = torch.einsum("hrd,hdm->rm", parts["change"], weights)
     if float(added.norm()) < 10 * noise * float(old.norm()):
         added = torch.full_like(added, torch.nan)  # nothing but rounding
     share = partial(outputs.residual_share, output_weights=weights)

@@ -6,7 +6,6 @@ one vector each; `before` is the run that the inserted one is compared with, row
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -149,24 +148,10 @@ def _singular_values(values: Tensor, span: Tensor) -> Tensor:
     return torch.linalg.svdvals(torch.where(span[..., used, None], widened(values)[..., used, :], 0))
 
 
-@dataclass(frozen=True, eq=False)
-class AffineParts:
-    """The change of a head's output as a sum: scale + bias (+ shift) + rest, each `[*lead, row, d]`.
-
-    `rest` is what the form does not say: nothing in the first layer, what upstream layers changed in deeper ones.
-    """
-
-    scale: Float[Tensor, "*lead row d"]
-    bias: Float[Tensor, "*lead row d"]
-    shift: Float[Tensor, "*lead row d"] | None
-    rest: Float[Tensor, "*lead row d"]
-    change: Float[Tensor, "*lead row d"]
-
-
 def affine_parts(
     after: RowVectors, before: RowVectors, *, lam: PerRow, sigma: RowVectors, matched: RowVectors | None = None
-) -> AffineParts:
-    r"""The change of head outputs by the retained mass lambda and the span's contribution Sigma, in units of z.
+) -> dict[str, Float[Tensor, "*lead row d"]]:
+    r"""The "change" of head outputs as the sum of "scale", "bias" (and "shift") and "rest", in units of z.
 
     $z'_i - z_i = (\lambda_i - 1) z_i + \Sigma_i + \lambda_i (z^{\text{matched}}_i - z_i) + \text{rest}$. Without `matched`,
     `before` has the inserted run's positions. With it, `before` is the plain run, `matched` the one without the span at the
@@ -175,16 +160,17 @@ def affine_parts(
 
     >>> parts = affine_parts(torch.tensor([[0.92]]), torch.tensor([[1.4]]), lam=torch.tensor([0.8]),
     ...                      sigma=torch.tensor([[-0.2]]))
-    >>> [round(float(part), 4) + 0.0 for part in (parts.scale, parts.bias, parts.rest)]
+    >>> [round(float(parts[name]), 4) + 0.0 for name in ("scale", "bias", "rest")]
     [-0.28, -0.2, 0.0]
     """
     after, before, sigma = widened(after), widened(before), widened(sigma)
     kept = widened(lam)[..., None]
-    change = after - before
-    scale = (kept - 1) * before
-    shift = None if matched is None else kept * (widened(matched) - before)
-    rest = change - scale - sigma if shift is None else change - scale - sigma - shift
-    return AffineParts(scale=scale, bias=sigma, shift=shift, rest=rest, change=change)
+    change, scale = after - before, (kept - 1) * before
+    parts = {"change": change, "scale": scale, "bias": sigma, "rest": change - scale - sigma}
+    if matched is not None:
+        parts["shift"] = kept * (widened(matched) - before)
+        parts["rest"] = parts["rest"] - parts["shift"]
+    return parts
 
 
 def affine_residual(rest: RowVectors, change: RowVectors, *, rounding: PerHead | float = 0.0) -> PerHead:

@@ -70,7 +70,7 @@ OF_PROFILES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
     "segment_mean": lambda x, y, v: patterns.segment_mean(x, SPAN),
     "affine_fit": lambda x, y, v: outputs.affine_fit(v, v.flip(-2))[2],
     "affine_residual": lambda x, y, v: outputs.affine_residual(v, v.flip(-1)),
-    "affine_parts": lambda x, y, v: outputs.affine_parts(v, v + 1, lam=x, sigma=v.flip(-1), matched=2 * v).rest,
+    "affine_parts": lambda x, y, v: outputs.affine_parts(v, v + 1, lam=x, sigma=v.flip(-1), matched=2 * v)["rest"],
 }
 """Metrics of profiles `x`, `y` `[*lead, token]` and vectors `v` `[*lead, token, d]`."""
 
