@@ -49,6 +49,10 @@ def made(kind: str, n: int, *cells: int, seed: int = 0) -> np.ndarray:
     return x
 
 
+def draws(n: int = 50) -> Iterator[tuple[int, np.random.Generator]]:
+    return ((seed, np.random.default_rng(seed)) for seed in range(n))
+
+
 def adjusted(p: np.ndarray, method: str) -> np.ndarray:
     """statsmodels' correction, without the garbage collection that it begins with (25 s over this module)."""
     with pytest.MonkeyPatch.context() as patch:
@@ -220,8 +224,7 @@ def test_ties_of_the_bootstrap_count_half_as_in_scipy() -> None:
 
 
 def test_a_share_s_limits_end_where_the_sign_test_of_part_minus_share_of_total_just_rejects() -> None:
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
+    for seed, rng in draws(60):
         n = 8 + seed % 30
         size, sign = rng.exponential(size=n) + 0.1, np.where(rng.random(n) < 0.1, -1, 1)
         total = size * sign * float(rng.choice([-1, 1, 1e-6]))
@@ -242,8 +245,7 @@ def test_a_share_s_limits_end_where_the_sign_test_of_part_minus_share_of_total_j
 
 
 def test_areas_of_curves_are_those_of_scipy() -> None:
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
+    for _, rng in draws(60):
         n = int(rng.integers(2, 40))
         sizes, f = np.sort(rng.random(n)), rng.normal(1, 1, (3, n))
         close(outputs.circuit_performance(torch.tensor(sizes), torch.tensor(f)), integrate.trapezoid(f, sizes))
@@ -318,8 +320,7 @@ def test_received_attention_is_a_mean_of_columns() -> None:
 
 
 def test_values_of_a_span_are_compared_as_scipy_compares_vectors() -> None:
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
+    for seed, rng in draws():
         n, d = 3 + seed % 9, 1 + seed % 7
         vectors = rng.normal(size=(n, d)) * 10.0 ** rng.integers(-6, 6) + (seed % 2)
         span = np.arange(n) < max(2, n - 2)
@@ -387,8 +388,7 @@ def test_levels_of_profiles_are_those_of_scipy_and_pandas(kind: str) -> None:
 
 def test_time_constants_are_those_of_scipy_s_least_squares() -> None:
     curve = lambda t, end, drop, tau: end - drop * np.exp(-t / tau)  # noqa: E731
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
+    for seed, rng in draws():
         n, tau = int(rng.integers(12, 60)), float(rng.uniform(1, 5))
         t = np.arange(n)
         y = curve(t, 0.3, 0.2, tau) + 0.002 * rng.normal(size=n)
@@ -429,8 +429,7 @@ def test_distributions_of_activations_are_those_of_scipy_and_numpy(kind: str, n:
 
 
 def test_outcomes_are_those_of_scipy() -> None:
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
+    for seed, rng in draws():
         batch, read, vocabulary = 1 + seed % 3, 1 + seed % 4, 2 + seed % 30
         a, b = rng.normal(size=(2, batch, read, vocabulary)) * (0.1, 1, 10, 300)[seed % 4]
         answer = rng.integers(0, vocabulary, read)
@@ -449,8 +448,7 @@ def test_outcomes_are_those_of_scipy() -> None:
 
 
 def test_affine_maps_are_numpy_s_least_squares() -> None:
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
+    for seed, rng in draws():
         rows, d = 2 + seed % 8, 1 + seed % 5
         z, noise = rng.normal(size=(2, rows, d)) * 10.0 ** rng.integers(-5, 5)
         after = rng.normal() * z + rng.normal(size=d) + (seed % 3) * noise
@@ -465,8 +463,7 @@ def test_affine_maps_are_numpy_s_least_squares() -> None:
 
 
 def test_residual_shares_and_gains_are_those_of_numpy_and_torch_s_norm() -> None:
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
+    for seed, rng in draws():
         heads, rows, d, width = 1 + seed % 4, 1 + seed % 5, 3, 6
         parts, weights = rng.normal(size=(heads, rows, d)), rng.normal(size=(heads, d, width))
         wrote = parts @ weights
