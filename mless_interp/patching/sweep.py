@@ -105,8 +105,8 @@ class Sweep:
         intervention = edit_named(edit, direction)
         if intervention.needs_span and not found.cuts:
             raise ValueError(
-                f"edit {intervention.name!r} acts on what may be seen, so it needs contrast='content', 'computed' or 'inside', "
-                f"got {contrast!r}"
+                f"edit {intervention.name!r} changes which tokens a head sees, so it needs contrast='content', 'computed' or "
+                f"'inside', got {contrast!r}"
             )
         if not found.equal_length and positions not in ("question", "last"):
             raise ValueError(f"contrast {contrast!r} joins two lengths: positions must be 'question' or 'last'")

@@ -158,7 +158,7 @@ def test_batching_does_not_matter(tiny_model_dir: Any) -> None:
         ({"contrast": "total", "positions": "all"}, "positions must be 'question' or 'last'"),
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
         ({"edit": "q", "contrast": "total"}, "needs two runs of equal length"),
-        ({"edit": "knockout", "contrast": "shift"}, "edit 'knockout' acts on what may be seen.*got 'shift'"),
+        ({"edit": "knockout", "contrast": "shift"}, "edit 'knockout' changes which tokens a head sees.*got 'shift'"),
         ({"max_rows": 0}, "max_rows must be 1 or more, got 0"),
         ({"pairs": []}, "there are no prompt pairs"),
         ({"pairs": "twice"}, "the problem id .* is given twice"),
