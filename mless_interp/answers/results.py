@@ -356,7 +356,7 @@ class AccuracyResults(Result):
     def compare_shares(
         self, first: np.ndarray, second: np.ndarray, names: tuple[str, str], *, grader: str = "strict", n_tests: int = 1
     ) -> Comparison:
-        """`compare` of any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong), NaN where not run."""
+        """Compare any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong), NaN where not run."""
         shares = np.stack([defined_mean(graded, axis=1) for graded in (first, second)], 1)
         shares[np.isnan(shares).any(1)] = np.nan  # answered under both
         units = self.by_group(shares)
