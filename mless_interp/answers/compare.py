@@ -189,11 +189,7 @@ def _unwrapped(text: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    r"""Return the exact value of a number: integer, decimal (repeating too), fraction, mixed number, `a \cdot 10^b`; else None.
-
-    >>> number(r"1\frac{4}{5}"), number("1,000.5"), number("7 7")
-    (Fraction(9, 5), Fraction(2001, 2), None)
-    """
+    r"""Return the exact value of a number (decimal, repeating, fraction, mixed, `a \cdot 10^b`); None where it is none."""
     if len(text) > LONGEST or re.search(r"\d,\s+\d", text):  # 1, 234 is a list
         return None
     s = _MIXED.sub(r"\1\2\\frac{\3}{\4}", latex.compact(text))

@@ -119,11 +119,7 @@ def listed(items: Iterable[object], at_most: int = 6) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The known name that is most like this one, as a question; "" where none is.
-
-    >>> nearest("contnet", ["content", "shift"]), nearest("x", ["content"])
-    (' (did you mean content?)', '')
-    """
+    """The known name that is most like this one, as a question; "" where none is."""
     found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
     return f" (did you mean {found[0]}?)" if found else ""
 
@@ -134,11 +130,7 @@ def beside(path: Path) -> list[str]:
 
 
 def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
-    """A count with its noun; `several` where the plural is more than an s.
-
-    >>> count_of(1, "fresh problem"), count_of(2, "head"), count_of(0, "entry", "entries")
-    ('1 fresh problem', '2 heads', '0 entries')
-    """
+    """A count with its noun; `several` where the plural is more than an s."""
     return f"{n} {one if n == 1 else several or one + 's'}"
 
 

@@ -75,11 +75,7 @@ def as_head(head: Head | str) -> Head:
 
 
 def both_names(head: Head | str) -> str:
-    """A head in both ways of counting.
-
-    >>> both_names(Head(0, 13))
-    'L0H13 (paper: layer 1, head 14)'
-    """
+    """A head in both ways of counting."""
     head = as_head(head)
     return f"{head} (paper: {head.paper_label.replace(' head', ', head')})"
 

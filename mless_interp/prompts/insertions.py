@@ -294,11 +294,7 @@ class Insertion:
 
 
 def _ids_label(ids: tuple[int, ...]) -> str:
-    """The ids, or of many the first ones and a digest that tells them from others.
-
-    >>> _ids_label((5, 6))
-    '5,6'
-    """
+    """The ids, or of many the first ones and a digest that tells them from others."""
     if len(ids) <= 4:
         return ",".join(map(str, ids))
     return f"{','.join(map(str, ids[:3]))},... #{hashlib.sha256(repr(ids).encode()).hexdigest()[:6]}"
