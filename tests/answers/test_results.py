@@ -111,7 +111,7 @@ def test_cut_off_answers_and_grades_given_up_are_said() -> None:
     right = one_sample(10, 0.5)
     made = [row | {"cut_off": True, "decided": "gave up"} for row in rows(right, ("none",))]
     found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(10)], treatments=["none"])
-    assert "none 100 %; raise the number of new tokens" in repr(found)
+    assert "answers were cut off (none 100 %)" in repr(found)
     assert "10 grades were not decided (out of time or memory) and count as wrong" in found.explain()
     assert found.table()["gave_up"].item() == 1
 
