@@ -257,7 +257,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
         middle = np.array([bar.get_y() + bar.get_height() / 2 for bar in bars])
         label = None if number else f"most problems show it (p < {found.level:.3g}, corrected)"
         axes.plot(np.flatnonzero(sure), middle[sure], "*", label=label, **STAR)
-    axes.plot(np.arange(len(heads)), sums, "D", color="black", markersize=4, label="both together: the head's")
+    axes.plot(np.arange(len(heads)), sums, "D", color="black", markersize=4, label="both together: the head's effect")
     name_ticks(axes.xaxis, heads, rotation=45, ha="right")
     name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found))
     plots.key_below(picture)
