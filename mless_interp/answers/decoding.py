@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.arguments import check_count
 from ..core.heads import Head, check_heads
 from ..mechanism.arm import ARM
 from ..models.base import Model
@@ -74,12 +75,18 @@ class Decoding:
     keep_logits: bool = False
     transfer: HeadTransfer | None = None
 
+    def __post_init__(self) -> None:
+        check_count(self.max_new_tokens, name="max_new_tokens")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie above 0 and at most at 1, got {self.top_p}")
+
 
 def decoding_for(model: Model, *, knockout: Iterable[Head | str] = (), **options: Any) -> Decoding:
     """`Decoding` for this model, its stop ids found and everything checked."""
     knocked = check_heads(knockout, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     decoding = Decoding(stop_ids=stop_ids_of(model), knockout=knocked, **options)
-    check_numbers(decoding.max_new_tokens, decoding.temperature, decoding.top_p)
     model.need_tokenizer("generating text")
     if model.info.n_classes is not None:
         raise ModelError(f"{model.info.name} gives {model.info.n_classes} classes, not tokens, so it completes no text")
@@ -94,16 +101,6 @@ def decoding_for(model: Model, *, knockout: Iterable[Head | str] = (), **options
     if decoding.transfer is not None:
         decoding.transfer.check(model)
     return decoding
-
-
-def check_numbers(max_new_tokens: int | None, temperature: float, top_p: float) -> None:
-    """`ValueError` for numbers of a decoding that make no sense with any model (None: as many as there is room for)."""
-    if max_new_tokens is not None and max_new_tokens <= 0:
-        raise ValueError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be 0 (greedy) or more, got {temperature}")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie above 0 and at most at 1, got {top_p}")
 
 
 def stop_ids_of(model: Model) -> frozenset[int]:

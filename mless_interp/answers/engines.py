@@ -37,16 +37,9 @@ from .vllm import Vllm, VllmEngine
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
 
 
-def check_name(name: str | Vllm) -> None:
-    """`ValueError` for an engine that there is not."""
-    if not isinstance(name, Vllm):
-        one_of(name, ENGINES, "engine")
-
-
 def engine_for(model: Model, name: str | Vllm) -> CompletionEngine:
     """The engine of that name for this model; "auto" takes Hugging Face's where the model has one that agrees with it."""
-    check_name(name)
-    if isinstance(name, Vllm) or name == "vllm":
+    if isinstance(name, Vllm) or one_of(name, ENGINES, "engine") == "vllm":
         return VllmEngine(model, name if isinstance(name, Vllm) else None)
     if name == "forward" or (name == "auto" and model.hf_model is None):
         return ForwardEngine(model)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.arguments import Arguments, check_count, checked
+from ..core.arguments import Arguments, check_count, checked, one_of
 from ..models.base import Model
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem, distinct, groups_of, overlap
@@ -29,12 +29,11 @@ from .decoding import (
     CompletionEngine,
     Decoding,
     Request,
-    check_numbers,
     check_requests,
     complete_all,
     decoding_for,
 )
-from .engines import check_name, engine_for
+from .engines import ENGINES, engine_for
 from .graders import GRADERS, grade, has_closed_box
 from .results import AccuracyResults
 from .treatments import Treatment, as_treatments, emitted_share
@@ -167,8 +166,11 @@ def check_asked(
         raise ValueError(
             f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
         )
-    check_numbers(max_new_tokens, temperature, top_p)
-    check_name(engine)
+    Decoding(
+        1 if max_new_tokens is None else max_new_tokens, temperature, top_p
+    )  # refuses numbers that no model can take
+    if isinstance(engine, str):
+        one_of(engine, ENGINES, "engine")
     return chosen
 
 
