@@ -72,7 +72,7 @@ RESULTS = {
     "circuits.site_patches": ["PositionMap", "SitePatches"],
     "answers": ["AccuracyResults", "Comparison", "Comparisons"],
     "app.runs_compared": ["RunsCompared"],
-    "app.study_result": ["StudyResult"],
+    "app.study_runner": ["StudyResult"],
     "app.planned": ["Plan"],
     "paper": ["ClaimChecks", "Enrichment"],
 }

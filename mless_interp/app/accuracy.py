@@ -1,16 +1,15 @@
 """`mless-interp accuracy`: does an insertion change the answers; treatments compared on the same problems."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ..core.arguments import count_of, one_of
-from .command_line import Asking, Backend, chosen_heads, chosen_insertion, chosen_names, chosen_place, option
-from .run_folder import Computed, Kept, Presented, program
+from .command_line import Asking, Backend, chosen_insertion, chosen_names, chosen_place, option
+from .run_folder import Computed, Kept, Presented, Report, program
 
 if TYPE_CHECKING:
     from ..answers import AccuracyResults, Treatment
-    from ..views.report import Report
 
 TREATMENTS = "none mless mful random_sentence arm".split()
 EMITTED = "emitted"
@@ -59,8 +58,8 @@ def compute(options: Options) -> Computed:
     Writes accuracy.csv (a row per treatment), comparisons.csv (each treatment against the first), completions.jsonl (a row
     per answer, with its grades), accuracy.png.
     """
-    knocked_out = chosen_heads(options.knockout)
-    for name in chosen_names(options.treatments):
+    knocked_out, names = options.heads_of(), chosen_names(options.treatments)
+    for name in names:
         kind, at, place = name.partition("@")
         one_of(kind, TREATMENTS, "treatment")
         if at and kind in ("none", "arm"):
@@ -69,7 +68,7 @@ def compute(options: Options) -> Computed:
     if options.emit is not None and f"@{EMITTED}" not in options.treatments:
         raise ValueError("--emit is the instruction of mless@emitted: name that in --treatments")
     questions = options.questions()
-    from ..answers import Treatment, evaluate_accuracy
+    from ..answers import evaluate_accuracy
     from ..answers.evaluate import check_asked
     from ..answers.vllm import Vllm
 
@@ -78,19 +77,18 @@ def compute(options: Options) -> Computed:
         engine = Vllm(options.vllm_python, options.tensor_parallel_size)
     elif options.vllm_python is not None or options.tensor_parallel_size != 1:
         raise ValueError("--vllm-python and --tensor-parallel-size are for --engine vllm")
-    treatments = [_treatment(options, name) for name in chosen_names(options.treatments)]
+    treatments = [_treatment(options, name) for name in names]
     asked = options.chosen("n_samples", "temperature", "top_p", "max_new_tokens", "batch_size") | {"engine": engine}
     check_asked(treatments, **asked)
     model = options.load()
     if knocked_out is not None:
-        hidden = _treatment(options, "mless").insertion
-        treatments.append(Treatment(hidden, knockout=knocked_out, name="knockout"))
+        treatments.append(replace(_treatment(options, "mless"), knockout=knocked_out, name="knockout"))
     how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}
     found = evaluate_accuracy(model, questions, treatments, **asked, **how)
     by_id = {each.id: each.question for each in questions}
-    first = dict.fromkeys([*_flipped(found), *found.problem_ids])  # those that change, then the others
-    read = {name: by_id[name] for name in list(first)[:N_READ]}
-    return Computed({"AccuracyResults": found}, model, facts={"n_problems": len(questions), "questions": read})
+    first = list(dict.fromkeys([*_flipped(found), *found.problem_ids]))  # those that change, then the others
+    facts = {"n_problems": len(questions), "questions": {name: by_id[name] for name in first[:N_READ]}}
+    return Computed({"AccuracyResults": found}, model, facts=facts)
 
 
 def _treatment(options: Options, name: str) -> "Treatment":
@@ -102,12 +100,10 @@ def _treatment(options: Options, name: str) -> "Treatment":
     if kind == "none":
         return Treatment(name=name)
     if kind == "arm":
-        return Treatment(
-            arm=ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=options.seed), name=name
-        )
+        arm = ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=options.seed)
+        return Treatment(arm=arm, name=name)
     where = options.place if place in ("", EMITTED) else place
-    named = {"mless": "meaningless", "mful": "meaningful"}.get(kind, kind)
-    unit = {"mless": options.unit, "mful": options.word}.get(kind)
+    named, unit = {"mless": ("meaningless", options.unit), "mful": ("meaningful", options.word)}.get(kind, (kind, None))
     inserted = chosen_insertion(named, unit, n_tokens=options.n_tokens, seed=options.seed, place=where)
     return Treatment(inserted, name=name, emitted=(options.emit or True) if place == EMITTED else False)
 
@@ -127,7 +123,7 @@ def present(kept: Kept) -> Presented:
     compared = found.compare_all() if len(found.treatments) > 1 else None
     answers, picture = found.to_frame(), views.accuracy_bars(found)
 
-    def page() -> "Report":
+    def page() -> Report:
         question = f"Does any of {', '.join(found.treatments)} change the answers?"
         made = kept.page("Accuracy under insertions", question, found)
         caption = "Share of right answers by treatment, with 95 % intervals over problems."
@@ -136,11 +132,11 @@ def present(kept: Kept) -> Presented:
             made = made.result(compared, heading="Against the first treatment")
         texts, n = kept.run["questions"], count_of(len(found.problem_ids), "problem")
         flips = f"{len(_flipped(found))} of {n} are right under one treatment and wrong under another."
-        made = made.heading("Answers, problems that change first").sentence(flips)
         shown = answers[answers["problem"].isin(texts) & (answers["sample"] == answers["sample"].min())]
         shown = shown.sort_values("problem", key=lambda names: names.map(list(texts).index), kind="stable")
         shown = shown.assign(completion=shown["completion"].str[-400:], gold=shown.get("gold"))
         columns = {"problem": "", "strict": "right", "treatment": "", "completion": "answer", "gold": "key"}
+        made = made.heading("Answers, problems that change first").sentence(flips)
         made = made.table(shown, "Answers as they came (their last 400 characters).", columns=columns)
         return made.sentence(*(f"{name}: {text}" for name, text in texts.items()))
 

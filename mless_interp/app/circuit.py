@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..core.arguments import one_of
 from ..prompts.conditions import CONTRASTS, as_words
 from ..prompts.problems import Problem
-from .command_line import MODEL_HELP, Pairing, SignedOutcome, argument, chosen_heads, chosen_names, is_model, option
-from .run_folder import Computed, Kept, Presented, program
+from .command_line import MODEL_HELP, Pairing, SignedOutcome, argument, chosen_names, is_model, option
+from .run_folder import Computed, Kept, Presented, Report, program
 
 if TYPE_CHECKING:
     from ..circuits.circuit import Circuit
-    from ..views.report import Report
 
 N_CONFIRM = 64
 """Fresh problems where nothing else is asked for."""
@@ -47,7 +46,7 @@ class Options(Pairing):
 
     def parts(self) -> list[tuple[Problem, ...]]:
         """Return the problems that name the heads and those on which the circuit is measured."""
-        given, without = chosen_heads(self.heads), chosen_names(self.without)
+        given, without = self.heads_of(), chosen_names(self.without)
         for name in without:
             one_of(name, PARTS, "part to leave out")
         if given and set(without) == set(PARTS):
@@ -79,7 +78,7 @@ def compute(options: Options) -> Computed:
     model, (pairs, others) = options.begin(*parts)
     common = options.chosen("outcome", "contrast") | options.common
     fresh, left_out = others or None, chosen_names(options.without)
-    heads: Any = chosen_heads(options.heads)
+    heads: Any = options.heads_of()
     if heads is None:
         kept = options.partial / "located"
         heads = locate_heads(model, pairs, confirm=fresh, by=options.by, checkpoint=kept, **common)
@@ -130,30 +129,26 @@ def pictures_of(circuit: "Circuit", name: str) -> dict[str, object]:
     if name != "edges":
         return {DRAWN[name]: getattr(circuit, name).plot()}
     found: dict[str, object] = {}
-    for edges, caption in (
-        (circuit.edges, "Edges that are needed (denoising)"),
-        (circuit.sufficient, "Edges that suffice (noising)"),
-    ):
+    both = {"Edges that are needed (denoising)": circuit.edges, "Edges that suffice (noising)": circuit.sufficient}
+    for caption, edges in both.items():
         assert edges is not None  # both directions are one part
         why = edges.why_none()
         found[f"{caption}: none. {why}" if why else f"{caption}, as shares."] = None if why else edges.plot()
     return found
 
 
-def shown_part(page: "Report", name: str, circuit: "Circuit") -> "Report":
+def shown_part(page: Report, name: str, circuit: "Circuit") -> Report:
     """Add a part to the page: its answer, its pictures, its table; what it says besides is folded."""
-    from ..views.report import Report
-
     found, pictures, enough = getattr(circuit, name), pictures_of(circuit, name), circuit.sufficient
     drawn = {caption: picture for caption, picture in pictures.items() if picture is not None}
     page = page.answered(found.headline()).result(found, heading=None, pictures=drawn, first=found.caveats())
     page = page.sentence(*(caption for caption in pictures if caption not in drawn))
     if name != "edges" or enough is None or enough.why_none():
         return page
-    return page.folded("Edges that suffice", Report("", question="").result(enough, heading=None))
+    return page.folded("Edges that suffice", lambda inner: inner.result(enough, heading=None))
 
 
-def _page(kept: Kept, circuit: "Circuit") -> "Report":
+def _page(kept: Kept, circuit: "Circuit") -> Report:
     from .. import views
     from ..circuits.circuit import PARTS as HEADINGS
 
@@ -173,9 +168,8 @@ def _page(kept: Kept, circuit: "Circuit") -> "Report":
             page = page.heading(HEADINGS[name]).answered(f"Not measured: {why}.")
         if name == "edges" and (without := circuit.left_out.get("MLPs")):
             page = page.sentence(f"Edges are traced without MLPs: {without}.")
-    return page.sentence(
-        "Corrected p-values hold within each part (edges: both directions together), not across parts."
-    )
+    across = "Corrected p-values hold within each part (edges: both directions together), not across parts."
+    return page.sentence(across)
 
 
 app = program("circuit", compute, present)

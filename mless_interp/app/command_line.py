@@ -1,7 +1,6 @@
 """What every command shares: options, how it begins and is stopped, one line for wrong input, a command to repeat.
 
-A command is a dataclass of options and a function of it. Options that most of them take are fields of `Saving`, `Loading`,
-`Asking`, `Inserting` and `Pairing`, to be inherited from; what a few commands share is explained in `SHARED`.
+A command is a dataclass of options, most of them inherited (`Saving` to `Pairing`), and a function of it.
 """
 
 import dataclasses
@@ -16,10 +15,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 import typer
 import typer.core
@@ -29,8 +27,8 @@ from ..core.arguments import Arguments, beside, count_of, nearest, one_of
 from ..core.heads import Head, check_heads
 from ..prompts.conditions import CONTRASTS
 from ..prompts.problems import Problem, whole_groups
-from ..runtime.engines import Engine, Shard, ShardDone, here
-from ..runtime.folders import COMPUTED, RUN
+from ..runtime import folders
+from ..runtime.engines import Engine, RayWorkers, Shard, ShardDone, here
 from ..runtime.loop import out_of_memory
 from ..runtime.text_safety import visible
 
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from ..prompts.insertions import Insertion
     from ..prompts.pairs import PromptPair
 
+Item = TypeVar("Item")
 # Names of tables that load torch, which neither a help nor a refusal needs; tests hold them to the tables.
 Backend = Literal["auto", "hooked_transformer", "bridge", "nnsight"]
 Kind = Literal[
@@ -76,7 +75,7 @@ def is_model(name: str | None) -> str | None:
     if name in (None, "demo") or path.is_dir():
         return name
     if name.startswith((".", "/", "~")) or name.count("/") > 1:  # a hub id has one slash at most
-        raise typer.BadParameter(f"there is no directory {_with_neighbour(path)}")
+        raise _not_there("directory", path)
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
     why = "the hub has no model of that name"
@@ -93,14 +92,15 @@ def is_model(name: str | None) -> str | None:
 def is_file(name: str | None) -> str | None:
     """Refuse a file that is not there before torch is imported."""
     if name not in (None, "demo", "math500") and not Path(name).exists():
-        raise typer.BadParameter(f"there is no file {_with_neighbour(Path(name))}")
+        raise _not_there("file", Path(name))
     return name
 
 
-def _with_neighbour(path: Path) -> str:
-    """A path in full, with the most similar name in its folder."""
+def _not_there(what: str, path: Path) -> typer.BadParameter:
+    """The refusal of a path, with the most similar name in its folder."""
     whole = path.absolute()
-    return f"{str(whole)!r}{nearest(whole.name, ['demo', 'math500', *beside(whole)])}"
+    meant = nearest(whole.name, ["demo", "math500", *beside(whole)])
+    return typer.BadParameter(f"there is no {what} {str(whole)!r}{meant}")
 
 
 # ----------------------------------------------------------------------------------------------------------------- options
@@ -142,20 +142,18 @@ SHARED = {
     "out": Option(help="Folder for the results; it appears only when they are whole."),
 }
 """Options of several commands, by the name of the field; a field that is an `option` or `argument` explains itself."""
-TYPER = "typer"
-"""Under what a field keeps how Typer shows it."""
 REQUIRED = dataclasses.MISSING
 """The default of an option that must be given."""
 
 
 def option(default: object, help: str, *names: str, **how: Any) -> Any:
     """Return a field of a dataclass of options: its default, its help, and what else `typer.Option` takes."""
-    return dataclasses.field(default=default, metadata={TYPER: Option(*names, help=help, **how)})
+    return dataclasses.field(default=default, metadata={"typer": Option(*names, help=help, **how)})
 
 
 def argument(default: object, help: str, **how: Any) -> Any:
     """Return such a field that has no name on the command line."""
-    return dataclasses.field(default=default, metadata={TYPER: Argument(help=help, **how)})
+    return dataclasses.field(default=default, metadata={"typer": Argument(help=help, **how)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +188,7 @@ class Saving:
     @property
     def kept(self) -> Path:
         """The folder of results between their computing and their showing."""
-        return self.partial / COMPUTED
+        return self.partial / folders.COMPUTED
 
     @property
     def progress(self) -> bool:
@@ -221,8 +219,6 @@ class Saving:
         """Return who computes: `--engine` and `--shard`."""
         workers: Engine = here
         if self.engine == "ray":
-            from ..runtime.engines import RayWorkers
-
             workers = RayWorkers(self.workers, gpus=self.gpus_per_worker, address=self.address)
         return workers if self.part is None else replace(self.part, engine=workers)
 
@@ -247,18 +243,19 @@ class Loading:
 
     def loading(self) -> Arguments:
         """Return all of them as `load_model` takes them; `ValueError` for what cannot be read."""
+        if self.device is not None and not re.fullmatch(r"cpu|(cuda|mps|xpu)(:\d+)?", self.device):
+            raise ValueError(f"--device: {self.device!r} is no device; write cpu, cuda or cuda:1")
         names = ("backend", "dtype", "tf32", "device", "offload_folder", "device_map")
         made = {name: getattr(self, name) for name in names} | {"attn_implementation": self.attention}
         for name in ("device_map", "max_memory", "quantization_config"):
             text = getattr(self, name)
             if text is not None and (name != "device_map" or text.lstrip().startswith("{")):
                 try:
-                    made[name] = dict(json.loads(text))
+                    told = dict(json.loads(text))
                 except (TypeError, ValueError) as error:
                     raise ValueError(f"--{name.replace('_', '-')}: no JSON object ({error})") from error
-        if self.max_memory is not None:
-            most = made["max_memory"].items()
-            made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most}
+                # devices are numbered, and JSON has no numbers as keys
+                made[name] = {int(key) if name == "max_memory" and key.isdecimal() else key: told[key] for key in told}
         return made
 
 
@@ -278,8 +275,19 @@ class Asking(Loading, Saving):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.heads_of()
+        self.loading()
         if (place := getattr(self, "place", None)) is not None:
             chosen_place(place)
+
+    def heads_of(self, shape: tuple[int, int] | None = None) -> tuple[Head, ...] | None:
+        """Return the heads of `--heads` (or `--knockout`) or `--layers`, as `chosen_heads`; check `--layer` too."""
+        layer = getattr(self, "layer", 0)
+        if shape is not None and layer >= shape[0]:
+            raise ValueError(f"--layer {layer} is out of range (zero-based): the model has layers 0 to {shape[0] - 1}")
+        return chosen_heads(
+            getattr(self, "heads", getattr(self, "knockout", None)), getattr(self, "layers", None), shape
+        )
 
     def first(self, limit: int | None) -> tuple[Problem, ...]:
         """Return the first problems of the source (None: all)."""
@@ -287,7 +295,9 @@ class Asking(Loading, Saving):
 
         sizes = self.chosen("n_before", "n_context", "n_answer")
         given = {name: size for name, size in sizes.items() if size is not None}
-        return problems_of(self.model, self.problems, limit=limit, **given)
+        found = problems_of(self.model, self.problems, limit=limit, **given)
+        check_key(found, "--by", getattr(self, "by", None))
+        return found
 
     def questions(self) -> tuple[Problem, ...]:
         """Return the problems that were asked for; say where there are fewer."""
@@ -304,10 +314,9 @@ class Asking(Loading, Saving):
         found = whole_groups(self.first(wanted), *counts.values())
         if len(found) < wanted:
             raise ValueError(
-                f"{' and '.join(asked)} need {wanted} problems, there are {len(found)}: give smaller numbers, or more problems"
+                f"{' and '.join(asked)} need {wanted} problems, there are {len(found)}: give smaller numbers"
             )
-        ends = [0, *accumulate(counts.values())]
-        return [found[start:end] for start, end in pairwise(ends)]
+        return split(found, counts.values())
 
     def load(self) -> "Model":
         """Load the model, once options, engine and named heads are known to be right."""
@@ -315,9 +324,7 @@ class Asking(Loading, Saving):
         self.say(f"loading {self.model} ...")
         from ..models.load import load_model, shape_of
 
-        if (shape := shape_of(self.model)) is not None:
-            heads = getattr(self, "heads", getattr(self, "knockout", None))
-            chosen_heads(heads, getattr(self, "layers", None), shape)
+        self.heads_of(shape_of(self.model))
         return load_model(self.model, **options).on(engine)
 
 
@@ -345,8 +352,7 @@ class Inserting(Asking):
 
         filler, model = self.filler(), self.load()
         made = make_pairs(model, [problem for part in parts for problem in part], filler, template=self.template)
-        ends = [0, *accumulate(map(len, parts))]
-        return model, [made[start:end] for start, end in pairwise(ends)]
+        return model, split(made, map(len, parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,7 +366,7 @@ class Pairing(Inserting):
         callback=is_file,
     )
 
-    @cached_property
+    @functools.cached_property
     def given(self) -> "dict[str, PromptPair]":
         """The pairs of `--pairs` by id; `ValueError` beside options of how prompts are made."""
         from ..prompts.own_ids import pairs_from_file
@@ -400,21 +406,19 @@ def analysis(main: Callable[[Any], None], options: type[Saving], *, name: str = 
 
     @functools.wraps(main)
     def command(asked: Saving) -> None:
-        from ..runtime.folders import claimed, finished_steps
-
+        only = {"overwrite": asked.overwrite, "analysis": name, "shard": asked.part}
         try:
-            with plain_warnings(), claimed(asked.out, overwrite=asked.overwrite, analysis=name, shard=asked.part):
-                if done := finished_steps(asked.partial):
+            with plain_warnings(), folders.claimed(asked.out, **only):
+                if done := folders.finished_steps(asked.partial):
                     asked.say(f"going on from {count_of(done, 'finished step')}, kept in {asked.partial} ...")
                 main(asked)
         except ShardDone as ended:
             tell(f"{visible(str(ended))}: {repeat_command()}")
         except KeyboardInterrupt:
-            if (asked.kept / RUN).is_file():
+            if (asked.kept / folders.RUN).is_file():
                 kept = f"the results are computed and kept in {asked.kept}; go on with: mless-interp report {asked.out}"
-            elif done := finished_steps(asked.partial):
-                kept = f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command, started again, goes on "
-                kept += "from there"
+            elif done := folders.finished_steps(asked.partial):
+                kept = f"{count_of(done, 'finished step')} kept in {asked.partial}; the same command goes on from there"
             else:
                 kept = "nothing had finished yet; the same command starts again"
             sys.stderr.write(f"stopped: {kept}\n")
@@ -426,8 +430,7 @@ def analysis(main: Callable[[Any], None], options: type[Saving], *, name: str = 
 
 
 def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[str] = ()) -> Callable[..., None]:
-    """Return a function of one dataclass of `options` as one of a keyword for each field but those `without`, in the order of
-    `PANELS`."""
+    """Return a function of `options` as one of a keyword for each field but those `without`, in the order of `PANELS`."""
 
     @functools.wraps(main)
     def command(**given: object) -> None:
@@ -436,12 +439,12 @@ def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[
     parameters: dict[str, list[inspect.Parameter]] = {title: [] for title in PANELS}
     for field in dataclasses.fields(options):
         if field.name not in without:
-            asked: Any = Annotated[field.type, field.metadata.get(TYPER) or SHARED[field.name]]
-            title = next((title for title, fields in PANELS.items() if field.name in fields), "Options")
-            asked.__metadata__[0].rich_help_panel = title
-            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters[title].append(inspect.Parameter(field.name, keyword, default=default, annotation=asked))
+            shown = field.metadata.get("typer") or SHARED[field.name]
+            shown.rich_help_panel = next((each for each, names in PANELS.items() if field.name in names), "Options")
+            how: Arguments = {"annotation": Annotated[field.type, shown]}
+            how |= {} if field.default is dataclasses.MISSING else {"default": field.default}
+            keyword = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **how)
+            parameters[shown.rich_help_panel].append(keyword)
     command.__signature__ = inspect.Signature([each for title in PANELS for each in parameters[title]])  # type: ignore[attr-defined]
     return command
 
@@ -458,22 +461,19 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-IN_ONE_LINE = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInterrupt)
-"""What a user can mend, or did."""
-
-
 def one_line_errors(command: Callable[..., object]) -> Callable[..., object]:
     """End the program with one line on standard error and exit code 2 for wrong input, and where memory ran out.
 
     Set MLESS_TRACEBACK=1 to see where it came from.
     """
+    mended = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInterrupt)  # by the user
 
     @functools.wraps(command)
     def wrapped(*args: object, **kwargs: object) -> object:
         try:
             return command(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
-            if os.environ.get("MLESS_TRACEBACK") or not (isinstance(error, IN_ONE_LINE) or out_of_memory(error)):
+            if os.environ.get("MLESS_TRACEBACK") or not (isinstance(error, mended) or out_of_memory(error)):
                 raise
             stopped = isinstance(error, KeyboardInterrupt)
             text = visible(" ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split()))
@@ -550,13 +550,16 @@ class Command(typer.core.TyperCommand):
 # ------------------------------------------------------------------------------------------------ what options stand for
 
 
+def split(items: tuple[Item, ...], counts: Iterable[int]) -> list[tuple[Item, ...]]:
+    """Return so many of the items each, in their order."""
+    return [items[start:end] for start, end in pairwise([0, *accumulate(counts)])]
+
+
 def chosen_heads(
     heads: str | None, layers: str | None = None, shape: tuple[int, int] | None = None
 ) -> tuple[Head, ...] | None:
-    """Return heads from `--heads 0:13,0:21` or `--layers 0,2-4` (zero-based); None means all.
-
-    Without the `shape` of a model (layers, heads of each), what can be read without it is checked.
-    """
+    """Return heads from `--heads 0:13,0:21` or `--layers 0,2-4` (zero-based), None for all; without the `shape` of a model
+    (layers, heads of each) as far as they can be read."""
     if heads is not None and layers is not None:
         raise ValueError("give --heads or --layers, not both")
     if heads is not None:
@@ -576,6 +579,14 @@ def chosen_heads(
     return tuple(Head(layer, head) for layer in chosen for head in range(shape[1]))
 
 
+def check_key(problems: tuple[Problem, ...], name: str, key: str | None) -> None:
+    """`ValueError` where a problem has nothing under the key that an option names."""
+    lacking = [each for each in problems if key not in (None, "answer") and not each.text(key)]
+    if lacking:
+        known = ", ".join(lacking[0].keys)
+        raise ValueError(f"{name} {key}: problem {lacking[0].id!r} has nothing under that key; it has {known}")
+
+
 def chosen_place(place: str) -> Arguments:
     """Return the place of `--place`, as `Insertion` takes it: {'before': ('system',), 'at': (4, 9)}."""
     known = [f"{word}-{segment}" for word in ("before", "after") for segment in SEGMENTS] + ["before-answer"]
@@ -583,10 +594,8 @@ def chosen_place(place: str) -> Arguments:
     for part in chosen_names(place):
         word, _, where = part.partition("-")
         if part not in known and not (word == "at" and where.isdecimal()):
-            raise ValueError(
-                f"--place: {part!r} is no place{nearest(part, known)}; write before-question, after-question (or system, "
-                "template, bos), before-answer, or at-4"
-            )
+            others = "write before-question, after-question (or system, template, bos), before-answer, or at-4"
+            raise ValueError(f"--place: {part!r} is no place{nearest(part, known)}; {others}")
         found[word] = (*found.get(word, ()), int(where) if word == "at" else where)
     return found
 

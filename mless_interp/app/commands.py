@@ -14,29 +14,12 @@ import typer
 from typer import Argument, Option
 
 from ..runtime.text_safety import WIDTH, one_line
-from .command_line import (
-    MODEL_HELP,
-    REQUIRED,
-    Attention,
-    Backend,
-    Dtype,
-    Inserting,
-    Loading,
-    Saving,
-    SignedOutcome,
-    argument,
-    is_file,
-    is_model,
-    option,
-    plain_warnings,
-    repeat_command,
-    tell,
-)
+from . import command_line as line
 from .run_folder import MOST_LINES, check_run, read, show_again
 
 LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500, "circuit": 64}
 """Problems of each analysis where nothing else is asked for."""
-NOT_PLANNED = {field.name for field in dataclasses.fields(Saving)} - {"seed"} | {
+NOT_PLANNED = {field.name for field in dataclasses.fields(line.Saving)} - {"seed"} | {
     *("tf32", "device_map", "max_memory", "offload_folder", "quantization_config")
 }
 """Options of other commands that make no difference to a plan."""
@@ -45,20 +28,20 @@ PLACE_OF_A_RUN = "out report shard wait workers gpus_per_worker address overwrit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checking(Loading):
+class Checking(line.Loading):
     """The options of `check`."""
 
-    model: str = argument(REQUIRED, MODEL_HELP, callback=is_model, metavar="MODEL")
-    problems: str | None = option(
+    model: str = line.argument(line.REQUIRED, line.MODEL_HELP, callback=line.is_model, metavar="MODEL")
+    problems: str | None = line.option(
         None,
         "A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]",
-        callback=is_file,
+        callback=line.is_file,
     )
-    n_prompts: int = option(
+    n_prompts: int = line.option(
         3, "Number of prompts: the shortest problems, one of them also with the span after it.", min=1
     )
-    json_file: Path | None = option(None, "Also write the certificate to this file.", "--json")
-    no_progress: bool = option(False, "No progress bars.", "--no-progress")
+    json_file: Path | None = line.option(None, "Also write the certificate to this file.", "--json")
+    no_progress: bool = line.option(False, "No progress bars.", "--no-progress")
 
 
 def check(options: Checking) -> None:
@@ -83,10 +66,10 @@ def check(options: Checking) -> None:
         model = load_model(options.model, **options.loading())
         pairs = short_pairs(model, asked, options.n_prompts)
         certificate = certify_model(model, pairs, progress=not options.no_progress)
-        tell("\n".join([*certificate.lines(), *certificate.reasons()]))
+        line.tell("\n".join([*certificate.lines(), *certificate.reasons()]))
         said, passed = certificate.to_json(), certificate.passed
     except FailedCheck as error:
-        tell(f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend")
+        line.tell(f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend")
         said = json.dumps({"passed": False, "error": str(error)}, indent=1)
     if file is not None:
         file.write_text(said, encoding="utf-8")
@@ -94,22 +77,22 @@ def check(options: Checking) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planning(Inserting):
+class Planning(line.Inserting):
     """The options of `plan`."""
 
-    model: str = argument("demo", MODEL_HELP, callback=is_model, metavar="MODEL")
-    what: Literal["sweep", "locate", "profiles", "mechanism", "accuracy", "circuit"] = argument(
+    model: str = line.argument("demo", line.MODEL_HELP, callback=line.is_model, metavar="MODEL")
+    what: Literal["sweep", "locate", "profiles", "mechanism", "accuracy", "circuit"] = line.argument(
         "locate", "sweep, locate, profiles, mechanism, accuracy or circuit.", metavar="WHAT"
     )
-    limit: int | None = option(None, "Number of problems. [default: the analysis' own]", min=1)  # type: ignore[assignment]
-    outcome: SignedOutcome = "answer_logprob"
-    backend: Backend | None = option(None, "[default: what suits the size]")  # type: ignore[assignment]
-    dtype: Dtype | None = option(None, "[default: float32 if it fits]")  # type: ignore[assignment]
-    attention: Attention | None = option(None, "[default: what suits the size]")  # type: ignore[assignment]
-    memory: str | None = option(None, "Memory of a GPU that is not here (with --tflops): 80GB.")
-    tflops: float | None = option(None, "Speed of that GPU, in 10^12 operations a second.", min=1e-9)
-    max_new_tokens: int | None = option(None, "accuracy: longest answer. [default: longest solution]", min=1)
-    as_json: bool = option(False, "Print everything as JSON.", "--json")
+    limit: int | None = line.option(None, "Number of problems. [default: the analysis' own]", min=1)  # type: ignore[assignment]
+    outcome: line.SignedOutcome = "answer_logprob"
+    backend: line.Backend | None = line.option(None, "[default: what suits the size]")  # type: ignore[assignment]
+    dtype: line.Dtype | None = line.option(None, "[default: float32 if it fits]")  # type: ignore[assignment]
+    attention: line.Attention | None = line.option(None, "[default: what suits the size]")  # type: ignore[assignment]
+    memory: str | None = line.option(None, "Memory of a GPU that is not here (with --tflops): 80GB.")
+    tflops: float | None = line.option(None, "Speed of that GPU, in 10^12 operations a second.", min=1e-9)
+    max_new_tokens: int | None = line.option(None, "accuracy: longest answer. [default: longest solution]", min=1)
+    as_json: bool = line.option(False, "Print everything as JSON.", "--json")
 
 
 def plan(options: Planning) -> None:
@@ -128,7 +111,7 @@ def plan(options: Planning) -> None:
     found = plan_run(options.model, questions, options.filler(), memory=memory, **given)
     chosen = {name: value for name, value in found.chosen.items() if value != ELSEWHERE}
     found = replace(found, command=shlex.join(f"--{name}={value}" for name, value in chosen.items()))
-    tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
+    line.tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
 
 
 def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a run, finished or not.")]) -> None:
@@ -137,7 +120,7 @@ def report(folder: Annotated[Path, Argument(metavar="DIR", help="The --out of a 
     Nothing is computed and no model is loaded. DIR is the --out of a run; where its pictures could not be made (an error in
     one, a full disk), they are made now, and DIR appears.
     """
-    with plain_warnings():
+    with line.plain_warnings():
         show_again(folder)
 
 
@@ -168,14 +151,14 @@ def compare(
     from ..views.report import Report
     from .runs_compared import compare_runs
 
-    with plain_warnings():
+    with line.plain_warnings():
         runs = dict(zip(_names(there), map(read, folders), strict=True))
         found = compare_runs({name: kept.results for name, kept in runs.items()})
         heads, differ = found.heads(), _differing({name: kept.options for name, kept in runs.items()})
         said = found.lines() if heads.empty else textwrap.wrap(one_line(found.headline()), WIDTH)
         for table in (heads.head(ROWS), differ.head(ROWS)):
             said += TextTable.of(table, "").lines() if len(table) else []
-        tell("\n".join(said[:MOST_LINES]))
+        line.tell("\n".join(said[:MOST_LINES]))
         if out is None:
             return
         files = {"compare.csv": found.table(), **({} if heads.empty else {"heads.csv": heads})}
@@ -189,9 +172,11 @@ def compare(
                 if len(differ):
                     own = {name: "" if name == "option" else name for name in differ.columns}  # a run's name as it is
                     page = page.table(differ, "Options in which the runs differ.", columns=own)
-                facts = provenance(None, repeat=repeat_command(), analysis="compare", folders=list(map(str, folders)))
+                facts = provenance(
+                    None, repeat=line.repeat_command(), analysis="compare", folders=list(map(str, folders))
+                )
                 page.provenance(facts).save(made / "report.html")
-        tell(one_line(f"Results: {out}/{', '.join([*files, *['report.html'] * report])}"))
+        line.tell(one_line(f"Results: {out}/{', '.join([*files, *['report.html'] * report])}"))
 
 
 def _differing(options: dict[str, dict[str, object]]) -> Any:

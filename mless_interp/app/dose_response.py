@@ -2,13 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .command_line import Inserting, SignedOutcome, option
-from .run_folder import Computed, Kept, Presented, program, shown_attention
-
-if TYPE_CHECKING:
-    from ..views.report import Report
+from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +40,7 @@ def compute(options: Options) -> Computed:
     pairs = make_pairs(model, questions[:1], filler, template=options.template)
     most = found.table().nlargest(3, f"log_odds_at_{doses[-1]}")["label"].tolist()
     facts = {"settings": found.settings | {"doses": doses, "layer": options.layer}, "n_problems": len(questions)}
-    shown = shown_attention(model, pairs, most)
-    return Computed({"DoseResponse": found}, model, pairs, shown, facts | {"kind": filler.kind})
+    return Computed({"DoseResponse": found}, model, pairs, shown_attention(model, pairs, most), facts)
 
 
 def present(kept: Kept) -> Presented:
@@ -53,20 +48,15 @@ def present(kept: Kept) -> Presented:
     found = kept.results["DoseResponse"]
     picture = found.plot()
 
-    def page() -> "Report":
-        asked = f"How do attention in layer {found.layer} (zero-based) and {kept.options['outcome']} depend on how many tokens "
-        made = kept.page("Dose and response", f"{asked}are inserted ({kept.options['doses']})?", found)
+    def page() -> Report:
+        what = f"attention in layer {found.layer} (zero-based) and {kept.options['outcome']}"
+        asked = f"How do {what} depend on how many tokens are inserted ({kept.options['doses']})?"
         caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
-        made = made.result(found, pictures={caption: picture})
+        made = kept.page("Dose and response", asked, found).result(found, pictures={caption: picture})
         return kept.view(made, heading="Attention of the heads that read the span most")
 
-    files = {
-        "slopes.csv": found.table(),
-        "outcomes.csv": found.outcome_table(),
-        "doses.parquet": found.to_frame(),
-        "dose_response.png": picture,
-    }
-    return Presented(files, page)
+    files = {"slopes.csv": found.table(), "outcomes.csv": found.outcome_table(), "doses.parquet": found.to_frame()}
+    return Presented(files | {"dose_response.png": picture}, page)
 
 
 app = program("dose_response", compute, present)

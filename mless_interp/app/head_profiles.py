@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, get_args
 from ..core.arguments import Arguments, one_of, several_of
 from ..core.heads import Head
 from ..prompts.conditions import CONDITIONS, as_words
-from .command_line import METRICS, Asking, Kind, Rows, chosen_heads, chosen_insertion, chosen_names, option
-from .run_folder import Computed, Kept, Presented, program, shown_attention
+from .command_line import METRICS, Asking, Kind, Rows, chosen_insertion, chosen_names, option
+from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
     from ..prompts.insertions import Insertion
     from ..scores import HeadScores
-    from ..views.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,6 @@ def compute(options: Options) -> Computed:
     Writes heads.csv (a row per insertion and head), scores.parquet (a row per problem, head and metric), curves.csv and
     profile_*.png (received attention per token, an insertion each), collapse_*.png (a map of all heads).
     """
-    chosen_heads(options.heads, options.layers)
     conditions = chosen_names(options.conditions)
     several_of(conditions, CONDITIONS, "condition")
     for asked in options.insertion or ():
@@ -58,36 +56,34 @@ def compute(options: Options) -> Computed:
 
     chosen_metrics(metrics)
     model = options.load()
-    heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
+    heads = options.heads_of((model.info.n_layers, model.info.n_heads))
     common = options.common | {"conditions": conditions, "rows": options.rows}
+    pairs = [make_pairs(model, questions, filler, template=options.template) for filler in fillers]
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
-    prompts: dict[str, object] = {}
 
-    def scored(of: Any, number: int, filler: "Insertion", name: str) -> "tuple[Any, HeadScores]":
-        pairs = make_pairs(of, questions, filler, template=options.template)
+    def scored(of: Any, number: int, name: str) -> "HeadScores":
         file = options.partial / f"scores-{number}{name}.jsonl"
-        return pairs, score_heads(of, pairs, heads=heads, metrics=metrics, checkpoint=file, **common)
+        return score_heads(of, pairs[number], heads=heads, metrics=metrics, checkpoint=file, **common)
 
-    for number, filler in enumerate(fillers):
-        pairs, found = scored(model, number, filler, "")
-        drawn = _to_draw(found, options.show)
-        file = options.partial / f"profile-{number}.jsonl"
-        profile = attention_profile(model, pairs, heads=drawn, checkpoint=file, **common)
+    for number, some in enumerate(pairs):
+        found = scored(model, number, "")
+        drawn, file = _to_draw(found, options.show), options.partial / f"profile-{number}.jsonl"
+        profile = attention_profile(model, some, heads=drawn, checkpoint=file, **common)
         results |= {f"scores_{number}": found, f"profile_{number}": profile}
-        shown[f"prompt_{number}"] = ShownPrompt.of(model, pairs[0])
-        shown |= shown_attention(model, pairs, drawn, f"attention_{number}")
-        prompts[filler.label] = [pair.record() for pair in pairs]
+        shown[f"prompt_{number}"] = ShownPrompt.of(model, some[0])
+        shown |= shown_attention(model, some, drawn, f"attention_{number}")
     for seed in range(options.twins):
         options.say(f"untrained twin {seed + 1} of {options.twins} ...")
         twin = untrained_twin(model, seed)
-        for number, filler in enumerate(fillers):
+        for number in range(len(pairs)):
             found = results[f"scores_{number}"]
-            made = scored(twin, number, filler, f"-twin-{seed}")[1]
-            results[f"scores_{number}"] = replace(found, twins=(*found.twins, made))
+            twins = (*found.twins, scored(twin, number, f"-twin-{seed}"))
+            results[f"scores_{number}"] = replace(found, twins=twins)
+    prompts = {filler.label: [pair.record() for pair in some] for filler, some in zip(fillers, pairs, strict=True)}
     insertions = [{"kind": filler.kind, "label": filler.label} for filler in fillers]
     facts = {"n_problems": len(questions), "prompts": prompts, "insertions": insertions}
-    return Computed(results, model, (), shown, facts)
+    return Computed(results, model, shown=shown, facts=facts)
 
 
 def _insertions(options: Options) -> "list[Insertion]":
@@ -130,27 +126,23 @@ def present(kept: Kept) -> Presented:
         if "collapse_relative" in found.metrics:
             pictures[f"collapse_{number}_{filler['kind']}.png"] = views.head_map(found, value="collapse_relative")
 
-    def page() -> "Report":
+    def page() -> Report:
         question = f"How much attention does each token receive, conditions {', '.join(scores[0].conditions)}?"
         made = kept.page("What attention heads do with inserted tokens", question, scores[0])
         made = replace(made, answer=" ".join(found.headline() for found in scores))
+        caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
         for number, (filler, found) in enumerate(zip(fillers, scores, strict=True)):
-            caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
             picture = pictures[f"profile_{number}_{filler['kind']}.png"]
             made = made.result(found, heading=filler["label"], pictures={caption: picture})
-            made = kept.view(made, f"attention_{number}").shown_prompt(kept.shown[f"prompt_{number}"])
+            made = kept.view(made, f"attention_{number}").prompt(kept.shown[f"prompt_{number}"])
         return made
 
     def joined(tables: list[pd.DataFrame]) -> pd.DataFrame:
         return pd.concat(table.assign(insertion=of["label"]) for of, table in zip(fillers, tables, strict=True))
 
-    files = {
-        "heads.csv": joined([found.table() for found in scores]),
-        "scores.parquet": joined([found.to_frame() for found in scores]),
-        "curves.csv": joined([profile.curves() for profile in profiles]),
-        **pictures,
-    }
-    return Presented(files, page)
+    files = {"heads.csv": joined([found.table() for found in scores]), **pictures}
+    files |= {"scores.parquet": joined([found.to_frame() for found in scores])}
+    return Presented(files | {"curves.csv": joined([profile.curves() for profile in profiles])}, page)
 
 
 app = program("head_profiles", compute, present)

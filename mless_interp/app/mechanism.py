@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..prompts.conditions import CONTRASTS, as_words
-from .command_line import Inserting, SignedOutcome, chosen_heads, option
-from .run_folder import Computed, Kept, Presented, program, shown_attention
-
-if TYPE_CHECKING:
-    from ..views.report import Report
+from .command_line import Inserting, SignedOutcome, option
+from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 DRAWN = ("content", "held")
 
@@ -35,7 +32,6 @@ def compute(options: Options) -> Computed:
     claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with
     intervals; lambda.png, lambda_map.png, shares.png, layers.png, activations.png, mediation.png.
     """
-    chosen_heads(None, options.layers)
     contrast, folder, questions = options.contrast, options.partial, options.questions()
     from ..mechanism import activation_shift, decompose_attention, mediate
 
@@ -47,7 +43,7 @@ def compute(options: Options) -> Computed:
     parts = decompose_attention(
         model,
         pairs,
-        heads=chosen_heads(None, options.layers, (model.info.n_layers, model.info.n_heads)),
+        heads=options.heads_of((model.info.n_layers, model.info.n_heads)),
         contrasts=(contrast, "total", *(other for other in DRAWN if other != contrast)),
         control="random_sentence" if controlled else None,
         checkpoint=folder / "decomposition.jsonl",
@@ -55,8 +51,7 @@ def compute(options: Options) -> Computed:
     )
     shown = shown_attention(model, pairs[:1], parts.table().nsmallest(3, "lam")["label"].tolist())
     results = {"Mediation": mediated, "AttentionDecomposition": parts, "ActivationShift": shift}
-    settings = {"attention": parts.settings, "activations": shift.settings, "mediation": mediated.settings}
-    return Computed(results, model, pairs, shown, {"settings": settings})
+    return Computed(results, model, pairs, shown, {"settings": {name: made.settings for name, made in results.items()}})
 
 
 def present(kept: Kept) -> Presented:
@@ -68,29 +63,26 @@ def present(kept: Kept) -> Presented:
     drawn = layer if layer in parts.layers else parts.layers[0]
     pictures = {
         "lambda.png": views.lambda_heads(parts, layer=drawn),
-        "lambda_map.png": views.lambda_map(parts),
         "shares.png": views.shares(parts, layer=drawn),
         "layers.png": views.affine_layers(parts),
+        "lambda_map.png": views.lambda_map(parts),
         "activations.png": views.activation_histograms(shift),
         "mediation.png": views.mediation(mediated),
     }
-    captions = {
-        "mediation.png": "Scale only, bias only, both: medians with 95 % intervals; filled: corrected p < 0.05.",
-        "lambda.png": "Lambda per head, its null, and the slope of the best fit, another number.",
-        "shares.png": "Shares of the heads in the residual change, by part.",
-        "layers.png": "What the affine form leaves open in each layer.",
-        "activations.png": "MLP activations before and after.",
-    }
 
-    def page() -> "Report":
+    def page() -> Report:
         question = "Does the insertion act by scaling what attention wrote, or by adding to it?"
+        captions = {
+            "Lambda per head, its null, and the slope of the best fit, another number.": pictures["lambda.png"],
+            "Shares of the heads in the residual change, by part.": pictures["shares.png"],
+            "What the affine form leaves open in each layer.": pictures["layers.png"],
+        }
+        effects = {"Medians with 95 % intervals; filled: corrected p < 0.05.": pictures["mediation.png"]}
         made = kept.page("The mechanism", question, mediated)
-        for heading, found, names in (
-            ("Scale or bias", mediated, ["mediation.png"]),
-            ("Attention", parts, ["lambda.png", "shares.png", "layers.png"]),
-            ("Activations", shift, ["activations.png"]),
-        ):
-            made = made.result(found, heading=heading, pictures={captions[name]: pictures[name] for name in names})
+        made = made.result(mediated, heading="Scale or bias", pictures=effects)
+        made = made.result(parts, heading="Attention", pictures=captions)
+        before = {"MLP activations before and after.": pictures["activations.png"]}
+        made = made.result(shift, heading="Activations", pictures=before)
         return kept.view(made, heading="Heads with the smallest lambda")
 
     tables = {

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ..core.arguments import Arguments, count_of, listed, one_of
 from ..prompts.conditions import CONTRASTS, as_words
 from ..prompts.problems import Problem
-from .command_line import Edit, Outcome, Pairing, SignedOutcome, chosen_heads, option
-from .run_folder import Computed, Kept, Presented, program, shown_attention
+from .command_line import Edit, Outcome, Pairing, SignedOutcome, option
+from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
     from ..answers import AccuracyResults
-    from ..views.report import Report
 
 PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
@@ -63,7 +62,6 @@ class Options(Pairing):
         counts = {"limit": self.limit or PROBLEMS[self.mode], "confirm": self.confirm, "answers": self.answers}
         if locating and 1 in counts.values():
             raise ValueError(f"--{next(name for name in counts if counts[name] == 1)} takes 2 or more problems, got 1")
-        chosen_heads(self.heads, self.layers)
         found = self.in_parts(**counts)
         if keyless := [each.id for each in found[2] if not each.answer.strip()]:
             raise ValueError(
@@ -88,7 +86,7 @@ def compute(options: Options) -> Computed:
     from ..runtime.loop import stage, stages
 
     model, (pairs, fresh, others) = options.begin(*parts)
-    heads = chosen_heads(options.heads, options.layers, (model.info.n_layers, model.info.n_heads))
+    heads = options.heads_of((model.info.n_layers, model.info.n_heads))
     common = options.chosen("outcome", "contrast") | options.common
     with stages(2 + bool(others)):
         if options.mode == "sweep":
@@ -119,27 +117,23 @@ def answers_come_back(found: "AccuracyResults") -> str:
     """Say whether answers come back where the named heads are cut off from the insertion, and whether more than with random
     sets."""
     from ..runtime.results import limits_of
-    from ..statistics import defined_mean
 
-    shares, (_, inserted, *cut) = found.share_right(), found.treatments
-    right = 100 * defined_mean(found.by_group(shares), axis=0)
-    told = f"Answers ({found.n_groups} other problems): {right[0]:.1f} % right without the insertion, {right[1]:.1f} % with it"
+    _, inserted, *cut = found.treatments
     if not cut:
-        return f"{told}; no head that reads is named, so none is cut off."
+        return "No head that reads is named, so none is cut off from the insertion."
     made, heads = found.compare(inserted, cut[0]), listed(found.settings["treatments"][cut[0]]["knockout"])
     more = made.shown_to_differ and len(made.gained) > len(made.lost)
     shown = "this recovers answers" if more else "that answers come back is not shown"
-    told += f", {right[2]:.1f} % with {heads} cut off from it: {shown} (p = {made.p:.2g})."
+    told = f"{heads} cut off from the insertion, {found.n_groups} other problems: {shown} (p = {made.p:.2g})."
     if len(cut) == 1:
         return f"{told} There is no other set of the same layers and size."
+    shares = found.share_right()
     made = found.compare_shares(shares[:, 3:], shares[:, 2:3], ("random sets", cut[0]))
     better = "" if made.shown_to_differ and len(made.gained) > len(made.lost) else "not "
     limits = limits_of(made.difference.low, made.difference.high, "+.1f", scale=100)
-    return (
-        f"{told} {count_of(len(cut) - 1, 'random set')} of the same layers and size: {min(right[3:]):.1f} to "
-        f"{max(right[3:]):.1f} %; the named set is {better}shown to do better "
-        f"({100 * float(made.difference.estimate):+.1f} points{limits}, p = {made.p:.2g})."
-    )
+    points = f"{100 * float(made.difference.estimate):+.1f} points{limits}, p = {made.p:.2g}"
+    random = count_of(len(cut) - 1, "random set")
+    return f"{told} The named set is {better}shown to do better than {random} of the same layers and size ({points})."
 
 
 def _short(answered: "AccuracyResults") -> object:
@@ -155,7 +149,6 @@ def present(kept: Kept) -> Presented:
     """Make the tables, the head map, the attention of the best heads, and the page."""
     from .. import views
     from ..views.circuitsvis import attention_view
-    from ..views.report import Report
 
     located = kept.run["mode"] == "locate"
     found, answered = kept.results["LocatedHeads" if located else "PatchScores"], kept.results.get("AccuracyResults")
@@ -166,16 +159,16 @@ def present(kept: Kept) -> Presented:
     if "attention" in kept.shown:
         files["attention.html"] = attention_view(kept.shown["attention"])
 
-    def page() -> "Report":
+    def page() -> Report:
         question = f"Which of {count_of(len(patches.heads), 'head')} carry the effect on {kept.options['outcome']}?"
         made = kept.page("Heads that carry the insertion's effect", question, found)
         heads = "the named ones and the largest others" if located and found.found else "the largest"
         caption = f"Median effects with 95 % intervals over problems: {heads}."
         made = made.result(found, pictures={caption: views.forest(found)})
         if located and found.read is not None:
-            caption = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
-            reads = Report("", question="").figure(views.read_effects(found.read), caption)
-            made = made.folded("What the reads of the named heads are", reads)
+            picture = views.read_effects(found.read)
+            edits = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
+            made = made.folded("What the reads of the named heads are", lambda inner: inner.figure(picture, edits))
         if answered is not None:
             made = made.heading("Do the answers come back?")
             made = made.table(_short(answered), "Right answers; differences and p are against the insertion alone.")

@@ -2,8 +2,9 @@
 
 import time
 import timeit
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,12 +16,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from ..answers import evaluate_accuracy
+from .. import answers, mechanism, scores
 from ..answers.decoding import rows_at_once
 from ..circuits.circuit import trace_circuit
 from ..circuits.locate import duration, estimated_seconds, extrapolated
-from ..core.arguments import Arguments, check_count, checked, count_of, one_of
-from ..mechanism import activation_shift, decompose_attention, mediate
+from ..core.arguments import Arguments, checked, count_of, one_of
 from ..models.arithmetic import product
 from ..models.decoder import decoder_layers
 from ..models.hugging_face import hugging_face_info, load_tokenizer, only_here
@@ -38,19 +38,13 @@ from ..prompts.problems import Problem
 from ..prompts.prompt import Tokenizer
 from ..runtime.loop import RunOptions
 from ..runtime.text_safety import visible
-from ..scores import attention_profile, score_heads
 from .command_line import Attention
 
-WORK = {
-    "sweep": (2, 1),
-    "locate": (2, 4),
-    "profiles": (4, 0),
-    "mechanism": (22, 0),
-    "accuracy": (0, 0),
-    "circuit": (10, 6),
-}
-"""What is counted where nothing can be timed: whole passes of a problem, and exact sweeps of all heads. Of a circuit: what it
-was on models of 4 to 28 layers, half of the problems fresh."""
+PASSES = {"sweep": 2, "locate": 2, "profiles": 4, "mechanism": 22, "accuracy": 0, "circuit": 10}
+"""Whole passes of a problem, counted where nothing can be timed; of a circuit as on models of 4 to 28 layers."""
+SWEEPS = {"sweep": 1, "locate": 4, "circuit": 6}
+"""Exact sweeps of all heads, counted alike."""
+N_TREATMENTS = 2  # answers are given without the insertion and with it
 N_NAMED = 8  # heads that are taken to be in a circuit
 N_SETS = 400  # sets of heads that a search measures on a problem, about: sufficient, necessary and random ones
 MAX_NEW_TOKENS = 2048
@@ -70,9 +64,9 @@ LIBRARIES = {"cpu": 0.6e9, "cuda": 0.8e9}
 class Plan:
     """Store the time and memory that `plan_run` found.
 
-    `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `parts`: seconds of each
-    part of the run. `memory`: bytes of each part; `available`: bytes of the device. `timed`: whether the parts were timed, or
-    counted from the config alone. `command`: how to load the model with all that was chosen.
+    `chosen`: backend, dtype, device and attention. `tokens`: fewest and most of an inserted prompt. `parts`: seconds, and
+    `memory`: bytes of each part; `available`: bytes of the device. `timed`, or counted from the config alone. `command`: how to
+    load the model so.
     """
 
     model: str
@@ -116,7 +110,7 @@ class Plan:
 
     def __repr__(self) -> str:
         low, high = self.tokens
-        gb = {name: f"{value / 1e9:.3g}" for name, value in self.memory.items()}
+        memory = ", ".join(f"{name} {value / 1e9:.3g}" for name, value in self.memory.items())
         lines = [
             f"{'Fits' if self.fits else 'Does not fit'} on {self.chosen['device']} in {self.chosen['dtype']} "
             f"({self.needed / 1e9:.3g} of {self.available / 1e9:.3g} GB); takes about {duration(self.seconds)}.",
@@ -124,8 +118,7 @@ class Plan:
             f"{low if low == high else f'{low} to {high}'} tokens.",
             f"Time, {'timed on a few problems' if self.timed else 'counted from the config'}:",
             *(f"  {duration(spent)}: {name}" for name, spent in self.parts.items()),
-            f"Memory: weights {gb['weights']}, recorded runs {gb['recorded runs']}, one pass {gb['one pass']}, libraries "
-            f"{gb['libraries']} GB; {self.peak / 1e9:.3g} GB at the peak.",
+            f"Memory, GB: {memory}; {self.peak / 1e9:.3g} at the peak.",
         ]
         if self.what in ("locate", "circuit") and self.seconds > 3600:
             lines.append("Above its budget of an hour locating screens heads by gradients; shards sweep all of them.")
@@ -147,37 +140,33 @@ def plan_run(
     attention: str | None = None,
     memory: int | None = None,
     tflops: float | int | None = None,
-    n_treatments: int = 2,
     max_new_tokens: int | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
     """Estimate a run's seconds and memory before it is started.
 
-    Where the weights are here and fit, the model is loaded and each part of the analysis run on a few problems of the most
-    usual length (controls of locating are taken to last as long as its sweeps). Elsewhere the operations are counted from
-    config.json and the prompts, over this machine's speed in a matrix product, or over a given GPU's.
+    Where the weights are here and fit, each part of the analysis is timed on a few problems of the most usual length (controls
+    of locating are taken to last as long as its sweeps). Elsewhere operations are counted from config.json and the prompts,
+    over this machine's speed in a matrix product, or over a given GPU's.
 
     Parameters
     ----------
     name : "demo", a directory with config.json and a tokenizer (with or without weights), or a hub id.
     problems : with the `insertion` and the `template`, or pairs that are made already.
     what : "sweep" (one exact sweep of all heads), "locate" (the exact sweeps and controls), "profiles", "mechanism", "accuracy"
-        (`n_treatments` times all problems, answers of up to `max_new_tokens`, default as long as the longest solution), or
+        (without insertion and with it, answers of up to `max_new_tokens`, default as long as the longest solution), or
         "circuit" (the first half of the problems names heads, the other half is fresh).
     backend, dtype, device, attention : as `load_model` takes them; None: chosen here.
     memory, tflops : bytes, and 10^12 operations a second, of a GPU that is not here; both together.
 
     Raises `ModelError` for a config of no model that is taken, `ValueError` for problems that cannot be run.
     """
-    one_of(what, WORK, "what")
+    one_of(what, PASSES, "what")
     asked = {"backend": (backend, BACKENDS), "dtype": (dtype, DTYPES), "attention": (attention, get_args(Attention))}
     for label, (word, known) in asked.items():
         one_of(word or known[0], known, label)
     if (memory is None) != (tflops is None) or (memory is not None and device is not None):
         raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
-    if memory is not None and tflops is not None and min(memory, tflops) <= 0:
-        raise ValueError(f"memory and tflops must be above 0, got {memory} and {tflops}")
-    check_count(n_treatments, name="n_treatments")
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
     shape = Shape.of(name, trust_remote_code=trust_remote_code)
     given: tuple[Any, ...] = tuple(problems or ())
@@ -205,28 +194,18 @@ def plan_run(
         attention = "sdpa" if backend == "nnsight" and what != "mechanism" else "eager"
     if attention != "eager" and backend != "nnsight":
         raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
-    work = _Work(shape, what, read, pairs, template, n_treatments if what == "accuracy" else 0, new, places, tflops)
+    work = _Work(shape, what, read, pairs, template, new, places, tflops)
     for one in [dtype] if dtype else ["bfloat16"] if shape.bits else ["float32", "bfloat16"]:
         chosen = {"backend": backend, "dtype": one, "device": device, "attention": attention}
-        plan = Plan(
-            model=name,
-            what=what,
-            chosen=chosen,
-            n_problems=len(pairs),
-            n_parameters=shape.n_parameters,
-            tokens=(min(lengths), max(lengths)),
-            parts={},
-            memory=work.memory(chosen),
-            available=places[device],
-            timed=False,
-            command="mi.load_model({!r}, backend={backend!r}, dtype={dtype!r}, device={device!r}, "
-            "attn_implementation={attention!r})".format(name, **chosen),
-        )
-        if sum(plan.memory.values()) <= plan.available:
+        needed = work.memory(chosen)
+        if sum(needed.values()) <= places[device]:
             break
+    how = "backend={backend!r}, dtype={dtype!r}, device={device!r}, attn_implementation={attention!r}".format(**chosen)
+    sizes = (len(pairs), shape.n_parameters, (min(lengths), max(lengths)))
+    plan = Plan(name, what, chosen, *sizes, {}, needed, places[device], False, f"mi.load_model({name!r}, {how})")
     if memory is None and shape.is_here and plan.fits:
-        return replace(plan, timed=True, parts=work.timed(plan.chosen))
-    return replace(plan, parts=work.counted(plan.chosen))
+        return replace(plan, timed=True, parts=work.timed(chosen))
+    return replace(plan, parts=work.counted(chosen))
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +217,6 @@ class _Work:
     outcome: Outcome
     pairs: Sequence[PromptPair]
     template: str
-    n_treatments: int
     new_tokens: int
     places: Mapping[str, float]
     tflops: float | int | None
@@ -290,58 +268,60 @@ class _Work:
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Seconds of each part, from real runs of it on a few problems."""
         began, n = time.perf_counter(), len(self.pairs)
-        backend, dtype, device, attention = (chosen[key] for key in ("backend", "dtype", "device", "attention"))
-        how: Arguments = {"backend": backend, "dtype": dtype, "device": device, "attn_implementation": attention}
+        how = {name.replace("attention", "attn_implementation"): value for name, value in chosen.items()}
         model = load_model(self.shape.info.name, **how)
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
         mean, heads = np.mean([len(pair.inserted) for pair in self.pairs]), model.info.heads
         usual = sorted(self.pairs, key=lambda pair: abs(len(pair.inserted) - mean))
         some_heads = heads[:: max(1, len(heads) // N_NAMED)][:N_NAMED]
-        reads: Arguments = {"outcome": self.outcome.name, "progress": False}
-        batch = [pair.problem for pair in self.pairs[: self.batch]]
+        whole: dict[str, list[Callable[..., object]]] = {
+            "profiles": [scores.score_heads, partial(scores.attention_profile, heads=heads[:3])],
+            "mechanism": [
+                partial(mechanism.decompose_attention, control="random_sentence"),
+                mechanism.activation_shift,
+                partial(mechanism.mediate, outcome=self.outcome.name),
+            ],
+        }
+
+        def spent(n: int, *measures: Callable[..., object]) -> float:
+            """Seconds of measures of so many problems."""
+            return extrapolated(
+                lambda count: [measure(model, usual[:count], progress=False) for measure in measures], n
+            )
 
         def answered(eights: int) -> None:
-            treatments, new = (None, self.pairs[0].insertion), 8 * eights
-            evaluate_accuracy(model, batch, treatments, max_new_tokens=new, template=self.template, progress=False)
-
-        def scored(count: int) -> None:
-            score_heads(model, usual[:count], progress=False)
-            attention_profile(model, usual[:count], heads=heads[:3], progress=False)
-
-        def explained(count: int) -> None:
-            decompose_attention(model, usual[:count], control="random_sentence", progress=False)
-            activation_shift(model, usual[:count], progress=False)
-            mediate(model, usual[:count], **reads)
-
-        def traced(count: int) -> None:
-            wanted = ["direct", "edges", "sites", "positions", "writes"]
-            trace_circuit(model, usual[:count], some_heads, parts=wanted, mlps="all", **reads)
-
-        def gated(count: int) -> None:
-            gates = torch.stack([gate_row(some_heads, model.info)] * count)
-            gated_outcomes(one, gates, label="sets", settings={}, options=RunOptions(progress=False))
+            some, treatments = [pair.problem for pair in self.pairs[: self.batch]], (None, self.pairs[0].insertion)
+            how: Arguments = {"template": self.template, "max_new_tokens": 8 * eights, "progress": False}
+            answers.evaluate_accuracy(model, some, treatments, **how)
 
         if self.what == "accuracy":
-            of_two = extrapolated(answered, self.new_tokens / 8, sizes=2) * n / len(batch)
-            return parts | {f"answers of {self.new_tokens} tokens": of_two * self.n_treatments / 2}
-        if self.what in ("profiles", "mechanism"):
-            run = scored if self.what == "profiles" else explained
-            return parts | {f"{self.what} of all heads": extrapolated(run, n)}
+            of_batch = extrapolated(answered, self.new_tokens / 8, sizes=2)
+            return parts | {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
+        if self.what in whole:
+            return parts | {f"{self.what} of all heads": spent(n, *whole[self.what])}
         sweep = estimated_seconds(prepare(model, self.pairs, self.outcome), heads, [Sweep.named()])
         if self.what == "sweep":
             return parts | {"an exact sweep of all heads": sweep}
         four = (0.5 if self.what == "circuit" else 1.0) * 4 * sweep  # of a circuit half of the problems are fresh
         parts |= {"4 exact sweeps of all heads": four, "controls, about as much": four}
         if self.what == "circuit":
-            parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = extrapolated(traced, n // 2)
+            wanted = ["direct", "edges", "sites", "positions", "writes"]
+            traced = partial(trace_circuit, heads=some_heads, parts=wanted, mlps="all", outcome=self.outcome.name)
+            parts[f"edges, sites, positions and writes of {len(some_heads)} heads"] = spent(n // 2, traced)
             one = prepare(model, self.pairs[:1], self.outcome)
+            gates = gate_row(some_heads, model.info)[None]
+
+            def gated(count: int) -> None:
+                options = RunOptions(progress=False)
+                gated_outcomes(one, torch.cat([gates] * count), label="sets", settings={}, options=options)
+
             parts["sets of heads"] = n // 2 * extrapolated(gated, N_SETS)
         return parts
 
     def counted(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Seconds of loading and of the operations, over a speed that is measured here or was given."""
         shape, info = self.shape, self.shape.info
-        passes, sweeps = WORK[self.what]
+        passes, sweeps = PASSES[self.what], SWEEPS.get(self.what, 0)
         n = 0.0
         for pair in self.pairs:
             answered = pair.answered(self.outcome.appended)
@@ -365,9 +345,9 @@ class _Work:
         parts = {"libraries and loading": IMPORTING + shape.weights(chosen["dtype"]) / LOADED_PER_SECOND}
         if n:
             parts[f"{self.what}, {n:.2g} operations"] = n / speed(512)
-        if self.n_treatments:
-            prompts = self.n_treatments * sum(len(pair.inserted) for pair in self.pairs)
-            new, length = self.n_treatments * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
+        if self.what == "accuracy":
+            prompts = N_TREATMENTS * sum(len(pair.inserted) for pair in self.pairs)
+            new, length = N_TREATMENTS * len(self.pairs) * self.new_tokens, len(self.pairs[0].inserted)
             reading = shape.operations(length, positions=prompts, read=0) / speed(512)
             writing = shape.operations(length, positions=new, read=new) / speed(self.batch)
             parts[f"answers of {self.new_tokens} tokens"] = reading + writing

@@ -2,13 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .command_line import Inserting, option
+from .command_line import Inserting, check_key, option
 from .run_folder import Computed, Kept, Presented, program
-
-if TYPE_CHECKING:
-    from ..views.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +22,7 @@ def compute(options: Options) -> Computed:
     measure), span_map.png.
     """
     questions = options.questions()
+    check_key(questions, "--what", options.what)
     from ..mechanism import read_span
 
     model, (pairs,) = options.begin(questions)
@@ -37,15 +34,13 @@ def compute(options: Options) -> Computed:
 def present(kept: Kept) -> Presented:
     """Make the table, the map, and the page."""
     found = kept.results["SpanReadings"]
-    picture = found.plot()
-
-    def page() -> "Report":
-        asked = f"Can the {found.what} be read at the inserted positions?"
-        caption = "Share of pairs of problems whose own tokens are read better than exchanged ones; half is chance."
-        return kept.page("What the inserted positions hold", asked, found).result(found, pictures={caption: picture})
-
+    asked, picture = f"Can the {found.what} be read at the inserted positions?", found.plot()
+    pictures = {
+        "Share of pairs of problems whose own tokens are read better than exchanged ones; half is chance.": picture
+    }
     files = {"readings.csv": found.table(), "readings.parquet": found.to_frame(), "span_map.png": picture}
-    return Presented(files, page)
+    title = "What the inserted positions hold"
+    return Presented(files, lambda: kept.page(title, asked, found).result(found, pictures=pictures))
 
 
 app = program("read_span", compute, present)

@@ -4,17 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.arguments import count_of
+from ..core.arguments import Arguments, count_of
 from ..prompts.problems import Problem
 from .command_line import REQUIRED, Loading, Rows, Saving, Template, is_file, is_model, option
-from .run_folder import Computed, Kept, Presented, program, shown_attention
+from .run_folder import Computed, Kept, Presented, Report, program, shown_attention
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ..paper import Figure
     from ..views.plots import Picture
-    from ..views.report import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +68,7 @@ def compute(options: Options) -> Computed:
     results: dict[str, Any] = {}
     shown: dict[str, object] = {}
     models: dict[str, object] = {}
-    n = options.n_tokens
-    filler = Insertion.meaningless(n_tokens=n)
+    filler, mful = Insertion.meaningless(n_tokens=options.n_tokens), Insertion.meaningful(n_tokens=options.n_tokens)
     common = options.chosen("template") | options.common
     how = options.chosen("n_tokens", "rows", "draws", "repeats", "twins") | common
     if options.tiny:
@@ -80,10 +78,8 @@ def compute(options: Options) -> Computed:
         model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading).on(engine)
         heads, folder = figure.heads(key), options.partial / key
         found = paper.reproduce_figure(model, figure, questions[key], heads=heads, checkpoint=folder, **how)
-        answers = options.answers if options.answers is not None else directory is not None
-        if figure.kind == "bars_and_head" and answers:
-            mful = Treatment(Insertion.meaningful(n_tokens=n), name="mful")
-            treatments = [Treatment(name="none"), Treatment(filler, name="mless"), mful]
+        if figure.kind == "bars_and_head" and (directory is not None if options.answers is None else options.answers):
+            treatments = [Treatment(name="none"), Treatment(filler, name="mless"), Treatment(mful, name="mful")]
             kept = {"checkpoint": folder / "answers.jsonl", "max_new_tokens": options.max_new_tokens} | common
             found["answers"] = evaluate_accuracy(model, questions[key], treatments, **kept)
         pairs = make_pairs(model, questions[key], filler, template=options.template)
@@ -94,13 +90,9 @@ def compute(options: Options) -> Computed:
     said = [f"{figure.number}: {figure.caption}", *[figure.doubt] * bool(figure.doubt)]
     said += ["The models are random stand-ins: what holds here holds without any training."] * options.tiny
     results = dict(sorted(results.items(), key=lambda each: not each[0].endswith("claims")))
-    facts = {
-        "n_problems": max(map(len, questions.values())),
-        "problems": {key: [question.id for question in questions[key]] for key in models},
-        "tiny": options.tiny,
-        "models": models,
-    }
-    return Computed(results, None, (), shown, facts, said)
+    facts: Arguments = {"n_problems": max(map(len, questions.values())), "tiny": options.tiny, "models": models}
+    facts["problems"] = {key: [question.id for question in questions[key]] for key in models}
+    return Computed(results, shown=shown, facts=facts, notes=said)
 
 
 def _directories(figure: "Figure", given: list[str] | None) -> dict[str, str | None]:
@@ -114,9 +106,8 @@ def _directories(figure: "Figure", given: list[str] | None) -> dict[str, str | N
         if not equals and len(figure.models) == 1:
             name, directory = figure.models[0], text
         if not directory or found.get(key_of(name), "") is not None:
-            raise ValueError(
-                f"{figure.number} shows {titles}: write --model NAME=DIRECTORY for each once, got {text!r}"
-            )
+            how = "write --model NAME=DIRECTORY for each once"
+            raise ValueError(f"{figure.number} shows {titles}: {how}, got {text!r}")
         found[key_of(name)] = directory
     return found
 
@@ -138,7 +129,7 @@ def present(kept: Kept) -> Presented:
     import pandas as pd
 
     from ..paper.figures import figure_named, title_of
-    from ..views.report import Report
+    from ..views.report import Report as Page
 
     figure, run = figure_named(kept.options["figure"]), kept.run
     names = {key: title_of(made["name"]) for key, made in run["models"].items()}
@@ -157,17 +148,20 @@ def present(kept: Kept) -> Presented:
     bars = _bars({names[key]: result for key, result in answered.items()})
     picture = _draw(figure, found, names, bars)
 
-    def page() -> "Report":
+    def page() -> Report:
         shown = ", ".join(f"{title_of(key)} (here {names[key]})" for key in names)
         question = f"Does what {figure.number} claims of {shown} hold on {count_of(run['n_problems'], 'problem')}?"
         answer = " ".join(each.headline() for each in checks.values())
-        made = Report(f"{figure.number} of arXiv 2510.01032 and its claims", question=question, answer=answer)
-        made = made.heading("The figure").figure(picture, figure.caption)
+        made = (
+            Page(f"{figure.number} of arXiv 2510.01032 and its claims", question, answer)
+            .heading("The figure")
+            .figure(picture, figure.caption)
+        )
         for key, name in names.items():
             made = made.result(checks[key], heading=name)
             if key in answered:
                 made = made.result(answered[key], heading=None)
-            made = kept.view(made, f"{key} attention").shown_prompt(kept.shown[f"{key} prompt"])
+            made = kept.view(made, f"{key} attention").prompt(kept.shown[f"{key} prompt"])
         return made
 
     files = {"figure.png": picture, "figure.csv": pd.concat(curves), "claims.csv": pd.concat(claims)}
@@ -197,20 +191,12 @@ def _draw(
     from .. import views
 
     every = [each["Mless"] for each in found.values()]
-    if figure.kind == "with_and_without":
-        return views.profiles(every, conditions=("base", "inserted"))
-    if figure.kind == "layers":
-        both = {"base": "None", "inserted": "Mless"}
-        return views.profiles(every, conditions=("base", "inserted"), whole=False, names=both)
+    if figure.kind in ("with_and_without", "layers"):
+        whole, both = figure.kind != "layers", {"base": "None", "inserted": "Mless"}
+        return views.profiles(every, conditions=tuple(both), whole=whole, names={} if whole else both)
     if figure.kind == "against_random_sentence":
-        series = ("Mless", "random words")
-        return views.compare_profiles(
-            [
-                (names[key], head, {name: each[name] for name in series})
-                for key, each in found.items()
-                for head in figure.heads(key)
-            ]
-        )
+        panels = [(names[key], head, each) for key, each in found.items() for head in figure.heads(key)]
+        return views.compare_profiles(panels)
     title = "accuracy (%): MATH-500 as published (read off the paper's bars)"
     measured = bars.loc[bars["source"] == "measured", "n"]
     if len(measured):

@@ -15,19 +15,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 import typer
 
 from ..core.arguments import Arguments, beside, count_of, nearest
+from ..core.heads import Head
+from ..runtime import folders
 from ..runtime.engines import ShardDone
-from ..runtime.folders import MANIFEST, RESULTS, RUN
+from ..runtime.folders import RESULTS, RUN
 from ..runtime.text_safety import WIDTH, one_line
 from . import COMMANDS
 from .command_line import Saving, analysis, repeat_command, tell
 
 if TYPE_CHECKING:
-    from ..core.heads import Head
     from ..models.base import Model
     from ..prompts.pairs import PromptPair
     from ..runtime.results import Result
     from ..views.circuitsvis import PairAttention
     from ..views.report import Report
+else:
+    Report = Any  # a command that only computes imports no page
 
 SHOWN = "shown"
 """In a run's folder, beside its results: what its page shows besides (attention, prompts)."""
@@ -38,15 +41,13 @@ ALWAYS = (
     "start it again with the same settings."
 )
 """What the help of every command ends with."""
-N_SHOWN_PROBLEMS = 32
-"""Problems over which shown attention is averaged, at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """Store what a command computed: `results` by name, what else is `shown` on its page (both as `mi.save` takes them), the
-    `model`, the `pairs` (their prompts are recorded, the first is shown), `facts` for run.json beside the first result's
-    settings, and `notes`: sentences for the screen (after the first result's print), run.json and the page."""
+    """Store what a command computed: `results` by name, the `model`, the `pairs` (their prompts are recorded, the first is
+    shown), what else is `shown` on the page, `facts` for run.json beside the first result's settings, and `notes`: sentences
+    for the screen, run.json and the page."""
 
     results: "Mapping[str, Result]"
     model: "Model | None" = None
@@ -75,7 +76,7 @@ class Kept:
     def options(self) -> Arguments:
         return self.run["options"]
 
-    def page(self, title: str, question: str, found: "Result") -> "Report":
+    def page(self, title: str, question: str, found: "Result") -> Report:
         """Begin the page: what was asked, of which model and how many problems, and what was found."""
         from ..paper.figures import title_of
         from ..views.report import Report
@@ -86,13 +87,13 @@ class Kept:
         asked += [count_of(self.run["n_problems"], "problem") + f" + {n_fresh} fresh" * bool(n_fresh)]
         return Report(title, question=f"{question} {', '.join(asked)}.", answer=found.headline())
 
-    def view(self, page: "Report", name: str = "attention", heading: str = "") -> "Report":
+    def view(self, page: Report, name: str = "attention", heading: str | None = None) -> Report:
         """Return the page with the attention that is shown under this name, if any is."""
         if name not in self.shown:
             return page
         from ..views.circuitsvis import attention_view
 
-        return (page.heading(heading) if heading else page).view(attention_view(self.shown[name]))
+        return (page if heading is None else page.heading(heading)).view(attention_view(self.shown[name]))
 
 
 def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
@@ -112,10 +113,8 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
             asked.say("drawing pictures and writing tables ...")
             _finish(asked, present, report=asked.report)
         except BaseException:
-            sys.stderr.write(
-                f"The results are computed and kept in {asked.kept}; draw and write what follows from them with: "
-                f"mless-interp report {asked.out}\n"
-            )
+            again = f"draw and write what follows from them with: mless-interp report {asked.out}"
+            sys.stderr.write(f"The results are computed and kept in {asked.kept}; {again}\n")
             raise
 
     main.__doc__ = f"{inspect.cleandoc(compute.__doc__ or '')}\n\n{ALWAYS}"
@@ -124,7 +123,6 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
 
 def _keep(options: Saving, name: str, computed: Computed) -> None:
     """Write what was computed into the run's hidden folder, from which it is presented, now or later."""
-    from ..runtime.folders import write_manifest
     from ..runtime.store import provenance, save
     from ..views.report import ShownPrompt
 
@@ -144,22 +142,16 @@ def _keep(options: Saving, name: str, computed: Computed) -> None:
         if what:
             save(folder / where, model=computed.model, **what)
     (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")
-    write_manifest(folder)
+    folders.write_manifest(folder)
 
 
 def shown_attention(
-    model: "Model", pairs: "Sequence[PromptPair]", heads: "Sequence[Head | str]", name: str = "attention"
+    model: "Model", pairs: "Sequence[PromptPair]", heads: Sequence[Head | str], name: str = "attention"
 ) -> "dict[str, PairAttention]":
-    """Return the attention that a page shows: the mean over some problems, or of the first where prompts have no mean; nothing
-    where the model has no patterns."""
+    """Return the attention that a page shows, on the first problem; nothing where the model has no patterns."""
     from ..views.circuitsvis import read_attention
 
-    if model.info.attention != "eager":
-        return {}
-    try:
-        return {name: read_attention(model, pairs[:N_SHOWN_PROBLEMS], heads)}
-    except ValueError:
-        return {name: read_attention(model, pairs[0], heads)}
+    return {name: read_attention(model, pairs[0], heads)} if model.info.attention == "eager" else {}
 
 
 def check_run(folder: Path) -> None:
@@ -172,27 +164,22 @@ def check_run(folder: Path) -> None:
 def read(folder: Path) -> Kept:
     """Return what a run kept; an error where a folder holds no such thing, or another than it wrote."""
     check_run(folder)
-    from ..runtime.folders import damaged_files, listed_in
     from ..runtime.store import load
-    from ..views import circuitsvis, report  # their classes are saved under `shown`
+    from ..views import circuitsvis, report  # noqa: F401 - their classes are saved under `shown`
 
-    assert circuitsvis and report
-    asked = [name for name in listed_in(folder) if name.partition("/")[0] in (RESULTS, SHOWN, RUN)]
-    for name, why in damaged_files(folder, asked).items():
+    asked = [name for name in folders.listed_in(folder) if name.partition("/")[0] in (RESULTS, SHOWN, RUN)]
+    for name, why in folders.damaged_files(folder, asked).items():
         raise ValueError(f"{str(folder / name)!r} {why}: take a copy that is whole, or start the analysis again")
     run = json.loads((folder / RUN).read_text(encoding="utf-8"))
     if "analysis" not in run or not (folder / RESULTS).is_dir():
         raise ValueError(f"{str(folder)!r} holds no results to show again: start the analysis again")
-    results, shown = (load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN))
-    for part in (results, shown):
-        part.pop("provenance", None)
+    parts = [load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN)]
+    results, shown = ({name: kept for name, kept in part.items() if name != "provenance"} for part in parts)
     return Kept(results, shown, run)
 
 
 def show_again(folder: Path) -> None:
     """Make tables, pictures and page of a run's folder again; of one that ended before they were made, now."""
-    from ..runtime.folders import listed_in, write_manifest
-
     asked = Saving(out=folder)
     whole = (folder / RUN).is_file() or not (asked.kept / RUN).is_file()
     name = read(folder if whole else asked.kept).run["analysis"]
@@ -202,19 +189,17 @@ def show_again(folder: Path) -> None:
     if not whole:
         _finish(asked, present, report=True)
         return
-    ours = listed_in(folder)
+    ours = folders.listed_in(folder)
     written = _draw(folder, folder, present, report=True)
-    write_manifest(folder, only={*ours, *written})
+    folders.write_manifest(folder, only={*ours, *written})
     _tell(folder, written)
 
 
 def _finish(asked: Saving, present: Callable[[Kept], Presented], *, report: bool) -> None:
     """Make the run's folder of what was kept, and everything that follows from it; then tell, and remove what was kept."""
-    from ..runtime.folders import new_folder
-
-    with new_folder(asked.out, overwrite=asked.overwrite) as made:
+    with folders.new_folder(asked.out, overwrite=asked.overwrite) as made:
         shutil.copytree(asked.kept, made, dirs_exist_ok=True)
-        (made / MANIFEST).unlink()
+        (made / folders.MANIFEST).unlink()
         written = _draw(asked.kept, made, present, report=report)
     shutil.rmtree(asked.partial)
     _tell(asked.out, [*written, RESULTS, RUN])
@@ -239,7 +224,7 @@ def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, repor
     if report:
         page = page_of()
         if "prompt" in found.shown:
-            page = page.heading("What the model reads").shown_prompt(found.shown["prompt"])
+            page = page.heading("What the model reads").prompt(found.shown["prompt"])
         page.sentence(*found.run.get("notes", ())).provenance(found.run).save(into / "report.html")
     return [*files, *["report.html"] * report]
 

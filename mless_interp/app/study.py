@@ -3,17 +3,14 @@
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from ..core.arguments import Arguments, nearest
 from . import INCLUDED
 from .command_line import MODEL_HELP, Asking, Backend, Template, argument, is_file, is_model, option, tell
-from .run_folder import Computed, Kept, Presented, program
-
-if TYPE_CHECKING:
-    from ..views.report import Report
+from .run_folder import Computed, Kept, Presented, Report, program
 
 
 def _listed(study: str | None) -> str:
@@ -71,37 +68,31 @@ def compute(options: Options) -> Computed:
     found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=options.progress)
     first = pairs_of(study, model, questions)
     shown = {f"prompt_{at}": ShownPrompt.of(model, pairs[0]) for at, pairs in enumerate(first.values())}
-    facts = {"settings": found.settings, "study": study.title, "source": study.source}
-    return Computed({"StudyResult": found}, model, (), shown, facts | {"n_problems": len(found.problem_ids)})
+    facts = {"study": study.title, "source": study.source, "n_problems": len(found.problem_ids)}
+    return Computed({"StudyResult": found}, model, shown=shown, facts=facts)
 
 
 def present(kept: Kept) -> Presented:
     """Make the tables, the picture, and the page."""
-    from ..views.report import Report
-
     found = kept.results["StudyResult"]
     picture = found.plot()
 
-    def page() -> "Report":
+    def page() -> Report:
         claims = f", which claims: {found.claims.rstrip('.')}".replace("`", "'") if found.claims else ""
         after = f" After {found.source}{claims}. Here:" if found.source else ""
         made = kept.page(found.title, f"What does each of {', '.join(found.insertions)} do?{after}", found)
         caption = "Median effect of each insertion over problems, with 95 % intervals."
         made = made.result(found, pictures={caption: picture})
         for name, located in found.located.items():
-            words = Report("", question="").sentence(*located.explain().splitlines())
-            made = made.folded(f"Heads, {name}: {', '.join(map(str, located.found)) or 'none named'}", words)
+            told, heads = located.explain().splitlines(), ", ".join(map(str, located.found)) or "none named"
+            made = made.folded(f"Heads, {name}: {heads}", lambda inner, told=told: inner.sentence(*told))
         made = made.heading("What the model reads")
         for at, name in enumerate(found.insertions):
-            made = made.folded(name, Report("", question="").shown_prompt(kept.shown[f"prompt_{at}"]))
+            made = made.folded(name, lambda inner, at=at: inner.prompt(kept.shown[f"prompt_{at}"]))
         return made
 
-    files: dict[str, Any] = {
-        "study.csv": found.table(),
-        "effects.csv": found.effect_table(),
-        "study.parquet": found.to_frame(),
-        "study.png": picture,
-    }
+    files: dict[str, Any] = {"study.csv": found.table(), "effects.csv": found.effect_table()}
+    files |= {"study.parquet": found.to_frame(), "study.png": picture}
     if found.answers is not None:
         files["completions.jsonl"] = found.answers.to_frame()
     return Presented(files, page)

@@ -1,8 +1,8 @@
 """The figures' claims about attention on a model: `reproduce_figure` measures them, `check_claims` holds each against its null.
 
-Everything is a number per problem, averaged over the heads given. The intervals are not corrected for testing several claims.
-Most of these claims agree on random weights too, so each stands beside the same check of untrained twins. That a repeated token
-receives little is compared with other repeated tokens: equal tokens share one score, so uniform attention is no null of it.
+Everything is a number per problem, mean over the heads given; intervals are not corrected for testing several claims. Most
+claims agree on random weights too, so each stands beside the same check of untrained twins. That a repeated token receives
+little is compared with other repeated tokens: equal tokens share one score, so uniform attention is no null of it.
 """
 
 from collections import Counter
@@ -114,7 +114,7 @@ class ClaimChecks(Result):
         for check in self.checks:
             claim = check.claim
             row: dict[str, object] = {"claim": claim.text, "key": claim.key, "figures": " ".join(claim.figures)}
-            row["measure"] = claim.measure
+            row |= {"measure": claim.measure}
             row |= {"measured": check.measured, "measured_ci_low": check.low, "measured_ci_high": check.high}
             row |= {"null": check.null, "null_is": claim.null, "above_null": check.measured - check.null}
             row |= {"above_null_ci_low": check.difference_low, "above_null_ci_high": check.difference_high}
@@ -126,8 +126,7 @@ class ClaimChecks(Result):
             rows.append(row)
         return pd.DataFrame(rows)
 
-    def to_frame(self) -> pd.DataFrame:
-        return self.table()
+    to_frame = table
 
     def headline(self) -> str:
         """Return how many claims agree, which do not, and how many hold without training."""
@@ -155,9 +154,6 @@ class ClaimChecks(Result):
         return Shown((ShownTable(self.table(), "The paper's claims, each against its null.", columns),))
 
 
-# ------------------------------------------------------------------------------------------------------------- a figure
-
-
 @checked
 def reproduce_figure(
     model: Model,
@@ -181,7 +177,7 @@ def reproduce_figure(
     ----------
     figure : the paper's number ("13") or key ("000").
     heads : those to show; default the figure's, of its first model.
-    draws : draws of random words per problem, averaged; `repeats` : other tokens repeated as often, among which the
+    draws, repeats : draws of random words per problem, averaged; other tokens repeated as often, among which the
         insertion's has its rank (20 or more); each only where the figure's claims need them.
     twins : untrained twins of the model that are checked alike.
     checkpoint : a folder that receives each finished problem of each profile.
@@ -192,14 +188,13 @@ def reproduce_figure(
     shown = figure_named(figure) if isinstance(figure, str) else figure
     chosen = shown.heads(shown.models[0]) if heads is None else model.info.chosen(heads, what="show")
     questions, filler = tuple(problems), Insertion.meaningless(n_tokens=n_tokens)
-    common: Arguments = {"heads": chosen, "rows": rows, "progress": progress, "seed": seed}
 
     def measured(of: Model, folder: Path | None) -> dict[str, Any]:
         def profile(name: str, insertion: Insertion, *conditions: str) -> AttentionProfile:
             pairs = make_pairs(of, questions, insertion, template=template)
-            file = None if folder is None else folder / f"{name}.jsonl"
-            both = conditions or ("base", "inserted")
-            return attention_profile(of, pairs, conditions=both, checkpoint=file, **common)
+            how: Arguments = {"conditions": conditions or ("base", "inserted"), "heads": chosen, "rows": rows}
+            how["checkpoint"] = None if folder is None else folder / f"{name}.jsonl"
+            return attention_profile(of, pairs, **how, progress=progress, seed=seed)
 
         made, random, others = {"Mless": profile("mless", filler, "base", "inserted", "gap")}, [], []
         if shown.key in CLAIMS["low_in_span"].figures:
@@ -212,24 +207,18 @@ def reproduce_figure(
             made["random words"] = random[0]
         if shown.kind == "bars_and_head":
             made["Mful"] = profile("mful", Insertion.meaningful(n_tokens=n_tokens))
-        claims = check_claims(
-            made["Mless"],
-            heads=[head for head in chosen if head.layer == 0],
-            random_sentence=random,
-            meaningful=made.get("Mful"),
-            repeats=others,
-            claims=[claim.key for claim in CLAIMS.values() if shown.key in claim.figures],
-            seed=seed,
-        )
-        return made | {"claims": claims}
+        wanted = [claim.key for claim in CLAIMS.values() if shown.key in claim.figures]
+        against: Arguments = {"random_sentence": random, "meaningful": made.get("Mful"), "repeats": others}
+        first = [head for head in chosen if head.layer == 0]
+        return made | {"claims": check_claims(made["Mless"], heads=first, claims=wanted, seed=seed, **against)}
 
     folder = None if checkpoint is None else Path(checkpoint)
     made = measured(model, folder)
-    of_twins = [
+    of_twins = tuple(
         measured(untrained_twin(model, at), None if folder is None else folder / f"twin-{at}")["claims"]
         for at in range(twins)
-    ]
-    return made | {"claims": replace(made["claims"], twins=tuple(of_twins))}
+    )
+    return made | {"claims": replace(made["claims"], twins=of_twins)}
 
 
 def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:
@@ -242,9 +231,6 @@ def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = No
 
     heads: Arguments = {"n_heads": model.n_heads, "n_key_value_heads": model.n_key_value_heads}
     return stand_in(model.architecture, name=model.title, **heads, **options)
-
-
-# ------------------------------------------------------------------------------------------------------------ the claims
 
 
 def check_claims(
@@ -277,41 +263,38 @@ def check_claims(
         raise ValueError(f"claims need a profile with conditions base and inserted, this one has {profile.conditions}")
     lowest = min(head.layer for head in profile.heads)
     chosen = as_heads(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
-    for head in chosen:
-        profile.of(head)
-    wanted = tuple(CLAIMS) if claims is None else tuple(claims)
-    for key in wanted:
-        one_of(key, CLAIMS, "claim")
+    wanted = [one_of(key, CLAIMS, "claim") for key in (CLAIMS if claims is None else claims)]
     draws = (random_sentence,) if isinstance(random_sentence, AttentionProfile) else tuple(random_sentence)
     for other in (*draws, *repeats, *([] if meaningful is None else [meaningful])):
         if other.problem_ids != profile.problem_ids:
-            raise ValueError(
-                "the profiles must be of the same problems in the same order: they are compared one by one"
-            )
-    measures = _Measures(profile, chosen, draws, meaningful, seed)
-    how = _How(profile.groups, seed, confidence)
+            raise ValueError("the profiles must be of the same problems in the same order: they are compared in pairs")
+    checking = _Checking(profile, chosen, draws, meaningful, seed, confidence)
     checks = tuple(
-        how.ranked(CLAIMS[key], measures.level(profile), [measures.level(each) for each in repeats])
-        if key == "low_in_span"
-        else how.judged(CLAIMS[key], *measures.of(key))
-        for key in wanted
+        checking.ranked(claim, repeats) if claim.key == "low_in_span" else checking.judged(claim) for claim in wanted
     )
     settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
     return ClaimChecks(checks, settings)
 
 
+def over_problems(formula: Callable[..., torch.Tensor], *values: Iterable[np.ndarray]) -> np.ndarray:
+    """A formula of a number per head, mean over heads, `[problem]`."""
+    parts = (formula(*map(torch.from_numpy, each)).numpy() for each in zip(*values, strict=True))
+    return np.array([defined_mean(part.ravel()) for part in parts])
+
+
 @dataclass(frozen=True, eq=False)
-class _Measures:
-    """Measured and null numbers per problem, by claim."""
+class _Checking:
+    """What claims are checked on: numbers per problem, their null, and the verdict."""
 
     profile: AttentionProfile
     heads: tuple[Head, ...]
     draws: tuple[AttentionProfile, ...]
     meaningful: AttentionProfile | None
     seed: int
+    confidence: float
 
-    def of(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None, str]:
-        """Return what was measured `[problem]`, its null `[problem]` or a number, and why one is missing."""
+    def measured(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None, str]:
+        """What was measured `[problem]`, its null `[problem]` or a number, and why one is missing."""
         made = self.profile
         match key:
             case "attenuation":
@@ -343,7 +326,7 @@ class _Measures:
     def against_draws(
         self, measure: Callable[[AttentionProfile], np.ndarray], of: AttentionProfile
     ) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """Return a measure, and its mean over the draws of random words."""
+        """A measure, and its mean over the draws of random words."""
         if not self.draws:
             return measure(of), None, "no profile with random words"
         return measure(of), np.mean([measure(draw) for draw in self.draws], 0), ""
@@ -354,31 +337,33 @@ class _Measures:
     def retention(
         self, condition: str = "inserted", *, of: AttentionProfile | None = None, heads: Sequence[Head] | None = None
     ) -> np.ndarray:
-        """Return the received attention that shared tokens keep, mean over heads, `[problem]`."""
+        """The received attention that shared tokens keep."""
         of = of or self.profile
         rows = [of.of(head) for head in heads or self.heads]
-        found = []
-        for base, other in zip(of.aligned("base"), of.aligned(condition), strict=True):
-            tokens = torch.ones(base.shape[1], dtype=torch.bool)
-            kept = aligned_recovery(torch.from_numpy(base[rows]), torch.from_numpy(other[rows]), tokens=tokens)
-            found.append(defined_mean(kept.numpy()))
-        return np.array(found)
+
+        def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return aligned_recovery(base[rows], other[rows], tokens=torch.ones(base.shape[1], dtype=torch.bool))
+
+        return over_problems(kept, of.aligned("base"), of.aligned(condition))
 
     def level(self, of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
-        """Return the received attention of a segment over uniform attention's, mean over heads, `[problem]`."""
+        """The received attention of a segment over uniform attention's."""
         levels = of.level("inserted", segment, relative=True)[:, self.rows(of)]
         return np.array([defined_mean(heads) for heads in levels])
 
     def variation(self, of: AttentionProfile) -> np.ndarray:
-        """Return how much the tokens of the span differ in what they receive, mean over heads, `[problem]`."""
-        rows, found = self.rows(of), []
-        for index, values in enumerate(of.whole("inserted")):
-            inside = torch.from_numpy(of.is_inserted(index))
-            found.append(defined_mean(span_variation(torch.from_numpy(values[rows]), span=inside).numpy()))
-        return np.array(found)
+        """How much the tokens of the span differ in what they receive."""
+        rows, inside = self.rows(of), map(of.is_inserted, range(len(of.problem_ids)))
+        return over_problems(lambda values, span: span_variation(values[rows], span=span), of.whole("inserted"), inside)
+
+    def alike(self, other: AttentionProfile) -> np.ndarray:
+        """The rank correlation of two insertions' profiles on shared tokens."""
+        own, their = self.rows(self.profile), self.rows(other)
+        values = self.profile.aligned("inserted"), other.aligned("inserted")
+        return over_problems(lambda a, b: timing_spearman(a[own], b[their]), *values)
 
     def timing(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rank correlation with and without the insertion, and its mean over rotations of prefix and question."""
+        """The rank correlation with and without the insertion, and its mean over rotations of prefix and question."""
         rows, measured, null = self.rows(self.profile), [], []
         pairs = zip(self.profile.aligned("base"), self.profile.aligned("inserted"), self.profile.spans, strict=True)
         for index, (base, other, (start, _)) in enumerate(pairs):
@@ -389,52 +374,34 @@ class _Measures:
             draw = derive_generator(self.seed, "claim timing", index)
             turned = []
             for _ in range(N_SHIFTS):
-                parts = [
-                    part.roll(int(draw.integers(0, max(1, part.shape[1]))), 1) for part in (y[:, :first], y[:, first:])
-                ]
-                turned.append(torch.cat(parts, 1))
+                parts = (y[:, :first], y[:, first:])
+                steps = [int(draw.integers(0, max(1, part.shape[1]))) for part in parts]
+                turned.append(torch.cat([part.roll(step, 1) for part, step in zip(parts, steps, strict=True)], 1))
             shifted = timing_spearman(x.expand(N_SHIFTS, *x.shape), torch.stack(turned))
             null.append(defined_mean(shifted.numpy().ravel()))
         return np.array(measured), np.array(null)
 
-    def alike(self, other: AttentionProfile) -> np.ndarray:
-        """Return the rank correlation of two insertions' profiles on shared tokens, mean over heads, `[problem]`."""
-        own, their, found = self.rows(self.profile), self.rows(other), []
-        for a, b in zip(self.profile.aligned("inserted"), other.aligned("inserted"), strict=True):
-            found.append(defined_mean(timing_spearman(torch.from_numpy(a[own]), torch.from_numpy(b[their])).numpy()))
-        return np.array(found)
-
-
-@dataclass(frozen=True)
-class _How:
-    """How numbers per problem become a verdict."""
-
-    groups: tuple[str, ...]
-    seed: int
-    confidence: float
-
     def mean(self, values: np.ndarray) -> tuple[float, float, float, int]:
-        """Return the mean over groups, its limits, and of how many it is."""
+        """The mean over groups, its limits, and of how many it is."""
         mean, n = float(defined_mean(values)), int(np.isfinite(values).sum())
         if len(values) < 2:
             return mean, np.nan, np.nan, n
         found = mean_interval(values, seed=self.seed, confidence=self.confidence)
         return mean, float(found.low), float(found.high), n
 
-    def judged(
-        self, claim: Claim, measured: np.ndarray | None, null: np.ndarray | float | None, why: str
-    ) -> ClaimCheck:
+    def judged(self, claim: Claim) -> ClaimCheck:
         """Hold what was measured against its null, problem by problem."""
+        measured, null, why = self.measured(claim.key)
         if measured is None:
             return ClaimCheck(claim, reason=why)
-        measured = np.where(np.isfinite(measured), measured, np.nan)
+        groups, measured = self.profile.groups, np.where(np.isfinite(measured), measured, np.nan)
         if null is None:
-            return ClaimCheck(claim, *self.mean(by_group(measured, self.groups)), reason=why)
+            return ClaimCheck(claim, *self.mean(by_group(measured, groups)), reason=why)
         difference = measured - null  # on the same problems
-        own, other = (by_group(np.where(np.isnan(difference), np.nan, each), self.groups) for each in (measured, null))
+        own, other = (by_group(np.where(np.isnan(difference), np.nan, each), groups) for each in (measured, null))
         mean, low, high, _ = self.mean(own)
         reference = float(defined_mean(other))
-        _, below, above, n = self.mean(by_group(difference, self.groups))
+        _, below, above, n = self.mean(by_group(difference, groups))
         if n < 2:
             return ClaimCheck(claim, mean, low, high, n, reference, reason="fewer than 2 problems")
         ends = sorted((claim.direction * below, claim.direction * above))
@@ -444,15 +411,15 @@ class _How:
             verdict = "disagrees" if alike else "agrees" if below > 0 or above < 0 else "cannot tell"
         return ClaimCheck(claim, mean, low, high, n, reference, below, above, verdict)
 
-    def ranked(self, claim: Claim, measured: np.ndarray, others: Sequence[np.ndarray]) -> ClaimCheck:
+    def ranked(self, claim: Claim, repeats: Sequence[AttentionProfile]) -> ClaimCheck:
         """Judge a claim about one repeated token by the rank of its mean over problems among other repeated tokens'."""
-        own, *grouped = (by_group(each, self.groups) for each in (measured, *others))
+        own, *others = (by_group(self.level(each), self.profile.groups) for each in (self.profile, *repeats))
         mean, low, high, n = self.mean(own)
-        levels = np.array([defined_mean(other) for other in grouped])
+        levels = np.array([defined_mean(other) for other in others])
         if len(levels) < FEWEST_REPEATS or not np.isfinite([mean, *levels]).all():
             few = f"{len(levels)} other repeated tokens, {FEWEST_REPEATS} needed"
             return ClaimCheck(claim, mean, low, high, n, reason=few if np.isfinite(mean) else "undefined")
-        _, below, above, _ = self.mean(own - np.mean(grouped, axis=0))
+        _, below, above, _ = self.mean(own - np.mean(others, axis=0))
         ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
         likely = (1 - self.confidence) * (1 + len(levels))
         verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"

@@ -6,20 +6,13 @@ from typing import Any
 import lazy_loader
 
 PUBLIC = {
-    "maps": ["head_map", "lambda_map", "site_map", "span_map"],
+    "maps": ["head_map", "lambda_map", "path_graph", "site_map", "span_map"],
     "forests": ["forest", "mediation", "read_effects", "study_effects", "summary_plot"],
     "lines": ["affine_layers", "circuit_curve", "compare_profiles", "dose_response", "profiles", "set_growth"],
     "bars": [
-        "accuracy_bars",
-        "activation_histograms",
-        "bars_and_profiles",
-        "direct_bars",
-        "lambda_heads",
-        "shares",
-        "token_bars",
-        "transfer_bars",
+        *("accuracy_bars", "activation_histograms", "bars_and_profiles", "direct_bars", "lambda_heads", "shares"),
+        *("token_bars", "transfer_bars"),
     ],
-    "graph": ["path_graph"],
     "circuitsvis": ["attention", "tokens"],
 }
 """module -> its public names."""

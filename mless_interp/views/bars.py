@@ -23,16 +23,10 @@ _BOX = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
 STAR: Style = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none"}
 
 
-def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.DataFrame | None = None) -> Picture:
-    """Draw accuracy by treatment in percent, with 95 % intervals over problems; the paper's numbers as marks beside them.
-
-    `published` is a mapping from treatment to a share, or a table with treatment and percent (or accuracy, a share) and, if
-    there are several sources, source. Treatments that only the paper has get a place of their own. Bars are numbers of this
-    run, marks are not: other problems, other sampling.
-    """
-    table, marks = results.table(), _published(published)
-    names = list(dict.fromkeys([*table["treatment"].astype(str), *marks["treatment"]]))
-    percent = 100 * with_limits(table, "accuracy")
+def accuracy_bars(results: AccuracyResults) -> Picture:
+    """Draw accuracy by treatment in percent, with 95 % intervals over problems."""
+    table = results.table()
+    names, percent = list(table["treatment"].astype(str)), 100 * with_limits(table, "accuracy")
     picture, axes = plots.panel(max(4.2, 1.1 * len(names) + 1.6), 3.6)
     for at, n in enumerate(table["n"]):
         colour, hatch = LINES[at % len(LINES)][0], HATCHES[at % len(HATCHES)]
@@ -43,43 +37,15 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
                 axes.errorbar(at, percent[0, at], yerr=reach_of(percent[:, [at]]), color=ink, zorder=order, **line)
         words = f"{percent[0, at]:.1f} %" if np.isfinite(percent[0, at]) else "undefined"
         axes.text(at, 1.0, f"{words}\nn = {int(n)}", ha="center", va="bottom", fontsize=7, zorder=4, bbox=_BOX)
-    style: Style = {"linestyle": "none", "color": "black", "markerfacecolor": "white", "markersize": 7, "zorder": 5}
-    for number, (source, here) in enumerate(marks.groupby("source", sort=False)):
-        places = [names.index(name) + 0.2 + 0.1 * number for name in here["treatment"]]
-        label = f"published: {plots.shortened(source)}"
-        axes.plot(places, 100 * here["share"], marker="Dv^sPX"[number % 6], label=label, **style)
     name_ticks(axes.xaxis, names, rotation=20 if len(names) > 4 else 0)
     axes.set_xlim(-0.6, len(names) - 0.4)
-    axes.set_ylim(0, min(100.0, 1.15 * float(np.nanmax([*percent.ravel(), *(100 * marks["share"]), 1.0]))))
+    axes.set_ylim(0, min(100.0, 1.15 * float(np.nanmax([*percent.ravel(), 1.0]))))
     name_axes(axes, y="accuracy (%), bars: 95 % interval", title=words_of(results, "model", "benchmark"))
-    if len(marks):
-        axes.legend(fontsize=7, loc="upper right")
     return picture
 
 
-def _published(published: Mapping[str, float] | pd.DataFrame | None) -> pd.DataFrame:
-    """Treatment, share and source of the numbers that others have published."""
-    table = published
-    if not isinstance(table, pd.DataFrame):
-        table = pd.DataFrame((table or {}).items(), columns=["treatment", "accuracy"])
-    if not {"percent", "accuracy"} & set(table):
-        raise ValueError(
-            "published must map treatments to shares, or be a table with treatment and percent (or accuracy); its columns "
-            f"are {', '.join(map(str, table.columns))}"
-        )
-    shares = table["percent"] / 100 if "percent" in table else table["accuracy"]
-    source = table.get("source", "the paper")
-    made = table.assign(treatment=table["treatment"].astype(str), share=shares.astype(float), source=source)
-    return made[np.isfinite(made["share"])]
-
-
 def bars_and_profiles(
-    bars: pd.DataFrame,
-    named: Mapping[str, AttentionProfile],
-    head: Head | str,
-    *,
-    bars_title: str,
-    relative: bool = False,
+    bars: pd.DataFrame, named: Mapping[str, AttentionProfile], head: Head | str, *, bars_title: str
 ) -> Picture:
     """Draw bars of accuracy on the left (a table: model, treatment, percent); right, one head without and with each insertion.
 
@@ -88,14 +54,13 @@ def bars_and_profiles(
     """
     picture = Picture(figsize=(11.0, 6.0), layout="constrained")
     halves: Any = picture.subfigures(1, 2, width_ratios=(1.0, 1.3))
-    axes = halves[0].add_subplot()
+    axes, ends = halves[0].add_subplot(), ["percent", "low", "high"]
     models, treatments = list(dict.fromkeys(bars["model"])), list(dict.fromkeys(bars["treatment"]))
-    bars = bars.reindex(columns=["model", "treatment", "percent", "low", "high"])
-    wide = bars.pivot(index="model", columns="treatment").loc[models].astype(float)
+    bars = bars.set_index(["model", "treatment"]).reindex(columns=ends).astype(float)
     width = 0.8 / len(treatments)
     for number, treatment in enumerate(treatments):
         places = np.arange(len(models)) + (number - (len(treatments) - 1) / 2) * width
-        values = np.stack([wide[name][treatment].to_numpy() for name in ("percent", "low", "high")])
+        values = bars.reindex([(model, treatment) for model in models]).to_numpy().T
         style = {"color": LINES[number][0], "hatch": HATCHES[number % 4], "edgecolor": "white"}
         drawn = axes.bar(places, values[0], width, label=plots.shortened(treatment), **style)
         axes.bar_label(drawn, fmt="%.0f", fontsize=7, label_type="center", bbox=_BOX)
@@ -108,14 +73,13 @@ def bars_and_profiles(
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(treatments), frameon=False)
     above, below = halves[1].subplots(2, 1)
     first = next(iter(named.values()))
-    draw_curve(above, first.curve(head, "base", aligned=True, relative=relative), "none", 0)
+    draw_curve(above, first.curve(head, "base", aligned=True), "none", 0)
     for number, (name, found) in enumerate(named.items(), start=1):
-        draw_curve(above, found.curve(head, "inserted", aligned=True, relative=relative), name, number)
-        draw_curve(below, found.curve(head, "inserted", relative=relative), name, number)
+        draw_curve(above, found.curve(head, "inserted", aligned=True), name, number)
+        draw_curve(below, found.curve(head, "inserted"), name, number)
     shade_span(below, first, "inserted")
-    title = f"{first.settings.get('model', '')}: {both_names(head)}"
-    label_curve(above, title, aligned=True, relative=relative)
-    label_curve(below, "", aligned=False, relative=relative)
+    label_curve(above, f"{first.settings.get('model', '')}: {both_names(head)}", aligned=True)
+    label_curve(below, "", aligned=False)
     return picture
 
 
@@ -125,20 +89,18 @@ def activation_histograms(
     """Draw MLP activations before and after, as shares per unit of activation (log scale), and what changes.
 
     Below, after minus before in the same bins. Right, one `metric` by token class with its 95 % interval over problems.
-    Activations are no replicates: the histogram is a picture, the intervals are the evidence. The outer bins hold
-    everything beyond them. Source: methods §5.
+    Activations are no replicates: the histogram is a picture, the intervals are the evidence. Source: methods §5.
     """
     counts = shift.histograms()
     contrast = str(counts["contrast"].iloc[0]) if contrast is None else contrast
-    here = counts[(counts["contrast"] == contrast) & (counts["token_class"] == token_class)]
-    if not len(here):
-        known = ", ".join(dict.fromkeys(counts["contrast"] + "/" + counts["token_class"]))
-        raise ValueError(f"no histogram of contrast {contrast!r}, token class {token_class!r}; there are {known}")
+    known = counts["contrast"] + "/" + counts["token_class"]
+    place_of(f"{contrast}/{token_class}", dict.fromkeys(known), "histogram of contrast/token class")
+    here = counts[known == f"{contrast}/{token_class}"]
     edges = np.append(here["bin_low"], here["bin_high"].iloc[-1])
     before, after = (here[f"{run}_density"].to_numpy() for run in ("before", "after"))
     picture = Picture(figsize=(9.6, 4.6), layout="constrained")
-    halves: Any = picture.add_gridspec(2, 2, height_ratios=(2.0, 1.0))
-    above, below, beside = (picture.add_subplot(halves[at]) for at in ((0, 0), (1, 0), (slice(None), 1)))
+    places = picture.subplot_mosaic([["above", "beside"], ["below", "beside"]], height_ratios=(2.0, 1.0))
+    above, below, beside = places["above"], places["below"], places["beside"]
     above.stairs(before, edges, fill=True, color=LINES[0][0], alpha=0.35, label="before")
     above.stairs(before, edges, color=LINES[0][0], linewidth=1.0)
     above.stairs(after, edges, color=LINES[1][0], linestyle=LINES[1][1], linewidth=1.4, label="after")
@@ -182,40 +144,36 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
     axes.plot(at, table["fit_slope"], "s", label="slope of the fit (not lambda)", **hollow)
     axes.errorbar(at, lam[0], yerr=reach_of(lam), fmt="none", ecolor=LINES[0][0], linewidth=1.2, capsize=2)
     sure = (table["lam_p"] < found.alpha).to_numpy()
-    marks = {"differs from uniform": (sure, plots.FILLED), "no difference shown": (~sure, plots.OPEN)}
-    for words, (rows, style) in marks.items():
+    for rows, words, style in ((sure, "differs", plots.FILLED), (~sure, "not shown to differ", plots.OPEN)):
         if rows.any():
-            axes.plot(at[rows], lam[0][rows], label=f"lambda ({words})", linestyle="none", markersize=5, **style)
+            axes.plot(
+                at[rows], lam[0][rows], label=f"lambda ({words} from uniform)", linestyle="none", markersize=5, **style
+            )
     axes.set_ylim(min(0.0, float(np.nanmin(table["fit_slope"].fillna(0))) - 0.05), None)
     name_axes(axes, y="share of attention kept\noutside the span")
     plots.key_below(picture)
     return picture
 
 
-def shares(
-    found: AttentionDecomposition, *, layer: int = 0, contrast: str | None = None, after_norm: bool = False
-) -> Picture:
+def shares(found: AttentionDecomposition, *, layer: int = 0, contrast: str | None = None) -> Picture:
     """Draw each head's share in what a layer's attention changes in the residual stream, split into its parts.
 
     Bars: scale, bias, shift of positions, upstream (they may have different signs); points: their sum with its 95 %
-    interval over problems. All heads sum to 1 before a norm of attention's output (`after_norm`: after it, its scale frozen;
-    there the rest is the norm's own). A large share does not say that anything reads it.
+    interval over problems. All heads sum to 1, before a norm of attention's output. A large share does not say that anything
+    reads it.
     """
-    end = "_after_norm" if after_norm else ""
     table, picture, axes = _of_layer(found, layer, contrast)
-    if f"share{end}" not in table:
-        raise ValueError("this model does not norm what attention writes: there are no shares after a norm")
     parts = {"scale": "scale", "bias": "bias", "shift": "shift of positions", "rest": "upstream"}
     series = [
-        (words, table[f"{name}_share{end}"].fillna(0), {"color": LINES[number][0], "hatch": HATCHES[number]})
+        (words, table[f"{name}_share"].fillna(0), {"color": LINES[number][0], "hatch": HATCHES[number]})
         for number, (name, words) in enumerate(parts.items())
-        if f"{name}_share{end}" in table and (name != "rest" or layer > 0)
+        if f"{name}_share" in table and (name != "rest" or layer > 0)
     ]
     plots.draw_stack(axes, series, 0.75)
     points: Style = {"fmt": "D", "color": "black", "markersize": 3, "linewidth": 1, "capsize": 2}
-    whole = with_limits(table, f"share{end}")
+    whole = with_limits(table, "share")
     axes.errorbar(np.arange(len(table)), whole[0], yerr=reach_of(whole), label="sum", **points)
-    name_axes(axes, y="share of the layer's\nresidual change", title=axes.get_title() + ", after the norm" * after_norm)
+    name_axes(axes, y="share of the layer's\nresidual change")
     plots.key_below(picture, ncols=5)
     return picture
 
@@ -267,8 +225,8 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
 def transfer_bars(found: Transfer) -> Picture:
     """Draw the median outcome without the tokens, with them, and with heads moved as by them (or as in the controls) instead.
 
-    Bars are medians over problems, whiskers the intervals of their order statistics. They are of levels, which differ between
-    problems; the test of what comes back is paired, and a star stands where most problems show it (corrected p).
+    Bars are medians over problems, whiskers their intervals: of levels, which differ between problems. The test of what comes
+    back is paired; a star stands where most problems show it (corrected p).
     """
     values, made = tuple(found.levels), found.median_levels
     levels = np.array([made.estimate, made.low, made.high], dtype=float)

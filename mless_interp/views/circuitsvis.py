@@ -1,8 +1,6 @@
 """Attention and token views drawn by CircuitsVis, offline, and the patterns that they draw. The only file that imports it.
 
-Its script, as published, stands once on a page, compressed; `circuitsvis.html` is the page's side. Several views on one page:
-
-    page = "".join([head, shared_script(), *(view.fragment() for view in views), tail])
+Its script, as published, stands once on a page, compressed; `circuitsvis.html` is the page's side.
 """
 
 import base64
@@ -20,15 +18,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ..core.arguments import check_count, count_of, listed
+from ..core.arguments import check_count, count_of
 from ..core.heads import Head, as_heads, both_names
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.folders import savable
+from ..runtime.results import place_of
 from ..runtime.text_safety import visible
 from ..scores import AttentionProfile
 from . import show_after_cell
@@ -59,19 +57,13 @@ class Patterns:
     inserted: np.ndarray
     sizes: np.ndarray
 
-    @property
-    def title(self) -> str:
-        """The condition in words, with its name."""
-        return f"{CONDITIONS[self.condition].title} ({self.condition})"
-
     def pooled(self, begins: np.ndarray) -> "Patterns":
         """Neighbouring tokens drawn as one, from each that `begins` a block: a column is the sum of their attention, a row the
         mean of their rows. So a row still sums to 1, and a span that gets 93 % has a cell of 0.93, however long it is."""
         first = np.flatnonzero(begins)
         member = np.cumsum(begins) - 1 == np.arange(len(first))[:, None]
         weights = member * self.sizes
-        sizes = weights.sum(1)
-        texts = []
+        sizes, texts = weights.sum(1), []
         for start, stop, size in zip(first, [*first[1:], len(begins)], sizes, strict=True):
             ends = "…".join(dict.fromkeys((self.texts[start], self.texts[stop - 1])))
             texts.append(self.texts[start] if stop - start == 1 else f"{ends} ×{size}")
@@ -110,10 +102,11 @@ def seams(panels: Sequence[Patterns], n_base: int) -> list[int]:
     """Base tokens that begin something new: before them a panel has inserted tokens, or one of the two has no match."""
     found: set[int] = set()
     for panel in panels:
-        at = {int(base): token for token, base in enumerate(panel.base) if base >= 0}
-        found |= {
-            t for t in range(1, n_base) if (t in at) != (t - 1 in at) or at.get(t, 0) != at.get(t - 1, 0) + (t in at)
-        }
+        at = np.full(n_base, -1)
+        matched = np.flatnonzero(panel.base >= 0)
+        at[panel.base[matched]] = matched
+        follows = (at[1:] == at[:-1] + 1) & (at[:-1] >= 0) | (at[1:] < 0) & (at[:-1] < 0)
+        found |= set((1 + np.flatnonzero(~follows)).tolist())
     return sorted(found)
 
 
@@ -127,134 +120,47 @@ def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.
     return tuple(first.texts[at] for at in before), values, "shared"
 
 
-def mean_patterns(model: Model, pairs: Sequence[PromptPair], condition: str, heads: Sequence[Head]) -> Patterns:
-    """The mean over problems of the patterns of chosen heads, on what all problems' prompts have; each problem counts once.
-
-    Prompts are cut into their segments, and where the span stands. Where a segment has several lengths, its first and last
-    tokens stay, counted from its two ends, and what lies between them is drawn as one (its attention summed).
-    """
-    runs = [_runs(pair) for pair in pairs]
-    for pair, each in zip(pairs, runs, strict=True):
-        if [name for name, _ in each] != [name for name, _ in runs[0]]:
-            raise ValueError(
-                f"problems {pairs[0].id!r} and {pair.id!r} have other segments, so there is no mean of their attention; "
-                "choose pairs of one template and one insertion, or show one problem (problem=...)"
-            )
-    segments = [name for name, _ in runs[0]]
-    lengths = np.array([[length for _, length in each] for each in runs])
-    found = []
-    for pair, own in zip(pairs, lengths, strict=True):
-        parts = zip(segments, own.tolist(), lengths.min(0).tolist(), lengths.max(0).tolist(), strict=True)
-        names, sizes = zip(*(block for part in parts for block in _blocks(*part)), strict=True)
-        found.append(read_patterns(model, pair, condition, heads).in_blocks(np.repeat(np.arange(len(sizes)), sizes)))
-    if len({len(panel.texts) for panel in found}) > 1:  # spans of several lengths
-        found = [panel.with_short_span(1) for panel in found]
-    first, texts = found[0], []
-    for token, text in enumerate(first.texts):
-        name = "span" if first.inserted[token] else names[first.base[token]]
-        texts.append(text if all(panel.texts[token] == text for panel in found) else name)
-    return replace(first, values=np.mean([panel.values for panel in found], axis=0), texts=tuple(texts))
-
-
-def _runs(pair: PromptPair) -> list[tuple[str, int]]:
-    """The base prompt's runs of one segment with their lengths, cut also where the span stands."""
-    segments, cuts = pair.base.segments, [0]
-    cuts += [t for t in range(1, len(segments)) if segments[t] != segments[t - 1] or t == pair.span[0]]
-    return [(segments[start], stop - start) for start, stop in pairwise([*cuts, len(segments)])]
-
-
-def _blocks(segment: str, length: int, shortest: int, longest: int) -> list[tuple[str, int]]:
-    """A segment's blocks, which are alike for all its lengths: their names, counted from its ends, and numbers of tokens.
-
-    >>> _blocks("q", 9, 6, 9)
-    [('q +1', 1), ('q +2', 1), ('q …', 5), ('q −2', 1), ('q −1', 1)]
-    """
-    if shortest == longest:
-        return [(f"{segment} +{place}", 1) for place in range(1, length + 1)]
-    aside = range(1, (shortest - 1) // 2 + 1)
-    ends = [(f"{segment} +{place}", 1) for place in aside], [(f"{segment} −{place}", 1) for place in reversed(aside)]
-    return [*ends[0], (f"{segment} …", length - 2 * len(aside)), *ends[1]]
-
-
 @savable
 @dataclass(frozen=True, eq=False)
 class PairAttention:
-    """Attention of chosen heads on one problem, or its mean `of` several, a panel per condition: what a view needs to be drawn
-    without the model. `n_base` counts tokens (blocks, in a mean) of the prompt without insertion, `n_inserted` the span's."""
+    """Attention of chosen heads on a problem, a panel per condition: what a view needs to be drawn without the model."""
 
-    of: str
+    problem_id: str
     insertion: str
-    n_problems: int
-    n_base: int
     n_inserted: int
     heads: tuple[Head, ...]
     panels: tuple[Patterns, ...]
 
 
 def read_attention(
-    model: Model,
-    pair: PromptPair | Sequence[PromptPair],
-    heads: Iterable[Head | str],
-    *,
-    problem: str | int | None = None,
-    conditions: Sequence[str] | None = None,
+    model: Model, pair: PromptPair, heads: Iterable[Head | str], conditions: Sequence[str] | None = None
 ) -> PairAttention:
-    """The attention of chosen heads in these conditions of a pair, or its mean over the problems of several pairs."""
+    """The attention of chosen heads in these conditions of a pair."""
     chosen = model.info.chosen(heads, what="show")
-    pairs = (pair,) if isinstance(pair, PromptPair) else tuple(pair)
-    if not pairs:
-        raise ValueError("no pairs to show; give at least one")
-    if len({each.insertion.label for each in pairs}) > 1:
-        raise ValueError("pairs of several insertions have no mean; give those of one")
-    if problem is not None:
-        pairs = (pairs[problem_index([each.id for each in pairs], problem)],)
     if conditions is None:
-        conditions = ("base" if pairs[0].n_inserted else "clean", "inserted")
-    if not conditions or len(set(conditions)) != len(conditions):
-        raise ValueError(f"conditions to show: at least one, each once; got {', '.join(conditions) or 'none'}")
-    if len(pairs) == 1:
-        of, panels = f"problem {pairs[0].id}", [read_patterns(model, pairs[0], name, chosen) for name in conditions]
-    else:
-        of = f"mean over {count_of(len(pairs), 'problem')}"
-        panels = [mean_patterns(model, pairs, name, chosen) for name in conditions]
-    n_base = 1 + max(int(panel.base.max()) for panel in panels)
-    return PairAttention(of, pairs[0].insertion.label, len(pairs), n_base, pairs[0].n_inserted, chosen, tuple(panels))
-
-
-def problem_index(ids: Sequence[str], problem: str | int) -> int:
-    """The place of a problem, by its id or its place."""
-    at = ids.index(problem) if problem in ids else problem
-    if isinstance(at, str) or not 0 <= at < len(ids):
-        raise ValueError(
-            f"no problem {problem!r} here: give a place from 0 to {len(ids) - 1}, or an id ({listed(ids)})"
-        )
-    return at
+        conditions = ("base" if pair.n_inserted else "clean", "inserted")
+    panels = tuple(read_patterns(model, pair, name, chosen) for name in conditions)
+    return PairAttention(pair.id, pair.insertion.label, pair.n_inserted, chosen, panels)
 
 
 def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Patterns:
     """The patterns of chosen heads in one condition of a pair, with texts and the map to the base prompt's tokens."""
-    values = patterns_of(model, pair, condition, heads).double().numpy()
-    ids = pair.condition(condition).tokens[0].tolist()
-    n, short = len(ids), len(ids) == len(pair.base)
-    base = np.arange(n) if short else np.full(n, -1)
-    for token, position in enumerate(() if short else pair.alignment):
-        if position >= 0:
-            base[position] = token
-    inserted = np.zeros(n, dtype=bool) if short else pair.span_mask.numpy()
-    texts = tuple(readable(pair.text_of(model, i)) for i in ids)
-    return Patterns(condition, values, texts, base, inserted, np.ones(n, dtype=int))
-
-
-def patterns_of(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Tensor:
-    """Patterns `[head, dest, src]` of chosen heads in one condition; only these leave their layer."""
     wanted = {layer: [head.head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}}
-    capture = {
+    capture = {  # only these heads leave their layer
         site(layer, "attn.hook_pattern"): (lambda pattern, here=here: pattern[0, here].float().cpu())
         for layer, here in wanted.items()
     }
-    found = model.run(pair.condition(condition), capture=capture, logits_at="none").captured
-    rows = (found[site(head.layer, "attn.hook_pattern")][wanted[head.layer].index(head.head)] for head in heads)
-    return torch.stack(list(rows))
+    inputs = pair.condition(condition)
+    found = model.run(inputs, capture=capture, logits_at="none").captured
+    rows = [found[site(head.layer, "attn.hook_pattern")][wanted[head.layer].index(head.head)] for head in heads]
+    values, ids = torch.stack(rows).double().numpy(), inputs.tokens[0].tolist()
+    texts, one = tuple(readable(pair.text_of(model, i)) for i in ids), np.ones(len(ids), dtype=int)
+    if len(ids) == len(pair.base):
+        return Patterns(condition, values, texts, np.arange(len(ids)), one == 0, one)
+    base, alignment = -one, np.array(pair.alignment)
+    matched = np.flatnonzero(alignment >= 0)
+    base[alignment[matched]] = matched
+    return Patterns(condition, values, texts, base, pair.span_mask.numpy(), one)
 
 
 def readable(text: str) -> str:
@@ -330,48 +236,37 @@ def _packed(content: bytes) -> str:
 
 def attention(
     model: Model,
-    pair: PromptPair | Sequence[PromptPair],
+    pair: PromptPair,
     heads: Iterable[Head | str],
     *,
-    problem: str | int | None = None,
     conditions: Sequence[str] | None = None,
-    difference: bool = True,
     max_span: int | None = 1,
     scale: float | None = None,
 ) -> View:
     """Show attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
 
     A button per head; all panels show the chosen one. Inserted tokens are marked (texts, a yellow band beyond the diagonal).
-    Neighbouring tokens may be drawn as one block (prompts of more than 128 are): its column is the sum of its tokens'
-    attention, its row the mean of theirs, so every row sums to 1. Of more than 32 heads the first are drawn. The difference is
-    last minus first condition, on the tokens that both have.
+    Prompts of more than 128 tokens are drawn in blocks of neighbours: a block's column is the sum of its tokens' attention,
+    its row the mean of theirs, so every row sums to 1. Of more than 32 heads the first are drawn. The difference is last minus
+    first condition, on the tokens that both have.
 
     Parameters
     ----------
-    pair : one pair, or several: the mean over their problems, on what their prompts share (a segment of several lengths by
-        its first and last tokens, and one block between them).
-    problem : of several pairs only this one, by the problem's id or its place (zero-based).
     conditions : of base, inserted, gap, masked, held, clean; a panel each. Default: inserted beside base, or clean where there
         is no span.
     max_span : into how many blocks a longer span is drawn (None: token by token).
     scale : attention with the darkest colour, the same in all panels. None: the 99th percentile of all cells shown, so that
-        a sink does not pale everything else. Larger values keep their number.
+        a sink does not pale everything else.
     """
     if max_span is not None:
         check_count(max_span, name="max_span")
-    if scale is not None and not 0 < scale < np.inf:
-        raise ValueError(f"scale must be a positive attention probability, got {scale}")
-    read = read_attention(model, pair, heads, problem=problem, conditions=conditions)
-    return attention_view(read, difference=difference, max_span=max_span, scale=scale)
+    return attention_view(read_attention(model, pair, heads, conditions), max_span=max_span, scale=scale)
 
 
-def attention_view(
-    read: PairAttention, *, difference: bool = True, max_span: int | None = 1, scale: float | None = None
-) -> View:
+def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: float | None = None) -> View:
     """The view that `attention` gives, of what was read before (`read_attention`), without the model."""
     heads = read.heads[:MOST_HEADS]
     panels, size = with_few_tokens([panel.with_short_span(max_span) for panel in read.panels], MOST_TOKENS)
-    several = read.n_problems > 1
     if scale is None:
         cells = np.concatenate([panel.values[:, *np.tril_indices(len(panel.texts))].ravel() for panel in panels])
         scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
@@ -380,23 +275,22 @@ def attention_view(
     if read.n_inserted:
         pooled = f", drawn as {count_of(drawn, 'block')}" if 0 < drawn < read.n_inserted else ""
         words.append(f"{count_of(read.n_inserted, 'token')} inserted{pooled} ({MARK}, yellow band).")
-    if several:
-        words.append("Where lengths differ, tokens are counted from both ends of their segment, with a block between.")
     if size > 1:
         words.append(f"To keep the page small, {size} neighbouring tokens are drawn as one block.")
-    if drawn < read.n_inserted or several or size > 1:
+    if drawn < read.n_inserted or size > 1:
         words.append("A block's column is the sum of its tokens' attention, its row the mean of theirs.")
     if len(read.heads) > len(heads):
         words.append(f"To keep the page small, the first {len(heads)} of {len(read.heads)} heads are drawn.")
     charts = []
     for panel in panels:
-        length = "" if several else f", {count_of(int(panel.sizes.sum()), 'token')}"
-        charts.append((panel.title + length, panel.texts, panel.inserted, panel.values))
-    if difference and len(panels) > 1:
+        length = count_of(int(panel.sizes.sum()), "token")
+        title = f"{CONDITIONS[panel.condition].title} ({panel.condition}), {length}"
+        charts.append((title, panel.texts, panel.inserted, panel.values))
+    if len(panels) > 1:
         texts, values, on = difference_of(panels[0], panels[-1])
         title = f"difference: {panels[-1].condition} − {panels[0].condition} on {on} tokens"
         charts.append((title, texts, np.zeros(len(texts), dtype=bool), values))
-    title = visible(f"Attention, {read.of}: {read.insertion}")
+    title = visible(f"Attention, problem {read.problem_id}: {read.insertion}")
     legend = _legend("attention", scale, less=False, inserted=bool(read.n_inserted))
     legend += _legend("difference", scale, less=True, inserted=False) * (len(charts) > len(panels))
     figures = "".join(
@@ -449,15 +343,11 @@ def tokens(
 
     White is 0. `relative` shows log2 of received attention over what uniform attention would give instead (white: as much,
     red: more, blue: less; from an eighth to eight times). Inserted tokens are marked. Tokens whose value is undefined stand in
-    ⟨ ⟩ without colour.
-
-    Parameters
-    ----------
-    heads : default: all of the profile's. problem : its id, or its place among the profile's problems.
-    conditions : default: all of the profile's.
+    ⟨ ⟩ without colour. `problem`: its id, or its place; `heads` and `conditions`: default all of the profile's.
     """
     chosen = profile.heads if heads is None else as_heads(heads)
-    index, rows = problem_index(profile.problem_ids, problem), [profile.of(head) for head in chosen]
+    index = problem if isinstance(problem, int) else place_of(problem, profile.problem_ids, "problem")
+    rows = [profile.of(head) for head in chosen]
     strips = {}
     for name in conditions or profile.conditions:
         received = profile.whole(name, relative=relative)[index][rows]

@@ -1,6 +1,7 @@
 """Forests: numbers with their intervals, a row each."""
 
 from collections.abc import Iterable
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,17 @@ from ..core.heads import Head, as_heads, both_names
 from ..mechanism import Mediation
 from ..patching.knockouts import ReadEffects
 from ..runtime.columns import column_of
-from ..runtime.results import Result, largest_first, turned
+from ..runtime.results import Result, largest_first, place_of, turned
 from ..runtime.text_safety import one_line
 from . import plots
 from .plots import FILLED, LINES, OPEN, Picture, Style, draw_forest, key_below, name_axes, panel, with_limits, words_of
 
+SQUARE: Style = {"marker": "s", "color": LINES[1][0]}
 LOCATED: tuple[tuple[str, str, Style], ...] = (
     ("removed_median", "undone: its output patched out", FILLED),
     ("added_median", "reproduced: its output patched in", OPEN),
-    ("knockout_median", "undone: its own read removed", {"marker": "s", "color": LINES[1][0]}),
-    (
-        "edge_noise_median",
-        "reproduced: its own read added",
-        {"marker": "s", "color": LINES[1][0], "markerfacecolor": "white"},
-    ),
+    ("knockout_median", "undone: its own read removed", SQUARE),
+    ("edge_noise_median", "reproduced: its own read added", SQUARE | {"markerfacecolor": "white"}),
     ("random_effect", "undone, with random words instead of the insertion", {"marker": "x", "color": "0.45"}),
 )
 READ_MARKS: dict[str, tuple[Style, str]] = {
@@ -51,12 +49,8 @@ def forest(
 
     Of `LocatedHeads`: medians of what patching the head's output (round) and its own read alone (square) undoes (filled) and
     reproduces (open), parts of the insertion's effect, beside the same under random words (crosses); the dashed lines are
-    the smallest effect of interest. Of other results: one column with its interval.
-
-    Parameters
-    ----------
-    heads : default: the named heads and then the largest, `top` in all.
-    value : the column to draw; of `LocatedHeads` in place of the measures.
+    the smallest effect of interest. Of other results, or with a `value`: one column with its interval. `heads`: default the
+    named heads and then the largest, `top` in all.
     """
     table = plots.head_table(found)
     located = found if isinstance(found, LocatedHeads) and value is None else None
@@ -72,10 +66,7 @@ def forest(
     if heads is None:
         shown = table.head(max(top, int(table["kind"].isin(NAMED).sum()) if "kind" in table else 0))
     else:
-        wanted = list(map(str, as_heads(heads)))
-        if missing := [head for head in wanted if head not in names]:
-            raise ValueError(f"{', '.join(missing)} (zero-based) not in this result, which has {len(table)} heads")
-        shown = table.loc[wanted]
+        shown = table.iloc[[place_of(str(head), names, "head (zero-based)") for head in as_heads(heads)]]
     rows = []
     for head, row in zip(shown.index, shown.to_dict("records"), strict=True):
         against = " against the effect" * (row.get("sense") == "against")
@@ -140,19 +131,18 @@ def mediation(found: Mediation) -> Picture:
 def read_effects(found: ReadEffects) -> Picture:
     """Draw what each edit of each head's read removes: a panel per head, median over problems with its 95 % interval.
 
-    As shares of the total effect; in the outcome's unit where that is not established. Filled: shown to be more than
-    the smallest effect of interest in most problems, with the insertion's effect (round) or against it (a triangle); square:
-    shown to be less; open: neither is shown. The band is the smallest effect of interest.
+    As shares of the total effect; in the outcome's unit where that is not established. The marks say what most problems show
+    beside the smallest effect of interest, which is the band.
     """
     table = turned(found, found.table())
     value, quantity = plots.chosen_column(found, table, None)
-    heads = dict(list(table.groupby("label", sort=False)))
+    heads = list(table.groupby("label", sort=False))
     columns = min(3, len(heads))
     rows = -(-len(heads) // columns)
     picture = Picture(figsize=(2.7 * columns + 1.9, 1.9 * rows + 1.0), layout="constrained")
     reach = found.whole.delta / (abs(float(found.whole.median.estimate)) if value == "share" else 1)
     axes: object = None
-    for number, (label, here) in enumerate(heads.items()):
+    for number, (label, here) in enumerate(heads):
         axes = picture.add_subplot(rows, columns, number + 1, sharex=axes)
         drawn = with_limits(here, value, quantity.limits)
         draw_forest(axes, here["intervention"].str.replace("_", " ").tolist(), [(str(label), drawn, OPEN)])
@@ -183,9 +173,8 @@ def study_effects(found: Any, *, outcome: str | None = None) -> Picture:
     outcome = found.outcomes[0] if outcome is None else outcome
     table = found.effect_table().query("outcome == @outcome")
     series = []
-    for number, contrast in enumerate(found.contrasts):
+    for contrast, (colour, _, marker) in zip(found.contrasts, cycle(LINES), strict=False):
         rows = table[table["contrast"] == contrast].set_index("insertion").loc[list(found.insertions)]
-        colour, _, marker = LINES[number % len(LINES)]
         series.append((contrast, with_limits(rows, "median"), {"marker": marker, "color": colour}))
     picture, axes = panel(7.2, 1.5 + (0.2 + 0.2 * len(series)) * len(found.insertions))
     draw_forest(axes, list(found.insertions), series)

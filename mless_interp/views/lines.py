@@ -29,14 +29,13 @@ def profiles(
     conditions: Sequence[str] | None = None,
     whole: bool = True,
     relative: bool = False,
-    null: bool = True,
     names: Mapping[str, str] | None = None,
 ) -> Picture:
     """Draw attention received per token, a column per head; of several models' profiles side by side.
 
     Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
-    inserted span shaded. Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey
-    is what uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
+    inserted span shaded. Lines are means over problems, bands their 95 % bootstrap intervals, grey is what uniform attention
+    would give (`relative` divides by it). `names` are the conditions' names in the legend.
     """
     every = [profile] if isinstance(profile, AttentionProfile) else list(profile)
     chosen = None if heads is None else as_heads(heads)
@@ -52,7 +51,7 @@ def profiles(
             for condition in drawn:
                 curve = profile.curve(head, condition, aligned=aligned, relative=relative)
                 draw_curve(axes, curve, names.get(condition, condition), conditions.index(condition))
-            if null and not relative:
+            if not relative:
                 curve = profile.curve(head, drawn[0], aligned=aligned, null=True)
                 axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
             if not aligned:
@@ -61,16 +60,14 @@ def profiles(
     return picture
 
 
-def compare_profiles(
-    panels: Sequence[tuple[str, Head | str, Mapping[str, AttentionProfile]]], *, relative: bool = False
-) -> Picture:
+def compare_profiles(panels: Sequence[tuple[str, Head | str, Mapping[str, AttentionProfile]]]) -> Picture:
     """Draw several insertions in one panel per (title, head, {name: profile}), over the whole prompts; the span is shaded."""
     picture, rows = _grid(len(panels), 1)
     for axes, (title, head, named) in zip(rows[0], panels, strict=True):
         for number, (name, found) in enumerate(named.items()):
-            draw_curve(axes, found.curve(head, "inserted", relative=relative), name, number)
+            draw_curve(axes, found.curve(head, "inserted"), name, number)
         shade_span(axes, next(iter(named.values())), "inserted")
-        label_curve(axes, f"{title}\n{both_names(head)}", aligned=False, relative=relative)
+        label_curve(axes, f"{title}\n{both_names(head)}", aligned=False)
     return picture
 
 
@@ -90,7 +87,7 @@ def shade_span(axes: Axes, profile: AttentionProfile, condition: str) -> None:
         axes.axvspan(start - 0.5, stop - 0.5, color="0.85", zorder=0, label=label)
 
 
-def label_curve(axes: Axes, title: str, *, aligned: bool, relative: bool) -> None:
+def label_curve(axes: Axes, title: str, *, aligned: bool, relative: bool = False) -> None:
     where = "token (without the span)" if aligned else "token (whole prompt)"
     received = "received attention / uniform" if relative else "mean attention received (probability)"
     name_axes(axes, x=where, y=received, title=title)

@@ -27,7 +27,7 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.text import Text
 
 from ..core.arguments import Arguments
-from ..runtime.results import Quantity, Result, turned
+from ..runtime.results import Quantity, Result, place_of, turned
 from ..runtime.text_safety import code_of, one_line, short_name, visible
 from . import show_after_cell
 
@@ -147,8 +147,7 @@ def head_table(found: Result) -> pd.DataFrame:
 def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str, Quantity]:
     """The column to draw (None: the result's own choice), and what it is."""
     value = found.default_column(table) if value is None else value
-    if value not in table:
-        raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
+    place_of(value, table.columns, "column")
     return value, found.quantity(value)
 
 

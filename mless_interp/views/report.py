@@ -1,7 +1,7 @@
 """One self-contained HTML page of what was asked, what was found, and how to repeat it; it opens without any network.
 
-The page carries a content security policy that forbids every request. Texts are escaped by the
-template, and what would turn the direction of writing shows as its code.
+Its content security policy forbids every request. The template escapes texts; what would turn the direction of writing shows
+as its code.
 """
 
 import base64
@@ -10,7 +10,7 @@ import io
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -26,12 +26,11 @@ from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import DECLARED, Column, TextTable, column_of
 from ..runtime.folders import savable
-from ..runtime.results import Result, Shown, ShownMap, turned
+from ..runtime.results import Result, ShownMap, turned
 from ..runtime.text_safety import visible
 
 BLUE_TO_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f".split()
 """ColorBrewer's RdBu, reversed, as in the still pictures: told apart by colour-blind readers, 0 in the middle."""
-
 SMALLEST_SHARE = 0.2
 """A map's colours end here or beyond, where it shows shares."""
 
@@ -51,34 +50,23 @@ def colour(share: float) -> str:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Layer × head map, zero-based: a square per head with its place, colour, whether it is outlined, and all its numbers in
-    words, on hover, tap or arrow key."""
+    """Layer × head map: a square per head with its place, colour, whether it is outlined, and all its numbers in words."""
 
     kind: ClassVar[str] = "head_map"
-    caption: str
     column: Column
     limit: str
     signed: bool
     undefined: bool
     squares: tuple[Mapping[str, Any], ...]
-    marked_means: str = ""
-    below: str = ""
+    marked_means: str
+    below: str
 
     @classmethod
     def of(
-        cls,
-        drawn: ShownMap,
-        caption: str = "",
-        *,
-        known: Mapping[str, Column] = DECLARED,
-        interval: str = "95 %",
-        below: str = "",
+        cls, drawn: ShownMap, *, known: Mapping[str, Column] = DECLARED, interval: str = "95 %", below: str = ""
     ) -> "HeadMap":
-        """A map of one column of a table with a row per head; `known`: what its columns mean; `interval`: the confidence of
-        intervals; `below`: what a number below 0 says."""
+        """A map; `known`: what its columns mean; `interval`: the confidence of intervals; `below`: what is said below 0."""
         frame = drawn.frame
-        if frame.duplicated(["layer", "head"]).any():
-            raise ValueError("a head map needs one row per head; this table has several rows of the same head")
         table = TextTable.of(frame, "", columns=drawn.columns, known=known, interval=interval)
         numbers = frame[drawn.value].to_numpy(dtype=float, na_value=np.nan)
         column = column_of(drawn.value, known)
@@ -86,13 +74,13 @@ class HeadMap:
         least = SMALLEST_SHARE if column.role == "share" else 0.0
         limit = float(np.abs(numbers[np.isfinite(numbers)]).max(initial=least)) or 1.0
         marked = [False] * len(frame) if drawn.marked is None else list(drawn.marked)
-        squares = []
-        for row, (layer, head, x) in enumerate(zip(frame["layer"], frame["head"], numbers.tolist(), strict=True)):
-            told = {"colour": colour(x / limit), "words": table.sentence(row), "marked": marked[row]}
-            squares.append({"layer": int(layer), "head": int(head)} | told)
-        means = drawn.means if any(marked) else ""
+        places = zip(frame["layer"].astype(int), frame["head"].astype(int), numbers.tolist(), marked, strict=True)
+        squares = tuple(
+            {"layer": layer, "head": head, "marked": mark, "colour": colour(x / limit), "words": table.sentence(row)}
+            for row, (layer, head, x, mark) in enumerate(places)
+        )
         signed, undefined = bool((numbers < 0).any()), bool(np.isnan(numbers).any())
-        return cls(caption, column, f"{limit:.3g}", signed, undefined, tuple(squares), means, below)
+        return cls(column, f"{limit:.3g}", signed, undefined, squares, drawn.means if any(marked) else "", below)
 
 
 @savable
@@ -107,17 +95,15 @@ class ShownPrompt:
     after: str
 
     @classmethod
-    def of(cls, model: Model, pair: PromptPair, caption: str = "") -> "ShownPrompt":
+    def of(cls, model: Model, pair: PromptPair) -> "ShownPrompt":
         """A pair's prompt with its insertion, as the model reads it."""
         start, stop = pair.span
         ids = list(pair.inserted.ids)
         text = (lambda part: " ".join(pair.text_of(model, i) for i in part)) if pair.given else model.text_of
         before, inserted, after = (text(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:]))
         blocks = f" in {len(pair.spans)} blocks, with what stands between," if len(pair.spans) > 1 else ""
-        words = (
-            f"Problem {pair.id} as asked, {pair.n_inserted} inserted tokens{blocks} marked ({pair.insertion.label})."
-        )
-        return cls(caption or words, before, inserted, after)
+        words = f"Problem {pair.id} as asked, {pair.n_inserted} inserted tokens{blocks} marked"
+        return cls(f"{words} ({pair.insertion.label}).", before, inserted, after)
 
 
 @dataclass(frozen=True)
@@ -127,7 +113,6 @@ class Block:
     kind: str
     text: str = ""
     source: str = ""
-    alt: str = ""
     width: int = 0
     groups: tuple[tuple[str, list[tuple[str, str]]], ...] = ()
     parts: tuple["Part", ...] = ()
@@ -141,9 +126,7 @@ OPEN_TABLES, OPEN_SENTENCES, FIRST_SENTENCES = 2, 6, 2
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """Build a page; every method returns a new report with one more part, so that they can be chained.
-
-    `answer` is what was found, in one sentence: it stands first, in bold.
+    """Build a page; every method returns a new report with more parts. `answer`, what was found, stands first, in bold.
 
     >>> page = Report("Heads", question="Which heads?").heading("Found").sentence("None <here>.")
     >>> "None &lt;here&gt;." in page.page(), len(Report("Heads", question="Which heads?").parts)
@@ -173,49 +156,26 @@ class Report:
         """Add a data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them."""
         return self._with(TextTable.of(frame, caption, columns=columns))
 
-    def head_map(
-        self,
-        frame: pd.DataFrame,
-        caption: str,
-        *,
-        value: str,
-        columns: Sequence[str] | None = None,
-        marked: Sequence[bool] | None = None,
-        marked_means: str = "",
-    ) -> "Report":
-        """Add a layer × head map of a column of a table with one row per head; `columns` are told on hover, `marked` heads are
-        outlined."""
-        drawn = ShownMap(frame, value, list(frame.columns) if columns is None else columns, marked, marked_means)
-        return self._with(HeadMap.of(drawn, caption))
-
-    def figure(self, picture: Any, caption: str, *, alt: str = "") -> "Report":
-        """Add a matplotlib figure (or a file's path) as PNG; `alt` says in words what it shows (default: the caption)."""
-        if isinstance(picture, str | Path):
-            png = Path(picture).read_bytes()
-        else:
-            buffer = io.BytesIO()
-            picture.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
-            png = buffer.getvalue()
-        if not png.startswith(b"\x89PNG"):
-            raise ValueError(f"figure: {str(picture)!r} is no PNG picture")
+    def figure(self, picture: Any, caption: str) -> "Report":
+        """Add a matplotlib figure as PNG."""
+        buffer = io.BytesIO()
+        picture.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+        png = buffer.getvalue()
         width = int.from_bytes(png[16:20], "big")  # where a PNG says so
-        return self._with(Block("picture", caption, base64.b64encode(png).decode(), alt or caption, width))
+        return self._with(Block("picture", caption, base64.b64encode(png).decode(), width))
 
-    def view(self, view: Any, caption: str = "") -> "Report":
+    def view(self, view: Any) -> "Report":
         """Add a view such as `mi.views.attention` gives; CircuitsVis' script stands on the page once."""
-        return self._with(Block("interactive", caption, view.fragment()))
+        return self._with(Block("interactive", source=view.fragment()))
 
-    def prompt(self, model: Model, pair: PromptPair, caption: str = "") -> "Report":
-        """Add a problem's prompt as the model reads it, its inserted tokens marked."""
-        return self.shown_prompt(ShownPrompt.of(model, pair, caption))
-
-    def shown_prompt(self, prompt: ShownPrompt) -> "Report":
-        """Add a prompt that was made into text before, so that no model is needed now."""
+    def prompt(self, prompt: ShownPrompt) -> "Report":
+        """Add a problem's prompt as a model reads it (`ShownPrompt.of(model, pair)`), its inserted tokens marked."""
         return self._with(prompt)
 
-    def folded(self, summary: str, parts: "Report") -> "Report":
-        """Add the parts of another report (no headings, no views) behind one line, which a click opens (and a print)."""
-        return self._with(Block("folded", summary, parts=parts.parts)) if parts.parts else self
+    def folded(self, summary: str, fill: Callable[["Report"], "Report"]) -> "Report":
+        """Add what `fill` adds to a report (no headings, no views) behind one line, which a click opens (and a print)."""
+        parts = fill(Report("", "")).parts
+        return self._with(Block("folded", summary, parts=parts)) if parts else self
 
     def result(
         self,
@@ -223,16 +183,15 @@ class Report:
         *,
         heading: str | None = "What was found",
         pictures: Mapping[str, Any] | None = None,
-        shown: Shown | None = None,
         first: Sequence[str] = (),
     ) -> "Report":
         """Add a result: its head map where it has a row per head, `pictures` of it (caption -> figure), its tables, its words.
 
-        `shown` replaces what it says of its map and tables itself. Of many tables and many sentences the first stand open and
-        the others are folded; `first`: the sentences that stand open. Effects are above 0 where they go with the whole effect.
+        Of many tables and many sentences the first stand open (or the sentences `first`), the others are folded. Effects are
+        above 0 where they go with the whole effect.
         """
-        shown = result.shown() if shown is None else shown
-        page = self._headed(heading)
+        shown = result.shown()
+        page = self if heading is None else self.heading(heading)
         words: Arguments = {"known": result.declared(), "interval": result.interval_words}
         if (drawn := shown.head_map) is not None:
             below = result.quantity(drawn.value).below
@@ -252,16 +211,16 @@ class Report:
         for each in tables[open_:]:  # behind their captions up to the first stop
             page = page._with(Block("folded", re.split(r"[.;:] ", each.caption.rstrip("."))[0], parts=(each,)))
         others = [text for text in said if text not in kept]
-        return page.folded(f"All else in words: {len(others)} sentences", Report("", "").sentence(*others))
+        return page.folded(f"All else in words: {len(others)} sentences", lambda inner: inner.sentence(*others))
 
-    def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
+    def provenance(self, run: Mapping[str, Any]) -> "Report":
         """Add how to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""
         command = run.get("repeat") or shlex.join(["python", *map(str, run.get("command", []))])
         facts = {str(key).replace("_", " "): value for key, value in run.items() if key not in _ELSEWHERE}
         plain = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
         groups = {"run": plain, **{key: value for key, value in facts.items() if key not in plain and value}}
         flat = tuple((name, _flat(each)) for name, each in groups.items())
-        return self._headed(heading)._with(Block("provenance", str(command), groups=flat))
+        return self.heading("How to repeat it")._with(Block("provenance", str(command), groups=flat))
 
     def page(self) -> str:
         """Return the whole page as HTML."""
@@ -290,9 +249,6 @@ class Report:
         """In a notebook: the page in a frame of its own, so that neither touches the other's style."""
         return f'<iframe srcdoc="{escape(self.page())}" style="width:100%;height:40rem;border:1px solid #bbb"></iframe>'
 
-    def _headed(self, heading: str | None) -> "Report":
-        return self if heading is None else self.heading(heading)
-
     def _with(self, *parts: Part) -> "Report":
         return replace(self, parts=self.parts + parts)
 
@@ -303,9 +259,7 @@ def _arrows(text: str) -> Markup:
 
 
 def _policy(script: str, views: bool) -> str:
-    """What the page's browser may do: fetch nothing, and without views run only `script` (with them, which unpack
-    CircuitsVis' script in the page, inline scripts).
-    """
+    """What the page's browser may do: fetch nothing, and run only `script`, or with views (which unpack theirs) inline ones."""
     digest = base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()
     allowed = "'unsafe-inline'" if views else f"'sha256-{digest}'"
     return (

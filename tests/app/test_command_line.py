@@ -90,7 +90,7 @@ def test_what_help_texts_list_are_the_tables_and_nothing_heavy_is_loaded_for_hel
     wrong += ["locate --problems no.jsonl", "accuracy --problems math50", "profiles --insertion meaningles", "locat"]
     wrong += ["locate --insertion text2", "dose --place at-x", "accuracy --engine vlm", "locate --contrast held"]
     wrong += ["circuit --without egdes", "accuracy --treatments mles", "profiles --conditions insertd"]
-    wrong += ["profiles --metrics span_mas"]
+    wrong += ["profiles --metrics span_mas", "locate --heads 0-1", "mechanism --layers x", "dose --device cud"]
     code = (
         "import sys\nfrom mless_interp.__main__ import main\n"
         f"for line in {lines + wrong!r}:\n    sys.argv = ['mless-interp', *line.split()]\n"
@@ -141,7 +141,7 @@ def test_a_stopped_run_says_what_it_kept_how_to_go_on_and_that_it_goes_on(tmp_pa
     done = run(main, "--out", str(tmp_path / "x"))
     assert done.exit_code == 130
     assert done.stderr == (
-        f"stopped: 2 finished steps kept in {tmp_path}/.x.partial; the same command, started again, goes on from there\n"
+        f"stopped: 2 finished steps kept in {tmp_path}/.x.partial; the same command goes on from there\n"
     )
     again = run(main, "--out", str(tmp_path / "x")).stderr
     assert again.startswith(f"going on from 2 finished steps, kept in {tmp_path}/.x.partial ...\n")
@@ -152,12 +152,8 @@ def test_a_run_that_ends_before_anything_finished_leaves_no_hidden_folder(tmp_pa
         finished(options, 0)
         raise KeyboardInterrupt
 
-    def wrong(options: Saving) -> None:
-        raise ValueError("no")
-
     done = run(stopped, "--out", str(tmp_path / "deep" / "x"))
     assert done.stderr == "stopped: nothing had finished yet; the same command starts again\n"
-    assert run(wrong, "--out", str(tmp_path / "x")).exit_code == 2
     assert not any(path.is_file() or path.name.startswith(".") for path in tmp_path.rglob("*"))
     (tmp_path / "precious.txt").write_text("mine")
     done = run(lambda options: pytest.fail("it began"), "--out", str(tmp_path))
@@ -193,6 +189,10 @@ WRONG = {
     "locate --place before-qestion": "--place: 'before-qestion' is no place .did you mean before-question",
     "locate --heads 0:99": "L0H99: query head 99 is out of range",
     "locate --layers 9": "layer 9 is out of range",
+    "dose --layer 50": "--layer 50 is out of range .zero-based.: the model has layers 0 to 3",
+    "locate --by level2": "--by level2: problem '.*' has nothing under that key; it has .*level",
+    "locate --device cud": "--device: 'cud' is no device",
+    "read-span --what x": "--what x: problem '.*' has nothing under that key",
     "locate --device-map {x": "--device-map: no JSON object",
     "locate --problems demo --n-before 9": "n_before: only the texts of a .txt file are cut to size",
     "locate --attention sdpa --backend bridge": "remote and attn_implementation need backend='nnsight'",
@@ -233,24 +233,19 @@ def test_wrong_input_is_one_plain_line_before_weights_are_read(
     assert "\x1b" not in done.stderr and not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-GOOD = json.loads(DEMO_PROBLEMS.read_text().splitlines()[0]) | {"unique_id": "a"}
-KEYLESS = [{**GOOD, "unique_id": each, "answer": " "} for each in "abcd"]
-
-
 @pytest.mark.parametrize(
-    ("records", "options", "message"),
+    ("changes", "options", "message"),
     [
-        (["{broken"], "", "line 1: not valid JSON"),
-        (KEYLESS, "--limit 2 --answers 2", "no answer to grade"),
-        ([GOOD], "--mode sweep --unit zzqx", "becomes the unknown token"),
+        ({"answer": " "}, "--limit 2 --answers 2", "no answer to grade"),
+        ({}, "--unit zzqx", "becomes the unknown token"),
     ],
 )
 def test_problems_that_are_wrong_are_one_line(
-    records: list[Any], options: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, str], options: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = [each if isinstance(each, str) else json.dumps(each) for each in records]
-    (tmp_path / "p.jsonl").write_text("\n".join(lines))
+    good = json.loads(DEMO_PROBLEMS.read_text().splitlines()[0]) | changes
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(good | {"unique_id": each}) for each in "abcd"))
     done = call(f"locate --backend bridge --problems p.jsonl {options} --out out --no-progress")
     assert done.exit_code == 2 and message in done.stderr and done.stderr.count("error: ") == 1, done.stderr
     assert not (tmp_path / "out").exists()

@@ -99,24 +99,6 @@ def test_drawn_insertions_have_a_row_for_each_seed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_span_that_computes_is_shown_behind_the_question_alone(sign: int) -> None:
-    thinker = Head(0, 6)
-    made = mi.planted_model(
-        [Head(0, 3)], [], recalls={Head(1, 5): thinker}, n_heads=8, n_key_value_heads=2, seed=1, sign=sign
-    )
-    model = bridge_from(made.hf_model, made.tokenizer, name="thinks")
-    place = {"kind": "meaningless", "n_tokens": 20}
-    insertions = [{"name": "behind", "after": "question", **place}, {"name": "before", **place}]
-    study = told(limit=16, contrasts=["computed"], outcomes=["logit_diff"], answers=0, insertions=insertions)
-    found = mi.run_study(study, model=model, problems=planted_problems(made, 16), progress=False)
-    table = found.effect_table().set_index("insertion")
-    assert sign * table.loc["behind", "median"] > 0.1 and table.loc["behind", "k"] == 16
-    assert found.established == [("behind", "computed", "logit_diff")]
-    assert not found.effect_of("before").total_effect.any()
-
-
-@pytest.mark.slow
 def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
     demo: Any, whole: mi.StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

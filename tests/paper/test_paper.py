@@ -18,40 +18,30 @@ N_BEFORE, N_SPAN, N_QUESTION = 8, 10, 30
 
 
 def profile(
-    *,
-    kept: float = 0.5,
-    in_span: float = 0.3,
-    seed: int = 0,
-    noise: float = 0.02,
-    later: float = 0.0,
-    same: bool = True,
+    kept: float = 0.5, in_span: float = 0.3, seed: int = 0, noise: float = 0.02, later: float = 0.0, same: bool = True
 ) -> AttentionProfile:
     """Six problems. Shared tokens keep `kept` of their attention (in layers 1 and 2 `later`), span tokens get `in_span`
     of uniform attention's, and spikes stand at the same tokens if `same`."""
     draw, stay = np.random.default_rng(seed), np.random.default_rng(99)
-    start, stop, n = N_BEFORE, N_BEFORE + N_SPAN, N_BEFORE + N_QUESTION
-    received: dict[str, list[np.ndarray]] = {"base": [], "inserted": [], "gap": []}
-    uniform: dict[str, list[np.ndarray]] = {"base": [], "inserted": [], "gap": []}
+    start, n, factor = N_BEFORE, N_BEFORE + N_QUESTION, np.array([kept, later or kept, later or kept])[:, None]
+    received: dict[str, tuple[np.ndarray, ...]] = {"base": (), "inserted": (), "gap": ()}
     for _ in range(6):
         spikes = stay.lognormal(size=(3, n)) / n
         other = spikes if same else draw.lognormal(size=(3, n)) / n
-        factor = np.array([kept, later or kept, later or kept])[:, None]
         after = factor * other * (1 + noise * draw.normal(size=other.shape))
         inside = in_span / (n + N_SPAN) * (1 + noise * draw.normal(size=(3, N_SPAN)))
-        received["base"].append(spikes)
-        received["gap"].append(spikes * (1 + 0.01 * draw.normal(size=spikes.shape)))
-        received["inserted"].append(np.concatenate([after[:, :start], inside, after[:, start:]], 1))
-        for name, length in (("base", n), ("gap", n), ("inserted", n + N_SPAN)):
-            uniform[name].append(np.full((3, length), 1 / length))
+        received["base"] += (spikes,)
+        received["gap"] += (spikes * (1 + 0.01 * draw.normal(size=spikes.shape)),)
+        received["inserted"] += (np.concatenate([after[:, :start], inside, after[:, start:]], 1),)
     alignment = np.array([t if t < start else t + N_SPAN for t in range(n)])
     return AttentionProfile(
         problem_ids=tuple("abcdef"),
-        conditions=("base", "inserted", "gap"),
+        conditions=tuple(received),
         heads=LAYERS,
-        received={name: tuple(found) for name, found in received.items()},
-        uniform={name: tuple(found) for name, found in uniform.items()},
+        received=received,
+        uniform={name: tuple(0 * each + 1 / each.shape[1] for each in found) for name, found in received.items()},
         alignment=(alignment,) * 6,
-        spans=((start, stop),) * 6,
+        spans=((start, start + N_SPAN),) * 6,
         base_texts=(("x",) * n,) * 6,
         inserted_texts=(("x",) * (n + N_SPAN),) * 6,
         settings={"model": "made up", "insertion": "Mless"},
@@ -170,13 +160,16 @@ def test_a_missing_null_cannot_tell_and_says_why() -> None:
 
 
 def test_wrong_profiles_are_named() -> None:
-    other = replace(profile(), problem_ids=tuple("abcdeg"))
-    with pytest.raises(ValueError, match="of the same problems in the same order"):
-        paper.check_claims(profile(), random_sentence=other)
-    with pytest.raises(ValueError, match="unknown claim 'x'"):
-        paper.check_claims(profile(), claims=["x"])
-    with pytest.raises(ValueError, match=r"no profiled head \(zero-based\) 'L0H5' here"):
-        paper.check_claims(profile(), heads=[Head(0, 5)])
+    for wrong, words in (
+        (
+            {"random_sentence": replace(profile(), problem_ids=tuple("abcdeg"))},
+            "of the same problems in the same order",
+        ),
+        ({"claims": ["x"]}, "unknown claim 'x'"),
+        ({"heads": [Head(0, 5)]}, r"no profiled head \(zero-based\) 'L0H5' here"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            paper.check_claims(profile(), **wrong)
     with pytest.raises(ValueError, match="unknown model of the figures 'gpt'; choose one of qwen2.5-math-7b"):
         paper.load_panel_model("gpt", tiny=True)
 

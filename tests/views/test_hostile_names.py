@@ -38,7 +38,6 @@ def asked() -> Any:
     return named(replace(found, insertions=tuple(effects), effects=effects, attention={}, located={}))
 
 
-PUBLISHED = pd.DataFrame({"treatment": [BAD], "accuracy": [0.5], "source": [BAD]})
 BARS = pd.DataFrame({"model": [BAD, "b"], "treatment": [BAD, BAD], "percent": [50.0, 60.0]})
 SEEN = mi.Head(0, 13)
 PICTURES: dict[str, Callable[[], Any]] = {
@@ -47,7 +46,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
 } | {
     "head_map": lambda: mi.views.head_map(named(small.located())),
     "compare_profiles": lambda: mi.views.compare_profiles([(BAD, SEEN, {BAD: small.profiled()})]),
-    "accuracy_bars": lambda: mi.views.accuracy_bars(right(), PUBLISHED),
+    "accuracy_bars": lambda: mi.views.accuracy_bars(right()),
     "bars_and_profiles": lambda: mi.views.bars_and_profiles(BARS, {BAD: small.profiled()}, SEEN, bars_title=BAD),
     "affine_layers": lambda: mi.views.affine_layers(named(small.decomposed())),
     "lambda_heads": lambda: mi.views.lambda_heads(named(small.decomposed())),

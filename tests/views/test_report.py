@@ -18,7 +18,7 @@ import mless_interp as mi
 from mless_interp.runtime.columns import TextTable
 from mless_interp.runtime.results import ShownMap
 from mless_interp.runtime.store import provenance
-from mless_interp.views.report import HeadMap, colour
+from mless_interp.views.report import HeadMap, ShownPrompt, colour
 
 NAN, INF = float("nan"), float("inf")
 BAD = '</script><script>window.hacked=1</script><img src="x:y" onerror="window.hacked=2">"\'&{{ 7*7 }}'
@@ -35,9 +35,6 @@ def keys(table: TextTable, column: int) -> list[str]:
 
 def labels(table: TextTable) -> list[str]:
     return [column.heading for column in table.columns]
-
-
-# ------------------------------------------------------------------------------------------------- tables, by hand
 
 
 def test_numbers_of_a_column_by_hand() -> None:
@@ -68,9 +65,6 @@ def test_an_interval_stands_in_its_estimates_cell_under_a_heading_that_names_bot
     assert labels(chosen) == ["range [from, to]", "my x [95 %]"]
 
 
-# ----------------------------------------------------------------------------------------------------- maps, by hand
-
-
 def heads_table() -> pd.DataFrame:
     effect = np.array([0.0, -0.5, 0.25, NAN, 0.5, 0.1])
     ends = {"effect_ci_low": effect - 0.1, "effect_ci_high": effect + 0.1}
@@ -90,12 +84,6 @@ def test_a_map_has_a_square_per_head_with_its_interval_in_words() -> None:
     assert by_place[1, 1]["colour"] == colour(1.0) == "#67001f"
     assert by_place[0, 0]["colour"] == colour(0.0) and by_place[1, 0]["colour"] == "#bbbbbb", "grey: undefined, not 0"
     assert marked(made) == [(1, 2)]
-    twice = pd.concat([heads_table(), heads_table()])
-    with pytest.raises(ValueError, match="several rows of the same head"):
-        HeadMap.of(ShownMap(twice, "effect", ["effect"]))
-
-
-# ------------------------------------------------------------------------------------------- what results say of themselves
 
 
 def shown(result: Any) -> tuple[list[str], HeadMap | None, list[TextTable]]:
@@ -177,18 +165,12 @@ def test_of_many_sentences_and_tables_the_first_stand_open(chrome: Browser, tmp_
     assert shown.run("document.querySelector('main > details th').getAttribute('aria-sort')") == "ascending"
 
 
-# --------------------------------------------------------------------------------------------------- the page's making
-
-
 def test_provenance_tells_the_command_and_counts_what_is_long() -> None:
     run = {"repeat": "python a.py --unit ' /'", "seed": 3, "prompts": [{"a": 1}] * 20, "model": {"name": "m", "d": {}}}
     page = mi.Report("T", question="Q?").provenance(run | {"checks": {"row_sum_error": 1e-7, "replay": None}}).page()
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
     assert facts.items() >= {"seed": "3", "prompts": "20 entries, in run.json", "name": "m"}.items()
     assert facts.items() >= {"row sum error": "1e-07", "replay": "none"}.items() and "--unit &#39; /&#39;</pre>" in page
-
-
-# ----------------------------------------------------------------------------------------------------- in a browser
 
 
 @pytest.fixture(scope="module")
@@ -208,10 +190,10 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Pa
         model, [bad, *pairs_for(model)[1:]], metrics=["span_mass", "collapse_relative"], progress=False
     )
     page = mi.Report(BAD, question=BAD).result(scores, heading=BAD).sentence(BAD).table(frame, BAD)
-    page = page.head_map(frame, BAD, value="effect", columns=["label", BAD], marked=[True] * 6, marked_means=BAD)
-    page = page.figure(mi.views.head_map(patched()), BAD, alt=BAD).heading("Two")
-    page = page.view(mi.views.attention(model, bad, [mi.Head(0, 0), mi.Head(1, 2)]), BAD)
-    page = page.view(mi.views.attention(model, bad, [mi.Head(2, 1)])).prompt(model, bad)
+    drawn = HeadMap.of(ShownMap(frame, "effect", ["label", BAD], [True] * 6, BAD))
+    page = replace(page, parts=(*page.parts, drawn)).figure(mi.views.head_map(patched()), BAD).heading("Two")
+    page = page.view(mi.views.attention(model, bad, [mi.Head(0, 0), mi.Head(1, 2)]))
+    page = page.view(mi.views.attention(model, bad, [mi.Head(2, 1)])).prompt(ShownPrompt.of(model, bad))
     run = provenance(model, repeat=BAD, seed=0, settings={BAD: BAD}, **{BAD: [BAD]})
     return page.provenance(run).save(tmp_path_factory.mktemp("pages") / "report.html")
 
@@ -221,17 +203,12 @@ def page(chrome: Browser, hostile: Path) -> Page:
     return chrome.open(hostile)
 
 
-def own(requests: list[str]) -> list[str]:
-    """Requests that are not for something that stands in the page itself."""
-    return [url for url in requests if not url.startswith(("data:", "blob:"))]
-
-
 @pytest.mark.slow
 def test_the_page_loads_complains_of_nothing_and_asks_nobody(page: Page, hostile: Path) -> None:
     page.until("document.querySelectorAll('.mless-view canvas').length >= 6")
     page.run("new Promise((done) => setTimeout(done, 300))")
     assert page.errors == []
-    assert own(page.requests) == [hostile.resolve().as_uri()]
+    assert [url for url in page.requests if not url.startswith(("data:", "blob:"))] == [hostile.resolve().as_uri()]
 
 
 def test_no_text_became_code_and_all_of_them_can_be_read(page: Page) -> None:
@@ -262,8 +239,8 @@ def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(chrome: Brow
 
 
 def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browser, tmp_path: Path) -> None:
-    made = mi.Report("T", question="Q?").head_map(heads_table(), "c", value="effect", columns=["label", "effect"])
-    page = chrome.open(made.save(tmp_path / "map.html"))
+    drawn = HeadMap.of(ShownMap(heads_table(), "effect", ["label", "effect"]))
+    page = chrome.open(mi.Report("T", question="Q?", parts=(drawn,)).save(tmp_path / "map.html"))
     told, height = "document.querySelector('output').textContent", "document.documentElement.scrollHeight"
     before = page.run(height)
     place = "document.querySelector('{}').getBoundingClientRect()"
