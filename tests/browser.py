@@ -61,9 +61,20 @@ class Page:
 
     def press(self, key: str) -> None:
         """A key, as the keyboard sends it."""
-        codes = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
         for event in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=event, key=key, code=key, windowsVirtualKeyCode=codes[key])
+            self.call("Input.dispatchKeyEvent", type=event, key=key, code=key)
+
+    def note(self, method: str | None, facts: dict[str, Any]) -> None:
+        """Keep what an event says that this tab asked for or complained about."""
+        match method:
+            case "Network.requestWillBeSent":
+                self.requests.append(facts["request"]["url"])
+            case "Runtime.exceptionThrown":
+                self.errors.append(json.dumps(facts["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if facts["type"] in ("error", "warning", "assert"):
+                self.errors.append(json.dumps(facts["args"]))
+            case "Log.entryAdded" if facts["entry"]["level"] in ("error", "warning"):
+                self.errors.append(facts["entry"]["text"])
 
 
 class Browser:
@@ -74,12 +85,9 @@ class Browser:
         self._read, to_write = os.pipe()
         pipes = f'exec "$@" 3</dev/fd/{to_read} 4>/dev/fd/{to_write}'  # Chromium reads from 3 and answers on 4
         options = [*FLAGS, f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"]
-        self._process = subprocess.Popen(
-            ["/bin/sh", "-c", pipes, "sh", chromium(), *options],
-            pass_fds=(to_read, to_write),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        quiet: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
+        command = ["/bin/sh", "-c", pipes, "sh", chromium(), *options]
+        self._process = subprocess.Popen(command, pass_fds=(to_read, to_write), **quiet)
         os.close(to_read)
         os.close(to_write)
         self._number, self._rest, self._pages = 0, b"", {}
@@ -107,21 +115,9 @@ class Browser:
             self._rest += part
         line, _, self._rest = self._rest.partition(b"\0")
         message = json.loads(line)
-        page = self._pages.get(message.get("sessionId"))
-        if page is not None:
-            self._noted(page, message.get("method"), message.get("params", {}))
+        if (page := self._pages.get(message.get("sessionId"))) is not None:
+            page.note(message.get("method"), message.get("params", {}))
         return message
-
-    @staticmethod
-    def _noted(page: Page, method: str | None, facts: dict[str, Any]) -> None:
-        if method == "Network.requestWillBeSent":
-            page.requests.append(facts["request"]["url"])
-        elif method == "Runtime.exceptionThrown":
-            page.errors.append(json.dumps(facts["exceptionDetails"]))
-        elif method == "Runtime.consoleAPICalled" and facts["type"] in ("error", "warning", "assert"):
-            page.errors.append(json.dumps(facts["args"]))
-        elif method == "Log.entryAdded" and facts["entry"]["level"] in ("error", "warning"):
-            page.errors.append(facts["entry"]["text"])
 
     def open(self, path: Path, *, width: int = 1200) -> Page:
         """A file in a new tab (below 600 pixels a phone's), loaded, everything it asks for and complains about noted."""
