@@ -406,7 +406,7 @@ def analysis(main: Callable[[Any], None], options: type[Saving], *, name: str = 
 
     @functools.wraps(main)
     def command(asked: Saving) -> None:
-        only = {"overwrite": asked.overwrite, "analysis": name, "shard": asked.part}
+        only: Arguments = {"overwrite": asked.overwrite, "analysis": name, "shard": asked.part}
         try:
             with plain_warnings(), folders.claimed(asked.out, **only):
                 if done := folders.finished_steps(asked.partial):

@@ -268,7 +268,7 @@ class _Work:
     def timed(self, chosen: Mapping[str, str]) -> dict[str, float]:
         """Seconds of each part, from real runs of it on a few problems."""
         began, n = time.perf_counter(), len(self.pairs)
-        how = {name.replace("attention", "attn_implementation"): value for name, value in chosen.items()}
+        how: Arguments = {name.replace("attention", "attn_implementation"): value for name, value in chosen.items()}
         model = load_model(self.shape.info.name, **how)
         parts = {"libraries, loading and self-check": IMPORTING + time.perf_counter() - began}
         mean, heads = np.mean([len(pair.inserted) for pair in self.pairs]), model.info.heads
