@@ -145,7 +145,7 @@ def shown_part(page: Report, name: str, circuit: "Circuit") -> Report:
     page = page.sentence(*(caption for caption in pictures if caption not in drawn))
     if name != "edges" or enough is None or enough.why_none():
         return page
-    return page.folded("Edges that suffice", lambda inner: inner.result(enough, heading=None))
+    return page.folded("Edges that suffice", page.blank().result(enough, heading=None))
 
 
 def _page(kept: Kept, circuit: "Circuit") -> Report:

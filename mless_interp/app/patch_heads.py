@@ -168,7 +168,7 @@ def present(kept: Kept) -> Presented:
         if located and found.read is not None:
             picture = views.read_effects(found.read)
             edits = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
-            made = made.folded("What the reads of the named heads are", lambda inner: inner.figure(picture, edits))
+            made = made.folded("What the reads of the named heads are", made.blank().figure(picture, edits))
         if answered is not None:
             made = made.heading("Do the answers come back?")
             made = made.table(_short(answered), "Right answers; differences and p are against the insertion alone.")

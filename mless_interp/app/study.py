@@ -85,11 +85,10 @@ def present(kept: Kept) -> Presented:
         made = made.result(found, pictures={caption: picture})
         for name, located in found.located.items():
             told, heads = located.explain().splitlines(), ", ".join(map(str, located.found)) or "none named"
-            made = made.folded(f"Heads, {name}: {heads}", lambda inner: inner.sentence(*told))
+            made = made.folded(f"Heads, {name}: {heads}", made.blank().sentence(*told))
         made = made.heading("What the model reads")
         for at, name in enumerate(found.insertions):
-            prompt = kept.shown[f"prompt_{at}"]
-            made = made.folded(name, lambda inner: inner.prompt(prompt))
+            made = made.folded(name, made.blank().prompt(kept.shown[f"prompt_{at}"]))
         return made
 
     files: dict[str, Any] = {"study.csv": found.table(), "effects.csv": found.effect_table()}

@@ -10,7 +10,7 @@ import io
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -172,10 +172,13 @@ class Report:
         """Add a problem's prompt as a model reads it (`ShownPrompt.of(model, pair)`), its inserted tokens marked."""
         return self._with(prompt)
 
-    def folded(self, summary: str, fill: Callable[["Report"], "Report"]) -> "Report":
-        """Add what `fill` adds to a report (no headings, no views) behind one line, which a click opens (and a print)."""
-        parts = fill(Report("", "")).parts
-        return self._with(Block("folded", summary, parts=parts)) if parts else self
+    def blank(self) -> "Report":
+        """Return a page without parts, to be filled and folded into this one."""
+        return Report("", "")
+
+    def folded(self, summary: str, parts: "Report") -> "Report":
+        """Add the parts of another report (no headings, no views) behind one line, which a click opens (and a print)."""
+        return self._with(Block("folded", summary, parts=parts.parts)) if parts.parts else self
 
     def result(
         self,
@@ -211,7 +214,7 @@ class Report:
         for each in tables[open_:]:  # behind their captions up to the first stop
             page = page._with(Block("folded", re.split(r"[.;:] ", each.caption.rstrip("."))[0], parts=(each,)))
         others = [text for text in said if text not in kept]
-        return page.folded(f"All else in words: {len(others)} sentences", lambda inner: inner.sentence(*others))
+        return page.folded(f"All else in words: {len(others)} sentences", self.blank().sentence(*others))
 
     def provenance(self, run: Mapping[str, Any]) -> "Report":
         """Add how to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""
