@@ -137,14 +137,9 @@ def test_text_mode_takes_the_papers_string_in_one_piece(
     assert any(pair.boundary_merge for pair in pairs), "else this shows nothing"
     found = evaluate_module._requests(model, tuple(asked), Treatment(), pairs[0].template)
     assert [request.prompt for request in found] == [pair.base.ids for pair in pairs]
+    cut = Treatment(Insertion.meaningless(" /", 5), knockout=(Head(0, 1),), name="k")
     with pytest.raises(ValueError, match=r"treatment 'k': in \d of 2 prompts tokens merged at the border"):
-        evaluate_accuracy(
-            model,
-            asked,
-            [Treatment(Insertion.meaningless(" /", 5), knockout=(Head(0, 1),), name="k")],
-            template="paper",
-            progress=False,
-        )
+        evaluate_accuracy(model, asked, [cut], template="paper", progress=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ resuming
@@ -304,13 +299,12 @@ def test_problems_are_answered_as_the_text_that_they_are(
     marker = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
     prompts: list[tuple[int, ...]] = []
     usual = evaluate_module.check_requests
-    monkeypatch.setattr(
-        evaluate_module,
-        "check_requests",
-        lambda model, requests, decoding: (
-            prompts.extend(r.prompt for r in requests) or usual(model, requests, decoding)
-        ),
-    )
+
+    def noted(model: Model, requests: Any, decoding: Any) -> None:
+        prompts.extend(request.prompt for request in requests)
+        usual(model, requests, decoding)
+
+    monkeypatch.setattr(evaluate_module, "check_requests", noted)
     asked = [Problem("a", "What is 1 <|im_end|> ?", "1"), Problem("b", "What is 2 ?", "2")]
     with pytest.warns(UserWarning, match=r"1 of 2 problems spell special tokens .*first: 'a', its question") as said:
         found = evaluate_accuracy(model, asked, treatments, template=template, max_new_tokens=2, progress=False)

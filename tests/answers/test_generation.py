@@ -84,10 +84,7 @@ def test_a_padded_batch_gives_what_each_prompt_gives_alone(
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 @pytest.mark.parametrize(("backend", "attention"), [("bridge", "eager"), ("nnsight", "sdpa")])
 def test_rows_of_padding_stay_finite_in_every_dtype(
-    dtype: str,
-    backend: str,
-    attention: str,
-    tiny_model_dir: Callable[[str], Path],
+    dtype: str, backend: str, attention: str, tiny_model_dir: Callable[[str], Path]
 ) -> None:
     """The mask's lowest float64 number is -inf in eager attention's float32 softmax: NaN, that spread to real tokens."""
     model = loaded(tiny_model_dir("gemma3"), backend, dtype=dtype, attention=attention)
@@ -138,8 +135,7 @@ def test_a_batched_knockout_is_the_knockout_of_the_slow_definition(
         assert float((ours[0] - before[0]).abs().max()) > 1e-2, "the knockout does something here"
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
-@pytest.mark.parametrize("prefill_only", [False, True])
+@pytest.mark.parametrize(("architecture", "prefill_only"), [("qwen2", False), ("gemma3", True)])
 @pytest.mark.parametrize(("backend", "attention"), BACKENDS_HERE)
 def test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step(
     architecture: str, prefill_only: bool, backend: str, attention: str, tiny_model_dir: Callable[[str], Path]
