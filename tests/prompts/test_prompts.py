@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import loaded, problems
-from tokenizers_under_test import REAL, SLASHES, read_problems, read_tokenizer, slash_pairs
+from tokenizers_under_test import REAL, SLASHES, read_tokenizer, slash_pairs
 
 import mless_interp as mi
 from mless_interp.prompts.pairs import make_pairs
@@ -245,31 +245,22 @@ def test_a_tokenizer_that_cannot_tell_text_from_its_tokens_is_refused_with_the_p
     assert pair.inserted.ids.count(tokenizer.eos_token_id) == 5
 
 
-def unknown(**parts: str) -> Problem:
-    return replace(problems()[0], **parts)
+def test_problems_of_words_that_a_tokenizer_does_not_know_are_refused() -> None:
+    """More than 5 % of a question, or any of an answer or a distractor."""
+    first, *others = problems()
 
+    def asked(n_known: int) -> list[Problem]:
+        return [replace(first, system=None, question=" ".join(["apples"] * n_known + ["zebra"]))]
 
-def test_problems_of_words_that_a_tokenizer_does_not_know_are_refused(math500_path: Path) -> None:
-    made = mi.planted_model(n_heads=8, n_key_value_heads=2)
-    asked = read_problems(math500_path)[:20]
-    with pytest.raises(
-        ValueError, match=r"20 of 20 problems hold words .* are '<unk>' .*Use the model's own problems \(--problems"
-    ):
-        make_pairs(made.tokenizer, asked, mi.Insertion.meaningless(" /", 5))
-
-
-@pytest.mark.parametrize(("n_known", "refused"), [(19, False), (18, True), (0, True)])
-def test_five_per_cent_of_a_problem_may_be_unknown(n_known: int, refused: bool) -> None:
-    asked = [unknown(system=None, question=" ".join(["apples"] * n_known + ["zebra"]))]
-    if not refused:
-        assert make_pairs(word_tokenizer(), asked, SLASHES)
-        return
-    with pytest.raises(ValueError, match=r"1 of 1 problems hold words .* \(for example 'zebra'\)"):
-        make_pairs(word_tokenizer(), asked, SLASHES)
-
-
-@pytest.mark.parametrize("part", ["answer", "distractor"])
-def test_an_answer_of_unknown_words_is_always_refused(part: str) -> None:
-    with pytest.raises(ValueError, match=rf"problem 'p0': its {part} 'zebra' becomes the unknown token '<unk>'"):
-        make_pairs(word_tokenizer(), [*problems()[1:], unknown(**{part: "zebra"})], SLASHES)
-    assert make_pairs(qwen2_tokenizer(), [unknown(**{part: "zebra"})], SLASHES), "a tokenizer of bytes knows every word"
+    assert make_pairs(word_tokenizer(), asked(19), SLASHES)
+    unknown = (
+        r"1 of 1 problems hold words .* are '<unk>' \(for example 'zebra'\)\. Use the model's own problems \(--prob"
+    )
+    refused = {unknown: asked(18), f".*{unknown}": asked(0)}
+    for part in ("answer", "distractor"):
+        spoilt = replace(first, **{part: "zebra"})
+        refused[f"problem 'p0': its {part} 'zebra' becomes the unknown token '<unk>'"] = [*others, spoilt]
+        assert make_pairs(qwen2_tokenizer(), [spoilt], SLASHES), "a tokenizer of bytes knows every word"
+    for message, some in refused.items():
+        with pytest.raises(ValueError, match=message):
+            make_pairs(word_tokenizer(), some, SLASHES)
