@@ -134,7 +134,7 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     axes.set_xlim(left=0)
     if not table["faithfulness"].notna().any():
         plots.say(axes, "undefined: the whole effect is not established,\nor its mean is not told from 0")
-    heads = f"heads that see the inserted tokens (of {len(found.ranking)})"
+    heads = f"heads of the ranking that are restored (of {len(found.ranking)})"
     title = words_of(found, "model", "insertion", "outcome")
     name_axes(axes, x=heads, y="share of the effect restored (1: all of it)", title=title)
     axes.legend(fontsize=7, loc="upper left")
