@@ -53,7 +53,7 @@ def test_every_public_name_is_on_an_api_page() -> None:
 
 
 def test_methods_defines_every_metric_outcome_edit_and_measure_by_name() -> None:
-    from mless_interp.circuits.located import MEASURES
+    from mless_interp.circuits.judge import MEASURES
     from mless_interp.ground_truth.identities import IDENTITIES
     from mless_interp.patching.interventions import INTERVENTIONS
     from mless_interp.patching.outcomes import OUTCOMES
