@@ -21,7 +21,7 @@ from mless_interp.models.sites import SITES, site
 from mless_interp.patching.interventions import INTERVENTIONS
 
 NAMES = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head")
-LEAN = ("patches", "attribution", "joint", "direct", "answers")
+LEAN = ("patches", "joint", "direct", "answers")
 """Analyses that are asked of fused attention."""
 
 
@@ -89,14 +89,15 @@ def attention_of(name: str) -> str:
 EVERY = [*MADE, *ANALYSES]
 
 
-@pytest.mark.parametrize(
-    ("name", "where"),
-    [
-        pytest.param(name, SPLITS[at % len(SPLITS)], marks=[] if name in OFTEN else [pytest.mark.slow])
-        for at, name in enumerate(EVERY)
-    ],
-)
-def test_a_split_changes_nothing(name: str, where: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("name", OFTEN)
+def test_a_split_changes_nothing(name: str) -> None:
+    same(name, *(here(where, "eager") for where in (ALONE, SPLITS[-1])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_no_split_changes_anything(name: str) -> None:
+    where = SPLITS[EVERY.index(name) % len(SPLITS)]
     same(name, *(here(at, attention_of(name)) for at in (ALONE, where)))
 
 
