@@ -147,6 +147,11 @@ def test_training_mode_changes_no_number_and_is_put_back(backend: str, dropping:
     assert all(part.training for part in module.modules())
 
 
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(backend, marks=[pytest.mark.slow] * (backend != "nnsight")) for backend in BACKENDS],
+    indirect=True,
+)
 def test_no_number_is_made_in_autocast_or_in_the_default_dtype(model: Model, tiny_model_dir) -> None:
     plain = everything(model)
     certificate = str(mi.certify_model(model, pairs_for(model, 5, 1), **QUIET))
@@ -191,6 +196,7 @@ def test_a_pass_computes_with_as_many_threads_as_its_products_are_worth(monkeypa
         assert torch.get_num_threads() == 3
 
 
+@pytest.mark.slow
 @needs_hooked_transformer
 def test_loading_and_running_leave_the_process_as_it_was() -> None:
     script = """
