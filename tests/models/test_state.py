@@ -147,11 +147,7 @@ def test_training_mode_changes_no_number_and_is_put_back(backend: str, dropping:
     assert all(part.training for part in module.modules())
 
 
-@pytest.mark.parametrize(
-    "model",
-    [pytest.param(backend, marks=[pytest.mark.slow] * (backend != "nnsight")) for backend in BACKENDS],
-    indirect=True,
-)
+@pytest.mark.parametrize("model", ["nnsight", pytest.param("bridge", marks=pytest.mark.slow)], indirect=True)
 def test_no_number_is_made_in_autocast_or_in_the_default_dtype(model: Model, tiny_model_dir) -> None:
     plain = everything(model)
     certificate = str(mi.certify_model(model, pairs_for(model, 5, 1), **QUIET))
