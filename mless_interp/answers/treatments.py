@@ -26,7 +26,7 @@ class Treatment:
     heads moved from the place of the insertion on, in its stead. `name` stands in every table
     (default: `label`).
 
-    `emitted`: the model is asked to emit the insertion itself. Nothing is inserted; an instruction stands behind the question,
+    `emitted`: the model is asked to emit the insertion itself. Nothing is inserted; an instruction follows the question,
     the model begins its answer as it will, goes on from that, and `AccuracyResults.emitted` counts what came. True writes the
     instruction (`EMIT`); a text is one, with {filler} for the insertion's text and {times} for how often its unit occurs. To
     force the same tokens on the model instead, insert them with `before="answer"`.

@@ -64,9 +64,9 @@ def minimal_sets(
 ) -> "MinimalSets":
     r"""Find the fewest heads whose sight of the span suffices, and the fewest whose blinding removes the effect.
 
-    Whole sets $S$ are opened where nobody else sees the span, and closed where everybody else does:
+    A set $S$ sees the span while no other head does, or is blind to it while all others see it:
 
-    $$ \Delta^{\text{suff}}_p(S) = Y_p^{\,\text{only } S \text{ sees}} - Y_p^{\,\text{nobody sees}}, \qquad
+    $$ \Delta^{\text{suff}}_p(S) = Y_p^{\,\text{only } S \text{ sees}} - Y_p^{\,\text{none sees}}, \qquad
        \Delta^{\text{nec}}_p(S) = Y_p^{\,\text{all see}} - Y_p^{\,\text{all but } S \text{ see}} $$
 
     A set is found where its median over problems is `share` of the median total effect or more. Of two heads of which each is

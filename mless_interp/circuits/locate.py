@@ -87,7 +87,7 @@ def locate_heads(
         for these (methods §9). Fresh problems confirm it in the same strata.
     controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
         knockout of as much attention elsewhere: more than both, by more than the smallest effect, in most problems is
-        *specific*. Reported beside: questions of other problems, a repeated word, the gap alone, and whether the span that a
+        *specific*. Also reported: questions of other problems, a repeated word, the gap alone, and whether the span that a
         head reads is an attention sink (`LocatedHeads.sinks`).
     confidence : of intervals; 1 - confidence bounds the probability that any head is named falsely.
     smallest_effect : of interest, as a share of the upper limit of the median total effect.

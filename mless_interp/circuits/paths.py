@@ -180,7 +180,7 @@ def trace_paths(
         are needed, noising those that suffice. MLPs send what the donor run has more, so they need edit="z".
     control : as in `direct_effects`.
 
-    Raises `ValueError` for an edge whose sender does not stand before its receiver, `ModelError` as `direct_effects` does.
+    Raises `ValueError` for an edge whose sender does not come before its receiver, `ModelError` as `direct_effects` does.
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
@@ -397,7 +397,7 @@ class Importances:
 
 @checked
 def load_importances(path: str | Path) -> Importances:
-    """Read an `importances.json` of MIB's circuit track; `ValueError` for a file that is none."""
+    """Read an `importances.json` of MIB's circuit track; `ValueError` for any other file."""
     nodes, edges = [], []
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))

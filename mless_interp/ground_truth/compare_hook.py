@@ -118,7 +118,7 @@ def compare_hook(
     edit: str | Callable[[Tensor], Tensor] = "zero",
     progress: bool = True,
 ) -> HookComparison:
-    """Run your own ablation of heads beside the exact edit, and say what it really does.
+    """Compare your own ablation of heads with the exact edit, and name what it really does.
 
     Both runs of each problem's inserted prompt are compared at every layer: head outputs, what attention and MLP add, the
     residual stream. The first difference is named. Two prompts of different length then run as one left-padded batch.

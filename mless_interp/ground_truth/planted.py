@@ -171,7 +171,7 @@ def planted_model(
       readers without mediators, or one reader from rows of numbers and two or more mediators.
 
     Readers' nominal `.shares` of the span's effect add up to 1, a mediator's is the part of theirs that passes through it. One
-    below 0.1 is refused: such heads could not be told from noise. Weights are computed in float64.
+    below 0.1 is refused: such heads do not differ from noise. Weights are computed in float64.
 
     >>> planted_model(n_heads=8, n_key_value_heads=2).truth
     {L0H0: 'silent', L0H1: 'unread', L0H3: 'reader', L0H6: 'reader', L1H0: 'avoids', L1H1: 'mediator', L1H2: 'copier'}

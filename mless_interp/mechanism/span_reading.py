@@ -300,7 +300,7 @@ def read_span(
 
     what : "answer" (its first token, or the class), a tag of the problems (a text of one token, as it stands behind the answer
         prefix; of `pairs_from_ids` a token id), or a function of the pair that gives a token id (of several the first).
-    n_blocks : the span's rows are pooled into so many blocks of equal size, 10 at most; as many as there are rows, at most.
+    n_blocks : number of blocks of equal size into which the span's rows are pooled, at most 10 and at most the number of rows.
     smallest_margin : delta, in nats and in scores of the probe; more than 0, as everything leaves some trace of everything.
     confidence : of intervals; 1 - confidence is the level of all tests together.
     checkpoint, progress : as in `patch_heads`.

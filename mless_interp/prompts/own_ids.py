@@ -41,7 +41,7 @@ def pairs_from_ids(
     ----------
     ids : `[problem][token]`, the prompts under study; lists, arrays or tensors, lengths may differ.
     answers, distractors : for each problem a token id, several in order, or a class where the model gives classes.
-    span : (first, one past the last) position whose effect is asked for, one range for all problems or one for each. The
+    span : (first, one past the last) position of the tokens to study, one range for all problems or one for each. The
         contrasts are those of an insertion: the prompt without these tokens is the base.
     clean : `[problem][token]`, other prompts of the same lengths, for contrast "replaced" (clean -> ids).
     tags : what is known of each problem, for `by=`: a mapping of lists (`{"kind": ["a", "b"]}`), a table or a list of mappings.

@@ -70,7 +70,7 @@ class PromptPair:
     insertion merged it). `boundary_merge`: tokens merged at a border of a text-level insertion. `n_answer`: how many last
     tokens are the teacher-forced answer (0: bare prompts, or none had to be fed). `special_as_text`: the parts of the problem
     that spell special tokens and are encoded as text. `tokenizer`: whose ids these are, where `make_pairs` made them.
-    `names`: what views call token ids, where the caller said it.
+    `names`: what views call token ids, if given.
     """
 
     problem: Problem

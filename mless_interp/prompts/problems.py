@@ -26,7 +26,7 @@ class Problem:
     `answer_prefix` is the text after which the answer is teacher-forced, for example `The final answer is \\boxed{`.
     `examples`: worked examples before the question, as text (`with_examples` writes them).
     `extra`: other texts that belong to it, by key, for `Insertion.from_key` (kept as sorted pairs).
-    `group`: the name that problems share which are variants of one another (methods §9); None: the problem stands alone.
+    `group`: a name that variants of one problem share (methods §9); None: the problem has no variants.
     """
 
     id: str

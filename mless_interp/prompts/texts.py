@@ -20,7 +20,7 @@ def problems_from_texts(
 ) -> tuple[Problem, ...]:
     """Make a problem of each text: the model continues the text with its next words. This works for any base model.
 
-    The first `n_before` tokens stand before an insertion (`before="question"`), the others of the `n_context` after it;
+    The first `n_before` tokens come before an insertion (`before="question"`), the others of the `n_context` after it;
     the answer is what follows, at least `n_answer` tokens. Cuts are made between words, at the first place where the parts,
     encoded one by one, have the same ids as the text in one piece. Use `template="text"`, which adds nothing but the
     beginning-of-sequence token that base models expect.

@@ -288,7 +288,7 @@ def score_heads(
     Parameters
     ----------
     metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", "sinks" (is the span one: its
-        size, direction and values beside attention), or None for the usual ones (those that need no more than one pattern).
+        size, direction and values besides attention), or None for the usual ones (those that need only one pattern).
     conditions : of methods section 2; later ones are compared with the first (paired metrics).
     heads : zero-based `Head`s; default all.
     rows : which rows a token's received attention is averaged over: "shared" (not the span's: comparable between
@@ -361,7 +361,7 @@ def score_cache(
     Parameters
     ----------
     cache : of a HookedTransformer or a bridge; layers without a pattern are left out.
-    pair : the `PromptPair` whose prompt (with or without insertion, told by its length) was run.
+    pair : the `PromptPair` whose prompt was run (with or without insertion: its length says which).
     base : the cache of the pair's prompt without insertion; with it there are paired metrics too.
     windows : the sliding window of each layer in tokens, None where it has none; not needed without windows.
     sinks : whether the model's heads have learned sinks (GPT-OSS), so that rows sum to less than 1 and the sink has the rest.

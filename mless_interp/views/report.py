@@ -165,7 +165,7 @@ class Report:
         return self._with(Block("picture", caption, base64.b64encode(png).decode(), width))
 
     def view(self, view: Any) -> "Report":
-        """Add a view such as `mi.views.attention` gives; CircuitsVis' script stands on the page once."""
+        """Add a view such as `mi.views.attention` gives; the page holds CircuitsVis' script once."""
         return self._with(Block("interactive", source=view.fragment()))
 
     def prompt(self, prompt: ShownPrompt) -> "Report":
