@@ -66,10 +66,7 @@ class HeadScores(results.Result):
 
     picture = "head_map"
     drawn = ("collapse_relative", "lam")
-    axes = (
-        ("values", "problem layer head_of_layer"),
-        ("null", "problem layer"),
-    )
+    axes = (("values", "problem layer head_of_layer"), ("null", "problem layer"))
 
     @property
     def reported(self) -> tuple[str, ...]:
@@ -155,10 +152,8 @@ class HeadScores(results.Result):
             null = row.get(f"{metric}_null", np.nan)
             beside = f", uniform attention {null:.3g}" if np.isfinite(null) else ""
             if self.twins:
-                of_twins = np.mean(
-                    [np.nanmax(results.of_heads(twin.middle(metric), twin.heads)) for twin in self.twins]
-                )
-                beside += f", untrained twins {of_twins:.3g}"
+                largest = [np.nanmax(results.of_heads(twin.middle(metric), twin.heads)) for twin in self.twins]
+                beside += f", untrained twins {np.mean(largest):.3g}"
             told.append(f"{metric} is largest in {row['label']} ({value}{beside})")
         of = f"{count_of(len(self.heads), 'head')}, means over {n}"
         return f"{self.settings.get('insertion', 'No insertion')}: {'; '.join(told)} ({of})."
@@ -174,11 +169,6 @@ class HeadScores(results.Result):
             found.append(self._sink_words())
         counted = results.undefined(self.values, self.heads)
         found += [f"Undefined (NaN): {counted}."] if counted else []
-        infinite = []
-        for metric, by_condition in self.values.items():
-            cells = np.stack([results.of_heads(array, self.heads) for array in by_condition.values()])
-            infinite += [f"{metric} {int(np.isinf(cells).sum())}/{cells.size}"] * bool(np.isinf(cells).any())
-        found += [f"Infinite, kept as the most extreme: {', '.join(infinite)}."] if infinite else []
         return [
             f"{count_of(len(self.values), 'attention metric')} of {count_of(len(self.heads), 'head')} on "
             f"{count_of(len(self.problem_ids), 'problem')}, {s.get('insertion', 'no insertion')}, "
@@ -187,17 +177,12 @@ class HeadScores(results.Result):
         ]
 
     def printed(self) -> pd.DataFrame:
-        """Return means (or medians, no costly intervals) of a few metrics, the headline's heads first."""
-        condition = self.conditions[-1]
-        here = self._in(condition)
+        """Return means (or medians, no costly intervals) of a few metrics, the largest first."""
+        here = self._in(self.conditions[-1])
         shown = [metric for metric in PRINTED if metric in here] or here[:5]
-        if not shown:
-            return pd.DataFrame()
-        means = {metric: results.of_heads(self.middle(metric, condition), self.heads) for metric in shown}
+        means = {metric: results.of_heads(self.middle(metric, self.conditions[-1]), self.heads) for metric in shown}
         table = pd.DataFrame({"label": list(map(str, self.heads)), **means})
-        table = table.sort_values(shown[0], ascending=False, kind="stable")
-        told = [table[metric].idxmax() for metric in TOLD if metric in shown and table[metric].notna().any()]
-        return table.loc[list(dict.fromkeys([*told, *table.index]))]
+        return table.sort_values(shown[0], ascending=False, kind="stable") if shown else pd.DataFrame()
 
     def quantity(self, column: str) -> results.Quantity:
         if column not in METRICS and column.removesuffix("_last") not in METRICS:  # a count, a null, a label
