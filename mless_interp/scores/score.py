@@ -360,25 +360,17 @@ def score_cache(
         raise ValueError(f"{beyond[0]} needs more than patterns (such as values): use score_heads with the model")
     names = tuple(name for name in names if name not in beyond)
     thresholds = thresholds or streaming.Thresholds()
-    lengths = {"inserted": len(pair.inserted), "base": len(pair.base)}
-    patterns = _patterns(cache, item)
-    n_tokens = next(iter(patterns.values())).shape[-1]
-    condition = next((name for name, length in lengths.items() if length == n_tokens), None)
-    if condition is None:
+    given = [_patterns(each, item) for each in ((cache,) if base is None else (base, cache))]
+    held = [next(iter(patterns.values())).shape[-1] for patterns in given]
+    lengths = {"base": len(pair.base), "inserted": len(pair.inserted)}
+    told = list(lengths) if len(given) == 2 else [name for name, length in lengths.items() if length == held[0]][-1:]
+    if [lengths[name] for name in told] != held:
         raise ValueError(
-            f"the cache holds {n_tokens} tokens, but the pair's prompts have {lengths['base']} (base) and "
-            f"{lengths['inserted']} (inserted): run the model on `pair.inserted.tokens` or `pair.base.tokens` "
-            "(prepend_bos=False)"
+            f"the cache holds {' and '.join(map(str, held))} tokens, but the pair's prompts have {lengths['base']} (base) and "
+            f"{lengths['inserted']} (inserted): run the model on `pair.inserted.tokens` or `pair.base.tokens` (as base=), "
+            "with prepend_bos=False"
         )
-    caches = {condition: patterns}
-    if base is not None:
-        caches = {"base": _patterns(base, item), **caches}
-        n_other = next(iter(caches["base"].values())).shape[-1]
-        if condition == "base" or n_other != lengths["base"]:
-            raise ValueError(
-                f"base= is the cache of the pair's base prompt ({lengths['base']} tokens), beside that of its inserted prompt "
-                f"({lengths['inserted']}); got {n_other} beside {n_tokens} tokens"
-            )
+    caches, patterns = dict(zip(told, given, strict=True)), given[-1]
     n_layers = max(map(max, caches.values())) + 1
     n_heads = next(iter(patterns.values())).shape[0]
     if windows is not None and len(windows) < n_layers:
