@@ -243,7 +243,7 @@ class Loading:
 
     def loading(self) -> Arguments:
         """Return all of them as `load_model` takes them; `ValueError` for what cannot be read."""
-        if self.device is not None and not re.fullmatch(r"cpu|(cuda|mps|xpu)(:\d+)?", self.device):
+        if self.device is not None and not re.fullmatch(r"cpu|(cuda|mps|xpu|npu|hpu)(:\d+)?", self.device):
             raise ValueError(f"--device: {self.device!r} is no device; write cpu, cuda or cuda:1")
         names = ("backend", "dtype", "tf32", "device", "offload_folder", "device_map")
         made = {name: getattr(self, name) for name in names} | {"attn_implementation": self.attention}

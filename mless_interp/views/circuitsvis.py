@@ -92,22 +92,14 @@ def with_few_tokens(panels: Sequence[Patterns], most: int) -> tuple[list[Pattern
     if size == 1:
         return list(panels), 1
     n_base = 1 + max(int(panel.base.max()) for panel in panels)
-    begins = np.zeros(n_base, dtype=bool)
-    for start, stop in pairwise([0, *seams(panels, n_base), n_base]):
+    begins = np.arange(n_base) == 0
+    for panel in panels:  # before what begins, a panel has inserted tokens, or one of two neighbours has no match
+        at, matched = np.full(n_base, -1), np.flatnonzero(panel.base >= 0)
+        at[panel.base[matched]] = matched
+        begins[1:] |= ~((at[1:] == at[:-1] + 1) & (at[:-1] >= 0) | (at[1:] < 0) & (at[:-1] < 0))
+    for start, stop in pairwise([*np.flatnonzero(begins), n_base]):
         begins[start:stop:size] = True
     return [panel.in_blocks(np.cumsum(begins) - 1) for panel in panels], size
-
-
-def seams(panels: Sequence[Patterns], n_base: int) -> list[int]:
-    """Base tokens that begin something new: before them a panel has inserted tokens, or one of the two has no match."""
-    found: set[int] = set()
-    for panel in panels:
-        at = np.full(n_base, -1)
-        matched = np.flatnonzero(panel.base >= 0)
-        at[panel.base[matched]] = matched
-        follows = (at[1:] == at[:-1] + 1) & (at[:-1] >= 0) | (at[1:] < 0) & (at[:-1] < 0)
-        found |= set((1 + np.flatnonzero(~follows)).tolist())
-    return sorted(found)
 
 
 def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.ndarray, str]:

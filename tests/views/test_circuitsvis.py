@@ -16,7 +16,7 @@ from models_under_test import loaded, pairs_for
 
 import mless_interp as mi
 from mless_interp.views import circuitsvis as circuits
-from mless_interp.views.circuitsvis import Patterns, read_patterns, seams, with_few_tokens
+from mless_interp.views.circuitsvis import Patterns, read_patterns, with_few_tokens
 
 # What React gave to the CircuitsVis element behind a canvas: the numbers that are really drawn.
 PROPS = """
@@ -172,7 +172,6 @@ def test_blocks_do_not_cross_the_place_of_an_insertion() -> None:
     n = 6
     base = np.array([0, 1, -1, 2, 3, 4])
     panel = Patterns("inserted", np.eye(n)[None], tuple("abcdef"), base, base < 0, np.ones(n, int))
-    assert seams([panel], 5) == [2]
     (made,), size = with_few_tokens([panel], 3)
     assert (made.texts, size) == (("a…b ×2", "c", "d…e ×2", "f"), 2)
 
