@@ -114,8 +114,12 @@ class ClaimChecks(Result):
         for check in self.checks:
             claim = check.claim
             row: dict[str, object] = {"claim": claim.text, "key": claim.key, "figures": " ".join(claim.figures)}
-            row |= {"measure": claim.measure}
-            row |= {"measured": check.measured, "measured_ci_low": check.low, "measured_ci_high": check.high}
+            row |= {
+                "measure": claim.measure,
+                "measured": check.measured,
+                "measured_ci_low": check.low,
+                "measured_ci_high": check.high,
+            }
             row |= {"null": check.null, "null_is": claim.null, "above_null": check.measured - check.null}
             row |= {"above_null_ci_low": check.difference_low, "above_null_ci_high": check.difference_high}
             row |= {"n": check.n, "verdict": check.verdict, "reason": check.reason}
@@ -139,11 +143,8 @@ class ClaimChecks(Result):
         return f"{count_of(len(self.checks), 'claim')} on {s.get('model')} ({s.get('n_problems')} problems): {told}."
 
     def details(self) -> list[str]:
-        s = self.settings
-        return [
-            f"Heads {s.get('heads')} (zero-based), {s.get('insertion')}, {count_of(len(self.twins), 'untrained twin')}.",
-            *(f"{check.claim.text}: {check.verdict}." for check in self.checks if check.verdict != "agrees"),
-        ]
+        made, twins = self.settings, count_of(len(self.twins), "untrained twin")
+        return [f"Heads {made.get('heads')} (zero-based), {made.get('insertion')}, {twins}."]
 
     def printed(self) -> pd.DataFrame:
         return self.table()[["claim", "verdict", "measured", "measured_ci_low", "measured_ci_high", "null", "n"]]
