@@ -140,10 +140,11 @@ def test_weights_that_do_not_fit_are_not_loaded(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_loading_holds_copies_and_their_files(
-    backend: str, stored: str, dtype: str, peak: int, needed: int, tmp_path: Path
+    backend: str, stored: str, dtype: str, peak: int, needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import Qwen2Config
 
+    monkeypatch.setattr(planned, "product", lambda x, weight: x)  # of a 7B's width it takes long, and is not looked at
     shape = saved(tmp_path, Qwen2Config(dtype=stored))
     plan = mi.plan_run(str(tmp_path), problems(1), FILLER, what="profiles", backend=backend, dtype=dtype, device="cpu")
     beside = planned.LIBRARIES["cpu"]
