@@ -91,7 +91,7 @@ class Circuit(Result):
             why = "" if self.located is None else f"{self.located.headline()[:-1]}; "
             return f"{why}no head, no circuit: nothing was measured."
         part = self.edges or self.direct
-        told = f": {part.claim()}" if part is not None else ""
+        told = f": {part.claim().replace(' of it', ' of the effect')}" if part is not None else ""
         given = " (given, not located)" * (self.located is None)
         where = f"measured on {count_of(len(self.problem_ids), 'problem')}"
         # of needed edges whose inputs act only together, or in each other's place

@@ -255,7 +255,7 @@ class DoseResponse(Result):
         moved, low, high = (float(each[most]) for each in (total.estimate, total.low, total.high))
         said = f"{self.doses[most]} inserted tokens {'raise' if moved > 0 else 'lower'} {outcome} most"
         if not low * high > 0:
-            said = f"No number of inserted tokens is shown to move {outcome}; the most is that of {self.doses[most]}"
+            said = f"No number of inserted tokens is shown to move {outcome}; the largest change is that of {self.doses[most]}"
         return (
             f"{said}: {moved:+.4f} {self.unit}{limits_of(low, high)} (interval for all {len(self.doses)} doses at once, "
             f"{count_of(len(self.problem_ids), 'problem')}); attention to the span grows with slope "
