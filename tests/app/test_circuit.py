@@ -78,6 +78,15 @@ def test_parts_are_those_that_were_asked_for_and_what_is_left_out_has_its_reason
     ):
         with pytest.raises(ValueError, match=words):
             mi.trace_circuit(model, pairs[:4], ["L0H2"], parts=parts, mlps="none", **QUIET)
+    for n, fresh, part, words in (
+        (13, None, "sets", "at least 6 and 7 are needed, there are 7 and 6"),
+        (15, None, "transfer", "at least 6 and 8 are needed, there are 8 and 7"),
+        (5, 14, "sets", "there are 5 and 14"),
+        (6, 6, "sets", "there are 6 and 6"),
+    ):
+        others = fresh and pairs[n : n + fresh]
+        with pytest.raises(ValueError, match=words):
+            mi.trace_circuit(model, pairs[:n], ["L0H2"], fresh=others, parts=[part], **QUIET)
     computed = {"contrast": "computed", "parts": ["sites", "positions", "transfer"]}
     found = mi.trace_circuit(model, pairs[:2], ["L0H2"], **computed, **QUIET)
     assert list(found.parts()) == ["sites", "positions"] and "content contrast only" in found.left_out["transfer"]

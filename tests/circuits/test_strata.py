@@ -39,6 +39,9 @@ def test_specialists_are_named_in_their_strata() -> None:
     assert [each for each in inside if each[0] != "L0H0"] == [("L0H1", "a", "both", 1), ("L1H0", "b", "both", -1)]
     assert sum(each[0] == "L0H0" for each in inside) == 4
     assert judge(values, total, HEADS).kinds[1:3] != ("specialist",) * 2  # without strata nothing is searched for
+    for added, sides in ((-1, []), (0, ["removed"])):  # each way, on one side
+        other = judged({**values, "z_added": values["z_added"] * [1, added, 1, 1]}, total, strata)
+        assert [each.side for each in other.in_strata if each.head == HEADS[1]] == sides
 
 
 def test_one_family_over_all_problems_and_strata_that_are_large_enough() -> None:

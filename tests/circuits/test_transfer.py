@@ -63,7 +63,7 @@ def brought_by_hand(model: mi.Model, pair: Any, means: dict[Head, tuple[float, T
     return float(outcome.value(there, asked, None)[0] - outcome.value(here, asked, None)[0])
 
 
-def test_what_comes_back_is_that_of_whole_passes() -> None:
+def test_what_comes_back_is_that_of_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of two layers, random heads of the same layers, and the same heads' means under another insertion."""
     made, model = planted_here(1, **READERS)
     pairs = planted_pairs(made, model, 22, n_tokens=12)
@@ -89,6 +89,10 @@ def test_what_comes_back_is_that_of_whole_passes() -> None:
     swept = mi.patch_heads(model, fresh, contrast="total", heads=heads, **QUIET)
     np.testing.assert_allclose(found.total_effect, swept.total_effect, atol=1e-4)
     assert found.edit.label == "L0H2, L1H3 moved as by Mless ' /' x12"
+    monkeypatch.setattr("mless_interp.circuits.transfer.rows_per_pass", lambda *_, **__: 3)
+    parts = mi.transfer(model, pairs, heads, control=other, n_random_sets=2, **QUIET)
+    for name in ("given", "random", "other", "base", "inserted"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(found, name), atol=2e-5)
 
 
 def test_numbers_of_a_transfer_by_hand() -> None:
