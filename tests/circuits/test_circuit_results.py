@@ -9,7 +9,6 @@ import pytest
 from small_results import circuit, confirmed, directed, located, placed, sets_found, spots, traced, transferred
 
 import mless_interp as mi
-from mless_interp.circuits.cells import named_words
 from mless_interp.circuits.site_patches import Site
 from mless_interp.patching.effect import WHOLE
 from mless_interp.statistics import detectable_prevalence
@@ -67,6 +66,9 @@ def test_edges_by_hand() -> None:
     assert "6 of 7 edges carry more than 5 % of it in most problems: MLP1 -> logits 90 %" in found.headline()
     few = replace(found, values=0 * found.values)
     assert few.found == () and "no edge of 7 is shown" in few.headline()
+    named = replace(found, settings=found.settings | {"beside": "commas", "named_on_these": 3})
+    beside, here = [each for each in named.details() if each not in found.details()]
+    assert "commas" in beside and "named on 3 of these" in here
     joint = found.together()
     assert joint.empty and list(joint)[:4] == ["sender", "receiver", "inputs", "how"], "k was not traced alone"
 
@@ -100,12 +102,6 @@ def test_sites_and_places_by_hand() -> None:
     assert all(str(Site("mlp_out", 1, at)) == f"Layer 1 mlp_out, {label}" for at, label in labels.items())
     many = replace(sites, cells=sites.cells * 6, values=np.tile(sites.values, 6))
     assert len(many.shown().tables[0].frame) == 100 and "a hundred at most" in many.shown().tables[0].caption
-
-
-def test_where_heads_were_named_and_beside_what_is_said() -> None:
-    told = named_words({"beside": "commas", "named_on_these": 3})
-    assert "commas" in told[0] and "named on 3 of these" in told[1]
-    assert named_words({"named_on_these": 0}) == []
 
 
 # ------------------------------------------------------------------------------------------------- named heads, and again
