@@ -21,7 +21,7 @@ from mless_interp.models.sites import SITES, site
 from mless_interp.patching.interventions import INTERVENTIONS
 
 NAMES = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head")
-LEAN = ("patches", "joint", "direct", "answers")
+LEAN = ("patches", "direct", "answers")
 """Analyses that are asked of fused attention."""
 
 
@@ -86,7 +86,9 @@ def attention_of(name: str) -> str:
     return "sdpa" if name in LEAN else "eager"
 
 
-EVERY = [*MADE, *ANALYSES]
+OF_OTHERS = ("profile", "segments", "patches of knockouts, noising", "joint", "reads", "transplant", "curve", "sets")
+"""Analyses that ask a model nothing but what others ask."""
+EVERY = [name for name in (*MADE, *ANALYSES) if name not in (*OF_OTHERS, "located, screened")]
 
 
 @pytest.mark.parametrize("name", OFTEN)
@@ -101,11 +103,12 @@ def test_no_split_changes_anything(name: str) -> None:
     same(name, *(here(at, attention_of(name)) for at in (ALONE, where)))
 
 
+ELSEWHERE = ("edits", "attribution", "answers", "paths", "certify_model")
 ORDERS = {"memory first": ("cpu", "disk") * 3, "a device, then memory": ("virtual:1", "cpu") * 3}
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "capture")) for name in EVERY])
+@pytest.mark.parametrize("name", ["capture", *(pytest.param(name, marks=pytest.mark.slow) for name in ELSEWHERE)])
 def test_weights_that_lie_elsewhere_change_nothing(name: str, order: str, tmp_path: Path) -> None:
     where, attention = ORDERS[order][:5], attention_of(name)
     model = here(where, attention, offload_folder=tmp_path)
