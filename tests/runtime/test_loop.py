@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
+from mless_interp.runtime import loop
 from mless_interp.runtime.checkpoint import plain
 from mless_interp.runtime.engines import Shard, ShardDone, parts_of
 from mless_interp.runtime.loop import RunOptions, over_problems
@@ -156,6 +157,16 @@ def test_memory_that_runs_out_says_where_and_what_to_do(file: Path, error: Excep
     assert caught.value.__cause__ is error and "2 of 5 problems" in told(caught.value) and "\n" not in str(caught.value)
 
 
+def test_every_part_of_a_run_keeps_a_file_of_its_own() -> None:
+    nowhere, folder, one = RunOptions(seed=1), RunOptions("out", seed=1), RunOptions("out/x.jsonl", seed=1)
+    assert nowhere.part("a", 1) == nowhere.beside("a", 1) == nowhere
+    assert folder.part("a") == RunOptions(Path("out/a.jsonl"), seed=1)
+    for made in (folder.part, one.beside):
+        files = [made("a", 1).checkpoint, made("a", 2).checkpoint, made("b", 1).checkpoint]
+        assert len(set(files)) == 3 and all(each.parent == Path("out") and each.suffix == ".jsonl" for each in files)
+    assert one.beside("a", 1).checkpoint.name.startswith("x-a-")
+
+
 def test_an_id_that_is_given_twice_is_told_first() -> None:
     with pytest.raises(ValueError, match="the problem id 'a' is given twice; the problem is the unit of replication"):
         over_problems("aba", lambda *_: pytest.fail("it began"), label="trying", settings={})
@@ -204,9 +215,9 @@ def test_shards_count_from_zero(index: int, count: int) -> None:
         Shard(index, count)
 
 
-@pytest.mark.slow
-def test_shards_that_wait_all_have_the_whole(file: Path) -> None:
+def test_shards_that_wait_all_have_the_whole(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at once, as threads: what each gives is the whole."""
+    monkeypatch.setattr(loop, "POLL", 0.05)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda index: run(file, engine=Shard(index, 2, wait=30)), range(2)))
     assert [repr(each) for each in found] == [repr(run())] * 2
