@@ -314,6 +314,10 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
         (lambda: patterns.row_positions(HALF[:2], torch.tensor([1, 3])), r"from 0 to 2.* got \[1, 3\]"),
         (lambda: patterns.row_positions(HALF[:2], torch.tensor([1])), "needs dest_positions"),
         (lambda: attention.span_mass(HALF, span=LAST, visible=VISIBLE), "visible must be boolean and fit a pattern"),
+        (
+            lambda: attention.attention_entropy(PATTERN, visible=VISIBLE[[0, 1, 0]]),
+            r"fit a pattern of .*\(2, 3, 9, 9\)",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(call: Callable[[], object], message: str) -> None:
