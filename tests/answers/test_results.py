@@ -85,6 +85,11 @@ def test_graders_stand_side_by_side() -> None:
     (row,) = found.table().to_dict("records")
     assert (row["accuracy"], row["paper"], row["boxed"]) == (0.25, 0.75, 0.5)
     assert list(found.to_frame()["decided"]) == ["empty box", "no box", "text", "number"]
+    assert "samples each" not in found.explain()
+    both = [row | {"treatment": name} for row in made for name in ("a", "b")]
+    found = mi.AccuracyResults.from_rows(both, problem_ids=[f"p{i}" for i in range(4)], treatments=["a", "b"])
+    (compared,) = found.compare_all(grader="paper").comparisons
+    assert (compared.grader, compared.accuracy_first, compared.accuracy_second) == ("paper", 0.75, 0.75)
 
 
 def test_pass_at_k_is_the_unbiased_one() -> None:
@@ -93,6 +98,7 @@ def test_pass_at_k_is_the_unbiased_one() -> None:
     np.testing.assert_allclose(found.pass_at(2), [(0 + 0.5 + 1) / 3])
     assert found.pass_at(1).item() == found.table()["accuracy"].item() == pytest.approx(1 / 3)
     assert found.table()["pass_at_4"].item() == pytest.approx(2 / 3)
+    assert "3 problems, 4 samples each" in found.explain()
     right[2, 0, 1:] = np.nan
     np.testing.assert_allclose(results(right, ("none",)).pass_at(2), [0.25])  # the problem with one sample is left out
     with pytest.raises(ValueError, match="pass@5 needs k from 1 to the 4 samples"):
@@ -104,6 +110,7 @@ def test_an_interval_over_samples_covers_and_is_never_a_point_at_the_ends() -> N
     assert table["accuracy"].item() == 1 == table["accuracy_ci_high"].item()
     assert 0.85 < table["accuracy_ci_low"].item() < 0.95
     assert table["flag"].item() == "all problems equal: Wilson"
+    assert results(np.ones((2, 1, 4)), ("none",)).table()["flag"].item() == "all problems equal: Wilson"
     assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).table()["accuracy_ci_low"].item())
 
 
@@ -150,6 +157,7 @@ def test_holm_is_over_the_comparisons_made() -> None:
     corrected = [one.p_corrected for one in found.comparisons]
     np.testing.assert_allclose(np.sort(corrected), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
     table = found.to_frame()
+    assert set(found.shown().tables[0].columns) == set(table) - {"first"}
     assert list(table["second"]) == ["mless", "mful"] and list(table["p_corrected"]) == corrected
     assert all(words.count("after Holm over 2 comparisons") == 1 for words in (found.headline(), found.details()[0]))
     gain = 100 * float(found.comparisons[0].difference.estimate)
