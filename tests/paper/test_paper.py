@@ -89,6 +89,9 @@ def test_a_repeated_token_is_ranked_among_other_repeated_tokens_not_held_against
     assert check.null == pytest.approx((0.3 + 18 * 0.5) / 20)
     (check,) = paper.check_claims(made, claims=["low_in_span"], repeats=repeats(*[0.5] * 19)).checks
     assert check.verdict == "cannot tell" and check.reason == "19 other repeated tokens, 20 needed"
+    nothing = {**made.received, "inserted": tuple(0 * each + np.nan for each in made.received["inserted"])}
+    (check,) = paper.check_claims(replace(made, received=nothing), claims=["low_in_span"], repeats=repeats(0.5)).checks
+    assert check.verdict == "cannot tell" and check.reason == "undefined"
 
 
 def test_a_claim_that_untrained_twins_share_holds_without_training() -> None:
