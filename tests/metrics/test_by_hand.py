@@ -29,6 +29,9 @@ def test_the_worked_example() -> None:
     same(sigma, [[-0.2], [-0.5]])  # (1 - lambda) times -1, as the span is one repeated token
     same(lam[3:, None] * (A0 @ V1[[0, 3, 4]])[1:] + sigma, (A1 @ V1)[3:])
     same((A1 @ V1)[3:], [[0.92], [0.45]])
+    parts = outputs.affine_parts((A1 @ V1)[3:], (A0 @ V1[[0, 3, 4]])[1:], lam=lam[3:], sigma=sigma)
+    same(parts["bias"], sigma)
+    torch.testing.assert_close(parts["scale"] + sigma, parts["change"])  # in the first layer there is no rest
     # row 3: |-.2| and |.48 + .64|; row 4: |-.5| and |.25 + .3 + .4|
     same(outputs.span_output_weight(A1, V1, span=SPAN)[3:], [0.2 / 1.32, 0.5 / 1.45])
     same(received.received_attention(A1, sink=SINK, min_rows=1), [NAN, 0.55 / 3, 0.175, 0.15, NAN])
@@ -272,6 +275,9 @@ def test_what_is_just_allowed_and_just_not() -> None:
     same(outputs.affine_residual(third, third, rounding=1 / 3), 1.0)
     hidden = torch.tensor([NAN, 2.0, 2.0, NAN])
     same(received.kurtosis(hidden), NAN)
+    same(received.kurtosis(torch.full((7,), 0.1)), NAN)  # a mean that rounds is no spread
+    same(outputs.value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=marks(T, T, T)), 1 / 3)
+    same(outputs.logit_difference(torch.tensor([[[9.0, 0.0], [1.0, 3.0]]]), 1, 0), 2.0)
     same(received.kurtosis(torch.tensor([NAN, 0.0, 0.0, 1.0, 1.0])), -2.0)
     for size in (1e-8, 1.0, 1e8):  # what differs is judged against the size of what does
         rows = size * (1 + random(1, 9, 2))
@@ -381,3 +387,6 @@ def test_each_prompt_has_its_own_span() -> None:
         together = formula(values, span=spans[:, None])
         for row, span in enumerate(spans):
             same(together[row], formula(values[row], span=span))
+    profiles, later = random(2, 4), torch.stack([mask(1, 2, n=4), mask(3, n=4)])
+    alone = [recovery.onset_step(profile, span=span) for profile, span in zip(profiles, later, strict=True)]
+    same(recovery.onset_step(profiles, span=later), torch.stack(alone))

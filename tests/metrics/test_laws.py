@@ -303,6 +303,8 @@ THREE, LAST, FIRST = torch.tensor([0.5, 0.25, 0.125]), mask(2, n=3), mask(0, n=3
         (lambda: attention.span_mass(HALF, span=mask(n=3)), "the span is empty"),
         (lambda: attention.span_mass(HALF, span=mask(0, 1, 2, n=3)), "covers all tokens"),
         (lambda: received.received_sums(HALF, rows=SINK), "rows must be a boolean mask"),
+        (lambda: received.cosines_to_sink(VECTORS, sink=SINK), "^sink must be a boolean mask"),
+        (lambda: recovery.aligned_recovery(THREE, THREE, tokens=SINK), "^tokens must be a boolean mask"),
         (lambda: recovery.onset_step(torch.ones(5), span=mask(1, 3, n=5)), "only defined for one block"),
         (lambda: recovery.running_median(THREE, width=4), "odd number of tokens, got 4"),
         (lambda: activations.histogram(THREE, edges=torch.tensor([1.0])), r"strictly increasing numbers, got \[1.0\]"),
