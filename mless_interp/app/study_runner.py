@@ -316,7 +316,7 @@ class StudyResult(Result):
         made = self.attention[insertion]
         values = defined_mean(of_heads(made.of(metric, "inserted"), made.heads), axis=1)
         finite = np.where(np.isinf(values), np.nan, values)
-        limits = statistics.mean_interval(finite, confidence=made.confidence, seed=made.seed)
+        limits = statistics.mean_interval(made.by_group(finite), confidence=made.confidence, seed=made.seed)
         if np.isinf(values).any():
             unknown = np.array(np.nan)
             limits = replace(limits, estimate=defined_mean(values), low=unknown, high=unknown)

@@ -116,7 +116,7 @@ def minimal_sets(
     total, fresh_total = (each.effects("sufficient", [model.info.heads])[:, 0] for each in (here, there))
     whole = Effect(total, rounding=model.resolution, groups=search.groups)
     size = abs(float(whole.median.estimate))
-    way = _Search(here, whole.direction, share * size, SMALLEST_EFFECT * size)
+    way = _Search(here, whole, share * size, SMALLEST_EFFECT * size)
     order = way.in_doubt(candidates) if whole.established else candidates
     made: Arguments = {}
     for side in SIDES:
@@ -186,12 +186,13 @@ class _Search:
     """How a set is looked for: what it must reach, and how little is no step of its own; both in the outcome's unit."""
 
     measured: _Measured
-    direction: float
+    whole: Effect
     target: float
     little: float
 
     def _medians(self, side: str, sets: Sequence[Members]) -> np.ndarray:
-        return np.median(self.direction * self.measured.effects(side, sets), axis=0) if sets else np.zeros(0)
+        effects = self.whole.turned(self.measured.effects(side, sets))
+        return np.median(self.whole.units(effects), axis=0) if sets else np.zeros(0)
 
     def in_doubt(self, candidates: Sequence[Head]) -> Members:
         """The candidates by what each does alone, open or closed; those that do little stay in their order behind."""

@@ -375,8 +375,9 @@ class LocatedHeads(Verdicts, Result):
             for side, test in judged.within(stratum).items():
                 values = measured(self.values, SIDES[side])[inside]
                 columns |= {"n": test.n, f"{side}_k": test.count.max(0), f"{side}_p": np.fmin(*test.p_corrected)}
-                columns[f"{side}_median"] = np.median(judged.effect.turned(values), axis=0)
-                columns |= interval_columns(f"{side}_share", judged.effect.only(inside).share(values))
+                effect = judged.effect.only(inside)
+                columns[f"{side}_median"] = effect.cell_medians(judged.effect.turned(values)).estimate
+                columns |= interval_columns(f"{side}_share", effect.share(values))
             tables.append(pd.DataFrame(columns))
         return pd.concat(tables[len(tables) > 1 :], ignore_index=True)
 

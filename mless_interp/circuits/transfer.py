@@ -301,7 +301,8 @@ class Transfer(Cells[str], Result):
         return super().to_frame().assign(base=np.repeat(self.base, n), inserted=np.repeat(self.inserted, n))
 
     def headline(self) -> str:
-        what = f"their mean lambda and Sigma under {self.settings.get('insertion')}, without its tokens,"
+        whose = "its" if len(self.heads) == 1 else "their"
+        what = f"{whose} mean lambda and Sigma under {self.settings.get('insertion')}, without its tokens,"
         if not self.established:
             told = "brings back nothing: most problems show no effect of one sign"
         else:

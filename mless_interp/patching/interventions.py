@@ -111,12 +111,15 @@ class LayerState:
 @dataclass(frozen=True)
 class Intervention(ABC):
     """A named edit of head outputs. `needs_donor`: another run to take from; `needs_span`: a span that can be read;
-    `needs_attention`: the receiving run's queries and keys (else the donor's z is all that it takes)."""
+    `needs_attention`: the receiving run's queries and keys (else the donor's z is all that it takes); `needs_equal_length`:
+    two runs of one length. `acts_in`: the one direction in which it can change anything ("": both)."""
 
     name: ClassVar[str]
     needs_donor: ClassVar[bool] = False
     needs_span: ClassVar[bool] = True
     needs_attention: ClassVar[bool] = True
+    needs_equal_length: ClassVar[bool] = False
+    acts_in: ClassVar[str] = ""
 
     @property
     def label(self) -> str:
@@ -153,6 +156,7 @@ class Knockout(Intervention):
     row that would lose its last key keeps what it had. Source: Geva et al. (2304.14767), there over windows of layers."""
 
     name = "knockout"
+    acts_in = "denoising"
 
     def __call__(self, state: LayerState) -> Z:
         left = state.visible & ~state.span_keys
@@ -163,6 +167,7 @@ class KnockoutZero(Intervention):
     """Attention on the span is set to 0 without renormalising: removes the bias, keeps lambda (I8)."""
 
     name = "knockout_zero"
+    acts_in = "denoising"
 
     def __call__(self, state: LayerState) -> Z:
         return state.mixed(state.split()[0])
@@ -172,6 +177,7 @@ class EdgeNoise(Intervention):
     """In a run that cannot see the span, this head alone sees it: its direct read is added alone."""
 
     name = "edge_noise"
+    acts_in = "noising"
 
     def __call__(self, state: LayerState) -> Z:
         return state.mixed(state.pattern(state.visible | (state.unmasked & state.span_keys)))
@@ -181,6 +187,7 @@ class RestoreScale(Intervention):
     """z <- z_ref + Sig: the scale part of the response is undone, the bias part stays (z_ref is the donor's)."""
 
     name = "restore_scale"
+    acts_in = "denoising"
     needs_donor = True
 
     def __call__(self, state: LayerState) -> Z:
@@ -194,6 +201,7 @@ class Gate(Intervention):
 
     g: float
     name = "gate"
+    acts_in = "denoising"
 
     def __post_init__(self) -> None:
         if not 0 <= self.g <= 1:
@@ -212,6 +220,7 @@ class RerouteToSink(Intervention):
     that token (it lies outside the layer's window)."""
 
     name = "reroute_to_sink"
+    acts_in = "denoising"
 
     def __call__(self, state: LayerState) -> Z:
         kept, mass = state.split()
@@ -223,6 +232,7 @@ class RerouteUniform(Intervention):
     """The span's attention is spread evenly over the other visible keys: tests "dilution only"."""
 
     name = "reroute_uniform"
+    acts_in = "denoising"
 
     def __call__(self, state: LayerState) -> Z:
         (kept, mass), others = state.split(), state.visible & ~state.span_keys
@@ -240,6 +250,7 @@ class MatchedMassKnockout(Intervention):
     seed: int = 0
     draw: int = 0
     name = "matched_mass"
+    acts_in = "denoising"
 
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
@@ -271,11 +282,10 @@ class PatchInput(Intervention):
     name = "input"
     needs_donor = True
     needs_span = False
+    needs_equal_length = True
 
     def __call__(self, state: LayerState) -> Z:
         assert state.donor is not None
-        if state.donor.k.shape != state.k.shape:
-            raise ValueError("patching q, k or v needs two runs of equal length: use contrast 'content' or 'shift'")
         edited = replace(state, **{self.part: getattr(state.donor, self.part)})
         return edited.mixed(edited.pattern())
 

@@ -373,8 +373,8 @@ class ReadEffects(Parts, Result):
         p_more | p, more | p | that it does more than the smallest effect in most problems
         p_against | p, against | p | that it does more than the smallest effect against the insertion's in most problems
         p_less | p, less | p | that it does less than the smallest effect in most problems
-        p_half | p, half | p | that it does more than half of the knockout in most problems
-        p_half_against | p, half, against | p | that it does more than half of the knockout against the insertion's effect
+        p_half | p, half | p | that it does less than half of what the knockout does with the effect, in most problems
+        p_half_against | p, half, against | p | that it does less than half of what the knockout does against the effect
     """)
     reported = (
         *("label", "layer", "head", "intervention", "shown", "k", "n", "n_undefined", "median", "share"),

@@ -74,7 +74,16 @@ class Prepared:
         }
 
     def under(self, contrast: Contrast) -> "Prepared":
-        """The problems as a contrast compares them; `ValueError` where two differ in a clean prompt alone that it ignores."""
+        """The problems as a contrast compares them; `ValueError` where two differ in a clean prompt alone that it ignores, or
+        where tokens of a span could see nothing."""
+        narrow = min((window for window in self.model.info.windows if window is not None), default=None)
+        for pair in self.bare if contrast.clean == "apart" and narrow is not None else ():
+            if (longest := max(stop - first for first, stop in pair.spans)) >= narrow:
+                raise ValueError(
+                    f"contrast {contrast.name!r} hides the span from itself, but in a layer of {self.model.info.name} a token "
+                    f"sees no more than {narrow} tokens, and the span of problem {pair.id!r} has {longest}: its last tokens "
+                    f"would see nothing; insert fewer than {narrow} tokens"
+                )
         if contrast.changes_from == "tokens":
             given = not self.beside and all(pair.given for pair in self.bare)
             return replace(self, bare=tuple(replace(pair, insertion=REPLACED) for pair in self.bare)) if given else self

@@ -114,7 +114,7 @@ class Result(Grouped):
         claim | claim | | what the paper says
         verdict | verdict | verdict | agrees, disagrees, or cannot tell: from the interval against the null, over problems
         reason | reason | | why nothing can be told, or the rank that the verdict rests on
-        rank | rank | count | 1 is the largest; ties share the middle rank
+        rank | rank | count | 1 is the largest; ties share the first rank
         condition | condition | | which run: without insertion, with it, ...
         n_tokens | tokens | count | number of inserted tokens
         outcome | outcome | | mean over problems, with the insertion

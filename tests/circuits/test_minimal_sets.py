@@ -102,16 +102,30 @@ def test_a_set_is_grown_pruned_and_its_members_are_swapped() -> None:
     a, b, c, d = Head(0, 1), Head(1, 0), Head(1, 1), Head(1, 2)
     does = {(a,): 5, (b,): 4, (c,): 4, (d,): 0.4, (a, b): 6, (a, c): 6, (b, c): 9, (a, b, c): 10}
     does |= {(b, d): 8, (c, d): 7.9}
-    way = _Search(Told(does), direction=-1.0, target=8.0, little=0.5)
+    whole = Effect(np.full(3, -10.0), rounding=0.0)
+    way = _Search(Told(does), whole, target=8.0, little=0.5)
     steps, chosen = way.found("sufficient", (a, b, c, d), 4)
     assert steps == ((a,), (a, b), (a, b, c), (b, c)) and chosen == (b, c)
     assert way.swaps("sufficient", chosen, (a, b, c, d)) == ((b, d),)
     assert way.found("sufficient", (a, b, c, d), 2) == (((a,), (a, b)), ()), "no more heads than that"
     assert way.in_doubt((d, c, a, b)) == (a, c, b, d), "0.4 is little on one side, 0.8 not on the other"
-    alone = _Search(Told({(b,): 0.1, (a, c): 0.2, (a, b, c): 9}), direction=-1.0, target=8.0, little=0.5)
+    alone = _Search(Told({(b,): 0.1, (a, c): 0.2, (a, b, c): 9}), whole, target=8.0, little=0.5)
     in_order = ((a,), (a, b), (a, b, c)), (a, b, c)  # as no head adds
     assert alone.found("sufficient", (a, b, c), 4) == in_order
     assert alone.in_doubt((c, a, b)) == (c, a, b)
+
+
+def test_a_set_is_looked_for_by_medians_over_groups() -> None:
+    """Two of three problems are one group: the median over problems would be 0, over groups it is 2."""
+
+    class OneDoesAll(Told):
+        def effects(self, side: str, sets: Any) -> np.ndarray:
+            return np.array([[0.0], [0.0], [-4.0]]) * np.ones(len(sets))
+
+    whole = Effect(np.full(3, -4.0), rounding=0.0, groups=("x", "x", "y"))
+    assert _Search(OneDoesAll({}), whole, target=2.0, little=0.5)._medians("sufficient", [(Head(0, 0),)]).tolist() == [
+        2.0
+    ]
 
 
 def test_candidates_come_by_the_largest_median_of_any_estimate() -> None:

@@ -159,6 +159,11 @@ def test_batching_does_not_matter(tiny_model_dir: Any) -> None:
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
         ({"edit": "q", "contrast": "total"}, "needs two runs of equal length"),
         ({"edit": "knockout", "contrast": "shift"}, "edit 'knockout' changes which tokens a head sees.*got 'shift'"),
+        (
+            {"edit": "knockout_zero", "direction": "noising"},
+            "'knockout_zero' changes nothing .*cannot see the span: use .*denoising",
+        ),
+        ({"edit": "edge_noise"}, "'edge_noise' changes nothing .*heads already see the span: use direction='noising'"),
         ({"max_rows": 0}, "max_rows must be 1 or more, got 0"),
         ({"pairs": []}, "there are no prompt pairs"),
         ({"pairs": "twice"}, "the problem id .* is given twice"),
@@ -189,3 +194,13 @@ def test_a_solution_of_unknown_words_is_refused_where_it_is_read(tiny_model_dir:
     assert patch_heads(model, pairs, **options)
     with pytest.raises(ValueError, match="problem 'p0': 100 % of its solution's tokens are the unknown"):
         patch_heads(model, pairs, outcome="solution_logprob", **options)
+
+
+def test_a_span_hidden_from_itself_has_to_fit_into_the_window(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("gemma3"), "bridge")
+    ask = {"contrast": "inside", "heads": ["L0H0"], "progress": False}
+    with pytest.raises(
+        ValueError, match="no more than 16 tokens, and the span of problem 'p0' has 16.*insert fewer than 16"
+    ):
+        patch_heads(model, pairs_for(model, n_tokens=16, count=1), **ask)
+    assert np.isfinite(patch_heads(model, pairs_for(model, n_tokens=15, count=1), **ask).patched).all()
