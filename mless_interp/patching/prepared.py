@@ -1,5 +1,6 @@
 """Problems made ready once for everything that edits or reads their runs: checked, answered, grouped, run on demand."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,8 +77,8 @@ class Prepared:
     def under(self, contrast: Contrast) -> "Prepared":
         """The problems as a contrast compares them; `ValueError` where two differ in a clean prompt alone that it ignores, or
         where tokens of a span could see nothing."""
-        narrow = min((window for window in self.model.info.windows if window is not None), default=None)
-        for pair in self.bare if contrast.clean == "apart" and narrow is not None else ():
+        narrow = min((window for window in self.model.info.windows if window is not None), default=math.inf)
+        for pair in self.bare if contrast.clean == "apart" else ():
             if (longest := max(stop - first for first, stop in pair.spans)) >= narrow:
                 raise ValueError(
                     f"contrast {contrast.name!r} hides the span from itself, but in a layer of {self.model.info.name} a token "
