@@ -9,7 +9,7 @@ import torch
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand
 from conftest import needs_hooked_transformer
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from models_under_test import hooked, loaded, pairs_for, planted_here, planted_pairs
 from small_results import written
 
 import mless_interp as mi
@@ -145,6 +145,13 @@ def test_numbers_of_what_is_written_by_hand() -> None:
     assert "L0H1 promotes ' a', ' c' and attends to ' /' (inserted); L1H0 promotes nothing" in found.headline()
     some = replace(found, values=np.where(np.arange(6)[:, None, None, None] < 2, -found.values, found.values))
     assert some.table().query("label == 'L0H1'")["k"].iloc[0] == 4
+
+
+@needs_hooked_transformer
+def test_without_a_tokenizer_tokens_are_their_ids() -> None:
+    pairs = mi.pairs_from_ids([[1, 2, 3], [4, 2, 5]], [1, 2], span=(0, 1))
+    found = mi.what_it_writes(hooked(), pairs, ["L0H0"], top=1, progress=False)
+    assert all(token.isdecimal() for token in found.tokens[0][1])
 
 
 def test_few_tokens_rounding_and_wrong_input() -> None:

@@ -89,7 +89,7 @@ def test_what_comes_back_is_that_of_whole_passes(monkeypatch: pytest.MonkeyPatch
     swept = mi.patch_heads(model, fresh, contrast="total", heads=heads, **QUIET)
     np.testing.assert_allclose(found.total_effect, swept.total_effect, atol=1e-4)
     assert found.edit.label == "L0H2, L1H3 moved as by Mless ' /' x12"
-    monkeypatch.setattr("mless_interp.circuits.transfer.rows_per_pass", lambda *_, **__: 3)
+    monkeypatch.setattr("mless_interp.circuits.transfer.rows_per_pass", lambda *_, **__: 2)
     parts = mi.transfer(model, pairs, heads, control=other, n_random_sets=2, **QUIET)
     for name in ("given", "random", "other", "base", "inserted"):
         np.testing.assert_allclose(getattr(parts, name), getattr(found, name), atol=2e-5)
