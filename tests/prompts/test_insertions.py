@@ -134,6 +134,7 @@ def test_several_places_share_the_tokens_in_equal_blocks() -> None:
     n = len(pair.base)
     assert pair.spans == ((0, 2), (2 + n, 3 + n)) and pair.span == (0, 3 + n) and pair.n_inserted == 3
     assert pair.alignment == tuple(range(2, 2 + n)) and pair.sink_moved
+    assert pair.record()["spans"] == pair.fingerprint()[-2:] == [[0, 2], [2 + n, 3 + n]]
     assert pair.span_mask.tolist() == [True] * 2 + [False] * n + [True]
     with pytest.raises(ValueError, match="latency is not defined for an insertion in 2 blocks: insert in one place"):
         pair.one_block("latency")
