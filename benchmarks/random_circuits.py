@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 import mless_interp as mi
-from mless_interp.core.arguments import one_of
 
 CIRCUITS = tuple(
     "plain, switched, any, all, any mediators, all mediators, against, rows, rare, relayed, mixed".split(", ")
@@ -33,7 +32,8 @@ def random_planted(
     - "relayed": a writer in the span's rows and the head that reads there, perhaps beside a reader;
     - "mixed": a switch with its reader, a reader, one against, and a mediator.
     """
-    one_of(circuit, CIRCUITS, "circuit")
+    if circuit not in CIRCUITS:
+        raise ValueError(f"unknown circuit {circuit!r}; choose one of {', '.join(CIRCUITS)}")
     if null and circuit != "plain":
         raise ValueError(f"null=True is a model without any circuit, got circuit={circuit!r}: leave one of them out")
     rng = random.Random(f"planted geometry {seed}")
