@@ -59,9 +59,10 @@ def everything_captured(model: Model) -> Iterator[np.ndarray]:
 
 
 def edited(model: Model) -> Iterator[np.ndarray]:
-    """Sweeps with every edit."""
-    for edit in INTERVENTIONS:
-        yield mi.patch_heads(model, asked().pairs[:1], edit=edit, progress=False).patched
+    """Sweeps with every edit, in a direction in which it acts."""
+    for edit, made in INTERVENTIONS.items():
+        direction = made.acts_in or "denoising"
+        yield mi.patch_heads(model, asked().pairs[:1], edit=edit, direction=direction, progress=False).patched
 
 
 def certified(model: Model) -> Iterator[np.ndarray]:
