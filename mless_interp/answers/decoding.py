@@ -121,9 +121,8 @@ class Row:
         self.tokens: list[int] = []
         self.stop: str | None = None
         self.logits: list[Tensor] = []
-        self._kept: dict[
-            int, Tensor
-        ] = {}  # redistributed activations of earlier positions, for an engine without cache
+        # redistributed activations of earlier positions, by layer, for an engine without cache
+        self._kept: dict[int, Tensor] = {}
         self._closing = closing
         self._sampling = derive_generator(decoding.seed, "sampling", request.key)
 

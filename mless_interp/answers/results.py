@@ -447,10 +447,8 @@ class AccuracyResults(Result):
 
     def shown(self) -> Shown:
         """Return the table."""
-        table, caption = (
-            self.table(),
-            "Answers by treatment: shares of problems, graded strictly, and as the paper grades.",
-        )
+        table = self.table()
+        caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
         return Shown((ShownTable(table, caption, dict.fromkeys(table, "") | {"n_tokens": "tokens of an answer"}),))
 
     def _graded(self, grader: str) -> np.ndarray:

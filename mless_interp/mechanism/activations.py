@@ -134,9 +134,8 @@ class ActivationShift(Result):
                 row = {"contrast": contrast, "primary": at == 0, "claim": claim, "metric": metric}
                 row |= {"claimed": "up" if claimed > 0 else "down"}
                 row |= {name: float(each) for name, each in interval_columns("change", made).items()}
-                row |= {name: counts[place].item() for name, counts in self._signs.items()} | {
-                    "p_corrected": p_corrected
-                }
+                row |= {name: counts[place].item() for name, counts in self._signs.items()}
+                row["p_corrected"] = p_corrected
                 rows.append(row | {"verdict": _verdict(row, made, claimed, 1 - self.confidence)})
         return pd.DataFrame(rows)
 
@@ -191,10 +190,8 @@ class ActivationShift(Result):
         return f"MLP activations of layer {self.layer} under {self.settings.get('insertion')}, {n}: {', '.join(told)}."
 
     def details(self) -> list[str]:
-        found, moved = (
-            extension_of(self.settings),
-            self.table().groupby("contrast", sort=False)[["n_up", "n_down"]].sum(),
-        )
+        found = extension_of(self.settings)
+        moved = self.table().groupby("contrast", sort=False)[["n_up", "n_down"]].sum()
         still = moved.index[~moved.any(axis=1)]
         if self.layer == 0 and len(still):
             found.append(

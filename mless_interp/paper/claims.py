@@ -277,7 +277,7 @@ def check_claims(
     return ClaimChecks(checks, settings)
 
 
-def over_problems(formula: Callable[..., torch.Tensor], *values: Iterable[np.ndarray]) -> np.ndarray:
+def per_problem(formula: Callable[..., torch.Tensor], *values: Iterable[np.ndarray]) -> np.ndarray:
     """A formula of a number per head, mean over heads, `[problem]`."""
     parts = (formula(*map(torch.from_numpy, each)).numpy() for each in zip(*values, strict=True))
     return np.array([defined_mean(part.ravel()) for part in parts])
@@ -345,7 +345,7 @@ class _Checking:
         def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             return aligned_recovery(base[rows], other[rows], tokens=torch.ones(base.shape[1], dtype=torch.bool))
 
-        return over_problems(kept, of.aligned("base"), of.aligned(condition))
+        return per_problem(kept, of.aligned("base"), of.aligned(condition))
 
     def level(self, of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
         """The received attention of a segment over uniform attention's."""
@@ -355,13 +355,13 @@ class _Checking:
     def variation(self, of: AttentionProfile) -> np.ndarray:
         """How much the tokens of the span differ in what they receive."""
         rows, inside = self.rows(of), map(of.is_inserted, range(len(of.problem_ids)))
-        return over_problems(lambda values, span: span_variation(values[rows], span=span), of.whole("inserted"), inside)
+        return per_problem(lambda values, span: span_variation(values[rows], span=span), of.whole("inserted"), inside)
 
     def alike(self, other: AttentionProfile) -> np.ndarray:
         """The rank correlation of two insertions' profiles on shared tokens."""
         own, their = self.rows(self.profile), self.rows(other)
         values = self.profile.aligned("inserted"), other.aligned("inserted")
-        return over_problems(lambda a, b: timing_spearman(a[own], b[their]), *values)
+        return per_problem(lambda a, b: timing_spearman(a[own], b[their]), *values)
 
     def timing(self) -> tuple[np.ndarray, np.ndarray]:
         """The rank correlation with and without the insertion, and its mean over rotations of prefix and question."""

@@ -78,7 +78,7 @@ class Prepared:
         """The problems as a contrast compares them; `ValueError` where two differ in a clean prompt alone that it ignores, or
         where tokens of a span could see nothing."""
         narrow = min((window for window in self.model.info.windows if window is not None), default=math.inf)
-        for pair in self.bare if contrast.clean == "apart" else ():
+        for pair in self.bare if contrast.conditions[0].hides_own else ():
             if (longest := max(stop - first for first, stop in pair.spans)) >= narrow:
                 raise ValueError(
                     f"contrast {contrast.name!r} hides the span from itself, but in a layer of {self.model.info.name} a token "

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, count_of, one_of
+from ..core.arguments import Arguments, checked, count_of, one_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import Recording
@@ -199,7 +199,7 @@ def sweep_heads(
 
     def scores(name: str, sweep: Sweep) -> PatchScores:
         parts = ("patched", "receiving", "donor", "noise")
-        made: Settings = {part: np.array([each[name][part] for each in found], dtype=float) for part in parts}
+        made: Arguments = {part: np.array([each[name][part] for each in found], dtype=float) for part in parts}
         made |= {"heads": chosen, "seed": options.seed, "direction": sweep.direction}
         return PatchScores(**made, **prepared.fields({**sweep.settings, "heads": labels}))
 

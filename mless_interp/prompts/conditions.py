@@ -56,6 +56,11 @@ class Condition:
         """The tokens of both prompts see the span."""
         return self.has_span and self.hides is not span_from_others
 
+    @property
+    def hides_own(self) -> bool:
+        """The span's rows see none of its tokens, not even their own."""
+        return self.hides is span_from_span
+
 
 def span_from_others(prompt: Prompt) -> Hidden:
     """The span's keys, hidden from every row outside it."""

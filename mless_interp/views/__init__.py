@@ -16,7 +16,7 @@ PUBLIC = {
     "circuitsvis": ["attention", "tokens"],
 }
 """module -> its public names."""
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs=PUBLIC)
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["plots"], PUBLIC)
 
 
 def show_after_cell(made: Any) -> None:
