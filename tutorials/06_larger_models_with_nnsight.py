@@ -88,9 +88,8 @@ for name, layers, heads in (("demo", 4, 28), ("Qwen2.5-0.5B", 24, 14), ("Qwen2.5
     )
 
 # %% [markdown]
-# `locate_heads` needs four sweeps. It times a small sample first; where the estimate exceeds `budget_seconds` it
-# screens with gradients on one half of the problems and tests the best heads exactly on the other half. The result
-# states which.
+# `locate_heads` needs four sweeps; `plan_run` estimates their time. Where that is too much, `mode="screen"` ranks heads
+# by gradients on one half of the problems and tests the best 64 exactly on the other half.
 #
 # ## A run that survives
 #

@@ -10,18 +10,17 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import count_of, one_of
+from ..core.arguments import count_of
 from ..core.heads import Head
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import ModelError, Recording
 from ..models.replay import Layers
 from ..patching.effect import SMALLEST_EFFECT, Parts, check_smallest_effect
-from ..patching.interventions import Intervention, edit_named
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Runs, Settings, prepare
 from ..patching.sweep import Engine, Sweep
-from ..prompts.conditions import CONTRASTS, DIRECTIONS
+from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import Table
 from ..runtime.engines import Tick, Unit
@@ -32,8 +31,6 @@ from .located import LocatedHeads
 
 Asked = LocatedHeads | Iterable[Head | str]
 """Heads as they are asked for: what `locate_heads` gave (its named heads), or a list."""
-
-
 Cell = TypeVar("Cell")
 """What effects are split into: an edge, a way, a site, a place, or a name."""
 
@@ -156,8 +153,8 @@ class Flow(Engine):
 
     of_heads = False
 
-    def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None = None) -> None:
-        super().__init__(runs, sweep, max_rows)
+    def __init__(self, runs: Runs, sweep: Sweep) -> None:
+        super().__init__(runs, sweep)
         self.stepper = runs.model.need_layers("this")
         self.layers = self.stepper.layers
         self.output = cache(self.model.attention_output)  # how a layer writes what its heads give
@@ -252,18 +249,16 @@ def compared(
     pairs: Iterable[PromptPair] | Prepared,
     contrast: str,
     direction: str,
-    edit: str | Intervention,
     outcome: str | Outcome,
     control: Iterable[PromptPair] | None,
 ) -> tuple[Prepared, Sweep]:
-    """Problems and the sweep of these names; with a `control`, the same problems' pairs, its tokens are the clean ones."""
+    """Problems and a sweep of z; with a `control`, the same problems' pairs, its tokens are the clean ones."""
+    prepared = prepare(model, pairs, outcome)
     if control is None:
-        return prepare(model, pairs, outcome), Sweep.named(contrast, direction, edit)
-    one_of(direction, DIRECTIONS, "direction")
-    intervention = edit_named(edit, direction)
-    if contrast != "content" or intervention.name != "z":
-        raise ValueError("control=... is a contrast of its own and patches z: leave contrast and edit out")
-    prepared, beside = (prepare(model, each, outcome) for each in (pairs, control))
+        return prepared, Sweep.named(contrast, direction)
+    if contrast != "content":
+        raise ValueError("control=... is a contrast of its own: leave contrast out")
+    beside = prepare(model, control, outcome)
     given = all(pair.given for pair in (*prepared.bare, *beside.bare))  # their ids are made of their tokens
     if len(beside.ids) != len(prepared.ids) or (beside.ids != prepared.ids and not given):
         raise ValueError("control must hold the same problems in the same order: make both of one list of problems")
@@ -274,62 +269,54 @@ def compared(
             raise ValueError(f"{pair.id!r}: a control inserts as many other tokens at the same places; it {why}")
     both = zip(prepared.bare, beside.bare, strict=True)
     changed = prepare(model, [replace(pair, clean=other.inserted) for pair, other in both], prepared.outcome)
-    return replace(changed, beside=beside.insertion), Sweep(CONTRASTS["replaced"], direction, intervention)
+    return replace(changed, beside=beside.insertion), Sweep.named("replaced", direction)
 
 
 Made = TypeVar("Made", bound=CellEffects)
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """Problems, two runs of each and an edit between them; `heads` as they were asked for, to tell where they were named."""
+def measure_cells(
+    kind: type[Made],
+    cells: Sequence[Cell],
+    changes: Callable[[Flow], Iterable[tuple[int, int, Tensor]]],
+    problems: tuple[Prepared, Sweep],
+    options: RunOptions,
+    *,
+    label: str,
+    smallest_effect: float,
+    heads: object = None,
+) -> Made:
+    """Measure what each cell carries: a row of the receiving run for every change of its stream.
 
-    prepared: Prepared
-    sweep: Sweep
-    options: RunOptions
-    smallest_effect: float
-    heads: object = None
+    `changes` yields the place of a cell, the stage at which its change enters the stream (none falling) and the change; a cell
+    without any is NaN. `heads` as they were asked for, to tell where they were named.
+    """
+    check_smallest_effect(smallest_effect)
+    prepared, sweep = problems
+    prepared = prepared.under(sweep.contrast)
 
-    def __post_init__(self) -> None:
-        check_smallest_effect(self.smallest_effect)
+    def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
+        flow, places = Flow(prepared.runs(unit), sweep), []  # type: tuple[Flow, list[int]]
 
-    def measured(
-        self,
-        kind: type[Made],
-        cells: Sequence[Cell],
-        changes: Callable[[Flow], Iterable[tuple[int, int, Tensor]]],
-        *,
-        label: str,
-    ) -> Made:
-        """Measure what each cell carries: a row of the receiving run for every change of its stream.
+        def rows() -> Iterator[tuple[int, Tensor]]:
+            for place, at, change in changes(flow):
+                places.append(place)
+                yield at, change
 
-        `changes` yields the place of a cell, the stage at which its change enters the stream (none falling) and the change; a
-        cell without any is NaN.
-        """
-        sweep, prepared, max_rows = self.sweep, self.prepared.under(self.sweep.contrast), self.options.max_rows
+        found, _ = flow.outcomes(rows(), tick)
+        values = np.full((len(unit), len(cells)), np.nan)
+        values[:, places] = found
+        return [{"patched": patched, "ends": ends} for patched, ends in zip(values, flow.ends, strict=True)]
 
-        def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
-            flow, places = Flow(prepared.runs(unit), sweep, max_rows), []  # type: tuple[Flow, list[int]]
-
-            def rows() -> Iterator[tuple[int, Tensor]]:
-                for place, at, change in changes(flow):
-                    places.append(place)
-                    yield at, change
-
-            found, _ = flow.outcomes(rows(), tick)
-            values = np.full((len(unit), len(cells)), np.nan)
-            values[:, places] = found
-            return [{"patched": patched, "ends": ends} for patched, ends in zip(values, flow.ends, strict=True)]
-
-        settings = {**sweep.settings, label: list(map(str, cells))}
-        found = prepared.each(of_unit, label=label, settings=settings, options=self.options, steps=len(cells))
-        patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
-        sign = DIRECTIONS[sweep.direction]
-        return kind(
-            cells=tuple(cells),
-            values=sign * (patched - ends[:, :1]) + 0.0,  # no -0
-            total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
-            seed=self.options.seed,
-            smallest_effect=self.smallest_effect,
-            **prepared.fields({**sweep.settings, **named_on(self.heads, prepared.ids)}),
-        )
+    settings = {**sweep.settings, label: list(map(str, cells))}
+    found = prepared.each(of_unit, label=label, settings=settings, options=options, steps=len(cells))
+    patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
+    sign = DIRECTIONS[sweep.direction]
+    return kind(
+        cells=tuple(cells),
+        values=sign * (patched - ends[:, :1]) + 0.0,  # no -0
+        total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
+        seed=options.seed,
+        smallest_effect=smallest_effect,
+        **prepared.fields({**sweep.settings, **named_on(heads, prepared.ids)}),
+    )

@@ -30,8 +30,6 @@ from .locate import fresh_problems
 
 SHARE = 0.8
 """How much of the median effect a set must bring, or take away."""
-MAX_HEADS = 16
-"""How far a set is grown."""
 N_CANDIDATES = 32
 """Of all heads, the best by gate gradient are tried."""
 SIDES = ("sufficient", "necessary")
@@ -56,7 +54,7 @@ def minimal_sets(
     contrast: str = "content",
     outcome: str | Outcome = "answer_logprob",
     share: float = SHARE,
-    max_heads: int = MAX_HEADS,
+    max_heads: int = 16,
     n_random_sets: int = 100,
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -86,10 +84,9 @@ def minimal_sets(
         head writes what it does in the clean run.
     share : of the median effect, above 0 and at most 1.
     max_heads : how far a set is grown.
-    checkpoint : a folder that keeps each finished problem; started again with the same settings the run goes on there.
+    checkpoint : a folder that keeps each finished problem; a run started again goes on there.
 
-    A set that was not found has no heads, and NaN in the tables. Raises `ValueError` for fewer problems than can show anything
-    (6 to find, 6 to confirm), `ModelError` where no gradients can be had.
+    Raises `ValueError` for too few problems (6 to find, 6 to confirm), `ModelError` where no gradients can be had.
 
     Source: methods §8.1; Wang et al. (2211.00593), Shi et al. (2410.13032) | differs in: attention to the span is what a set
     has or lacks, not the heads themselves.
@@ -102,18 +99,17 @@ def minimal_sets(
     derive_generator(seed)
     prepared = prepare(model, pairs, outcome, signed_for="finding sets of heads")
     search, other = (each.under(between) for each in halves(prepared, fresh))
-    tests = (search, 2, "find sets"), (other, len(SIDES), "confirm them")  # both senses of the total effect; both sets
-    for problems, n_tests, what in tests:
-        if problems.n_groups < (needed := fewest_problems(n_tests)):
+    for problems, n_tests, what in ((search, 2, "find sets"), (other, len(SIDES), "confirm them")):
+        if problems.n_groups < (needed := fewest_problems(n_tests)):  # of the total effect both senses are tested
             raise ValueError(f"at least {needed} problems are needed to {what}, got {problems.n_groups}")
     given = None if heads is None else heads_of(model, heads, "find sets of")
     refuse_without_gradients(model, "minimal_sets")
-    kept: Arguments = {"checkpoint": options.part("gates").checkpoint, "progress": progress, "verify": 0}
+    kept = options.part("gates").checkpoint
     of: Arguments = {"contrast": contrast, "outcome": search.outcome, "method": "gate_ig" if between.cuts else "atp"}
-    gradients = attribute_heads(model, search, **of, **kept)
+    gradients = attribute_heads(model, search, **of, checkpoint=kept, progress=progress, verify=0)
     candidates = _by_gradient(gradients, given or model.info.heads)[: None if given else N_CANDIDATES]
     here, there = (_Measured(each, between, options) for each in (search, other))
-    total, fresh_total = (each.effects("sufficient", [model.info.heads])[:, 0] for each in (here, there))
+    total, fresh_total = (each.effects(SIDES[0], [model.info.heads])[:, 0] for each in (here, there))
     whole = Effect(total, rounding=model.resolution, groups=search.groups)
     size = abs(float(whole.median.estimate))
     way = _Search(here, whole, share * size, SMALLEST_EFFECT * size)
@@ -127,18 +123,8 @@ def minimal_sets(
         made[side] = HeadSet(side, chosen, steps, swaps, here.effects(side, tried), on_fresh, others, random)
     settings: Settings = {"contrast": contrast, "max_heads": max_heads, "n_random_sets": n_random_sets, "seed": seed}
     settings |= {**named_on(heads, other.ids), "fresh_prompts": digest_of(other.pairs), "n_fresh": len(other.ids)}
-    return MinimalSets(
-        fresh_ids=other.ids,
-        fresh_groups=other.groups,
-        candidates=order,
-        scores=of_heads(gradients.scores, order),
-        total=total,
-        fresh_total=fresh_total,
-        **made,
-        share=share,
-        seed=seed,
-        **search.fields(settings),
-    )
+    made |= {"candidates": order, "total": total, "fresh_total": fresh_total, "share": share, "seed": seed}
+    return MinimalSets(fresh_ids=other.ids, fresh_groups=other.groups, **made, **search.fields(settings))
 
 
 def halves(prepared: Prepared, fresh: Iterable[PromptPair] | Prepared | None) -> tuple[Prepared, Prepared]:
@@ -267,13 +253,12 @@ class MinimalSets(Result):
     """A sufficient and a necessary set of heads (`HeadSet`), from the same candidates.
 
     Effects are parts of `total` `[problem]`, on the problems of the search, and of `fresh_total` `[fresh]`, on those of
-    `fresh_ids` (in `fresh_groups`). `scores` `[problem, candidate]`: the candidates' gate gradients.
+    `fresh_ids` (in `fresh_groups`).
     """
 
     problem_ids: tuple[str, ...]
     fresh_ids: tuple[str, ...]
     candidates: Members
-    scores: np.ndarray
     total: np.ndarray
     fresh_total: np.ndarray
     sufficient: HeadSet
@@ -293,7 +278,7 @@ class MinimalSets(Result):
         random_share | share of random sets | share | median over them, on fresh problems
         changed | changed | | heads that came (+) and went (-)
     """)
-    axes = (("scores", "problem candidate"), ("total", "problem"), ("fresh_total", "fresh"))
+    axes = (("total", "problem"), ("fresh_total", "fresh"))
     drawn = ("fresh_share", "share")
 
     @property
@@ -305,11 +290,6 @@ class MinimalSets(Result):
         """The total effect where sets were sought, and on the fresh problems, where its sign is claimed."""
         here = Effect(self.total, self.confidence, rounding=self.resolution, groups=self.groups)
         return here, replace(here, total=self.fresh_total, claimed=here.direction, groups=self.fresh_groups)
-
-    @property
-    def established(self) -> tuple[bool, bool]:
-        """Whether most problems show a total effect of this sign: where sets were sought, and on the fresh ones."""
-        return self.wholes[0].established, self.wholes[1].established
 
     def test(self, each: HeadSet) -> Prevalence:
         """In how many fresh problems a set does more than `share` of that problem's own effect, if it has one of that sign."""
@@ -329,11 +309,6 @@ class MinimalSets(Result):
         sure = np.nan_to_num(self.p, nan=1.0) < 1 - self.confidence
         return {each.side: bool(shown) for each, shown in zip(self.both, sure, strict=True)}
 
-    def p_random(self, each: HeadSet) -> float:
-        """Rank of a set's median effect among those of sets of the same size and layers, itself included."""
-        as_large = count_as_large(self.wholes[1], each.own, each.random)
-        return (1 + as_large) / (1 + len(each.sets)) if each.sets else float("nan")
-
     def growth(self, each: HeadSet) -> pd.DataFrame:
         """One row per set that was tried, the steps in order, then the swaps: `share` of the total effect where it was sought,
         `fresh_share` on the other problems, both with limits; `changed` says which head came or went."""
@@ -342,25 +317,25 @@ class MinimalSets(Result):
         columns = {
             "set": ["step"] * len(each.steps) + ["swap"] * len(each.swaps),
             "changed": [changed(*both) for both in zip(before, every, strict=True)],
-            "n_heads": [len(heads) for heads in every],
-            "heads": [named(heads) for heads in every],
+            "n_heads": list(map(len, every)),
+            "heads": list(map(named, every)),
         }
-        for name, effects, fresh in (("share", each.effects, False), ("fresh_share", each.fresh, True)):
-            columns |= interval_columns(name, self.wholes[fresh].share(effects))
-        return pd.DataFrame(columns)
+        here, there = self.wholes
+        columns |= interval_columns("share", here.share(each.effects))
+        return pd.DataFrame(columns | interval_columns("fresh_share", there.share(each.fresh)))
 
     def table(self) -> pd.DataFrame:
         """One row per set: its heads, the share reached on either half with limits, k of n fresh problems with corrected p,
         and the rank among random sets; NaN where there is no such set."""
-        rows = []
+        rows, there = [], self.wholes[1]
         for each, p in zip(self.both, self.p, strict=True):
             test, grown = self.test(each), self.growth(each).drop(columns=["set", "changed", "n_heads", "heads"])
             reached = grown.iloc[len(each.steps) - 1] if each.heads else dict.fromkeys(grown, np.nan)
-            random = self.wholes[1].share(each.random).estimate
             row = {"side": each.side, "heads": named(each.heads), "n_heads": len(each.heads), **reached}
             row |= {"k": int(test.count[0, 0]), "n": int(test.n[0]), "p_corrected": float(p)}
-            row |= {"confirmed": self.confirmed[each.side], "p_random": self.p_random(each)}
-            rows.append({**row, "random_share": float(np.median(random)) if each.sets else np.nan})
+            row |= {"confirmed": self.confirmed[each.side], "p_random": rank_among(there, each.own, each.random)}
+            random = np.median(there.share(each.random).estimate) if each.sets else np.nan
+            rows.append({**row, "random_share": float(random)})
         return pd.DataFrame(rows)
 
     def quantity(self, column: str) -> Quantity:
@@ -390,14 +365,15 @@ class MinimalSets(Result):
         return f"{short[0].upper()}{short[1:]}."
 
     def details(self) -> list[str]:
-        found, (here, there) = [], self.established
+        found: list[str] = []
+        here, there = self.wholes
         for each in self.both:
-            if not here:
+            if not here.established:
                 found.append(f"No {each.side} set: most problems do not show an effect of one sign.")
             elif not each.heads:
                 tried = f"none of up to {max(map(len, each.steps))} of these {count_of(len(self.candidates), 'head')}"
                 found.append(f"No {each.side} set: {tried} reaches {100 * self.share:z.0f} % of the median effect.")
-            elif not there:
+            elif not there.established:
                 found.append(f"{each.side.capitalize()}: on fresh problems no such effect is established.")
             found += [f"In place of {head}: {listed(others)} too." for head, others in each.stand_ins.items()]
         return [*found, *named_words(self.settings)]
@@ -417,6 +393,12 @@ def count_as_large(whole: Effect, own: np.ndarray, random: np.ndarray) -> int:
     """Random sets, effects `[problem, set]`, whose median is as large as a set's own, `[problem]`."""
     mine, others = (whole.cell_medians(whole.turned(each)).estimate for each in (own, random))
     return int((others >= mine - whole.rounding).sum())
+
+
+def rank_among(whole: Effect, own: np.ndarray, random: np.ndarray) -> float:
+    """p of a set by the rank of its median among those of random sets, itself included; NaN without any."""
+    n = random.shape[1]
+    return (1 + count_as_large(whole, own, random)) / (1 + n) if n else float("nan")
 
 
 def named(heads: Sequence[Head]) -> str:
@@ -484,9 +466,9 @@ def circuit_curve(
     )
     masked, inserted = (np.repeat(end[:, None, None], len(orders), 1) for end in (values[:, 0], values[:, 1]))
     inner = values[:, 2:].reshape(len(values), len(orders), -1)
-    both: Arguments = {"ranking": order, "sizes": sizes, "orders": tuple(orders), "seed": seed}
-    curve = np.concatenate([masked, inner, inserted], -1)
-    return CircuitCurve(values=curve, chosen_elsewhere=chosen_elsewhere, **both, **prepared.fields(settings))
+    made: Arguments = {"ranking": order, "sizes": sizes, "orders": tuple(orders), "seed": seed}
+    made |= {"values": np.concatenate([masked, inner, inserted], -1), "chosen_elsewhere": chosen_elsewhere}
+    return CircuitCurve(**made, **prepared.fields(settings))
 
 
 def circuit_sizes(n_heads: int, fractions: Sequence[float]) -> np.ndarray:

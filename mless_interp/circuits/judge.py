@@ -23,8 +23,8 @@ PARTS = {"z_removed": ("knockout", "mediated_removed"), "z_added": ("edge_noise"
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
-OTHERS = {"random": "random words", "questions": "questions of other problems", "mful": "a repeated word"}
-"""What else is inserted, in the same place and length: the first decides, the others are reported."""
+OTHERS = {"random": "random words", "mful": "a repeated word"}
+"""What else is inserted, in the same place and length: the first decides, the other one is reported."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,10 @@ def few_problems(n: int, n_heads: int, confidence: float, *, per_head: int = PER
 
 def few_in_strata(strata: Sequence[str], groups: Sequence[str], n_heads: int, confidence: float, by: str) -> str:
     """What to say where no stratum has problems enough to be tested; nothing where one has."""
-    (name, largest), *others = strata_sizes(strata, groups).items()
-    alone, each = (fewest_for(PER_HEAD * n_heads * (1 + k), confidence) for k in (1, 1 + len(others)))
-    more = f", {each} in each of {1 + len(others)} to test them all" * bool(others)
+    (name, largest), *_ = strata_sizes(strata, groups).items()
+    needed = fewest_for(PER_HEAD * n_heads * 2, confidence)
     few = f"by={by!r}: no stratum has enough problems to be tested within, so no specialist can be named. The largest ({name})"
-    return "" if largest >= alone else f"{few} has {largest}; {alone} are needed to test it alone{more}."
+    return "" if largest >= needed else f"{few} has {largest}; {needed} are needed to test it alone."
 
 
 @savable
@@ -118,12 +117,12 @@ class Claims:
     direction: float
     heads: tuple[Head, ...]
     kinds: tuple[str, ...]
-    sense: np.ndarray
+    senses: np.ndarray
     within: tuple[InStratum, ...] = ()
 
     def own(self, values: dict[str, np.ndarray], measure: str) -> np.ndarray:
         """A measure of these heads, `[problem, head]`, positive in each head's own sense."""
-        return self.direction * self.sense * measured(values, measure)
+        return self.direction * self.senses * measured(values, measure)
 
     @property
     def adds(self) -> np.ndarray:
@@ -138,7 +137,7 @@ class Claims:
     @property
     def together(self) -> np.ndarray:
         """Those that read the span and act with the effect, `[head]`: the set to knock out."""
-        return self.reads & (self.sense > 0)
+        return self.reads & (self.senses > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +172,7 @@ class Judged:
     def _tests(self) -> dict[str, Prevalence]:
         """side -> tests of all heads, `[sense, 1 + stratum, head]`: over all problems, then within each stratum."""
         both = np.stack([measured(self.values, measure) for measure in SIDES.values()], 1)
-        own, senses = (1, SENSES) if self.claims is None else (self.claims.sense, (1,))
+        own, senses = (1, SENSES) if self.claims is None else (self.claims.senses, (1,))
         where = np.array(self.strata, dtype=object)
         inside = [np.where((where == name)[:, None, None], both, np.nan) for name in self.large]
         test = self.effect.prevalence(np.stack([both, *inside], 2) * own, senses=senses)
@@ -182,18 +181,17 @@ class Judged:
     @property
     def sides(self) -> dict[str, Prevalence]:
         """side -> the tests of all heads over all problems, `[sense, head]`."""
-        return self.within()
+        return {side: test.of(0) for side, test in self._tests.items()}
 
-    def within(self, stratum: str | None = None) -> dict[str, Prevalence]:
-        """side -> the tests of all heads within a stratum that is large enough; over all problems without one."""
-        at = 0 if stratum is None else 1 + self.large.index(stratum)
-        return {side: test.of(at) for side, test in self._tests.items()}
+    def within(self, stratum: str) -> dict[str, Prevalence]:
+        """side -> the tests of all heads within a stratum that is large enough."""
+        return {side: test.of(1 + self.large.index(stratum)) for side, test in self._tests.items()}
 
     def _passed(self, tests: dict[str, Prevalence]) -> dict[str, np.ndarray]:
         """side -> the sense in which each head passed, 0 for neither, `[head]`."""
         sure = {side: self._sure(test.p_corrected).astype(int) for side, test in tests.items()}
         own = self.claims  # tested in the claimed sense alone
-        return {side: each[0] - each[1] if own is None else each[0] * own.sense for side, each in sure.items()}
+        return {side: each[0] - each[1] if own is None else each[0] * own.senses for side, each in sure.items()}
 
     @cached_property
     def in_strata(self) -> tuple[InStratum, ...]:
@@ -232,7 +230,7 @@ class Judged:
 
     def counted(self, measure: str, tested: np.ndarray | None = None) -> Prevalence:
         """In how many problems a measure exceeds delta in each head's own (or claimed) sense, `[1, head]`."""
-        own = self.sense if self.claims is None else self.claims.sense
+        own = self.sense if self.claims is None else self.claims.senses
         values = measured(self.values, measure) * np.where(own == 0, 1, own)
         return self.effect.prevalence(values, senses=(1,), tested=tested)
 
@@ -258,15 +256,13 @@ class Judged:
     def kinds(self) -> tuple[str, ...]:
         """One of `KINDS` for each head."""
         sure = {measure: self._sure(p) for measure, p in self.parts.items()}
-        return tuple(
-            self._kind(at, {name: bool(each[at]) for name, each in sure.items()}) for at in range(len(self.heads))
-        )
+        return tuple(self._kind(at, {name: bool(p[at]) for name, p in sure.items()}) for at in range(len(self.heads)))
 
     def _kind(self, at: int, sure: dict[str, bool]) -> str:
         side = str(self.side[at])
-        if not side and any(each.head == self.heads[at] for each in self.in_strata):
-            return "specialist"
         if not side:
+            if any(each.head == self.heads[at] for each in self.in_strata):
+                return "specialist"
             return "negligible" if self.negligible[at] else "undecided"
         if not sure:  # what cannot be cut off is neither read nor passed on
             return _BY_PARTS[side, False, False]
@@ -320,15 +316,15 @@ def specificity(
     if "random_size_removed" not in controls:
         return dict.fromkeys(columns, np.full(len(claims.heads), np.nan))
     removed, added = (claims.own(values, z) - controls[f"random_size_{side}"] for side, z in SIDES.items())
-    margin = np.where(claims.adds, added, removed)
-    mass = np.full_like(margin, np.nan)
+    margin = effect.units(np.where(claims.adds, added, removed))
+    mass = np.full_like(removed, np.nan)
     if "matched_mass_size" in controls:
         more_mass = claims.own(values, "knockout") - controls["matched_mass_size"]
         mass = np.where(claims.reads & ~claims.adds, more_mass, np.nan)
     mass = effect.units(mass)
     n, defined = len(mass), np.isfinite(mass).sum(0)
-    more = prevalence_test(effect.units(margin), effect.delta, senses=(1,))
     enough = defined >= min(n, max(LEAST_MATCHED, n // 2))
+    more = prevalence_test(margin, effect.delta, senses=(1,))
     beyond = prevalence_test(mass, effect.delta, senses=(1,), tested=enough)
     p = holm(np.fmax(more.p[0], beyond.p[0]))
     return dict(zip(columns, (more.count[0], np.asarray(more.n), beyond.count[0], defined, p), strict=True))
@@ -341,7 +337,7 @@ def beside_controls(
     attention taken elsewhere, of readers; `shift`: the gap alone), medians over problems with intervals. The rest is of
     `specificity`, `p_specific` NaN unless the problems are `fresh`.
     """
-    columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}
+    columns: dict[str, Any] = {"label": list(map(str, claims.heads)), "kind": list(claims.kinds)}
     if not claims.heads:
         return pd.DataFrame(columns)
     nothing = np.full((len(effect.total), len(claims.heads)), np.nan)
@@ -361,6 +357,5 @@ def beside_controls(
         shares = interval_columns("random_words_share", replace(effect, total=own, claimed=0.0).share(random))
         for name, share in shares.items():
             columns.setdefault(name, np.full(len(claims.heads), np.nan))[at] = share
-    tested = specificity(effect, claims, values, controls)
-    unknown = {} if fresh else {"p_specific": np.full(len(claims.heads), np.nan)}
-    return pd.DataFrame(columns | tested | unknown)
+    table = pd.DataFrame(columns | specificity(effect, claims, values, controls))
+    return table if fresh else table.assign(p_specific=np.nan)

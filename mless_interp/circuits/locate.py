@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.arguments import Arguments, check_count, check_share, checked, count_of, one_of
+from ..core.arguments import Arguments, check_count, check_share, checked, one_of
 from ..core.heads import Head
-from ..models.base import Model, no_gradients_because, refuse_without_gradients
-from ..models.info import ModelError
+from ..models.base import Model, refuse_without_gradients
 from ..patching.attribution import attribute_heads
 from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.interventions import MatchedMassKnockout
@@ -24,16 +23,15 @@ from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of, pairs_like
 from ..prompts.problems import overlap
-from ..runtime.checkpoint import Checkpoint, CheckpointError
-from ..runtime.engines import shard_of
-from ..runtime.loop import OF_THE_LIST, RunOptions, stage
+from ..runtime.checkpoint import CheckpointError
+from ..runtime.loop import RunOptions, stage
 from ..runtime.text_safety import visible
 from ..scores import score_heads
 from ..statistics import CONFIDENCE, derive_generator
 from .judge import OTHERS, SIDES, Claims, few_in_strata, few_problems, measured
 from .located import Confirmation, LocatedHeads
 
-MODES = ("auto", "exact", "screen")
+MODES = {"exact": "all heads on all problems, exactly", "screen": "heads screened on the other half of the problems"}
 LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")
 """The contrasts whose heads can be located."""
 UNTOLD: Settings = {"left_out": {}, "control_prompts": {}}
@@ -57,8 +55,7 @@ def locate_heads(
     heads: Iterable[Head | str] | None = None,
     confidence: float = CONFIDENCE,
     smallest_effect: float = SMALLEST_EFFECT,
-    mode: str = "auto",
-    budget_seconds: float = 3600.0,
+    mode: str = "exact",
     n_control_draws: int = 5,
     n_random_sets: int = 100,
     controls: bool = True,
@@ -87,14 +84,13 @@ def locate_heads(
         for these (methods §9). Fresh problems confirm it in the same strata.
     controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
         knockout of as much attention elsewhere: more than both, by more than the smallest effect, in most problems is
-        *specific*. Also reported: questions of other problems, a repeated word, the gap alone, and whether the span that a
-        head reads is an attention sink (`LocatedHeads.sinks`).
+        *specific*. Also reported: a repeated word, the gap alone, and whether the span that a head reads is an attention sink
+        (`LocatedHeads.sinks`).
     confidence : of intervals; 1 - confidence bounds the probability that any head is named falsely.
     smallest_effect : of interest, as a share of the upper limit of the median total effect.
-    mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
-        tests the best 64 on the other; "auto" sweeps exactly where that is estimated to stay within `budget_seconds`.
-    checkpoint : folder for partial results; a run started again with the same settings (or with more problems) goes on from
-        there, the way that "auto" took the first time included.
+    mode : "exact" sweeps all `heads` on all problems; "screen" ranks them by gradients on one half of the problems and sweeps
+        the best 64 on the other.
+    checkpoint : folder for partial results; a run started again with the same settings (or with more problems) goes on.
 
     Warns before it sweeps where the problems are too few to name any head, or the fresh ones to confirm one.
 
@@ -116,75 +112,67 @@ def locate_heads(
         check_controls(prepared.bare)
         if between.reads_inserted and not all(pair.given for pair in prepared.bare):
             model.need_tokenizer("locate_heads with controls (controls=False does without)")
-    strata = _strata(prepared, by)
+    _strata(prepared, by)
     fresh = None
     if confirm is not None:
         fresh = fresh_problems(prepare(model, confirm, prepared.outcome).under(between), prepared)
         _strata(fresh, by)
-    candidates = model.info.chosen(heads, what="locate")
-    exact, why, seconds = chosen_way(prepared, candidates, between, mode, budget_seconds, options=run)
-    discovery, n_tested = None, len(candidates)
-    if not exact:
+    family = candidates = model.info.chosen(heads, what="locate")
+    if mode == "screen":
+        check_screening(prepared, between)
         discovery, prepared = prepared.halves()
-        strata, n_tested = _strata(prepared, by), min(n_tested, N_SCREENED)
+    n_tested = len(candidates) if mode == "exact" else min(len(candidates), N_SCREENED)
     few = [few_problems(prepared.n_groups, n_tested, confidence)]
-    few += [] if by is None else [few_in_strata(strata, prepared.groups, n_tested, confidence, by)]
+    few += [] if by is None else [few_in_strata(_strata(prepared, by), prepared.groups, n_tested, confidence, by)]
     few += [] if fresh is None else [few_problems(fresh.n_groups, 1, confidence, per_head=1)]
     for words in filter(None, few):
         warnings.warn(visible(words), stacklevel=3)
-    family = candidates if discovery is None else screened(discovery, candidates, between, options=run)
+    if mode == "screen":
+        family = screened(discovery, candidates, between, options=run)
     with stage("naming heads"):
-        own = run.part("mless", *(() if exact else (family,)))
+        own = run.part("mless", *(() if mode == "exact" else (family,)))
         made, patches = measure(prepared, family, contrast=between, options=own)
     settings: Settings = {
         "contrast": contrast,
         "n_control_draws": n_control_draws if controls else 0,
         "n_random_sets": n_random_sets if controls else 0,
         "control_seed": seed,
-        "swept": "all heads on all problems, exactly" if exact else "heads screened on the other half of the problems",
-        "why": why,
-        "estimated_seconds": seconds,
-        "budget_seconds": budget_seconds if mode == "auto" else None,
+        "swept": MODES[mode],
         "n_candidates": len(candidates),
-        "screened": None if exact else [str(head) for head in family],
+        "screened": None if mode == "exact" else list(map(str, family)),
         "n_fresh": 0 if fresh is None else len(fresh.ids),
         **({} if by is None else {"by": by}),
     }
-    rules: Arguments = {"smallest_effect": smallest_effect, "confidence": confidence, "seed": seed}
+    rules: Arguments = {"smallest_effect": smallest_effect, "confidence": confidence}
 
-    def fields(of: Prepared, **found: object) -> Arguments:
-        """What both results have, by the same rules; `told` is for their settings."""
-        known = of.fields(settings | found.pop("told", UNTOLD))  # type: ignore[operator]
-        return {"strata": _strata(of, by), **rules, **known, **found}
+    def fields(of: Prepared, told: Settings = UNTOLD) -> Arguments:
+        """What both results have, by the same rules."""
+        return {"strata": _strata(of, by), "seed": seed, **rules, **of.fields(settings | told)}
 
-    patches = replace(patches, smallest_effect=smallest_effect, confidence=confidence)
-    located = LocatedHeads(heads=family, patches=patches, **fields(prepared, **made))
-    claims, confirmation, sinks = located.judged.found, None, None
-    beside = Controls(n_control_draws, n_random_sets, confidence, smallest_effect, run, between)
+    located = LocatedHeads(heads=family, patches=replace(patches, **rules), **(fields(prepared) | made))
+    claims, controlled = located.judged.found, Controls(n_control_draws, n_random_sets, between, run, **rules)
+    if not claims.heads:
+        return located
+    confirmation, sinks, told = None, None, UNTOLD
     held: Arguments = {}
-    if fresh is not None and claims.heads:
+    if fresh is not None:
         apart = run if run.checkpoint is None else replace(run, checkpoint=Path(run.checkpoint) / "confirm")
         with stage("confirming"):
             again, _ = measure(fresh, claims.heads, contrast=between, options=apart.part("mless", claims.heads))
             if controls:
-                tested = replace(beside, options=apart)
-                again |= tested.held(fresh, claims, again["values"], fresh=True)
-        named: Arguments = {
-            "heads": claims.heads,
-            "kinds": claims.kinds,
-            "senses": claims.sense,
-            "within": claims.within,
-        }
-        confirmation = Confirmation(direction=claims.direction, **named, **fields(fresh, **again))
-    elif controls and claims.heads:
+                tested = replace(controlled, options=apart)
+                held, told = tested.held(fresh, claims, again["values"], fresh=True)
+        confirmation = Confirmation(**vars(claims), **(fields(fresh, told) | again), **held)
+        held, told = {}, UNTOLD
+    elif controls:
         with stage("running controls"):
             values = {name: each[:, located.judged.named] for name, each in located.values.items()}
-            held = beside.held(prepared, claims, values)
-    readers = tuple(compress(claims.heads, claims.reads))
-    if controls and readers:
+            held, told = controlled.held(prepared, claims, values)
+    if controls and claims.reads.any():
+        readers = tuple(compress(claims.heads, claims.reads))
         kept: Arguments = {"checkpoint": run.part("sinks", readers).checkpoint, "progress": progress}
         sinks = score_heads(model, prepared.pairs, metrics="sinks", conditions=("inserted",), heads=readers, **kept)
-    shown = located.settings | held.pop("told", UNTOLD)
+    shown = located.settings | told
     return replace(located, **held, settings=shown, confirmation=confirmation, sinks=sinks)
 
 
@@ -267,54 +255,148 @@ def screening(contrast: Contrast) -> tuple[str, ...]:
     return ("gate_ig",) * bool(contrast.cuts) + ("atp",) * contrast.equal_length
 
 
-def chosen_way(
-    prepared: Prepared,
-    heads: Sequence[Head],
-    contrast: Contrast,
-    mode: str,
-    budget_seconds: float,
-    *,
-    options: RunOptions,
-) -> tuple[bool, str, float | None]:
-    """Return whether heads are measured exactly, why, and the estimated seconds; raise where they cannot be screened."""
-    seconds, why, ways = None, "as asked for", "choose mode='exact'"
-    joins = f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does" * (not screening(contrast))
-    if mode == "exact":
-        return True, why, None
-    if mode == "auto":
-        if len(heads) <= N_SCREENED:
-            return True, f"{count_of(len(heads), 'head')}, no more than screening would keep ({N_SCREENED})", None
-        seconds = _kept_seconds(prepared, heads, contrast, options)
-        if seconds is None:
-            return True, "shards sweep exactly, as no clock of one is that of all", None
-        why, budget = "the exact sweeps are estimated", f"the budget of {duration(budget_seconds)}"
-        if seconds <= budget_seconds:
-            return True, f"{why} to stay within {budget}", seconds
-        why += f" to exceed {budget}"
-        ways = f"{why}, at {duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
-        if obstacle := joins or no_gradients_because(prepared.model):
-            raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
-    elif joins:
-        raise ValueError(f"heads cannot be screened: {joins}; {ways}")
+def check_screening(prepared: Prepared, contrast: Contrast) -> None:
+    """`ValueError`, `ModelError` where heads cannot be screened by gradients."""
+    if not screening(contrast):
+        joins = f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
+        raise ValueError(f"heads cannot be screened: {joins}; choose mode='exact'")
     refuse_without_gradients(prepared.model, 'locate_heads(mode="screen")')
     if (n := len(prepared.ids)) < FEWEST_TO_SPLIT:
         needs = f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {n}"
-        raise ValueError(f"{needs}: give more problems. {ways[0].upper()}{ways[1:]}")
-    return False, why, seconds
+        raise ValueError(f"{needs}: give more problems, or choose mode='exact'")
 
 
-def _kept_seconds(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, options: RunOptions) -> float | None:
-    """Return the estimate that the run's first start kept, so that a run started again goes the same way; None of shards."""
-    settings = {"heads": list(map(str, heads)), "contrast": contrast.name, **prepared.settings}
-    fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
-    shard = shard_of(prepared.model.engine)
-    with Checkpoint(options.part("estimate").checkpoint, fixed, shard=shard) as saved:
-        kept = saved.get("estimate")
-        if kept is None:
-            sweeps = sweeps_of(contrast).values()
-            kept = {"seconds": None if shard is not None else estimated_seconds(prepared, heads, sweeps)}
-            saved.put({"estimate": kept})
-    return kept["seconds"]
+def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, options: RunOptions) -> tuple[Head, ...]:
+    """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
+    chosen: set[Head] = set()
+    methods = screening(contrast)
+    for method in methods:
+        kept = {"checkpoint": options.part(f"screen-{method}").checkpoint, "progress": options.progress}
+        of: Arguments = {"contrast": contrast.name, "outcome": prepared.outcome, **kept}
+        estimates = attribute_heads(prepared.model, prepared, method=method, verify=0, **of)
+        chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
+    return tuple(sorted(chosen))
+
+
+def check_controls(pairs: Sequence[PromptPair]) -> None:
+    """Controls are matched to one insertion: `ValueError` where the pairs have several, or prompts of several templates."""
+    names = {
+        "insertions": {pair.insertion.label for pair in pairs},
+        "templates": {str(pair.template) for pair in pairs},
+    }
+    for what, found in names.items():
+        if len(found) > 1:
+            raise ValueError(
+                f"controls are matched in place and length to one insertion, but the pairs have {len(found)} {what} "
+                f"({', '.join(sorted(found)[:3])}): locate heads for each one alone, or leave controls out (controls=False)"
+            )
+
+
+def draws_beside(own: Insertion, n_draws: int, seed: int) -> list[int]:
+    """Draws of random words to hold against an insertion: without its own, if it is one of them."""
+    drawn = own.kind == "random_sentence" and own.seed == seed
+    return [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
+
+
+def under(prepared: Prepared, insertion: Insertion) -> Prepared:
+    """The same problems with another insertion in the same place, in each as long as its own."""
+    return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Which controls are run; every sweep keeps a file of its own in the options' folder."""
+
+    draws: int
+    n_random_sets: int
+    contrast: Contrast
+    options: RunOptions
+    confidence: float
+    smallest_effect: float
+
+    def held(
+        self, prepared: Prepared, claims: Claims, values: Values, *, fresh: bool = False
+    ) -> tuple[Arguments, Settings]:
+        """Fields of a result: the named heads under other circumstances (`controls`); those that read, as a set (`joint`) and
+        taken apart (`reads`). For its settings: which controls were `left_out`, and digests of the others' prompts.
+
+        `values`: measures of the named heads; `fresh`: they were chosen on other problems, so that the set and its reads may be
+        tested.
+        """
+        named, contrast, first, options = claims.heads, self.contrast, prepared.bare[0], self.options
+        controls = self._gap_alone(prepared, named) if first.spans else {}
+        told: dict[str, dict[str, str]] = {"left_out": {}, "control_prompts": {}}
+        if first.given or not contrast.reads_inserted:
+            why = "pairs of token ids have no text to draw others from"
+            why = why if first.given else "with no tokens inserted, other tokens make no difference"
+            told["left_out"] = dict.fromkeys(OTHERS, why)
+        else:
+            controls |= self._other_insertions(prepared, named, **told)
+        held: Arguments = {"controls": controls}
+        common: Arguments = {"outcome": prepared.outcome, "chosen_elsewhere": fresh, "progress": options.progress}
+        if contrast.cuts:
+            controls |= self._matched_mass(prepared, named)
+        if claims.together.any() and contrast.cuts:
+            members = tuple(compress(named, claims.together))
+            common |= {"checkpoint": options.part("random-sets", members).checkpoint}
+            of: Arguments = {"contrast": contrast.name, "n_random_sets": self.n_random_sets, "seed": options.seed}
+            singles = values["knockout"][:, claims.together]
+            held["joint"] = joint_knockout(prepared.model, prepared, members, singles=singles, **of, **common)
+        if claims.reads.any() and contrast.reads_span:
+            readers = tuple(compress(named, claims.reads))
+            common |= {"checkpoint": options.part("reads", readers).checkpoint}
+            by: Arguments = {"confidence": self.confidence, "smallest_effect": self.smallest_effect or SMALLEST_EFFECT}
+            held["reads"] = read_effects(prepared.model, prepared, readers, **by, **common)
+        return held, dict(told)
+
+    def _gap_alone(self, prepared: Prepared, named: Sequence[Head]) -> Values:
+        """What the shift of positions does with nothing inserted (C0 -> C2): `shift_total` `[problem]`, and the part of it that
+        each named head carries, `shift_z_removed`, `shift_z_added` `[problem, named]` (z patches, denoising and noising)."""
+        sweeps = {z: Sweep.named("shift", way) for z, way in zip(SIDES.values(), ("denoising", "noising"), strict=True)}
+        runs = sweep_heads(prepared, sweeps, named, options=self.options.part("shift", named))
+        return {f"shift_{z}": run.per_head for z, run in runs.items()} | {"shift_total": runs["z_added"].total_effect}
+
+    def _other_insertions(
+        self, prepared: Prepared, named: Sequence[Head], left_out: dict[str, str], control_prompts: dict[str, str]
+    ) -> Values:
+        """The measures of the named heads with something else in the same place and of the same length.
+
+        `random_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
+        over draws of |z patch|, so that opposite signs do not hide each other. `mful_{measure}`: a repeated word.
+        """
+        own, n_tokens, seed = prepared.bare[0].insertion, prepared.bare[0].n_inserted, self.options.seed
+
+        def beside(name: str, insertion: Insertion) -> Values:
+            other = under(prepared, insertion)
+            control_prompts[name] = digest_of(other.pairs)
+            return measure(other, named, contrast=self.contrast, options=self.options.part(name, named))[0]["values"]
+
+        found = [
+            beside(f"random-{draw}", Insertion.random_sentence(n_tokens, seed=seed, draw=draw))
+            for draw in draws_beside(own, self.draws, seed)
+        ]
+        held = {f"random_{part}": np.mean([one[part] for one in found], axis=0) for part in found[0]}
+        for side, z in SIDES.items():
+            held[f"random_size_{side}"] = np.mean([np.abs(measured(one, z)) for one in found], axis=0)
+        repeated = Insertion.meaningful("he", n_tokens)
+        if (own.kind, own.unit) == (repeated.kind, repeated.unit):
+            left_out["mful"] = "it is the insertion under study"
+            return held
+        try:
+            return held | {f"mful_{part}": each for part, each in beside("mful-0", repeated).items()}
+        except CheckpointError:
+            raise
+        except ValueError as error:  # random words decide; this one is reported
+            left_out["mful"] = str(error).rstrip(".")
+            return held
+
+    def _matched_mass(self, prepared: Prepared, named: Sequence[Head]) -> Values:
+        """As much attention taken elsewhere: mean over draws, and mean over draws of its size."""
+        edits = [MatchedMassKnockout(seed=self.options.seed, draw=draw) for draw in range(self.draws)]
+        sweeps = {f"matched-{at}": Sweep.named(self.contrast.name, edit=edit) for at, edit in enumerate(edits)}
+        runs = sweep_heads(prepared, sweeps, named, options=self.options.part("matched-mass", named))
+        drawn = [run.per_head for run in runs.values()]
+        return {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}
 
 
 def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterable[Sweep]) -> float:
@@ -360,141 +442,3 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-
-
-def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, options: RunOptions) -> tuple[Head, ...]:
-    """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
-    chosen: set[Head] = set()
-    methods = screening(contrast)
-    for method in methods:
-        kept = {"checkpoint": options.part(f"screen-{method}").checkpoint, "progress": options.progress}
-        of: Arguments = {"contrast": contrast.name, "outcome": prepared.outcome, **kept}
-        estimates = attribute_heads(prepared.model, prepared, method=method, verify=0, **of)
-        chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
-    return tuple(sorted(chosen))
-
-
-def check_controls(pairs: Sequence[PromptPair]) -> None:
-    """Controls are matched to one insertion: `ValueError` where the pairs have several, or prompts of several templates."""
-    names = {
-        "insertions": {pair.insertion.label for pair in pairs},
-        "templates": {str(pair.template) for pair in pairs},
-    }
-    for what, found in names.items():
-        if len(found) > 1:
-            raise ValueError(
-                f"controls are matched in place and length to one insertion, but the pairs have {len(found)} {what} "
-                f"({', '.join(sorted(found)[:3])}): locate heads for each one alone, or leave controls out (controls=False)"
-            )
-
-
-def draws_beside(own: Insertion, n_draws: int, seed: int, kinds: Sequence[str]) -> list[int]:
-    """Draws of these kinds to hold against an insertion: without its own, if it is one of them."""
-    drawn = own.kind in kinds and own.seed == seed
-    return [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
-
-
-def under(prepared: Prepared, insertion: Insertion) -> Prepared:
-    """The same problems with another insertion in the same place, in each as long as its own."""
-    return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
-
-
-@dataclass(frozen=True)
-class Controls:
-    """Which controls are run; every sweep keeps a file of its own in the options' folder."""
-
-    draws: int
-    n_random_sets: int
-    confidence: float
-    smallest_effect: float
-    options: RunOptions
-    contrast: Contrast = CONTRASTS["content"]
-
-    def held(self, prepared: Prepared, claims: Claims, values: Values, *, fresh: bool = False) -> Arguments:
-        """Fields of a result: the named heads under other circumstances (`controls`); those that read, as a set (`joint`) and
-        taken apart (`reads`); `told`, for its settings: which controls were `left_out`, and digests of the others' prompts.
-
-        `values`: measures of the named heads; `fresh`: they were chosen on other problems, so that the set and its reads may be
-        tested.
-        """
-        named, contrast, first, options = claims.heads, self.contrast, prepared.bare[0], self.options
-        left_out: dict[str, str] = {}
-        prompts: dict[str, str] = {}
-        controls = self._gap_alone(prepared, named) if first.spans else {}
-        held: Arguments = {"controls": controls, "told": {"left_out": left_out, "control_prompts": prompts}}
-        if first.given:
-            left_out |= dict.fromkeys(OTHERS, "pairs of token ids have no text to draw others from")
-        elif contrast.reads_inserted:
-            controls |= self._other_insertions(prepared, named, left_out, prompts)
-        else:
-            left_out |= dict.fromkeys(OTHERS, "with no tokens inserted, other tokens make no difference")
-        if contrast.cuts:
-            controls |= self._matched_mass(prepared, named)
-        common: Arguments = {"outcome": prepared.outcome, "chosen_elsewhere": fresh, "progress": options.progress}
-        if claims.together.any() and contrast.cuts:
-            members = tuple(compress(named, claims.together))
-            kept: Arguments = {"checkpoint": options.part("random-sets", members).checkpoint, "seed": options.seed}
-            of: Arguments = {"contrast": contrast.name, "n_random_sets": self.n_random_sets}
-            singles = values["knockout"][:, claims.together]
-            held["joint"] = joint_knockout(prepared.model, prepared, members, singles=singles, **of, **kept, **common)
-        if claims.reads.any() and contrast.reads_span:
-            readers = tuple(compress(named, claims.reads))
-            kept = {"checkpoint": options.part("reads", readers).checkpoint}
-            by: Arguments = {"confidence": self.confidence, "smallest_effect": self.smallest_effect or SMALLEST_EFFECT}
-            held["reads"] = read_effects(prepared.model, prepared, readers, **by, **kept, **common)
-        return held
-
-    def _gap_alone(self, prepared: Prepared, named: Sequence[Head]) -> dict[str, np.ndarray]:
-        """What the shift of positions does with nothing inserted (C0 -> C2): `shift_total` `[problem]`, and the part of it that
-        each named head carries, `shift_z_removed`, `shift_z_added` `[problem, named]` (z patches, denoising and noising)."""
-        sweeps = {z: Sweep.named("shift", way) for z, way in zip(SIDES.values(), ("denoising", "noising"), strict=True)}
-        runs = sweep_heads(prepared, sweeps, named, options=self.options.part("shift", named))
-        return {f"shift_{z}": run.per_head for z, run in runs.items()} | {"shift_total": runs["z_added"].total_effect}
-
-    def _other_insertions(
-        self, prepared: Prepared, named: Sequence[Head], left_out: dict[str, str], prompts: dict[str, str]
-    ) -> dict[str, np.ndarray]:
-        """The measures of the named heads with something else in the same place and of the same length.
-
-        `{name}_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
-        over draws of |z patch|, so that opposite signs do not hide each other. What is itself under study is drawn anew.
-        """
-        own, n_tokens, seed = prepared.bare[0].insertion, prepared.bare[0].n_inserted, self.options.seed
-        problems = [pair.problem for pair in prepared.bare]
-        draws = draws_beside(own, self.draws, seed, ("random_sentence", "other_questions"))
-        made: dict[str, tuple[list[int], Callable[[int], Insertion]]] = {
-            "random": (draws, lambda draw: Insertion.random_sentence(n_tokens, seed=seed, draw=draw)),
-            "questions": (draws, lambda draw: Insertion.other_questions(problems, n_tokens, seed=seed, draw=draw)),
-            "mful": ([0], lambda draw: Insertion.meaningful("he", n_tokens)),
-        }
-        held: dict[str, np.ndarray] = {}
-        for name, (numbers, insertion) in made.items():
-            found = []
-            try:
-                for draw in numbers:
-                    other = insertion(draw)
-                    if name == "mful" and (own.kind, own.unit) == (other.kind, other.unit):
-                        raise ValueError("it is the insertion under study")
-                    beside = under(prepared, other)
-                    asked = prompts[f"{name}-{draw}"] = digest_of(beside.pairs)
-                    of = (named, asked) if name == "questions" else (named,)  # a problem changes the others' questions
-                    options = self.options.part(f"{name}-{draw}", *of)
-                    found.append(measure(beside, named, contrast=self.contrast, options=options)[0]["values"])
-            except ValueError as error:
-                if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
-                    raise
-                left_out[name] = str(error).rstrip(".")
-                continue
-            held |= {f"{name}_{part}": np.mean([one[part] for one in found], axis=0) for part in found[0]}
-            if name == "random":
-                sizes = {side: [np.abs(measured(one, z)) for one in found] for side, z in SIDES.items()}
-                held |= {f"random_size_{side}": np.mean(each, axis=0) for side, each in sizes.items()}
-        return held
-
-    def _matched_mass(self, prepared: Prepared, named: Sequence[Head]) -> dict[str, np.ndarray]:
-        """As much attention taken elsewhere: mean over draws, and mean over draws of its size."""
-        edits = [MatchedMassKnockout(seed=self.options.seed, draw=draw) for draw in range(self.draws)]
-        sweeps = {f"matched-{at}": Sweep.named(self.contrast.name, edit=edit) for at, edit in enumerate(edits)}
-        runs = sweep_heads(prepared, sweeps, named, options=self.options.part("matched-mass", named))
-        drawn = [run.per_head for run in runs.values()]
-        return {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}

@@ -45,11 +45,6 @@ def strata_of(found: Sequence[InStratum], head: Head) -> tuple[str, ...]:
     return tuple(each.stratum for each in found if each.head == head)
 
 
-def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
-    """These columns of a table, where anything is known."""
-    return table.reindex(columns=names.split()).dropna(axis=1, how="all")
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Verdicts(Grouped):
     """What is judged of `values[measure]` `[problem, head]` (`judge.MEASURES`) and of the `total` effect `[problem]`.
@@ -87,7 +82,6 @@ class Verdicts(Grouped):
         added_p | p, reproduced | p | that it reproduces more in most problems; Holm over heads, sides and senses
         random_words_share | with random words | share | share of the head's effect that random words have too
         random_effect | under random words | | the head's effect where random words of the same length are inserted
-        questions_effect | under other questions | | the head's effect where questions of other problems are inserted
         mful_effect | under a repeated word | | the head's effect where a repeated word is inserted
         matched_mass_effect | same attention elsewhere | | what removing as much attention from other tokens undoes
         shift_effect | under the gap alone | | the head's effect where positions are shifted and nothing is inserted
@@ -107,9 +101,10 @@ class Verdicts(Grouped):
     @cached_property
     def judged(self) -> rules.Judged:
         """The verdicts: of every head its kind, its sense, and the tests behind them."""
-        claims, strata = self.claims, () if self.claims else self.strata
         by = {"confidence": self.confidence, "smallest_effect": self.smallest_effect, "rounding": self.resolution}
-        return rules.judge(self.values, self.total, self.heads, claims=claims, strata=strata, groups=self.groups, **by)
+        strata = () if self.claims else self.strata
+        of = {"claims": self.claims, "strata": strata, "groups": self.groups}
+        return rules.judge(self.values, self.total, self.heads, **of, **by)
 
     @property
     def established(self) -> bool:
@@ -117,9 +112,8 @@ class Verdicts(Grouped):
         return self.judged.effect.established
 
     @property
-    def smallest_words(self) -> str:
-        """The smallest effect of interest: `5 %`."""
-        return f"{100 * self.smallest_effect:.3g} %"
+    def _least(self) -> str:
+        return f"more than {100 * self.smallest_effect:.3g} % of"
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per measure (`judge.MEASURES`), problem and head."""
@@ -132,11 +126,6 @@ class Verdicts(Grouped):
         named = {measure: each if fresh else each[:, judged.named] for measure, each in self.values.items()}
         claims = self.claims or judged.found
         return Table(rules.beside_controls(judged.effect, claims, named, self.controls, fresh=fresh))
-
-    def _paged(self, table: pd.DataFrame) -> list[str]:
-        """The columns of a page."""
-        reported: tuple[str, ...] = self.reported  # type: ignore[attr-defined]
-        return [name for name in reported if name in table and name not in ("layer", "head")]
 
     def _side_columns(self, side: str) -> dict[str, np.ndarray]:
         """Median and share of one side's z patch, with limits."""
@@ -193,7 +182,7 @@ class Confirmation(Verdicts, Result):
     @property
     def confirmed_within(self) -> tuple[InStratum, ...]:
         """The claims about strata that pass again on fresh problems of the same stratum."""
-        return tuple(each for each, p in zip(self.within, self._p[1], strict=True) if p < self.judged.effect.level)
+        return tuple(compress(self.within, self._p[1] < self.judged.effect.level))
 
     @property
     def p(self) -> np.ndarray:
@@ -204,16 +193,15 @@ class Confirmation(Verdicts, Result):
     def _p(self) -> tuple[np.ndarray, np.ndarray]:
         """Corrected p of the heads' claims, and of the claims about strata: one family."""
         special, strata = np.array(self.kinds) == "specialist", np.array(self.strata, dtype=object)
-        claimed = zip(self.heads, self.kinds, self.senses.tolist(), strict=True)
-        whole = [
-            self._p_of(head, KINDS[kind].side, sense, np.full(len(self.total), True)) for head, kind, sense in claimed
-        ]
+        every, sides = np.full(len(self.total), True), [KINDS[kind].side for kind in self.kinds]
+        claimed = zip(self.heads, sides, self.senses.tolist(), strict=True)
+        whole = [self._p_of(head, side, sense, every) for head, side, sense in claimed]
         inside = [self._p_of(each.head, each.side, each.sense, strata == each.stratum) for each in self.within]
-        p = holm(np.array([*np.where(special, np.nan, whole), *inside], dtype=float))
+        p, within = np.split(holm(np.array([*np.where(special, np.nan, whole), *inside], dtype=float)), [len(whole)])
         for at in np.flatnonzero(special):
-            own = [p for each, p in zip(self.within, p[len(whole) :], strict=True) if each.head == self.heads[at]]
-            p[at] = np.fmin.reduce(own, initial=np.nan)
-        return p[: len(whole)], p[len(whole) :]
+            own = [each.head == self.heads[at] for each in self.within]
+            p[at] = np.fmin.reduce(within[own], initial=np.nan)
+        return p, within
 
     def _p_of(self, head: Head, side: str, sense: int | float, inside: np.ndarray) -> float:
         """Of a claim about some of the problems, boolean `[problem]`: the larger p of its sides; NaN where there are none."""
@@ -283,12 +271,10 @@ class Confirmation(Verdicts, Result):
         return found if np.isnan(effect.delta) else [*found, *self._held_words()]
 
     def shown(self) -> Shown:
-        table, more = self.table(), f"more than {self.smallest_words} of the effect"
-        claims = ShownTable(
-            table, f"Named heads on fresh problems; counts of problems with {more}.", self._paged(table)
-        )
-        beside = ShownTable(self.control_table(), "The same heads beside their controls; medians over problems.")
-        return Shown((claims, *[beside] * bool(self.controls)))
+        claims = f"Named heads on fresh problems; counts of problems with {self._least} the effect."
+        beside = "The same heads beside their controls; medians over problems."
+        tables = [_on_a_page(self, claims), *[ShownTable(self.control_table(), beside)] * bool(self.controls)]
+        return Shown(tuple(tables))
 
     def printed(self) -> pd.DataFrame:
         share = "removed_share removed_share_ci_low removed_share_ci_high"
@@ -318,10 +304,6 @@ class LocatedHeads(Verdicts, Result):
         mediated_removed_median | mediated, median | | the part of the head's effect that earlier heads cause
         edge_noise_median | own read added, median | | what showing them to this head alone brings
         mediated_added_median | mediated, added, median | | the part that earlier heads cause, patched in
-        knockout_k | knockout, problems | | problems in which it exceeds the smallest effect
-        edge_noise_k | edge noise, problems | | problems in which it exceeds the smallest effect
-        mediated_removed_k | mediated removed, problems | | problems in which it exceeds the smallest effect
-        mediated_added_k | mediated added, problems | | problems in which it exceeds the smallest effect
         p_either | p, either side | p | the smaller of both sides' corrected p
     """)
     picture = "forest"
@@ -387,7 +369,7 @@ class LocatedHeads(Verdicts, Result):
         Of the z sweep the fractions of `PatchScores.table()`; the verdict; for the sides `removed` (z patch, denoising) and
         `added` (noising): `_k` of `n` problems with more than the smallest effect in the head's sense, the `_p` of the better
         sense (Holm over heads, sides and senses), `_median` and `_share` of the total with limits. `p_either`: the smaller p.
-        For the four measures `_k` and `_median`. Last the controls that were run on these problems.
+        For the four measures `_median`. Last the controls that were run on these problems.
         """
         judged = self.judged
         again = {} if self.confirmation is None else {"confirmed_strata": self.confirmation.confirmed_within}
@@ -405,7 +387,6 @@ class LocatedHeads(Verdicts, Result):
             columns |= self._side_columns(side)
         columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
         for measure in (name for name in rules.MEASURES if name in self.values):
-            columns[f"{measure}_k"] = judged.counted(measure).count[0]
             columns |= interval_columns(f"{measure}_median", judged.effect.cell_medians(self.values[measure]))
         beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
         beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
@@ -416,7 +397,7 @@ class LocatedHeads(Verdicts, Result):
     @property
     def read(self) -> ReadEffects | None:
         """What the reads of the named heads are: on fresh problems where there were some."""
-        return self.reads if self.confirmation is None else self.confirmation.reads
+        return (self.confirmation or self).reads
 
     def confirmed_or_unknown(self, head: Head | str) -> bool | None:
         """Return whether fresh problems confirm a head; None where it was not tested again."""
@@ -435,11 +416,9 @@ class LocatedHeads(Verdicts, Result):
         return [head for head in self.found if self.reads_sink(head)]
 
     def quantity(self, column: str) -> Quantity:
-        claim, level = f"> {self.smallest_words} in most problems", self.judged.effect.level
-        if column.removesuffix("_share") in SIDES:
-            limits = (f"{column}_ci_low", f"{column}_ci_high")
-            return Quantity(WHOLE, True, limits, "p_either", claim, "against the effect", level)
-        return replace(self.patches.quantity(column), p="p_either", claim=claim, level=level)
+        claim = f"> {100 * self.smallest_effect:.3g} % in most problems"
+        made = replace(self.patches.quantity(column), p="p_either", claim=claim, level=self.judged.effect.level)
+        return replace(made, unit=WHOLE) if column.removesuffix("_share") in SIDES else made
 
     def control_table(self) -> pd.DataFrame:
         """Return one row per named head: its effect beside the same under each control (`Verdicts.control_table`)."""
@@ -458,7 +437,7 @@ class LocatedHeads(Verdicts, Result):
         unused = f", and the {fresh} fresh problems were not used" if fresh else ""
         if not self.established:
             return f"{whole}, so no head is named{unused}."
-        of, more = f"of {count_of(len(self.heads), 'head')}", f"more than {self.smallest_words} of it in most"
+        of, more = f"of {count_of(len(self.heads), 'head')}", f"{self._least} it in most"
         found, special = {head: kind for head, kind in self.found.items() if kind != "specialist"}, self.specialists
         kinds = {kind: [head for head, one in found.items() if one == kind] for kind in found.values()}
         named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
@@ -490,9 +469,9 @@ class LocatedHeads(Verdicts, Result):
         what = f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested"
         found = [f"{what} ({s['swept']}), outcome {s['outcome']}."]
         found.append(judged.effect.details(self.unit, self.contrast.name))
-        if s.get("why") and s.get("screened") is not None:
+        if s.get("screened") is not None:
             left = count_of(s["n_candidates"] - n_heads, "head")
-            found.append(f"Screened by gradients: {s['why']}; of {left} that ranked below nothing is known.")
+            found.append(f"Screened by gradients; of {left} that ranked below nothing is known.")
         least = 100 * judged.effect.detectable(PER_HEAD * n_heads)
         if not np.isnan(least):  # from the binomial alone, never from what was observed
             power = f"one of {n_heads} heads is found 80 % of the time where it acts in {least:.0f} % of all problems"
@@ -527,11 +506,8 @@ class LocatedHeads(Verdicts, Result):
         return _known(self.table().head(len(self.found) or 3 * self.established), names)
 
     def shown(self) -> Shown:
-        table, made = self.table(), self.confirmation
-        columns = self._paged(table)
-        more = f"more than {self.smallest_words} of the effect"
-        how = f"Tested heads: named ones first, then by size. Counts of problems with {more}."
-        tables = [ShownTable(table, how, columns)]
+        how = f"Tested heads: named ones first, then by size. Counts of problems with {self._least} the effect."
+        made, tables = self.confirmation, [_on_a_page(self, how)]
         if self.strata and len(strata := self.by_stratum()):
             of = f"Heads within strata of {self.settings['by']}"
             tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
@@ -540,5 +516,18 @@ class LocatedHeads(Verdicts, Result):
             tables.append(ShownTable(beside, f"The named heads' effect beside controls, on {where} problems; medians."))
         tables += [] if made is None else [made.shown().tables[0]]
         tables += [] if self.read is None else self.read.shown().tables
+        table, columns = tables[0].frame, list(tables[0].columns or ())
         marked = table["kind"].isin(rules.NAMED).tolist()
         return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
+
+
+def _on_a_page(found: Result, caption: str) -> ShownTable:
+    """Its table, of which a page shows the columns that are reported."""
+    table = found.table()
+    columns = [name for name in found.reported if name in table and name not in ("layer", "head")]
+    return ShownTable(table, caption, columns)
+
+
+def _known(table: pd.DataFrame, names: str) -> pd.DataFrame:
+    """These columns of a table, where anything is known."""
+    return table.reindex(columns=names.split()).dropna(axis=1, how="all")

@@ -12,12 +12,11 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..core.arguments import checked, listed, one_of, several_of
+from ..core.arguments import Arguments, checked, listed, one_of, several_of
 from ..core.heads import Head, as_head
 from ..models.base import Model
 from ..models.replay import Layers, stage
 from ..patching.effect import SMALLEST_EFFECT
-from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared
 from ..patching.sweep import PatchScores
@@ -27,7 +26,18 @@ from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result, largest_first
 from ..runtime.text_safety import visible
-from .cells import Asked, CellEffects, Experiment, Flow, compared, has_mlps, heads_of, mlp_reads, need_weights, of_cells
+from .cells import (
+    Asked,
+    CellEffects,
+    Flow,
+    compared,
+    has_mlps,
+    heads_of,
+    measure_cells,
+    mlp_reads,
+    need_weights,
+    of_cells,
+)
 from .located import LocatedHeads
 
 INPUTS = ("q", "k", "v")
@@ -133,9 +143,9 @@ def _written(layers: Layers, node: Node) -> int:
 
 def _reads(layers: Layers, node: Node) -> int:
     """The stage of the stream that it reads."""
-    if isinstance(node, str):
-        return 2 * layers.n_layers
-    return mlp_reads(layers, node.layer) if isinstance(node, Mlp) else 2 * node.layer
+    if isinstance(node, Mlp):
+        return mlp_reads(layers, node.layer)
+    return 2 * (node.layer if isinstance(node, Head) else layers.n_layers)
 
 
 @checked
@@ -145,23 +155,20 @@ def trace_paths(
     heads: Asked | None = None,
     *,
     mlps: str | Iterable[int] = (),
-    logits: bool = True,
     inputs: Iterable[str] = PARTS_OF_A_HEAD,
     edges: Iterable[Edge | str] | None = None,
     contrast: str = "content",
     direction: str = "denoising",
-    edit: str | Intervention = "z",
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
-    max_rows: int | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
     seed: int = 0,
 ) -> "PathEffects":
     r"""Measure what heads do through one another, edge by edge, exactly: path patching by replay.
 
-    The edit changes the sender's output by $\Delta z_s$ at every token that can change. The receiver alone sees it, in the
+    The sender's output is the donor run's, $\Delta z_s$ more at every token that can change. The receiver alone sees it, in the
     stream that its query, key or value is made of; what it then writes more goes on through the rest of the model:
 
     $$ q_r' = R_p\, W_Q^r\, n\big(x_l + \Delta z_s W_O^s\big), \qquad z_r' = A(q_r', k_r, v_r)\, v_r, \qquad
@@ -172,34 +179,35 @@ def trace_paths(
 
     Parameters
     ----------
-    heads, mlps, logits : senders and receivers: zero-based heads, or what `locate_heads` gave (its named heads); layers of
-        MLPs, or "all" (of an attention-only model none); whether the logits receive.
-    inputs : through what edges enter heads: of "q", "k", "v" and "qkv" (together).
+    heads, mlps : senders and receivers: zero-based heads, or what `locate_heads` gave (its named heads); layers of MLPs, or
+        "all" (of an attention-only model none). The logits receive, too.
+    inputs : through what edges enter heads: of "q", "k", "v", two of them, and "qkv" (together).
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
-    contrast, direction, edit, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Denoising finds edges that
-        are needed, noising those that suffice. MLPs send what the donor run has more, so they need edit="z".
+    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`. Denoising finds edges that are needed,
+        noising those that suffice.
     control : as in `direct_effects`.
 
     Raises `ValueError` for an edge whose sender does not come before its receiver, `ModelError` as `direct_effects` does.
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
-    options = RunOptions(checkpoint, progress, seed, max_rows)
     layers = model.need_layers("trace_paths").layers
     if edges is None:
-        chosen = _among(model, layers, heads, mlps, tuple(inputs), logits)
+        chosen = _among(model, layers, heads, mlps, tuple(inputs))
     elif heads is not None or mlps:
         raise ValueError("give heads (and mlps) or edges, not both")
     else:
         chosen = tuple(dict.fromkeys(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges))
-    _check(model, layers, chosen, edit)
-    problems = compared(model, pairs, contrast, direction, edit, outcome, control)
+    _check(model, layers, chosen)
+    problems, options = (
+        compared(model, pairs, contrast, direction, outcome, control),
+        RunOptions(checkpoint, progress, seed),
+    )
 
-    def place_of(at: int) -> tuple[int, bool, bool, str, str, str]:
+    def place_of(at: int) -> tuple[int, int, str]:
         """Where receivers write; within a layer sender by sender, so that projections are shared."""
-        sender, receiver, part = chosen[at].sender, chosen[at].receiver, chosen[at].part
-        into = receiver == LOGITS, isinstance(receiver, Mlp)
-        return _written(layers, receiver), *into, str(sender), str(receiver), part
+        receiver = chosen[at].receiver
+        return _written(layers, receiver), (Head, Mlp, str).index(type(receiver)), str(chosen[at])
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
         @cache
@@ -215,13 +223,12 @@ def trace_paths(
                 change = flow.mlp_answers(receiver.layer, change)
             yield at, _written(flow.layers, receiver), change
 
-    return Experiment(*problems, options, smallest_effect, heads).measured(
-        PathEffects, chosen, changes, label="tracing paths"
-    )
+    how: Arguments = {"label": "tracing paths", "smallest_effect": smallest_effect, "heads": heads}
+    return measure_cells(PathEffects, chosen, changes, problems, options, **how)
 
 
 def _among(
-    model: Model, layers: Layers, heads: Asked | None, mlps: str | Iterable[int], inputs: tuple[str, ...], logits: bool
+    model: Model, layers: Layers, heads: Asked | None, mlps: str | Iterable[int], inputs: tuple[str, ...]
 ) -> tuple[Edge, ...]:
     """All edges among these parts; `ValueError` where there are none."""
     if heads is None:
@@ -235,21 +242,18 @@ def _among(
     found = [
         Edge(sender, receiver, part)
         for sender in parts
-        for receiver in [*parts, *([LOGITS] if logits else [])]
+        for receiver in (*parts, LOGITS)
         if sender != receiver and _written(layers, sender) <= _reads(layers, receiver)
         for part in (inputs if isinstance(receiver, Head) else ("",))
     ]
-    if not found:
-        raise ValueError(f"no edge can be among {listed(parts)}: give parts of other layers too, or logits=True")
     return tuple(found)
 
 
-def _check(model: Model, layers: Layers, edges: Sequence[Edge], edit: str | Intervention) -> None:
+def _check(model: Model, layers: Layers, edges: Sequence[Edge]) -> None:
     """`ValueError` unless every edge is one of this model; `ModelError` where its weights cannot be read."""
     nodes = dict.fromkeys(node for edge in edges for node in (edge.sender, edge.receiver))
     heads = [node for node in nodes if isinstance(node, Head)]
-    if heads:
-        model.info.chosen(heads, what="trace paths between")
+    model.info.chosen(heads or None, what="trace paths between")
     for node in nodes:
         if isinstance(node, Mlp):
             if not has_mlps(model):
@@ -260,9 +264,6 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge], edit: str | Inte
             own = isinstance(edge.sender, Head) and edge.receiver == Mlp(edge.sender.layer)
             why = "the two are parallel" if own else f"the model has layers 0 to {model.info.n_layers - 1}"
             raise ValueError(f"{edge}: a sender stands before its receiver, which reads what it writes ({why})")
-    name = edit if isinstance(edit, str) else edit.name
-    if name != "z" and any(isinstance(edge.sender, Mlp) for edge in edges):
-        raise ValueError(f"an MLP sends what the donor has more: it needs edit='z', got {name!r}; leave such edges out")
     need_weights(model, [head.layer for head in heads], "trace_paths")
 
 
@@ -331,10 +332,6 @@ class PathEffects(CellEffects[Edge], Result):
         return [*super().details(), *self.together_words()]
 
 
-_NODE = re.compile(r"a(\d+)\.h(\d+)|m(\d+)|input|logits")
-_EDGE = re.compile(r"([a-z0-9.]+)->([a-z0-9.]+?)(?:<([qkv])>)?")
-
-
 @checked
 def save_importances(
     path: str | Path, model: Model, *, heads: LocatedHeads | PatchScores | None = None, edges: PathEffects | None = None
@@ -353,12 +350,12 @@ def save_importances(
     nodes: dict[str, dict[str, object]] = {name: {"in_graph": name == LOGITS} for name in ("input", *made, LOGITS)}
     links: dict[str, dict[str, object]] = {}
     if heads is not None:
-        patches, named = (
-            (heads.patches, set(map(str, heads.sure))) if isinstance(heads, LocatedHeads) else (heads, None)
-        )
-        for row in patches.table().to_dict("records"):
-            inside = row["p_corrected"] < patches.level if named is None else row["label"] in named
-            nodes[_name(Head.parse(row["label"]))] = {"in_graph": bool(inside), "score": float(row["effect"])}
+        patches = heads.patches if isinstance(heads, LocatedHeads) else heads
+        table = patches.table()
+        shown = set(table["label"][table["p_corrected"] < patches.level])
+        named = set(map(str, heads.sure)) if isinstance(heads, LocatedHeads) else shown
+        for label, effect in zip(table["label"], table["effect"], strict=True):
+            nodes[_name(Head.parse(label))] = {"in_graph": label in named, "score": float(effect)}
     if edges is not None:
         single = {edge: score for edge, score in zip(edges.edges, edges.mean_effect, strict=True) if len(edge.part) < 2}
         written = {(edge.sender, edge.receiver) for edge in set(edges.found) & single.keys()}
@@ -386,8 +383,7 @@ class Importances:
     def paths(self, *, in_graph: bool = True) -> PathEffects:
         """Return the edges (those of the circuit alone, or all) between heads, MLPs and logits, for
         `views.path_graph(..., only_found=False)`. One row of scores, so nothing is tested or claimed."""
-        table = self.edges[self.edges["sender"] != "input"]
-        table = table[table["in_graph"]] if in_graph else table
+        table = self.edges[(self.edges["sender"] != "input") & (self.edges["in_graph"] | (not in_graph))]
         if table.empty:
             raise ValueError("no edge of heads, MLPs and logits is in this circuit (in_graph=False takes all edges)")
         cells = tuple(Edge(*each) for each in table[["sender", "receiver", "part"]].itertuples(index=False))
@@ -398,21 +394,19 @@ class Importances:
 @checked
 def load_importances(path: str | Path) -> Importances:
     """Read an `importances.json` of MIB's circuit track; `ValueError` for any other file."""
-    nodes, edges = [], []
+    nodes, edges, scored = [], [], ["score", "in_graph"]
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         for name, each in found["nodes"].items():
             nodes.append((_label(name), float(each.get("score", np.nan)), bool(each["in_graph"])))
         for name, each in found["edges"].items():
-            if (ends := _EDGE.fullmatch(name)) is None:
-                raise ValueError(f"{name!r} is no edge")
-            named = _label(ends[1]), _label(ends[2]), ends[3] or ""
-            edges.append((*named, float(each["score"]), bool(each["in_graph"])))
+            ends, _, part = name.removesuffix(">").partition("<")
+            sender, receiver = map(_label, ends.split("->"))
+            edges.append((sender, receiver, part, float(each["score"]), bool(each["in_graph"])))
         cfg = dict(found["cfg"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{Path(path).name} is no importances.json of MIB's circuit track: {why}") from error
-    scored = ["score", "in_graph"]
     links = pd.DataFrame(edges, columns=["sender", "receiver", "part", *scored])
     return Importances(pd.DataFrame(nodes, columns=["label", *scored]), links, cfg)
 
@@ -426,7 +420,7 @@ def _name(node: Node) -> str:
 
 def _label(name: str) -> str:
     """A node's name here."""
-    if (found := _NODE.fullmatch(name)) is None:
+    if (found := re.fullmatch(r"a(\d+)\.h(\d+)|m(\d+)|input|logits", name)) is None:
         raise ValueError(f"{name!r} is no node")
     layer, head, mlp = found.groups()
     return f"L{layer}H{head}" if layer else f"MLP{mlp}" if mlp else name
@@ -440,19 +434,18 @@ def direct_effects(
     *,
     contrast: str = "content",
     direction: str = "denoising",
-    edit: str | Intervention = "z",
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
-    max_rows: int | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
     seed: int = 0,
 ) -> "DirectEffects":
     r"""Split each head's effect into what it writes straight to the answer and what goes through later parts, exactly.
 
-    The edit changes the head's output by $\Delta z$ at every token that can change (`patch_heads`, "question"). Added to the
-    *last* residual stream $x_L$ only, where nothing but the final norm and the unembedding reads it, this is its direct effect:
+    The head's output is the donor run's, $\Delta z$ more at every token that can change (`patch_heads`, "question"). Added to
+    the *last* residual stream $x_L$ only, where nothing but the final norm and the unembedding reads it, this is its direct
+    effect:
 
     $$ Y_\text{direct} = Y\big(x_L + \Delta z\, W_O\big) - Y(x_L), \qquad
        Y_\text{indirect} = Y_\text{patched} - Y_\text{receiving} - Y_\text{direct} $$
@@ -463,7 +456,7 @@ def direct_effects(
     Parameters
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads). Default all.
-    contrast, direction, edit, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
+    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`.
     control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
         run with the control, and the span's own rows change too: what heads write there for later ones to read is seen.
 
@@ -471,10 +464,12 @@ def direct_effects(
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
-    options = RunOptions(checkpoint, progress, seed, max_rows)
     chosen = heads_of(model, heads, "split")
     need_weights(model, [head.layer for head in chosen], "direct_effects")
-    problems = compared(model, pairs, contrast, direction, edit, outcome, control)
+    problems, options = (
+        compared(model, pairs, contrast, direction, outcome, control),
+        RunOptions(checkpoint, progress, seed),
+    )
     ways = [Way(head, way) for head in chosen for way in WAYS]
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
@@ -484,8 +479,8 @@ def direct_effects(
         for head in sorted(chosen):
             yield 2 * chosen.index(head), _written(flow.layers, LOGITS), flow.head_writes(head)
 
-    asked = Experiment(*problems, options, smallest_effect, heads)
-    found = asked.measured(DirectEffects, ways, changes, label="direct effects")
+    how: Arguments = {"label": "direct effects", "smallest_effect": smallest_effect, "heads": heads}
+    found = measure_cells(DirectEffects, ways, changes, problems, options, **how)
     values = found.values.copy()
     values[:, 1::2] -= values[:, ::2]
     return replace(found, values=values)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked, several_of
+from ..core.arguments import Arguments, check_count, checked, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.replay import stage
@@ -23,7 +23,7 @@ from ..runtime.columns import columns_of
 from ..runtime.folders import savable
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result
-from .cells import Asked, CellEffects, Experiment, Flow, Made, compared, has_mlps, heads_of, need_weights, of_cells
+from .cells import Asked, CellEffects, Flow, Made, compared, has_mlps, heads_of, measure_cells, need_weights, of_cells
 
 PARTS = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
 """What `patch_sites` patches, by TransformerLens' names, and which part of a layer that is."""
@@ -78,7 +78,6 @@ def patch_sites(
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
-    max_rows: int | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
     seed: int = 0,
@@ -98,22 +97,22 @@ def patch_sites(
     ----------
     sites : of "resid_pre", "attn_out", "mlp_out" (left out where a model has no MLPs), "resid_post".
     n_rows : how many tokens from each end; NaN, and not counted in n, where a question has no such token.
-    contrast, direction, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
+    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`.
     control : as in `direct_effects`.
 
     Raises `ModelError` before anything runs for models whose layers are not known one by one, or that run elsewhere.
 
     Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
-    options = RunOptions(checkpoint, progress, seed, max_rows)
+    options = RunOptions(checkpoint, progress, seed)
     check_count(n_rows, name="n_rows")
     model.need_layers("patch_sites")
     chosen = several_of(tuple(sites), PARTS, "site")
     chosen = chosen if has_mlps(model) else tuple(site for site in chosen if site != "mlp_out")
     if not chosen:
         raise ValueError("this model has no MLPs, so mlp_out holds nothing to patch: choose other sites")
-    prepared, sweep = compared(model, pairs, contrast, direction, "z", outcome, control)
-    tokens, layers = _tokens(prepared, sweep, n_rows), range(model.info.n_layers)
+    problems = compared(model, pairs, contrast, direction, outcome, control)
+    tokens, layers = _tokens(*problems, n_rows), range(model.info.n_layers)
     cells = [Site(*each) for each in product(chosen, layers, tokens)]
 
     def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
@@ -126,10 +125,8 @@ def patch_sites(
                 if row is not None:
                     yield place, at, _only(change, row)
 
-    found = Experiment(prepared, sweep, options, smallest_effect).measured(
-        SitePatches, cells, changes, label="patching sites"
-    )
-    return _counted(found, "position", n_rows)
+    how: Arguments = {"label": "patching sites", "smallest_effect": smallest_effect}
+    return _counted(measure_cells(SitePatches, cells, changes, problems, options, **how), "position", n_rows)
 
 
 @checked
@@ -144,7 +141,6 @@ def map_positions(
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
-    max_rows: int | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
     seed: int = 0,
@@ -161,7 +157,7 @@ def map_positions(
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads).
     n_rows, n_blocks : tokens from each end of the question; blocks of the span.
-    contrast, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Where nothing can be cut off or the span's
+    contrast, outcome, checkpoint, smallest_effect : as in `patch_heads`. Where nothing can be cut off or the span's
         own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
     control : as in `direct_effects`; places are then rows alone, too.
 
@@ -169,13 +165,13 @@ def map_positions(
 
     Source: methods §8.1.
     """
-    options = RunOptions(checkpoint, progress, seed, max_rows)
+    options = RunOptions(checkpoint, progress, seed)
     check_count(n_rows, name="n_rows")
     check_count(n_blocks, name="n_blocks")
     chosen = heads_of(model, heads, "map")
     need_weights(model, [head.layer for head in chosen], "map_positions")
     model.need_rotated("knockouts of a part of the span")
-    prepared, sweep = compared(model, pairs, contrast, "denoising", "z", outcome, control)
+    prepared, sweep = problems = compared(model, pairs, contrast, "denoising", outcome, control)
     tokens = _tokens(prepared, sweep, n_rows)
     cuts = sweep.contrast.cuts and sweep.contrast.changes_from == "after"
     blocks = ("first token", *(f"block {at}" for at in range(n_blocks)), ALL) if cuts else ()
@@ -194,8 +190,8 @@ def map_positions(
                 if part is not None:
                     yield first + at, joins, _only(whole, part) if at < len(rows) else _blinded(flow, head, part)
 
-    asked = Experiment(prepared, sweep, options, smallest_effect, heads)
-    return _counted(asked.measured(PositionMap, cells, changes, label="mapping positions"), "place", n_rows)
+    how: Arguments = {"label": "mapping positions", "smallest_effect": smallest_effect, "heads": heads}
+    return _counted(measure_cells(PositionMap, cells, changes, problems, options, **how), "place", n_rows)
 
 
 def _counted(found: Made, name: str, n_rows: int) -> Made:

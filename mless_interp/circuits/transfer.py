@@ -30,7 +30,7 @@ from ..runtime.loop import RunOptions
 from ..runtime.results import Result
 from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, median_interval
 from .cells import Asked, Cells, heads_of, named_on
-from .head_sets import count_as_large, halves
+from .head_sets import count_as_large, halves, rank_among
 from .locate import draws_beside, under
 
 CELLS = ("Transfer", "Random heads", "Other insertion")
@@ -46,7 +46,7 @@ def transfer(
     fresh: Iterable[PromptPair] | Prepared | None = None,
     contrast: str = "total",
     outcome: str | Outcome = "answer_logprob",
-    control: str | Insertion | Iterable[PromptPair] | None = "random_sentence",
+    control: str | Insertion | None = "random_sentence",
     n_control_draws: int = 5,
     n_random_sets: int = 20,
     smallest_effect: float = SMALLEST_EFFECT,
@@ -77,13 +77,13 @@ def transfer(
     fresh : problems that are given the means, none of them among `pairs`. Default: every second one of `pairs`.
     contrast : "total" (base -> inserted): given to the plain prompt. "content" (masked -> inserted): to the inserted prompt
         whose span cannot be seen, so that positions are the same. "held" (base -> held): span in place, positions unmoved.
-    control : another insertion, "random_sentence" (means over `n_control_draws` draws; left out for pairs of token ids), an
-        `Insertion`, other pairs, or None.
+    control : another insertion, "random_sentence" (means over `n_control_draws` draws), an `Insertion`, or None. Pairs of token
+        ids have none.
     smallest_effect : of interest, as a share of the median total effect.
-    checkpoint : a folder that keeps each finished problem; started again with the same settings the run goes on there.
+    checkpoint : a folder that keeps each finished problem; a run started again goes on there.
 
-    Needs no gradients and no weights. Raises `ValueError` before anything runs for too few problems and insertions in several
-    blocks, `ModelError` where queries and keys cannot be had as they enter the scores.
+    Raises `ValueError` before anything runs for too few problems and insertions in several blocks, `ModelError` where queries
+    and keys cannot be had as they enter the scores.
 
     Source: methods §3 (the identity, per query), §8.1 | differs in: one mean for all queries and problems.
     """
@@ -121,24 +121,19 @@ def transfer(
     )
     values, ends = (np.array([each[name] for each in found], dtype=float) for name in ("given", "ends"))
     given, random, draws = np.split(values, [1, 1 + len(sets)], axis=1)
-    edit: Arguments = {"heads": chosen, "edit_lam": edits[0].lam[:, 0], "edit_sigma": edits[0].sigma[:, 0]}
-    outcomes: Arguments = {"base": ends[:, 0], "inserted": ends[:, 1], "given": given[:, 0], "other": draws}
-    known = other.fields({**settings, **named_on(heads, other.ids), "place": edits[0].place})
-    rules: Arguments = {"seed": seed, "smallest_effect": smallest_effect}
-    return Transfer(measured_ids=search.ids, sets=sets, random=random, **edit, **outcomes, **rules, **known)
+    made: Arguments = {"heads": chosen, "edit_lam": edits[0].lam[:, 0], "edit_sigma": edits[0].sigma[:, 0]}
+    made |= {"base": ends[:, 0], "inserted": ends[:, 1], "given": given[:, 0], "sets": sets, "random": random}
+    made |= {"other": draws, "measured_ids": search.ids, "seed": seed, "smallest_effect": smallest_effect}
+    return Transfer(**made, **other.fields({**settings, **named_on(heads, other.ids), "place": edits[0].place}))
 
 
-def _controls(
-    search: Prepared, control: str | Insertion | Iterable[PromptPair] | None, n_draws: int, seed: int
-) -> list[Prepared]:
+def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
     """The problems of the search with another insertion, draw by draw; `ValueError` where it is their own."""
     own = search.bare[0].insertion
-    if control is not None and not isinstance(control, str | Insertion):
-        return [prepare(search.model, control, search.outcome)]
     if control is None or isinstance(own, Given):
         return []
     if isinstance(control, str):
-        length, draws = search.bare[0].n_inserted, draws_beside(own, n_draws, seed, ("random_sentence",))
+        length, draws = search.bare[0].n_inserted, draws_beside(own, n_draws, seed)
         made = [Insertion.random_sentence(length, seed=seed, draw=draw) for draw in draws]
     else:
         made = [control.placed_as(own)]
@@ -274,14 +269,9 @@ class Transfer(Cells[str], Result):
         return self.whole.prevalence(self.per_cell[:, :1] - self.per_cell[:, 1:], senses=(1,))
 
     @property
-    def n_as_large(self) -> int:
-        """Random sets whose median is as large as the heads'."""
-        return count_as_large(self.whole, self.given, self.random)
-
-    @property
     def p_random(self) -> float:
         """Rank of the heads' median among the random sets', itself included; NaN where there are none, or no effect."""
-        return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.established else float("nan")
+        return rank_among(self.whole, self.given, self.random) if self.established else float("nan")
 
     def table(self) -> pd.DataFrame:
         """One row per cell: sense, `k` of `n`, p, median, share and mean as of any part of an effect; `spearman`, the rank
@@ -301,21 +291,21 @@ class Transfer(Cells[str], Result):
         return super().to_frame().assign(base=np.repeat(self.base, n), inserted=np.repeat(self.inserted, n))
 
     def headline(self) -> str:
-        whose = "its" if len(self.heads) == 1 else "their"
-        what = f"{whose} mean lambda and Sigma under {self.settings.get('insertion')}, without its tokens,"
-        if not self.established:
-            told = "brings back nothing: most problems show no effect of one sign"
-        else:
-            row, outcome = self.table().iloc[0], self.settings.get("outcome")
+        whose, s = "its" if len(self.heads) == 1 else "their", self.settings
+        told = "nothing: most problems show no effect of one sign"
+        if self.established:
+            row = self.table().iloc[0]
             rank = f"rank correlation with the problem's own effect {row['spearman']:z.2f}"
-            told = f"brings back {share_words(row)} of the effect (outcome {outcome}; {rank})"
+            told = f"{share_words(row)} of the effect (outcome {s.get('outcome')}; {rank})"
+        what = f"{whose} mean lambda and Sigma under {s.get('insertion')}, without its tokens, brings back"
         return f"Giving {listed(self.heads)} {what} {told}."
 
     def details(self) -> list[str]:
         found = [f"Means of {count_of(len(self.measured_ids), 'problem')}, given to others.", *super().details()]
         if self.established and self.sets:
-            which = f"of {count_of(len(self.sets), 'random set')} of the same layers"
-            found.append(f"As much as the heads bring {self.n_as_large or 'none'} {which} (p = {self.p_random:.2g}).")
+            sets = f"{count_of(len(self.sets), 'random set')} of the same layers"
+            as_large = count_as_large(self.whole, self.given, self.random) or "none"
+            found.append(f"As much as the heads bring {as_large} of {sets} (p = {self.p_random:.2g}).")
         return found
 
     def printed(self) -> pd.DataFrame:

@@ -157,7 +157,7 @@ def set_growth(found: MinimalSets) -> Picture:
         draw_series(axes, x, with_limits(table, "fresh_share"), 1, "fresh problems (band: its limits)")
         axes.axhline(found.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
         axes.axhline(0, color="0.4", linewidth=0.8)
-        if each.sets and found.established[1]:
+        if each.sets and found.wholes[1].established:
             shares, at = np.asarray(found.wholes[1].share(each.random).estimate), len(table) - 0.5
             style: Style = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
             axes.plot([at] * 2, [shares.min(), shares.max()], label="random sets, fresh problems: range", **style)

@@ -42,7 +42,7 @@ def test_scores_come_back_from_the_format_and_are_drawn(tmp_path: Path, tiny_mod
         ("[]", "is no importances.json"),
         ('{"nodes": {}, "edges": {}}', "lacks 'cfg'"),
         ('{"cfg": {}, "nodes": {"b1": {"in_graph": true}}, "edges": {}}', "'b1' is no node"),
-        ('{"cfg": {}, "nodes": {}, "edges": {"m0=>m1": {"score": 1, "in_graph": true}}}', "'m0=>m1' is no edge"),
+        ('{"cfg": {}, "nodes": {}, "edges": {"m0=>m1": {"score": 1, "in_graph": true}}}', "'m0=>m1' is no node"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: str, words: str) -> None:

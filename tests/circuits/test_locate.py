@@ -1,31 +1,26 @@
 """Locating heads: exactly the planted ones, honest negatives, the four measures, screening, and what is said about it."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from located_under_test import N, located, located_here, pairs_of, planted_kinds
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
-from results_under_test import same
 
 import mless_interp as mi
 from mless_interp.circuits import locate as measuring
 from mless_interp.circuits.locate import (
     N_SCREENED,
-    chosen_way,
     duration,
     estimated_seconds,
     extrapolated,
-    locate_heads,
     screened,
     screening,
     sweeps_of,
 )
 from mless_interp.circuits.located import LocatedHeads
 from mless_interp.core.heads import Head
-from mless_interp.models.info import ModelError
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.conditions import CONTRASTS
@@ -71,38 +66,21 @@ def test_measures_are_parts_of_the_effect_from_the_four_sweeps(found: LocatedHea
 @pytest.mark.slow
 def test_screening_finds_the_planted_heads_of_a_model_with_more_heads_than_it_tests() -> None:
     made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
-    result = located(made, model, 26, mode="auto", budget_seconds=0.0)
-    assert result.settings["estimated_seconds"] > 0 and 84 > N_SCREENED >= len(result.heads)
+    result = located(made, model, 26, mode="screen")
+    assert 84 > N_SCREENED >= len(result.heads)
     assert result.found == planted_kinds(made)
     assert result.problem_ids == tuple(problem.id for problem in planted_problems(made, 26)[1::2])
     assert result.settings["screened"] == [str(head) for head in result.heads]
 
 
-def test_a_model_without_gradients_is_not_screened_and_that_is_said_before_anything_long(monkeypatch: Any) -> None:
-    made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
-    closed = without_stepper(model)
-    pairs = planted_pairs(made, model, 8)
-    monkeypatch.setattr(measuring, "estimated_seconds", lambda *args: 7200.0)
-    with pytest.raises(ModelError, match=r"heads cannot be screened: .* layer by layer.* budget of 60 min, at 2 h; "):
-        locate_heads(closed, pairs, progress=False)
-    with pytest.raises(ModelError, match=r'locate_heads\(mode="screen"\) needs gradients, but .* layer by layer'):
-        locate_heads(closed, pairs, mode="screen", progress=False)
-    with pytest.raises(ValueError, match=r"needs at least 8, got 7: give more problems. The exact sweeps are est"):
-        locate_heads(model, pairs[:7], progress=False)
-
-
-def test_how_heads_are_measured_is_chosen_by_their_number_and_the_budget(monkeypatch: Any) -> None:
-    made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
-    prepared = prepare(model, planted_pairs(made, model, 8))
-    monkeypatch.setattr(measuring, "estimated_seconds", lambda *args: 90.0)
-
-    def chosen(mode: str, budget: float, n_heads: int = 84) -> Any:
-        heads, options = model.info.heads[:n_heads], RunOptions(progress=False)
-        return chosen_way(prepared, heads, CONTRASTS["content"], mode, budget, options=options)
-
-    assert chosen("exact", 0.0)[::2] == (True, None) and chosen("screen", 9e9)[::2] == (False, None)
-    assert chosen("auto", 0.0, 64) == (True, "64 heads, no more than screening would keep (64)", None)
-    assert chosen("auto", 90.0)[::2] == (True, 90.0) and chosen("auto", 89.0)[::2] == (False, 90.0)
+def test_what_cannot_be_screened_is_refused_before_anything_runs(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    pairs, closed = planted_pairs(made, model, 8), without_stepper(model)
+    monkeypatch.setattr(type(model), "_forward", lambda *a, **k: pytest.fail("it ran"))
+    with pytest.raises(mi.ModelError, match=r'locate_heads\(mode="screen"\) needs gradients, but .* layer by layer'):
+        mi.locate_heads(closed, pairs, mode="screen", progress=False)
+    with pytest.raises(ValueError, match=r"needs at least 8, got 7: give more problems, or choose mode='exact'"):
+        mi.locate_heads(model, pairs[:7], mode="screen", progress=False)
 
 
 def test_screening_takes_the_best_of_both_estimates(monkeypatch: Any) -> None:
@@ -128,27 +106,6 @@ def test_an_estimate_sweeps_some_heads_of_each_layer_on_a_problem_of_usual_lengt
     assert estimated_seconds(prepared, heads, sweeps_of(CONTRASTS["content"]).values()) == 6 * 0.5 * 8
     ((problems, some),) = swept
     assert len(problems.ids) == 1 and sorted(some) == [Head(layer, head) for layer in (0, 1) for head in (0, 1)]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*problems are too few")
-def test_a_run_started_again_goes_the_way_of_its_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, model = planted_here(n_layers=2, n_heads=40, n_key_value_heads=8, readers=(Head(0, 2),))
-    pairs = planted_pairs(made, model, 9, n_tokens=5)
-    options: dict[str, Any] = {"controls": False, "progress": False, "budget_seconds": 50.0}
-    monkeypatch.setattr(measuring, "estimated_seconds", lambda *_: 49.0)
-    first = locate_heads(model, pairs, checkpoint=tmp_path, **options)
-    monkeypatch.setattr(measuring, "estimated_seconds", lambda *_: 51.0)
-    again = locate_heads(model, pairs, checkpoint=tmp_path, **options)
-    assert again.settings == first.settings and again.settings["estimated_seconds"] == 49.0
-    assert same(first, again)
-    less = locate_heads(model, pairs, checkpoint=tmp_path, **options | {"budget_seconds": 48.0})
-    assert less.settings["screened"] and less.settings["estimated_seconds"] == 49.0
-    other = locate_heads(model, pairs, checkpoint=tmp_path / "screened", **options)
-    assert other.settings["screened"] and other.settings["estimated_seconds"] == 51.0
-    monkeypatch.setattr("mless_interp.patching.attribution._gate_ig", lambda *_: pytest.fail("estimated again"))
-    monkeypatch.setattr(measuring, "estimated_seconds", lambda *_: 49.0)
-    assert same(other, locate_heads(model, pairs, checkpoint=tmp_path / "screened", **options))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +134,7 @@ def test_an_estimate_is_the_line_through_runs_of_some_units(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "fast"}, "unknown mode 'fast'; choose one of auto, exact, screen"),
+        ({"mode": "fast"}, "unknown mode 'fast'; choose one of exact, screen"),
         ({"smallest_effect": 1.0}, "a share of the median total effect, from 0 to below 1, got 1.0"),
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
         ({"n_control_draws": 0}, r"leaves controls out\) must be 1 or more, got 0"),
@@ -187,4 +144,4 @@ def test_an_estimate_is_the_line_through_runs_of_some_units(
 def test_wrong_requests_are_named(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
     model, count = loaded(tiny_model_dir("qwen2"), "bridge"), options.pop("count", 3)
     with pytest.raises(ValueError, match=message):
-        locate_heads(model, pairs_for(model, count=count), progress=False, **options)
+        mi.locate_heads(model, pairs_for(model, count=count), progress=False, **options)

@@ -69,8 +69,9 @@ def test_what_comes_back_is_that_of_whole_passes(monkeypatch: pytest.MonkeyPatch
     pairs = planted_pairs(made, model, 22, n_tokens=12)
     search, fresh = pairs[::2], pairs[1::2]
     heads = [A, Head(1, 3)]
-    other = mi.make_pairs(model, [pair.problem for pair in search], mi.Insertion.meaningless(" ,", 12))
-    found = mi.transfer(model, pairs, heads, control=other, n_random_sets=2, **QUIET)
+    commas = mi.Insertion.meaningless(" ,", 12)
+    other = mi.make_pairs(model, [pair.problem for pair in search], commas)
+    found = mi.transfer(model, pairs, heads, control=commas, n_random_sets=2, **QUIET)
     assert found.measured_ids == tuple(pair.id for pair in search) and found.problem_ids == tuple(p.id for p in fresh)
     assert found.cells == ("Transfer", "Random heads", "Other insertion") and len(found.sets) == 2
     assert [[head.layer for head in each] for each in found.sets] == [[0, 1]] * 2
@@ -90,7 +91,7 @@ def test_what_comes_back_is_that_of_whole_passes(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(found.total_effect, swept.total_effect, atol=1e-4)
     assert found.edit.label == "L0H2, L1H3 moved as by Mless ' /' x12"
     monkeypatch.setattr("mless_interp.circuits.transfer.rows_per_pass", lambda *_, **__: 2)
-    parts = mi.transfer(model, pairs, heads, control=other, n_random_sets=2, **QUIET)
+    parts = mi.transfer(model, pairs, heads, control=commas, n_random_sets=2, **QUIET)
     for name in ("given", "random", "other", "base", "inserted"):
         np.testing.assert_allclose(getattr(parts, name), getattr(found, name), atol=2e-5)
 
@@ -104,7 +105,7 @@ def test_numbers_of_a_transfer_by_hand() -> None:
     assert table["spearman"].tolist() == pytest.approx([1, 1, 1])
     assert table["exceeded"].tolist()[1:] == [12, 12] and np.isnan(table["exceeded"].iloc[0])
     assert table["p_exceeded"].tolist()[1:] == [2 * 2.0**-12] * 2
-    assert found.n_as_large == 0 and found.p_random == 1 / 3
+    assert found.p_random == 1 / 3
     frame = found.to_frame()
     assert frame["effect"].to_numpy() == pytest.approx(np.outer(part, [0.9, 0.1, 0.3]).ravel())
     assert frame["base"].tolist() == [-2.0] * 36
@@ -113,7 +114,7 @@ def test_numbers_of_a_transfer_by_hand() -> None:
     apart = replace(found, sets=((HEADS[2], Head(1, 1)), found.sets[1]))
     assert apart.table()["share"][1] == pytest.approx(0.2), "the set without any of the heads alone"
     as_large = replace(found, random=found.random + 0.9 * part[:, None])
-    assert as_large.n_as_large == 2 and as_large.p_random == 1
+    assert as_large.p_random == 1
     alone = replace(found, sets=(), random=found.random[:, :0], other=found.other[:, :0])
     assert alone.table()["label"].tolist() == ["Transfer"] and np.isnan(alone.p_random)
     nothing = replace(found, inserted=found.base)
