@@ -121,7 +121,9 @@ class Plan:
             f"Memory, GB: {memory}; {self.peak / 1e9:.3g} at the peak.",
         ]
         if self.what in ("locate", "circuit") and self.seconds > 3600:
-            lines.append('`locate_heads(mode="screen")` is shorter: it sweeps the 64 heads that rank best by gradients.')
+            lines.append(
+                '`locate_heads(mode="screen")` is shorter: it sweeps the 64 heads that rank best by gradients.'
+            )
         return visible("\n".join([*lines, f"Load with: {self.command}"]))
 
 
