@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from ..core.arguments import count_of, listed
+from ..core.arguments import Arguments, count_of, listed
 from ..core.heads import Head, as_head
 from ..patching.effect import SMALLEST_EFFECT, WHOLE, concentration_words
 from ..patching.knockouts import JointKnockout, ReadEffects
@@ -101,10 +101,9 @@ class Verdicts(Grouped):
     @cached_property
     def judged(self) -> rules.Judged:
         """The verdicts: of every head its kind, its sense, and the tests behind them."""
-        by = {"confidence": self.confidence, "smallest_effect": self.smallest_effect, "rounding": self.resolution}
-        strata = () if self.claims else self.strata
-        of = {"claims": self.claims, "strata": strata, "groups": self.groups}
-        return rules.judge(self.values, self.total, self.heads, **of, **by)
+        by: Arguments = {"confidence": self.confidence, "smallest_effect": self.smallest_effect, "groups": self.groups}
+        by |= {"claims": self.claims, "strata": () if self.claims else self.strata, "rounding": self.resolution}
+        return rules.judge(self.values, self.total, self.heads, **by)
 
     @property
     def established(self) -> bool:
