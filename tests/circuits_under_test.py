@@ -1,7 +1,8 @@
 """Circuits by hand: the same edges by whole forward passes with hooks, two for each, as its definition has it."""
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +40,11 @@ class ByHand:
         kept = torch.zeros(length, dtype=torch.bool) if kept is None else kept
         self.kept = torch.nn.functional.pad(kept, (0, length - len(kept)))[self.start :]
         self.read = [length - back for back in self.outcome.reads(self.pair)]
+        self._unedited = cache(self._run)  # most activations are asked for several times
 
     @cached_property
     def total(self) -> float:
-        return self.value() - float(self._outcome(self.model.run(self.there, logits_at=self.read).logits))
+        return self.value() - self._unedited("", True)
 
     def _outcome(self, logits: Tensor | None) -> Tensor:
         assert logits is not None
@@ -56,14 +58,20 @@ class ByHand:
 
         return {name: partial(put, new) for name, new in edits.items()}
 
+    def _run(self, name: str, donor: bool = False, **edits: Tensor) -> Any:
+        """The outcome (no name), or an activation, with these edits."""
+        inputs, put = self.there if donor else self.inputs, self._put(edits)
+        if not name:
+            return float(self._outcome(self.model.run(inputs, edits=put, logits_at=self.read).logits))
+        return self.model.run(inputs, edits=put, capture={name: None}, logits_at="none").captured[name]
+
     def value(self, **edits: Tensor) -> float:
         """The outcome, with these edits."""
-        return float(self._outcome(self.model.run(self.inputs, edits=self._put(edits), logits_at=self.read).logits))
+        return self._run("", **edits) if edits else self._unedited("")
 
     def seen(self, name: str, *, donor: bool = False, **edits: Tensor) -> Tensor:
         """An activation at all positions, with these edits of others."""
-        inputs = self.there if donor else self.inputs
-        return self.model.run(inputs, edits=self._put(edits), capture={name: None}, logits_at="none").captured[name]
+        return self._run(name, **edits) if edits else self._unedited(name, donor)
 
     def tail(self, name: str, *, donor: bool = False, **edits: Tensor) -> Tensor:
         return self.seen(name, donor=donor, **edits)[:, self.start :]

@@ -16,6 +16,7 @@ from mless_interp.prompts.pairs import PromptPair, make_pairs
 N = 12
 """Problems to name heads on, and as many to confirm on: with fewer than 11 none of 16 heads can be named."""
 SLASHES = Insertion.meaningless(" /", 20)
+CONTROLLED: dict[str, Any] = {"controls": True, "n_control_draws": 2, "n_random_sets": 5}
 
 
 def pairs_of(made: PlantedModel, model: Any, count: int, *, skip: int = 0) -> tuple[PromptPair, ...]:
@@ -31,13 +32,13 @@ def located(made: PlantedModel, model: Any, count: int = N, **options: Any) -> L
 @lru_cache
 def located_here() -> LocatedHeads:
     """With controls."""
-    return located(*planted_here(), controls=True, n_control_draws=2)
+    return located(*planted_here(), **CONTROLLED)
 
 
 @lru_cache
 def confirmed_here() -> LocatedHeads:
     """With controls, on fresh problems."""
-    return located(*planted_here(), controls=True, n_control_draws=2, confirm=pairs_of(*planted_here(), N, skip=N))
+    return located(*planted_here(), **CONTROLLED, confirm=pairs_of(*planted_here(), N, skip=N))
 
 
 for result in (located_here, confirmed_here):  # mutmut forks to run a fault: what right code located is not its result

@@ -48,11 +48,10 @@ class Cells(Parts, Grouped, Generic[Cell]):
 
     def _named(self) -> dict[str, list[str | int]]:
         """The columns that name cells: the label, then what the label consists of."""
-        kind = type(self.cells[0])
         columns: dict[str, list[str | int]] = {"label": list(map(str, self.cells))}
-        for name in (each.name for each in fields(kind)) if is_dataclass(kind) else ():
-            parts = (getattr(cell, name) for cell in self.cells)
-            columns[name] = [part if isinstance(part, int) else str(part) for part in parts]
+        for each in fields(self.cells[0]) if is_dataclass(self.cells[0]) else ():
+            parts = [getattr(cell, each.name) for cell in self.cells]
+            columns[each.name] = [part if isinstance(part, int) else str(part) for part in parts]
         return columns
 
     def table(self) -> pd.DataFrame:
@@ -115,7 +114,7 @@ def need_weights(model: Model, layers: Iterable[int], what: str) -> None:
     model.need_layers(what)
     if model.quantised:
         raise ModelError(f"{what} reads weights, which are quantised ({model.quantised}): load bfloat16 or float32")
-    for layer in sorted(set(layers)):
+    for layer in set(layers):
         model.attention_output(layer)
 
 
@@ -226,10 +225,10 @@ class Flow(Engine):
         old = self.kept("unchanged", layer, lambda: project(resid))
         new = project(resid + change.to(resid))
         touched = _touched(change)[..., None].to(resid.device)
-        q, *both = (torch.where(touched, after - before, 0) for after, before in zip(new, old, strict=True))
+        q, *more = (torch.where(touched, after - before, 0) for after, before in zip(new, old, strict=True))
         k, v = (
-            torch.cat([x[:, :start], x[:, start:] + more], 1)
-            for x, more in zip((run.k[layer], run.v[layer]), both, strict=True)
+            torch.cat([x[:, :start], x[:, start:] + change], 1)
+            for x, change in zip((run.k[layer], run.v[layer]), more, strict=True)
         )
         return run.q[layer] + q, k, v
 

@@ -241,8 +241,8 @@ def trace_circuit(
 
 def largest_heads(found: LocatedHeads, at_most: int) -> tuple[Head, ...]:
     """Return the named heads, the largest effects first; none where fresh problems confirm none of them."""
-    by_size = [head for label in found.table()["label"] for head in found.found if str(head) == label]
-    return tuple(by_size[:at_most]) if found.sure else ()  # the fresh problems test them, and choose none
+    by_size = map(Head.parse, found.table()["label"][: len(found.found)])  # the named ones stand first
+    return tuple(by_size)[:at_most] if found.sure else ()  # the fresh problems test them, and choose none
 
 
 def _too_many_edges(model: Model, heads: Sequence[Head], n: int) -> str:

@@ -389,16 +389,13 @@ class MinimalSets(Result):
         return self.table()[columns]
 
 
-def count_as_large(whole: Effect, own: np.ndarray, random: np.ndarray) -> int:
-    """Random sets, effects `[problem, set]`, whose median is as large as a set's own, `[problem]`."""
-    mine, others = (whole.cell_medians(whole.turned(each)).estimate for each in (own, random))
-    return int((others >= mine - whole.rounding).sum())
-
-
 def rank_among(whole: Effect, own: np.ndarray, random: np.ndarray) -> float:
-    """p of a set by the rank of its median among those of random sets, itself included; NaN without any."""
-    n = random.shape[1]
-    return (1 + count_as_large(whole, own, random)) / (1 + n) if n else float("nan")
+    """p of a set `[problem]` by the rank of its median among those of random sets `[problem, set]`, itself included; NaN
+    without any."""
+    if not (n := random.shape[1]):
+        return float("nan")
+    mine, others = (whole.cell_medians(whole.turned(each)).estimate for each in (own, random))
+    return float(1 + (others >= mine - whole.rounding).sum()) / (1 + n)
 
 
 def named(heads: Sequence[Head]) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked, one_of
+from ..core.arguments import Arguments, check_count, checked, one_of
 from ..core.heads import Head
 from ..metrics.token_classes import token_texts
 from ..models.arithmetic import masked_scores
@@ -33,8 +33,8 @@ WRITTEN = ("Sigma", "change")
 LOOKS = "query"
 KINDS = (*WRITTEN, LOOKS)
 """What is read from the span, all that the insertion changes, where the head looks."""
-UNITS = {"Sigma": "logits", "change": "logits", LOOKS: "nats"}
-SIDES = {"Sigma": ("promotes", "suppresses"), "change": ("promotes", "suppresses"), LOOKS: ("prefers", "avoids")}
+UNITS = dict.fromkeys(WRITTEN, "logits") | {LOOKS: "nats"}
+SIDES = dict.fromkeys(WRITTEN, ("promotes", "suppresses")) | {LOOKS: ("prefers", "avoids")}
 WHERE = ("question", "last")
 INSERTED = " (inserted)"
 """Behind a token of the span, which is another key than the same token in the question."""
@@ -107,15 +107,10 @@ def what_it_writes(
         looked = (text(key) + INSERTED * inside if key >= 0 else "" for key, inside in looks)
         written = (tuple(text(token, written=True) for token in row) for row in of_head)
         tokens.append((*written, tuple(looked)))
-    return HeadWrites(
-        problem_ids=prepared.ids,
-        groups=prepared.groups,
-        heads=chosen,
-        tokens=tuple(tokens),
-        values=np.concatenate([logits, scores[:, :, None]], 2),
-        settings={**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids), "positions": positions},
-        resolution=model.resolution,
-    )
+    settings = {**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids), "positions": positions}
+    made: Arguments = {"problem_ids": prepared.ids, "groups": prepared.groups, "resolution": model.resolution}
+    values = np.concatenate([logits, scores[:, :, None]], 2)
+    return HeadWrites(heads=chosen, tokens=tuple(tokens), values=values, settings=settings, **made)
 
 
 def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str, np.ndarray]]:
@@ -141,12 +136,11 @@ def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str
             for place, lost in enumerate((without, flow.head_writes(head))):
                 wrote[:, at, place] = -lost[:, rows.to(lost.device)].float().cpu().mean(1)
             looks[:, at] = relative[:, head.head].cpu()
-    by_key = [
-        np.stack([defined_mean(each[:, on].double().numpy(), axis=1) for on in _places(pair).values()], -1)
-        for pair, each in zip(runs.pairs, looks, strict=True)
-    ]
-    each = zip(stream, wrote.numpy(), by_key, strict=True)
-    return [dict(zip(("stream", "wrote", "scores"), problem, strict=True)) for problem in each]
+    found = []
+    for pair, x, written, look in zip(runs.pairs, stream, wrote.numpy(), looks.double().numpy(), strict=True):
+        by_key = [defined_mean(look[:, places], axis=1) for places in _places(pair).values()]
+        found.append({"stream": x, "wrote": written, "scores": np.stack(by_key, -1)})
+    return found
 
 
 def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Tensor:
@@ -306,11 +300,12 @@ class HeadWrites(Result):
         return table[table["token"] != ""].reset_index(drop=True)
 
     def headline(self) -> str:
-        words, size = [], np.fmax.reduce(np.abs(self.means[:3, KINDS.index("change")]), axis=None)
+        words = []
         for head in self.heads[:3]:
-            up, looks = self.of(head, "change")[0], self.of(head, LOOKS)[0]
+            up, looks = self.of(head)[0], self.of(head, LOOKS)[0]
             words.append(f"{head} promotes {_few(up, 3) or 'nothing'} and attends to {_few(looks, 2) or 'nothing'}")
         more = f"; {len(self.heads) - 3} more heads" * (len(self.heads) > 3)
+        size = np.fmax.reduce(np.abs(self.means[:3, KINDS.index("change")]), axis=None)
         most = "" if np.isnan(size) else f"at most {size:.2g} {UNITS['change']}; "
         return f"{'; '.join(words)}{more} ({most}a description, not evidence)."
 

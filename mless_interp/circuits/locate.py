@@ -73,19 +73,18 @@ def locate_heads(
 
     Parameters
     ----------
-    confirm : fresh problems, none of them among `pairs`, with the same insertion: the named heads, and nothing else, are tested
-        on them again, with the controls, and the set of those that read against `n_random_sets` random sets. Without them
-        nothing that was chosen on these problems gets a p-value.
+    confirm : fresh problems, none of them among `pairs`, with the same insertion: the named heads alone are tested there again,
+        with the controls, and the set of those that read against `n_random_sets` random sets. Without them nothing that was
+        chosen on these problems gets a p-value.
     contrast : "content"; "computed" (blind -> inserted) and "inside": what the span has read of the question, of itself; a
-        reader there reads it from the span's own rows. "shift", "total", "replaced" differ in more than in what may be seen:
-        heads are named by their z patches alone, as carriers; "shift" inserts nothing, so there are no controls.
+        reader there reads it from the span's own rows. "shift", "total", "replaced" name heads by their z patches alone, as
+        carriers; "shift" inserts nothing, so there are no controls.
     by : "answer", or another key of the problems (`Problem.tags`, level, subject): every head is tested over all problems and
         within each stratum that is large enough, in one family; a head that passes in some and not over all is a *specialist*
         for these (methods §9). Fresh problems confirm it in the same strata.
     controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
         knockout of as much attention elsewhere: more than both, by more than the smallest effect, in most problems is
-        *specific*. Also reported: a repeated word, the gap alone, and whether the span that a head reads is an attention sink
-        (`LocatedHeads.sinks`).
+        *specific*. Also reported: a repeated word, the gap alone, and whether the span that a head reads is an attention sink.
     confidence : of intervals; 1 - confidence bounds the probability that any head is named falsely.
     smallest_effect : of interest, as a share of the upper limit of the median total effect.
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks them by gradients on one half of the problems and sweeps
@@ -227,8 +226,7 @@ def measure(
     `values` `[problem, head]` are parts of `total` `[problem]`. `knockout`: what cutting a head's sight of the span removes;
     `edge_noise`: what its sight alone adds to a run that cannot see the span; `mediated_removed`, `mediated_added`: z patch
     minus direct read, denoising and noising. Under "computed" it is the span's rows whose sight of the question is cut. Where
-    nothing can be cut: the z patches alone. `resolution`: the precision's own size, or what it did to rows that were not
-    edited, if that is more.
+    nothing can be cut: the z patches alone. `resolution`: the precision's own, or what it did to rows that were not edited.
     """
     runs = sweep_heads(prepared, sweeps_of(contrast), heads, options=options)
     sides = {"removed": "denoising", "added": "noising"}
@@ -271,24 +269,29 @@ def screened(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, o
     chosen: set[Head] = set()
     methods = screening(contrast)
     for method in methods:
-        kept = {"checkpoint": options.part(f"screen-{method}").checkpoint, "progress": options.progress}
-        of: Arguments = {"contrast": contrast.name, "outcome": prepared.outcome, **kept}
-        estimates = attribute_heads(prepared.model, prepared, method=method, verify=0, **of)
+        of: Arguments = {
+            "contrast": contrast.name,
+            "outcome": prepared.outcome,
+            "progress": options.progress,
+            "verify": 0,
+        }
+        kept = options.part(f"screen-{method}").checkpoint
+        estimates = attribute_heads(prepared.model, prepared, method=method, checkpoint=kept, **of)
         chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
     return tuple(sorted(chosen))
 
 
 def check_controls(pairs: Sequence[PromptPair]) -> None:
     """Controls are matched to one insertion: `ValueError` where the pairs have several, or prompts of several templates."""
-    names = {
-        "insertions": {pair.insertion.label for pair in pairs},
-        "templates": {str(pair.template) for pair in pairs},
+    every = {
+        "insertions": [pair.insertion.label for pair in pairs],
+        "templates": [str(pair.template) for pair in pairs],
     }
-    for what, found in names.items():
-        if len(found) > 1:
+    for what, names in every.items():
+        if len(found := sorted(set(names))) > 1:
             raise ValueError(
                 f"controls are matched in place and length to one insertion, but the pairs have {len(found)} {what} "
-                f"({', '.join(sorted(found)[:3])}): locate heads for each one alone, or leave controls out (controls=False)"
+                f"({', '.join(found[:3])}): locate heads for each one alone, or leave controls out (controls=False)"
             )
 
 

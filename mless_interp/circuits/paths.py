@@ -183,9 +183,8 @@ def trace_paths(
         "all" (of an attention-only model none). The logits receive, too.
     inputs : through what edges enter heads: of "q", "k", "v", two of them, and "qkv" (together).
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
-    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`. Denoising finds edges that are needed,
-        noising those that suffice.
-    control : as in `direct_effects`.
+    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`; control : as in `direct_effects`. Denoising
+        finds edges that are needed, noising those that suffice.
 
     Raises `ValueError` for an edge whose sender does not come before its receiver, `ModelError` as `direct_effects` does.
 
@@ -230,28 +229,27 @@ def trace_paths(
 def _among(
     model: Model, layers: Layers, heads: Asked | None, mlps: str | Iterable[int], inputs: tuple[str, ...]
 ) -> tuple[Edge, ...]:
-    """All edges among these parts; `ValueError` where there are none."""
+    """All edges among these parts and into the logits."""
     if heads is None:
         raise ValueError("trace_paths needs heads (a list, or what locate_heads gave) or edges")
     several_of(inputs, (*PARTS_OF_A_HEAD, *PAIRS_OF_INPUTS), "input")
     if isinstance(mlps, str):
         every = range(model.info.n_layers) if has_mlps(model) else ()
         mlps = one_of(mlps, {"all": every}, "mlps (or layers, zero-based)")
-    nodes = [Mlp(model.info.check_layer(layer)) for layer in mlps]
-    parts: list[Node] = [*sorted(heads_of(model, heads, "trace paths between")), *nodes]
-    found = [
+    parts: list[Node] = [*sorted(heads_of(model, heads, "trace paths between"))]
+    parts += [Mlp(model.info.check_layer(layer)) for layer in mlps]
+    return tuple(
         Edge(sender, receiver, part)
         for sender in parts
         for receiver in (*parts, LOGITS)
         if sender != receiver and _written(layers, sender) <= _reads(layers, receiver)
         for part in (inputs if isinstance(receiver, Head) else ("",))
-    ]
-    return tuple(found)
+    )
 
 
 def _check(model: Model, layers: Layers, edges: Sequence[Edge]) -> None:
     """`ValueError` unless every edge is one of this model; `ModelError` where its weights cannot be read."""
-    nodes = dict.fromkeys(node for edge in edges for node in (edge.sender, edge.receiver))
+    nodes = {node for edge in edges for node in (edge.sender, edge.receiver)}
     heads = [node for node in nodes if isinstance(node, Head)]
     model.info.chosen(heads or None, what="trace paths between")
     for node in nodes:
@@ -303,16 +301,16 @@ class PathEffects(CellEffects[Edge], Result):
         values = np.stack([self.values[:, place] - self.values[:, alone].sum(1) for place, alone in singles.items()], 1)
         joint = replace(self, cells=tuple(self.edges[place] for place in singles), values=values)
         passes, between = (each.sense * (each.p_corrected < each.level) for each in (self, joint))
-        rows, tested = [], joint.table()
-        for row, (place, alone) in enumerate(singles.items()):
-            edge, of, single = self.edges[place], tested.iloc[row], [each for each in alone if passes[each]]
+        rows = []
+        for (place, alone), sense, tested in zip(singles.items(), between, joint.table().itertuples(), strict=True):
+            edge, single = self.edges[place], [each for each in alone if passes[each]]
             inputs, how = edge.part, ""
-            if passes[place] and not single and between[row] == passes[place]:
+            if passes[place] and not single and sense == passes[place]:
                 how = "together"
-            elif len(single) > 1 and len(set(passes[single])) == 1 and between[row] == -passes[single[0]]:
+            elif len(single) > 1 and len(set(passes[single])) == 1 and sense == -passes[single[0]]:
                 how, inputs = "either", "".join(self.edges[each].part for each in single)
             named = str(edge.sender), str(edge.receiver), inputs, how, float(self.share.estimate[place])
-            rows.append((*named, of["median"], of["k"], of["n"], of["p_corrected"]))
+            rows.append((*named, tested.median, tested.k, tested.n, tested.p_corrected))
         return pd.DataFrame(rows, columns=columns)
 
     def together_words(self) -> list[str]:
@@ -371,29 +369,13 @@ def save_importances(
     Path(path).write_text(json.dumps({"cfg": cfg, "nodes": nodes, "edges": links}), encoding="utf-8")
 
 
-@dataclass(frozen=True, eq=False)
-class Importances:
-    """Somebody's circuit: `nodes` (label, score, in_graph) and `edges` (sender, receiver, part, score, in_graph), a row each,
-    in the words of this toolkit ("L0H13", "MLP0", "logits"; "input" for the embeddings); `cfg` as the file has it."""
-
-    nodes: pd.DataFrame
-    edges: pd.DataFrame
-    cfg: dict[str, object]
-
-    def paths(self, *, in_graph: bool = True) -> PathEffects:
-        """Return the edges (those of the circuit alone, or all) between heads, MLPs and logits, for
-        `views.path_graph(..., only_found=False)`. One row of scores, so nothing is tested or claimed."""
-        table = self.edges[(self.edges["sender"] != "input") & (self.edges["in_graph"] | (not in_graph))]
-        if table.empty:
-            raise ValueError("no edge of heads, MLPs and logits is in this circuit (in_graph=False takes all edges)")
-        cells = tuple(Edge(*each) for each in table[["sender", "receiver", "part"]].itertuples(index=False))
-        scores, settings = table["score"].to_numpy(dtype=float)[None], {"contrast": "", "model": "importances.json"}
-        return PathEffects(("scores",), cells, scores, np.ones(1), "score", settings)
-
-
 @checked
-def load_importances(path: str | Path) -> Importances:
-    """Read an `importances.json` of MIB's circuit track; `ValueError` for any other file."""
+def load_importances(path: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Read an `importances.json` of MIB's circuit track: a table of nodes (label, score, in_graph) and one of edges (sender,
+    receiver, part, score, in_graph), in the words of this toolkit ("L0H13", "MLP0", "logits"; "input" for the embeddings).
+
+    Raises `ValueError` for any other file.
+    """
     nodes, edges, scored = [], [], ["score", "in_graph"]
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -403,12 +385,11 @@ def load_importances(path: str | Path) -> Importances:
             ends, _, part = name.removesuffix(">").partition("<")
             sender, receiver = map(_label, ends.split("->"))
             edges.append((sender, receiver, part, float(each["score"]), bool(each["in_graph"])))
-        cfg = dict(found["cfg"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{Path(path).name} is no importances.json of MIB's circuit track: {why}") from error
-    links = pd.DataFrame(edges, columns=["sender", "receiver", "part", *scored])
-    return Importances(pd.DataFrame(nodes, columns=["label", *scored]), links, cfg)
+    columns = ["sender", "receiver", "part", *scored]
+    return pd.DataFrame(nodes, columns=["label", *scored]), pd.DataFrame(edges, columns=columns)
 
 
 def _name(node: Node) -> str:
@@ -450,8 +431,8 @@ def direct_effects(
     $$ Y_\text{direct} = Y\big(x_L + \Delta z\, W_O\big) - Y(x_L), \qquad
        Y_\text{indirect} = Y_\text{patched} - Y_\text{receiving} - Y_\text{direct} $$
 
-    each with the sign of `DIRECTIONS`, so that both are parts of the insertion's effect. The indirect part holds all that later
-    heads and MLPs make of it. A head of the last layer still acts through that layer's MLP, unless the two are parallel.
+    both parts of the insertion's effect. The indirect part holds all that later heads and MLPs make of it. A head of the last
+    layer still acts through that layer's MLP, unless the two are parallel.
 
     Parameters
     ----------

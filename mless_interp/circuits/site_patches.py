@@ -90,15 +90,14 @@ def patch_sites(
     the span's own rows change ("computed"): "span 0", ..., "span -1", "span all". Where nothing is inserted ("replaced"), they
     are named by their position in the prompt: "position 0", ..., where prompts differ in length "position -1", ....
 
-    Two exact identities: resid_pre of layer 0 carries nothing where both runs hold the same tokens at the same positions, and
-    resid_post of the last layer, all rows, carries everything, unless the answer is read at an inserted token of one run alone.
+    Exactly, resid_pre of layer 0 carries nothing where both runs hold the same tokens at the same positions, and resid_post of
+    the last layer, all rows, everything, unless the answer is read at an inserted token of one run alone.
 
     Parameters
     ----------
     sites : of "resid_pre", "attn_out", "mlp_out" (left out where a model has no MLPs), "resid_post".
     n_rows : how many tokens from each end; NaN, and not counted in n, where a question has no such token.
-    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`.
-    control : as in `direct_effects`.
+    contrast, direction, outcome, checkpoint, smallest_effect : as in `patch_heads`; control : as in `direct_effects`.
 
     Raises `ModelError` before anything runs for models whose layers are not known one by one, or that run elsewhere.
 
@@ -157,9 +156,8 @@ def map_positions(
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads).
     n_rows, n_blocks : tokens from each end of the question; blocks of the span.
-    contrast, outcome, checkpoint, smallest_effect : as in `patch_heads`. Where nothing can be cut off or the span's
-        own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
-    control : as in `direct_effects`; places are then rows alone, too.
+    contrast, outcome, checkpoint, smallest_effect : as in `patch_heads`; control : as in `direct_effects`. Where nothing can be
+        cut off or the span's own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
 
     Raises `ModelError` as `direct_effects` does.
 
@@ -205,16 +203,15 @@ def _counted(found: Made, name: str, n_rows: int) -> Made:
 
 def _tokens(prepared: Prepared, sweep: Sweep, n_rows: int) -> dict[str, Token]:
     """Tokens by name: of the question, and of the span where its rows change; positions where some have no span."""
-    ends = [*range(n_rows), *range(-n_rows, 0)]
-    every: dict[str, Token] = {ALL: (ALL, None)}
     if not all(pair.spans for pair in prepared.bare):
         lengths = {len(pair.inserted) for pair in prepared.bare}
         n = min(n_rows, max(lengths))
         ends = [*range(n), *range(-n, 0)]
         if len(lengths) == 1:  # each position has one name, from the beginning
             ends = sorted({at % max(lengths) for at in ends})
-        return {f"{POSITION}{at}": (POSITION, at) for at in ends} | every
-    found: dict[str, Token] = {str(at): ("", at) for at in ends} | every
+        return {**{f"{POSITION}{at}": (POSITION, at) for at in ends}, ALL: (ALL, None)}
+    ends = [*range(n_rows), *range(-n_rows, 0)]
+    found: dict[str, Token] = {**{str(at): ("", at) for at in ends}, ALL: (ALL, None)}
     if sweep.contrast.changes_from == "after":
         return found
     return found | {f"{SPAN}{at}": (SPAN, at) for at in ends} | {SPAN + ALL: (SPAN, None)}

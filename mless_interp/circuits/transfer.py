@@ -30,7 +30,7 @@ from ..runtime.loop import RunOptions
 from ..runtime.results import Result
 from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, median_interval
 from .cells import Asked, Cells, heads_of, named_on
-from .head_sets import count_as_large, halves, rank_among
+from .head_sets import halves
 from .locate import draws_beside, under
 
 CELLS = ("Transfer", "Random heads", "Other insertion")
@@ -68,8 +68,8 @@ def transfer(
        \text{transfer}_p = Y_p(z \leftarrow \bar\lambda z + \bar\Sigma) - Y_p $$
 
     If that brings the effect back, no token was needed: what the heads read is a constant bias. Controls: random sets of heads
-    of the same layers with their own means, and these heads' means under another insertion of the same length and place.
-    `Transfer.edit` is a treatment of `evaluate_accuracy`.
+    of the same layers, and these heads' means under another insertion of the same length and place. `Transfer.edit` is a
+    treatment of `evaluate_accuracy`.
 
     Parameters
     ----------
@@ -268,11 +268,6 @@ class Transfer(Cells[str], Result):
         """In how many problems the heads bring more than each control, by more than the smallest effect, `[1, control]`."""
         return self.whole.prevalence(self.per_cell[:, :1] - self.per_cell[:, 1:], senses=(1,))
 
-    @property
-    def p_random(self) -> float:
-        """Rank of the heads' median among the random sets', itself included; NaN where there are none, or no effect."""
-        return rank_among(self.whole, self.given, self.random) if self.established else float("nan")
-
     def table(self) -> pd.DataFrame:
         """One row per cell: sense, `k` of `n`, p, median, share and mean as of any part of an effect; `spearman`, the rank
         correlation with the total over problems; of controls `exceeded` problems in which the heads bring more by more than the
@@ -301,12 +296,7 @@ class Transfer(Cells[str], Result):
         return f"Giving {listed(self.heads)} {what} {told}."
 
     def details(self) -> list[str]:
-        found = [f"Means of {count_of(len(self.measured_ids), 'problem')}, given to others.", *super().details()]
-        if self.established and self.sets:
-            sets = f"{count_of(len(self.sets), 'random set')} of the same layers"
-            as_large = count_as_large(self.whole, self.given, self.random) or "none"
-            found.append(f"As much as the heads bring {as_large} of {sets} (p = {self.p_random:.2g}).")
-        return found
+        return [f"Means of {count_of(len(self.measured_ids), 'problem')}, given to others.", *super().details()]
 
     def printed(self) -> pd.DataFrame:
         columns = "label share share_ci_low share_ci_high k n p_corrected median spearman exceeded".split()

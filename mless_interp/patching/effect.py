@@ -307,8 +307,6 @@ class Parts:
 
     def headline(self) -> str:
         s = self.settings
-        if s.get("contrast") == "":
-            return f"Scores that were read from {s.get('model')}: nothing is tested."
         whole = self.whole.headline(s.get("insertion"), s.get("outcome"), self.unit)
         contrast = CONTRASTS.get(str(s.get("contrast")))
         name = f" ({contrast.name})" if contrast is not None and contrast.name not in ("total", "content") else ""

@@ -47,18 +47,16 @@ def test_named_heads_stand_first_however_large_the_median_of_others() -> None:
     assert table["label"].tolist() == ["L0H1", "L1H0", "L0H0"] and table["removed_median"].idxmax() == 2
 
 
-def test_what_was_named_on_both_sides_has_to_pass_on_both() -> None:
-    one_sided = {name: array * (name in ("knockout", "mediated_removed")) for name, array in made().values.items()}
+def test_claims_have_to_pass_on_their_sides_and_in_their_sense() -> None:
+    values = made().values
+    one_sided = {name: array * (name in ("knockout", "mediated_removed")) for name, array in values.items()}
     assert made(values=one_sided).confirmed.tolist() == [False, False, False]
     claimed = made(values=one_sided, kinds=("necessary reader", "carrier", "redundant reader"))
     assert claimed.confirmed.tolist() == [True, False, False]
-
-
-def test_claims_are_tested_in_their_own_sense() -> None:
-    values = {name: -array for name, array in made().values.items()}
-    assert made(values=values, senses=np.array([-1, -1, 1])).confirmed.tolist() == [True, True, False]
-    assert not made(values=values).confirmed.any()
-    other_way = made(values=values, total=-made().total)
+    turned = {name: -array for name, array in values.items()}
+    assert made(values=turned, senses=np.array([-1, -1, 1])).confirmed.tolist() == [True, True, False]
+    assert not made(values=turned).confirmed.any()
+    other_way = made(values=turned, total=-made().total)
     assert not other_way.confirmed.any() and not other_way.established
 
 
@@ -85,8 +83,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def sweeps(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("a sweep began")
 
-    for name in ("measure", "screened"):
-        monkeypatch.setattr(locate, name, sweeps)
+    monkeypatch.setattr(locate, "measure", sweeps)
 
 
 def refused(words: str, used: Any, fresh: Any, insertion: Insertion = SLASHES) -> None:

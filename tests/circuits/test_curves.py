@@ -12,23 +12,14 @@ from small_results import curve as curve_by_hand
 
 from mless_interp.circuits.head_sets import FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
 from mless_interp.core.heads import Head
-from mless_interp.ground_truth.planted import PlantedModel
 from mless_interp.patching.sweep import patch_heads
 
 
-@pytest.fixture(scope="module")
-def curve() -> CircuitCurve:
-    """Planted heads first: readers, then the mediator."""
+def test_the_planted_readers_restore_everything() -> None:
+    """Readers first, then the mediator."""
     made, model = planted_here()
-    return planted_curve(made, model, [*made.readers, *made.mediators])
-
-
-def planted_curve(made: PlantedModel, model: Any, ranking: Sequence[Head], *, elsewhere: bool = True) -> CircuitCurve:
-    pairs = planted_pairs(made, model, 6)
-    return circuit_curve(model, pairs, ranking, n_random=9, chosen_elsewhere=elsewhere, progress=False)
-
-
-def test_the_planted_readers_restore_everything(curve: CircuitCurve) -> None:
+    ranking, pairs = [*made.readers, *made.mediators], planted_pairs(made, model, 6)
+    curve = circuit_curve(model, pairs, ranking, n_random=9, chosen_elsewhere=True, progress=False)
     assert curve.sizes.tolist() == [0, 1, 3, 8, 16] and curve.fractions[-1] == 1
     restored = curve.faithfulness[0]
     assert restored[0] == 0 and restored[-1] == pytest.approx(1)

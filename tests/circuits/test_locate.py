@@ -85,7 +85,7 @@ def test_what_cannot_be_screened_is_refused_before_anything_runs(monkeypatch: An
 
 def test_screening_takes_the_best_of_both_estimates(monkeypatch: Any) -> None:
     made, model = planted_here()
-    prepared = prepare(model, pairs_of(made, model, 6))
+    prepared = prepare(model, pairs_of(made, model, 2))
     monkeypatch.setattr(measuring, "N_SCREENED", 4)
     ways = (mi.attribute_heads(model, prepared, method=name, verify=0, progress=False) for name in ("gate_ig", "atp"))
     best = {head for each in ways for head in each.ranking()[:2]}

@@ -10,7 +10,7 @@ from models_under_test import Gated, planted_here, planted_pairs
 from small_results import HEADS, attributed, located, sets_found, spread
 
 import mless_interp as mi
-from mless_interp.circuits.head_sets import HeadSet, _by_gradient, _Measured, _Search, count_as_large
+from mless_interp.circuits.head_sets import HeadSet, _by_gradient, _Measured, _Search, rank_among
 from mless_interp.core.heads import Head
 from mless_interp.patching.effect import Effect
 
@@ -57,8 +57,7 @@ def test_either_half_is_measured_as_by_whole_passes() -> None:
     made, model = planted_here(1, **EITHER)
     pairs = planted_pairs(made, model, 12, n_tokens=12)
     found = mi.minimal_sets(model, pairs, [C, A, B], n_random_sets=3, **QUIET)
-    hand = [Gated(model, pair) for pair in pairs]
-    search, fresh = hand[::2], hand[1::2]
+    search, fresh = ([Gated(model, pair) for pair in some] for some in (pairs[:4:2], pairs[1:4:2]))
     assert found.problem_ids == tuple(pair.id for pair in pairs[::2])
     assert found.fresh_ids == tuple(pair.id for pair in pairs[1::2]) and found.settings["n_fresh"] == 6
     assert set(found.candidates) == {A, B, C} and found.candidates[-1] == C
@@ -66,13 +65,14 @@ def test_either_half_is_measured_as_by_whole_passes() -> None:
     (head,) = found.sufficient.heads
     assert found.sufficient.stand_ins == {head: tuple({A, B} - {head})} and found.confirmed["sufficient"]
     assert len(found.sufficient.sets) == 3 and {len(each) for each in found.sufficient.sets} == {1}
-    np.testing.assert_allclose(found.total, [by_hand(one, "sufficient", model.info.heads) for one in search], atol=2e-5)
+    whole = [by_hand(one, "sufficient", model.info.heads) for one in search]
+    np.testing.assert_allclose(found.total[:2], whole, atol=2e-5)
     for each in found.both:
         tried = (*each.steps, *each.swaps)
         measured = (tried, search, each.effects), (tried, fresh, each.fresh), (each.sets, fresh, each.random)
         for sets, problems, effects in measured:
-            expected = [[by_hand(one, each.side, heads) for heads in sets] for one in problems[:3]]
-            np.testing.assert_allclose(effects[:3], expected, atol=2e-5)
+            expected = [by_hand(problems[0], each.side, heads) for heads in sets]
+            np.testing.assert_allclose(effects[0], expected, atol=2e-5)
 
 
 def test_the_candidates_alone_can_be_in_a_set_and_what_is_not_reached_is_said() -> None:
@@ -87,14 +87,14 @@ def test_the_candidates_alone_can_be_in_a_set_and_what_is_not_reached_is_said() 
 
 
 class Told(_Measured):
-    """What sets do is given."""
+    """What sets do is given: of each `[problem]`, or the same in all three."""
 
-    def __init__(self, does: dict[tuple[Head, ...], float]) -> None:
+    def __init__(self, does: dict[tuple[Head, ...], Any]) -> None:
         self.does = does
 
     def effects(self, side: str, sets: Any) -> np.ndarray:
-        found = [[-self.does.get(tuple(sorted(each)), 0.0) for each in sets]] * 3
-        return np.array(found) * (1 if side == "sufficient" else 2)
+        found = np.stack([-np.ones(3) * self.does.get(tuple(sorted(each)), 0.0) for each in sets], 1)
+        return found * (1 if side == "sufficient" else 2)
 
 
 def test_a_set_is_grown_pruned_and_its_members_are_swapped() -> None:
@@ -113,19 +113,10 @@ def test_a_set_is_grown_pruned_and_its_members_are_swapped() -> None:
     in_order = ((a,), (a, b), (a, b, c)), (a, b, c)  # as no head adds
     assert alone.found("sufficient", (a, b, c), 4) == in_order
     assert alone.in_doubt((c, a, b)) == (c, a, b)
-
-
-def test_a_set_is_looked_for_by_medians_over_groups() -> None:
-    """Two of three problems are one group: the median over problems would be 0, over groups it is 2."""
-
-    class OneDoesAll(Told):
-        def effects(self, side: str, sets: Any) -> np.ndarray:
-            return np.array([[0.0], [0.0], [-4.0]]) * np.ones(len(sets))
-
-    whole = Effect(np.full(3, -4.0), rounding=0.0, groups=("x", "x", "y"))
-    assert _Search(OneDoesAll({}), whole, target=2.0, little=0.5)._medians("sufficient", [(Head(0, 0),)]).tolist() == [
-        2.0
-    ]
+    # two of three problems are one group: the median over problems would be 0, over groups it is 2
+    grouped = Effect(np.full(3, -4.0), rounding=0.0, groups=("x", "x", "y"))
+    one = _Search(Told({(a,): np.array([0, 0, 4])}), grouped, target=2.0, little=0.5)
+    assert one.found("sufficient", (a,), 1) == (((a,),), (a,))
 
 
 def test_candidates_come_by_the_largest_median_of_any_estimate() -> None:
@@ -156,10 +147,6 @@ def test_too_few_used_and_bare_problems_are_refused(monkeypatch: pytest.MonkeyPa
             mi.minimal_sets(model, given, **options, **QUIET)  # type: ignore[arg-type]
 
 
-def with_set(found: mi.MinimalSets, **changed: Any) -> mi.MinimalSets:
-    return replace(found, sufficient=replace(found.sufficient, **changed))
-
-
 def test_numbers_of_sets_by_hand() -> None:
     """L0H1 brings half of the effect, with L1H0 0.95 of it, 0.92 on 12 fresh problems; random sets 0.85, 0.1 and 0."""
     found = sets_found()
@@ -183,13 +170,15 @@ def test_numbers_of_sets_by_hand() -> None:
     assert frame.loc["fresh", "problem"].tolist() == [f"fresh {at}" for at in range(12)] * 6
     assert "In place of L0H1: L0H0 too." in found.details()
     assert found.headline() == "Sufficient: L0H1, L1H0 (confirmed on fresh problems); necessary: no set."
-    larger = with_set(found, random=found.sufficient.random + np.array([0.0, 1.0, 0.0]))
+    better = replace(found.sufficient, random=found.sufficient.random + np.array([0.0, 1.0, 0.0]))
+    larger = replace(found, sufficient=better)
     assert larger.table()["p_random"][0] == 2 / 4
 
 
 def test_a_set_that_just_reaches_its_share_is_not_confirmed() -> None:
     found = sets_found()
-    edge = with_set(found, fresh=0.8 * found.fresh_total[:, None] * np.ones(3))
+    just = replace(found.sufficient, fresh=0.8 * found.fresh_total[:, None] * np.ones(3))
+    edge = replace(found, sufficient=just)
     assert edge.table()["k"][0] == 0 and not edge.confirmed["sufficient"]
     assert "(not confirmed" in edge.headline()
     without = np.where(np.arange(12) < 2, -0.01, found.fresh_total)  # problems without an effect of their own
@@ -200,9 +189,8 @@ def test_a_set_that_just_reaches_its_share_is_not_confirmed() -> None:
 
 
 def test_signs_are_turned_where_the_span_lowers_the_outcome() -> None:
-    found, sets = sets_found(), {}
-    for each in found.both:
-        sets[each.side] = replace(each, effects=-each.effects, fresh=-each.fresh, random=-each.random)
+    found, arrays = sets_found(), ("effects", "fresh", "random")
+    sets = {each.side: replace(each, **{name: -getattr(each, name) for name in arrays}) for each in found.both}
     flipped = replace(found, total=-found.total, fresh_total=-found.fresh_total, **sets)
     np.testing.assert_array_equal(flipped.p, found.p)
     columns = ["share", "fresh_share", "p_random", "random_share"]
@@ -212,8 +200,8 @@ def test_signs_are_turned_where_the_span_lowers_the_outcome() -> None:
 def test_small_parts_of_sets_by_hand() -> None:
     whole = Effect(-np.ones(4), rounding=0.01)
     random = -np.array([0.5, 0.495, 0.4, 0.6]) * np.ones((4, 1))
-    assert count_as_large(whole, -0.5 * np.ones(4), random) == 3, "as large, up to rounding"
-    assert count_as_large(whole, -np.ones(4), np.zeros((4, 0))) == 0
+    assert rank_among(whole, -0.5 * np.ones(4), random) == 4 / 5, "as large, up to rounding"
+    assert np.isnan(rank_among(whole, -np.ones(4), np.zeros((4, 0))))
     nothing = HeadSet("necessary", (), (), (), *[np.zeros((4, 0))] * 2, (), np.zeros((4, 0)))
     assert np.isnan(nothing.own).all() and nothing.stand_ins == {}
     made = sets_found(4)

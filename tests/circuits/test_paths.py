@@ -1,5 +1,6 @@
 """Edges and direct effects: by hand on every build of layers, on planted truth, beside a control, and what is refused."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -49,22 +50,25 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
+def as_by_hand(found: mi.PathEffects, row: int, hand: ByHand, *, sign: int = 1, parallel: bool = False) -> None:
+    """A problem's edges are those of two whole passes each, and most of them are something."""
+    expected = np.array([sign * hand.edge(edge, parallel=parallel) for edge in found.edges])
+    np.testing.assert_allclose(found.values[row], expected, atol=1e-5)
+    np.testing.assert_allclose(found.total[row], sign * hand.total, atol=1e-5)
+    assert (np.abs(expected) > 1e-5).sum() > len(expected) // 2
+
+
 @pytest.mark.parametrize(("name", "backend"), BUILDS)
 def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> None:
     if backend == "hooked_transformer" and not has_hooked_transformer():
         pytest.skip("this TransformerLens has no HookedTransformer")
-    model = loaded(folder_of(name), backend)
+    model, parallel = loaded(folder_of(name), backend), name in PARALLEL
     pairs = pairs_for(model, count=2 if name == "Llama" else 1)
-    parallel = name in PARALLEL
     edges = [*EDGES, *([] if parallel else ["L1H2 -> MLP1"])]
     found = trace_paths(model, pairs, edges=edges, progress=False)
     assert list(map(str, found.edges)) == [str(Edge.parse(edge)) for edge in edges]
     for row, pair in enumerate(pairs):
-        hand = ByHand(model, pair)
-        expected = np.array([hand.edge(edge, parallel=parallel) for edge in found.edges])
-        np.testing.assert_allclose(found.values[row], expected, atol=1e-5)
-        np.testing.assert_allclose(found.total[row], hand.total, atol=1e-5)
-        assert (np.abs(expected) > 1e-5).sum() > len(edges) // 2  # it is no comparison of zeros
+        as_by_hand(found, row, ByHand(model, pair), parallel=parallel)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +83,16 @@ def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(place: str, 
     model = loaded(folder_of("Llama"), "bridge")
     (pair,) = make_pairs(model, problems()[:1], Insertion.meaningless(" /", 12, **PLACES[place]))
     edges = ["L0H1 -> L1H2 q", "L0H1 -> L1H2 k", "L0H1 -> L2H7", "L0H6 -> MLP1", "MLP0 -> L2H3 v", "MLP1 -> logits"]
-    for direction in ("denoising", "noising"):
+    for sign, direction in ((1, "denoising"), (-1, "noising")):
         found = trace_paths(model, [pair], edges=edges, contrast=contrast, direction=direction, progress=False)
-        clean, corrupted = (condition.name for condition in CONTRASTS[contrast].conditions)
-        donor, receiving = (clean, corrupted) if direction == "denoising" else (corrupted, clean)
+        donor, receiving = (condition.name for condition in CONTRASTS[contrast].conditions[::sign])
         start = pair.spans[0][0] if contrast == "computed" else pair.spans[0][1]
         kept = None if contrast == "computed" else pair.span_mask  # later blocks too
-        hand = ByHand(model, pair, donor=donor, receiving=receiving, start=start, kept=kept)
-        sign = 1 if direction == "denoising" else -1
-        expected = [sign * hand.edge(edge, parallel=False) for edge in found.edges]
-        np.testing.assert_allclose(found.values[0], expected, atol=1e-5)
-        np.testing.assert_allclose(found.total[0], sign * hand.total, atol=1e-5)
-        assert (np.abs(expected) > 1e-4).sum() > 3
+        as_by_hand(found, 0, ByHand(model, pair, donor=donor, receiving=receiving, start=start, kept=kept), sign=sign)
 
 
 HEADS = ["L0H1", "L1H2", "L2H3", "L2H6"]
+BOTH_WAYS = ("denoising", "noising")
 
 
 @pytest.mark.parametrize(
@@ -118,12 +117,11 @@ def test_both_ways_of_a_head_are_those_of_whole_passes(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("direction", ["denoising", "noising"])
-@pytest.mark.parametrize("place", [PLACES["after"], PLACES["blocks"]])
-def test_both_ways_add_up_to_the_sweep_under_every_contrast(place: dict[str, Any], direction: str) -> None:
+@pytest.mark.parametrize("place", ["after", "blocks"])
+def test_both_ways_add_up_to_the_sweep_under_every_contrast(place: str) -> None:
     model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model, 12, 2, **place)
-    for contrast in CONTRASTS:
+    pairs = pairs_for(model, 12, 2, **PLACES[place])
+    for contrast, direction in product(CONTRASTS, BOTH_WAYS):
         if contrast == "replaced":  # pairs of an insertion have no clean prompt
             continue
         options: dict[str, Any] = {"heads": HEADS, "contrast": contrast, "direction": direction, "progress": False}
@@ -144,25 +142,23 @@ def test_planted_heads_act_through_the_last_mlp() -> None:
 def test_edges_among_parts_are_all_that_can_be() -> None:
     model = loaded(folder_of("Llama"), "bridge")
     pairs, heads = pairs_for(model, count=1), ["L0H1", "L1H2"]
-    whole = trace_paths(model, pairs, heads, progress=False)
-    assert list(map(str, whole.edges)) == [
-        *(f"L0H1 -> L1H2 {part}" for part in ("q", "k", "v", "qkv")),
-        *("L0H1 -> logits", "L1H2 -> logits"),
-    ]
-    with_mlps = trace_paths(model, pairs, heads, mlps=[0, 1], inputs=["v"], progress=False)
-    assert set(map(str, with_mlps.edges)) == {
-        *("L0H1 -> L1H2 v", "L0H1 -> MLP0", "L0H1 -> MLP1", "L1H2 -> MLP1", "MLP0 -> L1H2 v", "MLP0 -> MLP1"),
-        *(f"{sender} -> logits" for sender in (*heads, "MLP0", "MLP1")),
-    }
-    every = trace_paths(model, pairs, heads[:1], mlps="all", inputs=["v"], progress=False)
-    assert {str(edge.receiver) for edge in every.edges} == {"MLP0", "MLP1", "MLP2", "logits"} and len(every.edges) == 10
+
+    def among(**options: Any) -> list[str]:
+        return list(map(str, trace_paths(model, pairs, heads, **options, progress=False).edges))
+
+    parts = [f"L0H1 -> L1H2 {part}" for part in ("q", "k", "v", "qkv")]
+    assert among() == [*parts, "L0H1 -> logits", "L1H2 -> logits"]
+    between = ("L0H1 -> L1H2 v", "L0H1 -> MLP0", "L0H1 -> MLP1", "L1H2 -> MLP1", "MLP0 -> L1H2 v", "MLP0 -> MLP1")
+    into = {f"{sender} -> logits" for sender in (*heads, "MLP0", "MLP1")}
+    assert set(among(mlps=[0, 1], inputs=["v"])) == {*between, *into}
+    every = among(mlps="all", inputs=["v"])
+    assert {each.split()[2] for each in every} == {"L1H2", "MLP0", "MLP1", "MLP2", "logits"} and len(every) == 15
 
 
 CHAIN = {"n_layers": 3, "readers": (Head(0, 2),), "mediators": (Head(1, 1), Head(1, 4))}
 NUMBERS = tuple(map(str, range(2, 14)))
 CONDITIONAL = {"n_layers": 3, "readers": (Head(0, 2),), "mediators": (), "conditional": {Head(1, 4): Head(0, 5)}}
 READERS = {"readers": (Head(0, 2), Head(0, 5)), "mediators": ()}
-BOTH_WAYS = ("denoising", "noising")
 PLANTED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "hurts": ({"seed": 2, "sign": -1}, BOTH_WAYS),
     "AND of attention": ({"seed": 3, **CONDITIONAL}, ("denoising",)),
@@ -179,7 +175,7 @@ def test_exactly_the_planted_edges_come_back(name: str) -> None:
     made = planted_model(**{"n_heads": 8, "n_key_value_heads": 2, **settings})
     model = bridge_from(made.hf_model, made.tokenizer, name="planted")
     pairs = planted_pairs(made, model, 16)
-    for direction in ("denoising", "noising"):
+    for direction in BOTH_WAYS:
         found = trace_paths(model, pairs, list(made.truth), mlps="all", direction=direction, progress=False)
         came = {(str(edge.sender), str(edge.receiver), edge.part) for edge in found.found}
         truth = {(*nodes, part) for nodes, part in made.edges.items()}
@@ -291,22 +287,18 @@ def test_edges_beside_a_control_are_those_of_two_whole_passes_each(name: str, pl
     pairs, controls = with_controls(model, **place)
     found = mi.trace_paths(model, pairs, edges=BESIDE_EDGES, control=controls, progress=False)
     back = mi.trace_paths(model, controls, edges=BESIDE_EDGES, control=pairs, direction="noising", progress=False)
-    hand = ByHand(model, pairs[0], control=controls[0])
-    expected = [hand.edge(edge, parallel=False) for edge in found.edges]
-    np.testing.assert_allclose(found.values[0], expected, atol=1e-5)
-    np.testing.assert_allclose(found.total[0], hand.total, atol=1e-5)
-    assert np.abs(expected).max() > 1e-3
+    as_by_hand(found, 0, ByHand(model, pairs[0], control=controls[0]))
     np.testing.assert_allclose(back.values, -found.values, atol=1e-5)  # the same runs, the other way round
     split = mi.direct_effects(model, pairs, ["L2H3"], control=controls, progress=False)
     np.testing.assert_allclose(split.direct[:, 0], found.values[:, -1], atol=1e-5)
 
 
-@pytest.mark.parametrize("direction", ["denoising", "noising"])
+@pytest.mark.parametrize("direction", BOTH_WAYS)
 def test_the_tokens_themselves_carry_everything_and_the_question_nothing(direction: str) -> None:
     model = loaded(folder_of("Llama"), "bridge")
     pairs, controls = with_controls(model)
-    sites = ("resid_pre", "resid_post")
-    found = mi.patch_sites(model, pairs, control=controls, sites=sites, n_rows=2, direction=direction, progress=False)
+    options: dict[str, Any] = {"sites": ("resid_pre", "resid_post"), "n_rows": 2, "direction": direction}
+    found = mi.patch_sites(model, pairs, control=controls, **options, progress=False)
     at = {name: found.by_site[:, :, :, place] for place, name in enumerate(found.positions)}
     np.testing.assert_allclose(at["span all"][:, 0, 0], found.total, atol=1e-5)
     np.testing.assert_allclose(at["all"][:, 1, -1], found.total, atol=1e-5)

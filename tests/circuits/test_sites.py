@@ -75,27 +75,22 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
 
 def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
     model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model)
+    pairs, options = pairs_for(model), {"sites": ["resid_post"], "progress": False}
     lengths = [pair.answered("answer").n_after - len(pair.answer_ids) for pair in pairs]
-    assert len(set(lengths)) > 1
     n_rows = min(lengths) // 2 + 1
-    found = mi.patch_sites(model, pairs, sites=["resid_post"], n_rows=n_rows, progress=False)
-    long = mi.patch_sites(model, pairs, sites=["resid_post"], n_rows=1, progress=False)
-    table = found.table()
+    found, long = (mi.patch_sites(model, pairs, n_rows=n, **options) for n in (n_rows, 1))
     for row, (pair, n) in enumerate(zip(pairs, lengths, strict=True)):
-        alone = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=n_rows, progress=False)
+        alone = mi.patch_sites(model, [pair], n_rows=n_rows, **options)
         here = [found.positions.index(name) for name in alone.positions]
         np.testing.assert_allclose(found.by_site[row][..., here], alone.by_site[0], atol=1e-6)
         missing = np.isnan(found.by_site[row, 0, 0])
         assert (~missing).sum() == min(n, 2 * n_rows) + 1, "every token once, and all"
         assert missing.sum() == len(found.positions) - len(alone.positions)
-        for name in ("0", "-1", "all"):
-            here, there = (found.positions.index(name), long.positions.index(name))
-            np.testing.assert_allclose(found.by_site[row, 0, :, here], long.by_site[row, 0, :, there], atol=1e-6)
-    counts = table.set_index(["of_layer", "position"])["n"]
+        here = [found.positions.index(name) for name in long.positions]
+        np.testing.assert_allclose(found.by_site[row][..., here], long.by_site[row], atol=1e-6)
+    counts = found.table().set_index(["of_layer", "position"])["n"]
     assert counts[0, str(n_rows - 1)] == sum(n >= 2 * n_rows for n in lengths) and counts[0, "all"] == len(pairs)
-    short = sum(n < 2 * n_rows for n in lengths)
-    assert 0 < short < len(pairs)
+    assert 0 < sum(n < 2 * n_rows for n in lengths) < len(pairs)
 
 
 @pytest.mark.parametrize(

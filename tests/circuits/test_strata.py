@@ -97,7 +97,7 @@ def test_a_key_that_some_problems_lack_is_named(tiny_model_dir: Any) -> None:
 @needs_hooked_transformer
 def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_it(tmp_path: Any) -> None:
     model, options = four_specialists(), {"contrast": "replaced", "by": "answer", "controls": False, "progress": False}
-    found = mi.locate_heads(model, of_classes(96, 0), **options, confirm=of_classes(96, 1))
+    found = mi.locate_heads(model, of_classes(64, 0), **options, confirm=of_classes(64, 1))
     served = {Head(0, at): (str(at),) for at in range(4)}
     assert found.specialists == served == found.confirmed_specialists
     said = "is shown to carry more than 5 % of it in most problems; 4 only in strata of answer: L0H0 (0), L0H1 (1)"
