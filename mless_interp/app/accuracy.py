@@ -44,7 +44,7 @@ class Options(Asking):
     max_new_tokens: int | None = None
     batch_size: int | None = option(None, "Prompts at once. [default: sized to memory]", min=1)
     engine: str = option(
-        "auto", "auto, hugging_face, forward, vllm (insertions only), or ray: hugging_face on workers."
+        "auto", "auto, hugging_face, forward, vllm (insertions only), or processes, ray: hugging_face on several workers."
     )
     vllm_python: str | None = option(None, "vllm: its environment's interpreter. [default: $MLESS_VLLM_PYTHON]")
     tensor_parallel_size: int = option(1, "vllm: number of GPUs that share the model.", min=1)
@@ -72,7 +72,7 @@ def compute(options: Options) -> Computed:
     from ..answers.evaluate import check_asked
     from ..answers.vllm import Vllm
 
-    engine: object = "auto" if options.engine == "ray" else options.engine
+    engine: object = "auto" if options.engine in ("processes", "ray") else options.engine
     if engine == "vllm":
         engine = Vllm(options.vllm_python, options.tensor_parallel_size)
     elif options.vllm_python is not None or options.tensor_parallel_size != 1:

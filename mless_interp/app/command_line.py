@@ -28,7 +28,7 @@ from ..core.heads import Head, check_heads
 from ..prompts.conditions import CONTRASTS
 from ..prompts.problems import Problem, whole_groups
 from ..runtime import folders
-from ..runtime.engines import Engine, RayWorkers, Shard, ShardDone, here
+from ..runtime.engines import Engine, Processes, RayWorkers, Shard, ShardDone, here
 from ..runtime.loop import out_of_memory
 from ..runtime.text_safety import visible
 
@@ -160,8 +160,8 @@ def argument(default: object, help: str, **how: Any) -> Any:
 class Saving:
     """The options of every analysis: who computes, and where results are written."""
 
-    engine: str = option("serial", "serial, or ray (an extra): several workers, each with its own model.")
-    workers: int = option(2, "ray: number of workers.", min=1)
+    engine: str = option("serial", "serial, processes (copies of this one; Linux, small models on the CPU), or ray (an extra).")
+    workers: int = option(2, "processes, ray: how many.", min=1)
     gpus_per_worker: float = option(0.0, "ray: GPUs that each worker reserves.", min=0)
     address: str | None = option(None, "ray: a running cluster. [default: Ray is started here]")
     shard: str | None = option(None, "Only this part, zero-based: 0/4 to 3/4; then the same command without it.")
@@ -173,7 +173,7 @@ class Saving:
     no_progress: bool = option(False, "No progress bars.", "--no-progress")
 
     engines: ClassVar[tuple[str, ...]] = ("serial",)
-    """What `--engine` may name besides ray."""
+    """What `--engine` may name besides processes and ray."""
 
     @property
     def partial(self) -> Path:
@@ -211,7 +211,7 @@ class Saving:
 
     def __post_init__(self) -> None:
         """Refuse what can be known to be wrong before anything is imported for the run."""
-        one_of(self.engine, [*self.engines, "ray"], "engine")
+        one_of(self.engine, [*self.engines, "processes", "ray"], "engine")
         if self.wait and self.shard is None:
             raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
 
@@ -220,6 +220,8 @@ class Saving:
         workers: Engine = here
         if self.engine == "ray":
             workers = RayWorkers(self.workers, gpus=self.gpus_per_worker, address=self.address)
+        elif self.engine == "processes":
+            workers = Processes(self.workers)
         return workers if self.part is None else replace(self.part, engine=workers)
 
 

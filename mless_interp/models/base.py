@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.arguments import count_of
-from ..runtime.engines import Engine, here
+from ..runtime.engines import Engine, Processes, here
 from .arithmetic import visibility
 from .info import (
     AttentionOutput,
@@ -100,7 +100,10 @@ class Model(ABC):
         return self._with(checks=checks)
 
     def on(self, engine: Engine) -> "Model":
-        """Return this model, whose long analyses an engine computes: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
+        """Return this model, whose long analyses an engine computes: `Processes(...)`, `RayWorkers(...)`, a `Shard(...)`, or
+        `here`."""
+        if isinstance(engine, Processes) and set(self.devices) != {"cpu"}:
+            raise ValueError(f"Processes share models on the CPU alone; {self.info.name} is on {self.info.device}: RayWorkers")
         return self._with(engine=engine)
 
     def _with(self, **changed: object) -> "Model":

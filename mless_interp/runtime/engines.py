@@ -1,12 +1,18 @@
-"""Units of work, planned from the whole list of problems, and the engines that compute them: here, as a shard, by Ray."""
+"""Units of work, planned from the whole list of problems, and the engines that compute them: here, in forked processes, as a
+shard, by Ray."""
 
 import contextlib
 import io
+import multiprocessing
+import os
 import pickle
 import re
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -43,6 +49,55 @@ class _Here:
 
 
 here = _Here()
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Long analyses on `count` copies of this process (Linux, models on the CPU), each with one thread.
+
+    For a small model, whose passes gain nothing from more threads: its numbers are those of one process, bit for bit.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        check_count(self.count, name="count")
+
+    def __call__(self, compute: Compute, units: Sequence[Unit], tick: Tick) -> Done:
+        if len(units) < 2:
+            yield from here(compute, units, tick)
+            return
+        # a fork has the model and the computation without a copy of either being sent
+        copies, how = min(self.count, len(units)), multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(copies, how, initializer=_begin_copy, initargs=(compute,)) as pool:
+            asked = {pool.submit(_in_copy, unit): unit for unit in units}
+            try:
+                for ended in as_completed(asked):
+                    yield asked.pop(ended), ended.result()
+            except BrokenProcessPool as error:
+                raise MemoryError("a process was killed while it computed: memory ran out, or something kills it") from error
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+
+_COPY: list[Compute] = []
+"""What a copy of this process computes; empty in the process itself."""
+
+
+def _begin_copy(compute: Compute) -> None:
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that was copied answers Ctrl-C for all
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(1)  # OpenMP's threads did not come along
+    _COPY.append(compute)
+
+
+def _in_copy(unit: Unit) -> Sequence[object]:
+    return _COPY[0](unit, lambda _: None)
 
 
 # --------------------------------------------------------------------------------------------------------------- shards

@@ -1,0 +1,55 @@
+"""Copies of this process: every analysis has the bits of one process, and what goes wrong is told as it is here."""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from analyses_under_test import ANALYSES, asked, frames, long
+
+import mless_interp as mi
+from mless_interp.runtime.loop import RunOptions, over_problems
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are for Linux")
+IDS = tuple(f"p{at}" for at in range(6))
+
+
+def run(compute: Any, file: Path | None = None) -> list[Any]:
+    options = RunOptions(file, progress=False)
+    return over_problems(IDS, compute, label="trying", settings={}, options=options, engine=mi.Processes(2))
+
+
+@pytest.mark.parametrize("name", ["patches", "scores", "joint", "answers"])
+def test_analyses_have_the_bits_of_one_process(name: str) -> None:
+    on = asked()
+    here, there = (
+        ANALYSES[name](replace(on, model=model), **long(name)) for model in (on.model, on.model.on(mi.Processes(2)))
+    )
+    for frame, made in frames(here).items():
+        assert made.equals(frames(there)[frame]), frame
+
+
+def test_errors_come_as_they_are_here_and_what_had_ended_is_kept(tmp_path: Path) -> None:
+    def wrong(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        if unit == (5,):
+            raise ValueError("the sum is 7")
+        return [{"value": os.getpid()} for _ in unit]
+
+    with pytest.raises(ValueError, match="problem 'p5': the sum is 7") as told:
+        run(wrong, tmp_path / "run.jsonl")
+    assert any("of 6 problems completed, kept in" in note for note in told.value.__notes__)
+    found = run(lambda unit, tick: [{"value": 0}], tmp_path / "run.jsonl")
+    assert {each["value"] for each in found} - {0} and os.getpid() not in {each["value"] for each in found}
+
+
+def test_a_copy_that_is_killed_ends_the_run() -> None:
+    def dies(unit: tuple[int, ...], tick: Any) -> list[Any]:
+        if unit == (3,):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [{"value": 1.0} for _ in unit]
+
+    with pytest.raises(MemoryError, match="a process was killed while it computed"):
+        run(dies)
