@@ -44,7 +44,8 @@ class Options(Asking):
     max_new_tokens: int | None = None
     batch_size: int | None = option(None, "Prompts at once. [default: sized to memory]", min=1)
     engine: str = option(
-        "auto", "auto, hugging_face, forward, vllm (insertions only), or processes, ray: hugging_face on several workers."
+        "auto",
+        "auto, hugging_face, forward, vllm (insertions only), or processes, ray: hugging_face on several workers.",
     )
     vllm_python: str | None = option(None, "vllm: its environment's interpreter. [default: $MLESS_VLLM_PYTHON]")
     tensor_parallel_size: int = option(1, "vllm: number of GPUs that share the model.", min=1)

@@ -160,7 +160,9 @@ def argument(default: object, help: str, **how: Any) -> Any:
 class Saving:
     """The options of every analysis: who computes, and where results are written."""
 
-    engine: str = option("serial", "serial, processes (copies of this one; Linux, small models on the CPU), or ray (an extra).")
+    engine: str = option(
+        "serial", "serial, processes (copies of this one; Linux, small models on the CPU), or ray (an extra)."
+    )
     workers: int = option(2, "processes, ray: how many.", min=1)
     gpus_per_worker: float = option(0.0, "ray: GPUs that each worker reserves.", min=0)
     address: str | None = option(None, "ray: a running cluster. [default: Ray is started here]")

@@ -103,7 +103,9 @@ class Model(ABC):
         """Return this model, whose long analyses an engine computes: `Processes(...)`, `RayWorkers(...)`, a `Shard(...)`, or
         `here`."""
         if isinstance(engine, Processes) and set(self.devices) != {"cpu"}:
-            raise ValueError(f"Processes share models on the CPU alone; {self.info.name} is on {self.info.device}: RayWorkers")
+            raise ValueError(
+                f"Processes share models on the CPU alone; {self.info.name} is on {self.info.device}: RayWorkers"
+            )
         return self._with(engine=engine)
 
     def _with(self, **changed: object) -> "Model":

@@ -78,7 +78,9 @@ class Processes:
                 for ended in as_completed(asked):
                     yield asked.pop(ended), ended.result()
             except BrokenProcessPool as error:
-                raise MemoryError("a process was killed while it computed: memory ran out, or something kills it") from error
+                raise MemoryError(
+                    "a process was killed while it computed: memory ran out, or something kills it"
+                ) from error
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
