@@ -1,10 +1,12 @@
 """Every analysis that runs long, asked of one small planted model: what holds of all of them is tested on this table."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -85,7 +87,7 @@ def long(name: str, **options: Any) -> dict[str, Any]:
     return {key: each for key, each in asked.items() if key != "seed" or name not in FRUGAL}
 
 
-@lru_cache
+@cache
 def asked() -> Asked:
     """The default planted model: a reader and a mediator among heads that do nothing."""
     made, model = planted_here()
@@ -99,6 +101,28 @@ def asked() -> Asked:
         tuple(dict.fromkeys(heads)),
         SLASHES,
     )
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory()
+
+
+def checkpoint_of(name: str) -> Path:
+    """Where the finished problems of an undisturbed run lie as long as the process lives."""
+    return Path(_folder().name, str(os.getpid()), name, "kept")
+
+
+@cache
+def whole(name: str) -> Any:
+    """What an undisturbed run gives, made once per process."""
+    checkpoint_of(name).parent.mkdir(parents=True)
+    return ANALYSES[name](asked(), **long(name, checkpoint=checkpoint_of(name)))
+
+
+os.register_at_fork(
+    after_in_child=whole.cache_clear
+)  # mutmut forks to run a fault: what right code gives is not its result
 
 
 def frames(result: Result) -> dict[str, Any]:
@@ -123,5 +147,5 @@ KEPT = Path(__file__).with_name("kept_numbers.json")
 """What the analyses gave when this file was written; `python tests/analyses_under_test.py` writes it anew."""
 
 if __name__ == "__main__":
-    found = {name: kept_numbers(analysis(asked(), **long(name))) for name, analysis in ANALYSES.items()}
+    found = {name: kept_numbers(whole(name)) for name in ANALYSES}
     KEPT.write_text(json.dumps(found, indent=1) + "\n")

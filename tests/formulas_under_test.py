@@ -46,11 +46,3 @@ def visible_keys(n: int, *, window: int | None = None, real: torch.Tensor | None
 def random_pattern(*lead: int, visible: torch.Tensor, seed: int = 0) -> torch.Tensor:
     scores = 3 * random(*lead, *visible.shape[-2:], seed=seed)
     return torch.where(visible, scores, -torch.inf).softmax(-1).nan_to_num()
-
-
-def rollout(patterns: torch.Tensor) -> torch.Tensor:
-    """Attention rollout of layers `[layer, *lead, dest, src]`: the product of their means with the identity."""
-    flow = torch.eye(patterns.shape[-1], dtype=patterns.dtype).expand(patterns.shape[1:])
-    for pattern in patterns:
-        flow = 0.5 * pattern @ flow + 0.5 * flow
-    return flow

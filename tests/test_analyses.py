@@ -1,12 +1,12 @@
 """Every analysis resumes, runs in shards, is saved and loaded, and gives the numbers that it gave: laws over one table."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from analyses_under_test import ANALYSES, KEPT, asked, frames, kept_numbers, long
+from analyses_under_test import ANALYSES, KEPT, asked, checkpoint_of, frames, kept_numbers, long, whole
 from results_under_test import same
 
 import mless_interp as mi
@@ -15,14 +15,6 @@ from mless_interp.runtime.engines import ShardDone
 EVERY = pytest.mark.parametrize("name", ANALYSES)
 LONG = {"located", "located, screened", "sets"}
 """Analyses that take seconds: cut off and resumed among the slow tests."""
-MADE: dict[str, Any] = {}
-
-
-def whole(name: str) -> Any:
-    """What an undisturbed run gives, made once per process."""
-    if name not in MADE:
-        MADE[name] = ANALYSES[name](asked(), **long(name))
-    return MADE[name]
 
 
 @EVERY
@@ -48,17 +40,16 @@ def test_it_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in ANALYSES])
 def test_what_was_cut_off_goes_on_with_the_same_bits(name: str, tmp_path: Path) -> None:
     """Of every file of finished problems half the lines are lost, and the last one that stays is torn."""
-    kept = tmp_path / "kept"
-    first = ANALYSES[name](asked(), **long(name, checkpoint=kept))
-    assert same(first, whole(name))
+    undisturbed = whole(name)
+    shutil.copytree(checkpoint_of(name).parent, tmp_path, dirs_exist_ok=True)
     files = [each for each in tmp_path.rglob("*") if each.is_file() and each.suffix != ".lock"]
     assert files
     for file in files:
         lines = file.read_bytes().splitlines(keepends=True)
         some = lines[: max(2, len(lines) // 2 + 1)]
         file.write_bytes(b"".join(some[:-1]) + some[-1][: len(some[-1]) // 2])
-    again = ANALYSES[name](asked(), **long(name, checkpoint=kept))
-    assert same(again, whole(name))
+    again = ANALYSES[name](asked(), **long(name, checkpoint=tmp_path / "kept"))
+    assert same(again, undisturbed)
 
 
 @pytest.mark.slow

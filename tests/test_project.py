@@ -1,13 +1,10 @@
 """What belongs to the project but is no code (pins, citation, links, commands), and what the tests share."""
 
-import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from importlib.metadata import version
-from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -15,6 +12,9 @@ import yaml
 from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import mless_interp as mi
+from mless_interp.metrics.attention import span_mass
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONSTRAINTS = {"constraints.txt": "3.9.0", "constraints-tl4.txt": "4.3.0"}
@@ -32,12 +32,10 @@ def pins(name: str) -> dict[str, str]:
 
 
 def test_the_two_environments_and_all_papers_state_one_version() -> None:
-    import mless_interp
-
     first, second = (pins(name) for name in CONSTRAINTS)
     assert (first.pop("transformer-lens"), second.pop("transformer-lens")) == tuple(CONSTRAINTS.values())
     assert first == second
-    assert mless_interp.__version__ == version("mless_interp") == PROJECT["version"]
+    assert mi.__version__ == version("mless_interp") == PROJECT["version"]
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert PROJECT["version"] in re.findall(r"^## (.+)$", changes, re.MULTILINE)[0]
 
@@ -60,14 +58,6 @@ def test_citation_names_this_toolkit_and_the_paper() -> None:
     assert paper["identifiers"] == [{"type": "other", "value": "arXiv:2510.01032"}]
 
 
-def test_all_links_lead_somewhere() -> None:
-    """As `make check` does, by the project's settings."""
-    program = Path(sys.executable).with_name("rumdl")
-    command = [program, "check", "--no-cache", "--config", ROOT / "pyproject.toml", "--output-format", "json", "."]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert json.loads(done.stdout) == []
-
-
 def test_make_alone_prints_every_target_and_documents_name_no_others() -> None:
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of `make test`
     printed = subprocess.run(["make"], cwd=ROOT, env=outside, capture_output=True, text=True, check=True).stdout
@@ -80,15 +70,11 @@ def test_make_alone_prints_every_target_and_documents_name_no_others() -> None:
 
 
 def test_shapes_are_checked_in_every_test() -> None:
-    from mless_interp.metrics.attention import span_mass
-
     with pytest.raises(jaxtyping.TypeCheckError, match="checking the parameters"):
         span_mass("no tensor", span=None)
 
 
 def test_a_notebook_offers_what_a_researcher_uses_and_the_rest_is_there_all_the_same() -> None:
-    import mless_interp as mi
-
     offered = set(dir(mi))
     assert {"load_model", "locate_heads", "save", "views", "metrics"} <= offered
     assert not {"commands", "running", "models", "LocatedHeads"} & offered

@@ -24,6 +24,9 @@ from .patterns import (
     widened,
 )
 
+LEAST_MASS = 1e-8
+"""A part of a row with less attention has no shares of its own."""
+
 
 def span_mass(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
@@ -88,11 +91,10 @@ def non_sink_span_mass(
     sink: Segment,
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
-    min_mass: float = 1e-8,
 ) -> PerRow:
     r"""Share of the span in the attention that does not go to the sink, a probability.
 
-    $m_i / (1 - A_{i,K_0})$. 1: all that is not parked on the sink goes to the span. NaN where that is less than `min_mass`.
+    $m_i / (1 - A_{i,K_0})$. 1: all that is not parked on the sink goes to the span. NaN where that is less than 1e-8.
 
     >>> non_sink_span_mass(torch.tensor([[1.0, 0.0], [0.75, 0.25]]), span=torch.tensor([False, True]),
     ...                    sink=torch.tensor([True, False]))
@@ -102,7 +104,7 @@ def non_sink_span_mass(
     check_span(span, n_tokens=pattern.shape[-1])
     pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
     rest = row_sums(pattern, ~sink)
-    return torch.where(rest >= min_mass, row_sums(pattern, span) / rest, torch.nan)
+    return torch.where(rest >= LEAST_MASS, row_sums(pattern, span) / rest, torch.nan)
 
 
 def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torch.float32) -> PerRow:
@@ -221,20 +223,6 @@ def effective_tokens(
     return attention_entropy(pattern, visible=visible, dest_positions=dest_positions).exp()
 
 
-def participation(
-    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> PerRow:
-    r"""Participation ratio of each row, in tokens (Hill number of order 2, never above `effective_tokens`).
-
-    $1 / \textstyle\sum_j A_{ij}^2$. 1: a single token; $c_i$: all visible tokens evenly.
-
-    >>> participation(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
-    tensor([1., 2.])
-    """
-    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
-    return torch.where(visible.any(-1), 1 / pattern.square().sum(-1), torch.nan)
-
-
 @once
 def entropy_chain(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
@@ -260,17 +248,12 @@ def entropy_chain(
 
 
 def within_span_entropy(
-    pattern: Pattern,
-    *,
-    span: Segment,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
-    min_mass: float = 1e-8,
+    pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
     r"""How evenly each row spreads its span attention over the span tokens that it sees, in [0, 1].
 
     $H(A_{i,I} / m_i) / \ln |I \cap V_i|$. 1: all alike (the paper's claim for meaningless tokens); 0: a single span token.
-    NaN where fewer than two are seen or they get less than `min_mass`.
+    NaN where fewer than two are seen or they get less than 1e-8.
 
     >>> within_span_entropy(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.5, 0.25, 0.25]]),
     ...                     span=torch.tensor([False, True, True]))
@@ -280,22 +263,17 @@ def within_span_entropy(
     pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
     n_keys = (visible & span[..., None, :]).sum(-1)
     entropy, mass = _entropy_within(pattern, span)
-    defined = (n_keys > 1) & (mass >= min_mass)
+    defined = (n_keys > 1) & (mass >= LEAST_MASS)
     return torch.where(defined, entropy / n_keys.to(pattern.dtype).log(), torch.nan)
 
 
 def entropy_without_sink(
-    pattern: Pattern,
-    *,
-    sink: Segment,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
-    min_mass: float = 1e-6,
+    pattern: Pattern, *, sink: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> PerRow:
     r"""Entropy of each row after the sink's share is removed and the rest renormalised, in nats.
 
     $H(A_{i,\bar K_0} / (1 - A_{i,K_0}))$. Tells a head that reads one token from one that parks its mass on the sink. NaN
-    where less than `min_mass` escapes it.
+    where less than 1e-6 escapes it.
 
     >>> entropy_without_sink(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.8, 0.1, 0.1]]),
     ...                      sink=torch.tensor([True, False, False]))
@@ -304,7 +282,7 @@ def entropy_without_sink(
     check_segment(sink, name="sink", n_tokens=pattern.shape[-1])
     pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
     entropy, mass = _entropy_within(pattern, ~sink)
-    return torch.where(mass >= min_mass, entropy, torch.nan)
+    return torch.where(mass >= 1e-6, entropy, torch.nan)
 
 
 @once
@@ -332,11 +310,11 @@ Alignment = Int[Tensor, " base_src"]
 
 
 def renormalised_rows(
-    pattern: Float[Tensor, "*lead dest src"], *, alignment: Alignment, min_mass: float = 1e-8
+    pattern: Float[Tensor, "*lead dest src"], *, alignment: Alignment
 ) -> Float[Tensor, "*lead dest base_src"]:
     r"""Rows of the inserted run over the shared tokens only, rescaled to sum to 1.
 
-    $q_{ij} = A'_{i,\pi(j)} / \lambda_i$ of the rows given. NaN where less than `min_mass` lies outside the span.
+    $q_{ij} = A'_{i,\pi(j)} / \lambda_i$ of the rows given. NaN where less than 1e-8 lies outside the span.
 
     >>> renormalised_rows(torch.tensor([[0.25, 0.5, 0.25]]), alignment=torch.tensor([0, 2]))
     tensor([[0.5000, 0.5000]])
@@ -346,7 +324,7 @@ def renormalised_rows(
         raise ValueError(f"the alignment must be strictly increasing positions in 0 to {last}, got {got}")
     shared = widened(pattern)[..., alignment]
     mass = shared.sum(-1, keepdim=True)
-    return torch.where(mass >= min_mass, shared / mass, torch.nan)
+    return torch.where(mass >= LEAST_MASS, shared / mass, torch.nan)
 
 
 def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
@@ -368,19 +346,6 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
 def jensen_shannon_distance(p: Distribution, q: Distribution) -> Distance:
     """Square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1]."""
     return jensen_shannon_divergence(p, q).sqrt()
-
-
-def hellinger(p: Distribution, q: Distribution) -> Distance:
-    r"""Hellinger distance of two rows, in [0, 1].
-
-    $\tfrac{1}{\sqrt 2} \lVert \sqrt p - \sqrt q \rVert_2$. 0: equal; 1: disjoint. Small probabilities count more than in total
-    variation.
-
-    >>> hellinger(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
-    tensor(1.)
-    """
-    p, q = _checked(p, q)
-    return ((p.sqrt() - q.sqrt()).square().sum(-1) / 2).sqrt()
 
 
 def total_variation(p: Distribution, q: Distribution) -> Distance:

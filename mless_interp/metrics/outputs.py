@@ -243,13 +243,11 @@ def residual_share(
     return torch.where(total > 0, share, torch.nan)
 
 
-def frozen_gain(
-    norm: Callable[[Tensor], Tensor], wrote: Float[Tensor, "row d_model"], *, tolerance: float = 1e-2
-) -> Float[Tensor, "row d_model"]:
+def frozen_gain(norm: Callable[[Tensor], Tensor], wrote: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
     r"""What an RMS norm multiplies each element of `wrote` by, so that with its scale frozen it is linear.
 
     $\operatorname{norm}(x)_i = g_i \odot x_i$, $g_i = w / \operatorname{rms}(x_i)$: sums pass through $g$ term by term. NaN in
-    rows where the norm is no such product to within `tolerance` (it centres, for example). Source: methods §3 (Gemma 3).
+    rows where the norm is no such product to within 1 % (it centres, for example). Source: methods §3 (Gemma 3).
 
     >>> frozen_gain(lambda x: 2 * x / x.square().mean(-1, keepdim=True).sqrt(), torch.tensor([[3.0, 3.0]]))
     tensor([[0.6667, 0.6667]])
@@ -260,7 +258,7 @@ def frozen_gain(
     scale = (normed * plain).sum(-1, keepdim=True) / plain.square().sum(-1, keepdim=True)
     gain = scale * weight
     off = (gain * widened(wrote) - normed).norm(dim=-1, keepdim=True)
-    return torch.where(off <= tolerance * normed.norm(dim=-1, keepdim=True), gain, torch.nan)
+    return torch.where(off <= 0.01 * normed.norm(dim=-1, keepdim=True), gain, torch.nan)
 
 
 PerRun = Float[Tensor, " batch"]

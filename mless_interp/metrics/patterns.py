@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.shapes import DestPositions, Pattern, PerColumn, PerHead, PerRow, Segment, Visible
 
-RowChoice = Literal["all", "shared", "question", "last"]
+RowChoice = Literal["all", "shared", "question"]
 P = ParamSpec("P")
 R = TypeVar("R")
 _KNOWN: ContextVar[dict[tuple[object, ...], tuple[object, object]] | None] = ContextVar("_KNOWN", default=None)
@@ -73,36 +73,14 @@ def check_span(span: Tensor, *, n_tokens: int, may_cover_all: bool = False) -> N
 
 
 def row_mask(rows: RowChoice, *, question: Segment, span: Segment | None = None) -> Segment:
-    """The destination tokens of a mean over rows: all, all but the span, the question's, or its last.
+    """The destination tokens of a mean over rows: all, all but the span, or the question's.
 
     >>> row_mask("shared", question=torch.tensor([False, False, True]), span=torch.tensor([False, True, False]))
     tensor([ True, False,  True])
-    >>> row_mask("last", question=torch.tensor([False, True, True]))
-    tensor([False, False,  True])
     """
-    check_segment(question, name="question", n_tokens=question.shape[-1])
-    if span is not None:
-        check_segment(span, name="span", n_tokens=question.shape[-1])
-    if rows == "all" or (rows == "shared" and span is None):
-        return torch.ones_like(question)
-    if rows == "shared" and span is not None:
-        return ~span
     if rows == "question":
-        return question.clone()
-    return question & (question.flip(-1).cumsum(-1).flip(-1) == 1)
-
-
-def flanks(span: Segment, *, width: int = 5, exclude: Segment | None = None) -> Segment:
-    """The tokens within `width` positions of the span on either side, without those in `exclude` (sink, padding).
-
-    >>> flanks(torch.tensor([False, False, True, False, False]), width=1)
-    tensor([False,  True, False,  True, False])
-    """
-    check_span(span, n_tokens=span.shape[-1])
-    pieces = span.reshape(-1, 1, span.shape[-1]).float()
-    near = torch.nn.functional.max_pool1d(pieces, 2 * width + 1, stride=1, padding=width).reshape(span.shape) > 0
-    near = near & ~span
-    return near if exclude is None else near & ~exclude
+        return question
+    return torch.ones_like(question) if rows == "all" or span is None else ~span
 
 
 def segment_mean(values: PerColumn, segment: Segment) -> PerHead:

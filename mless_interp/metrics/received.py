@@ -5,11 +5,13 @@ Received attention is a mean over the rows that read a token: `received_sums` of
 the first token's, and a value vector that is nearly nothing, so that attention on it does little.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 
 from ..core.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Vectors, Visible
-from .patterns import check_segment, prepared, row_positions, row_sums, segment_mean, widened
+from .patterns import check_segment, prepared, row_positions, segment_mean, widened
 
 
 def received_sums(
@@ -18,16 +20,14 @@ def received_sums(
     rows: Segment | None = None,
     diag: bool = False,
     sink: Segment | None = None,
-    renorm: bool = False,
     visible: Visible | None = None,
     dest_positions: DestPositions | None = None,
-    min_mass: float = 1e-8,
 ) -> tuple[PerColumn, Counts]:
     r"""Attention received by each token, summed over the rows of this block that read it, and the number of those rows.
 
     $S_j = \sum_{i \in R_j} A_{ij}$, $n_j = |R_j|$, $R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\}$. `rows` is a mask
-    over all tokens (`row_mask`); `diag` admits $i = j$. Tokens in `sink` count 0; `renorm` also divides each row by its mass
-    outside it, and drops rows with less than `min_mass` there. Sums and counts of disjoint blocks of rows add.
+    over all tokens (`row_mask`); `diag` admits $i = j$; tokens in `sink` count 0. Sums and counts of disjoint blocks of rows
+    add.
 
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
     (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
@@ -42,11 +42,6 @@ def received_sums(
     if sink is not None:
         check_segment(sink, name="sink", n_tokens=n_tokens)
         counted = counted & ~sink[..., None, :]
-    if renorm:
-        assert sink is not None  # what `renorm` divides by is the mass outside it
-        outside = row_sums(pattern, ~sink)[..., None]
-        counted = counted & (outside >= min_mass)
-        pattern = pattern / outside
     sums = torch.where(counted, pattern, 0).sum(-2)
     return sums, counted.sum(-2).expand(sums.shape)
 
@@ -62,20 +57,10 @@ def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) ->
     return torch.where(counts >= min_rows, sums / counts.clamp(min=1), torch.nan)
 
 
-def received_attention(
-    pattern: Pattern,
-    *,
-    rows: Segment | None = None,
-    diag: bool = False,
-    min_rows: int = 3,
-    sink: Segment | None = None,
-    renorm: bool = False,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
-) -> PerColumn:
+def received_attention(pattern: Pattern, *, min_rows: int = 3, **options: Any) -> PerColumn:
     r"""Mean attention that each token receives from the tokens after it that see it, a probability.
 
-    $r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij}$, $R_j$ and the options those of `received_sums`. 0: nobody reads it; 1:
+    $r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij}$, $R_j$ and the `options` those of `received_sums`. 0: nobody reads it; 1:
     everybody reads nothing else. It falls with position by itself (later rows have more keys): compare with
     `uniform_pattern`'s. NaN for tokens read by fewer than `min_rows` rows, the last one always. Source: arXiv 2510.01032 p. 3,
     after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the first token for Llama and Gemma, and
@@ -84,10 +69,7 @@ def received_attention(
     >>> received_attention(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]), min_rows=1)
     tensor([0.5500, 0.3000,    nan])
     """
-    sums, counts = received_sums(
-        pattern, rows=rows, diag=diag, sink=sink, renorm=renorm, visible=visible, dest_positions=dest_positions
-    )
-    return received_from_sums(sums, counts, min_rows=min_rows)
+    return received_from_sums(*received_sums(pattern, **options), min_rows=min_rows)
 
 
 def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:
@@ -149,13 +131,12 @@ def relative_norms(vectors: Vectors, *, others: Segment) -> PerColumn:
     tensor([10.,  1.,  1.,  0.])
     """
     norms = widened(vectors).norm(dim=-1)
-    check_segment(others, name="others", n_tokens=norms.shape[-1])
     usual = torch.where(others, norms, torch.nan).nanquantile(0.5, -1, keepdim=True)
     return torch.where(usual > 0, norms / usual, torch.nan)
 
 
 def cosines_to_sink(vectors: Vectors, *, sink: Segment) -> PerColumn:
-    r"""Cosine of each token's vector with that of the sink, in [-1, 1].
+    r"""Cosine of each token's vector with that of the sink, one token, in [-1, 1].
 
     $x_j \cdot x_0 / (\lVert x_j \rVert \lVert x_0 \rVert)$. 1: where the first token's points, as secondary sinks (arXiv
     2512.22213) and long runs of one token (arXiv 2503.08908) do. NaN for a vector of zeros.
@@ -164,9 +145,6 @@ def cosines_to_sink(vectors: Vectors, *, sink: Segment) -> PerColumn:
     tensor([1., 1., 0.])
     """
     x = widened(vectors)
-    check_segment(sink, name="sink", n_tokens=x.shape[-2])
-    if (sink.sum(-1) != 1).any():
-        raise ValueError(f"the sink is one token, got a mask of {sink.sum(-1).tolist()}")
     first = (x * sink[..., None]).sum(-2, keepdim=True)
     length = x.norm(dim=-1) * first.norm(dim=-1)
     return torch.where(length > 0, (x * first).sum(-1) / length, torch.nan)

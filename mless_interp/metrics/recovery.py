@@ -15,24 +15,24 @@ from torch import Tensor
 from ..core.shapes import PerColumn, PerHead, Segment
 from .patterns import check_segment, check_span, segment_mean, widened
 
+LEAST_LEVEL = 1e-12
+"""A mean attention below it is taken for none."""
 
-def span_collapse(
-    received: PerColumn, *, span: Segment, reference: Segment | Float[Tensor, "*#lead"], min_reference: float = 1e-12
-) -> PerHead:
+
+def span_collapse(received: PerColumn, *, span: Segment, reference: Segment) -> PerHead:
     r"""How far the mean level of the span lies below a reference level: C, a share of that level.
 
     $C = 1 - \bar r_I / \bar r_{\text{ref}} \in (-\infty, 1]$. 1: the span receives nothing; 0: as much as the reference.
-    `reference` is a mask (the prefix without its sink, or `flanks`) or a level per head. NaN without a reference token or
-    where its level is under `min_reference`. Source: project's own (methods 4.4); on relative received attention the headline
-    $C_\rho$.
+    `reference` are usually the tokens before the span without the sink. NaN where there are none, or their level is 0. Source:
+    project's own (methods 4.4); on relative received attention the headline $C_\rho$.
 
     >>> span_collapse(torch.tensor([0.4, 0.1, 0.1]), span=torch.tensor([False, True, True]),
     ...               reference=torch.tensor([True, False, False]))
     tensor(0.7500)
     """
     check_span(span, n_tokens=received.shape[-1])
-    level = segment_mean(received, reference) if reference.dtype == torch.bool else widened(reference)
-    return torch.where(level >= min_reference, 1 - segment_mean(received, span) / level, torch.nan)
+    level = segment_mean(received, reference)
+    return torch.where(level >= LEAST_LEVEL, 1 - segment_mean(received, span) / level, torch.nan)
 
 
 def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.25) -> PerHead:
@@ -66,11 +66,11 @@ def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead
     return segment_mean(relative, span & (offset < width)) - segment_mean(relative, before)
 
 
-def span_variation(received: PerColumn, *, span: Segment, min_mean: float = 1e-12) -> PerHead:
+def span_variation(received: PerColumn, *, span: Segment) -> PerHead:
     r"""Coefficient of variation of the profile over the span: population deviation over mean, a pure number.
 
     $\mathrm{CV} = \operatorname{sd}_{j \in I}(r_j) \,/\, \bar r_I$. 0: every span token receives the same (the paper's claim).
-    NaN with fewer than two defined tokens or a mean under `min_mean`.
+    NaN with fewer than two defined tokens or a mean of 0.
 
     >>> span_variation(torch.tensor([9.0, 1.0, 3.0]), span=torch.tensor([False, True, True]))
     tensor(0.5000)
@@ -80,21 +80,21 @@ def span_variation(received: PerColumn, *, span: Segment, min_mean: float = 1e-1
     mean = segment_mean(received, span)
     deviation = segment_mean((received - mean[..., None]).square(), span).sqrt()
     count = (span & ~received.isnan()).sum(-1)
-    return torch.where((count > 1) & (mean >= min_mean), deviation / mean, torch.nan)
+    return torch.where((count > 1) & (mean >= LEAST_LEVEL), deviation / mean, torch.nan)
 
 
-def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment, min_level: float = 1e-12) -> PerHead:
+def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment) -> PerHead:
     r"""Level after the span relative to the level before it, within one run, a ratio.
 
     $R_{\text{ratio}} = \bar r_{\text{post}} / \bar r_{\text{pre}}$ of the question (`after`) and the prefix without its sink
-    (`before`). 1: the level is back. NaN where the level before is under `min_level`. On the raw profile largely positional.
+    (`before`). 1: the level is back. NaN where the level before is 0. On the raw profile largely positional.
 
     >>> recovery_ratio(torch.tensor([0.4, 0.1, 0.2]), before=torch.tensor([True, False, False]),
     ...                after=torch.tensor([False, False, True]))
     tensor(0.5000)
     """
     level = segment_mean(received, before)
-    return torch.where(level >= min_level, segment_mean(received, after) / level, torch.nan)
+    return torch.where(level >= LEAST_LEVEL, segment_mean(received, after) / level, torch.nan)
 
 
 def recovery_fraction(
@@ -134,16 +134,16 @@ def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -
     return torch.where(total > 0, torch.where(keep, inserted, 0).sum(-1) / total, torch.nan)
 
 
-def aligned_ratio(base: PerColumn, inserted: PerColumn, *, min_base: float = 1e-12) -> PerColumn:
+def aligned_ratio(base: PerColumn, inserted: PerColumn) -> PerColumn:
     r"""Attention that each aligned token receives with the span relative to without it, a ratio.
 
-    $r'_{\pi(j)} / r_j$. 1: unchanged; below 1: attenuated. NaN where the base receives less than `min_base`.
+    $r'_{\pi(j)} / r_j$. 1: unchanged; below 1: attenuated. NaN where the base receives nothing.
 
     >>> aligned_ratio(torch.tensor([0.5, 0.0]), torch.tensor([0.25, 0.1]))
     tensor([0.5000,    nan])
     """
     base = widened(base)
-    return torch.where(base >= min_base, widened(inserted) / base, torch.nan)
+    return torch.where(base >= LEAST_LEVEL, widened(inserted) / base, torch.nan)
 
 
 def recovery_latency(
@@ -230,27 +230,20 @@ def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squar
 Peaks = Bool[Tensor, "*lead src"]
 
 
-def timing_pearson(base: PerColumn, inserted: PerColumn) -> PerHead:
-    r"""Pearson correlation of two aligned profiles, in [-1, 1].
-
-    1: the same shape up to scale and offset; 0: unrelated. NaN where either is constant.
-
-    >>> round(timing_pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 2.0])).item(), 4)
-    1.0
-    """
-    return _correlation(*_paired(base, inserted))
-
-
 def timing_spearman(base: PerColumn, inserted: PerColumn) -> PerHead:
     r"""Spearman rank correlation of two aligned profiles, in [-1, 1]: do the same tokens rank high?
 
-    Pearson's formula on ranks, ties sharing their mean rank; NaN where either is constant. High together with an
-    `attenuation_slope` below 1 is "same timing, modulated magnitude". In the first layer against the gap that is automatic.
+    Ties share their mean rank; NaN where either is constant. High together with an `attenuation_slope` below 1 is "same timing,
+    modulated magnitude". In the first layer against the gap that is automatic.
 
     >>> round(timing_spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.4])).item(), 4)
     1.0
     """
-    return _correlation(*(_ranks(x) for x in _paired(base, inserted)))
+    ranks = [_ranks(values) for values in _paired(base, inserted)]
+    centred = [values - values.nanmean(-1, keepdim=True) for values in ranks]
+    x, y = (values / values.square().nansum(-1, keepdim=True).sqrt() for values in centred)
+    varied = [v.nan_to_num(nan=-torch.inf).amax(-1) > v.nan_to_num(nan=torch.inf).amin(-1) for v in ranks]
+    return torch.where(varied[0] & varied[1], (x * y).nansum(-1).clamp(-1, 1), torch.nan)
 
 
 def attenuation_slope(base: PerColumn, inserted: PerColumn) -> PerHead:
@@ -282,11 +275,11 @@ def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
     return torch.where(undefined, torch.nan, 1 - residual.square().nansum(-1) / square)
 
 
-def spike_peaks(received: PerColumn, *, min_prominence: float | None = None) -> Peaks:
+def spike_peaks(received: PerColumn) -> Peaks:
     r"""The tokens at which a profile peaks: local maxima that stand out.
 
-    A strict local maximum (of a plateau its leftmost token) with a prominence of at least `min_prominence`, by default 1.4826
-    MAD of the profile. Undefined tokens are passed over as if absent; the first and last are never peaks (methods 4.6).
+    A strict local maximum (of a plateau its leftmost token) with a prominence of at least 1.4826 MAD of the profile. Undefined
+    tokens are passed over as if absent; the first and last are never peaks (methods 4.6).
 
     >>> spike_peaks(torch.tensor([0.1, 0.5, 0.1, 0.11, 0.1, 0.3, 0.2])).int().tolist()
     [0, 1, 0, 0, 0, 1, 0]
@@ -301,36 +294,21 @@ def spike_peaks(received: PerColumn, *, min_prominence: float | None = None) -> 
         values = profiles[index][tokens]
         if len(values) < 3:
             continue
-        bar = bars[index] if min_prominence is None else min_prominence
-        _, found = find_peaks(values, prominence=bar, plateau_size=1)
+        _, found = find_peaks(values, prominence=bars[index], plateau_size=1)
         peaks[index][tokens[found["left_edges"]]] = True
     return torch.from_numpy(peaks).to(received.device)
 
 
-def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks, *, tolerance: int = 0) -> PerHead:
+def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks) -> PerHead:
     r"""How many peaks two aligned profiles share, as an F1 score in [0, 1].
 
-    $F_1 = 2\,TP / (|P_x| + |P_y|)$. 1: all coincide within `tolerance` tokens, each used once. NaN where neither has a peak.
+    $F_1 = 2\,TP / (|P_x| + |P_y|)$. 1: all coincide. NaN where neither has a peak.
 
     >>> matched_peaks_f1(torch.tensor([True, False, True]), torch.tensor([True, False, False]))
     tensor(0.6667)
     """
-    left, right = base_peaks.cpu().numpy(), inserted_peaks.cpu().numpy()
-    matched = np.zeros(left.shape[:-1])
-    for index in np.ndindex(matched.shape):
-        a, b = np.flatnonzero(left[index]), np.flatnonzero(right[index])
-        i = j = 0
-        while i < len(a) and j < len(b):
-            if abs(a[i] - b[j]) <= tolerance:
-                matched[index] += 1
-                i, j = i + 1, j + 1
-            elif a[i] < b[j]:
-                i += 1
-            else:
-                j += 1
     total = base_peaks.sum(-1) + inserted_peaks.sum(-1)
-    share = 2 * torch.from_numpy(matched).to(base_peaks.device) / total
-    return torch.where(total > 0, share, torch.nan).float()
+    return torch.where(total > 0, 2 * (base_peaks & inserted_peaks).sum(-1).float() / total, torch.nan)
 
 
 def peak_attenuation(base: PerColumn, inserted: PerColumn, *, peaks: Peaks) -> PerHead:
@@ -356,11 +334,3 @@ def _paired(base: Tensor, inserted: Tensor) -> tuple[Tensor, Tensor]:
 def _ranks(values: Tensor) -> Tensor:
     ranks = rankdata(values.detach().cpu().numpy(), axis=-1, nan_policy="omit")
     return torch.from_numpy(np.asarray(ranks)).to(values.device, values.dtype)
-
-
-def _correlation(x: Tensor, y: Tensor) -> Tensor:
-    """Pearson's correlation over the defined entries (the same in both), NaN where either is constant."""
-    centred = [values - values.nanmean(-1, keepdim=True) for values in (x, y)]
-    units = [values / values.square().nansum(-1, keepdim=True).sqrt() for values in centred]
-    varied = [v.nan_to_num(nan=-torch.inf).amax(-1) > v.nan_to_num(nan=torch.inf).amin(-1) for v in (x, y)]
-    return torch.where(varied[0] & varied[1], (units[0] * units[1]).nansum(-1).clamp(-1, 1), torch.nan)

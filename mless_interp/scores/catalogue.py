@@ -8,6 +8,7 @@ that enters a layer (the same for all its heads) or of its heads' values.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -17,25 +18,40 @@ from ..core.arguments import nearest
 from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column, declare
-from .streaming import Layout, Need, RowFormula, Rows, States, Thresholds, flow_step
+from .streaming import Layout, Need, Reduced, RowFormula, Rows, States, Thresholds
 
 Kind = Literal["row", "profile", "paired", "state"]
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A layer's received attention, raw and relative to uniform, and mean sink levels if needed, `[head, token]`."""
+    """What metrics of a layer's received attention see: what it was reduced to, and uniform attention in its place."""
 
-    received: Tensor
-    relative: Tensor
-    sink_levels: Tensor | None
+    reduced: Reduced
+    null: Reduced
     layout: Layout
     thresholds: Thresholds
 
+    @cached_property
+    def received(self) -> Tensor:
+        """`[head, token]`."""
+        return self.reduced.mean("received", self.thresholds.min_rows).cpu()
+
+    @cached_property
+    def relative(self) -> Tensor:
+        """Received attention over that of uniform attention, `[head, token]`."""
+        uniform = self.null.mean("received", self.thresholds.min_rows).to(self.received)
+        return received.relative_received(self.received, uniform.expand_as(self.received))
+
     @property
     def alpha(self) -> Tensor:
-        assert self.sink_levels is not None, 'a metric that reads alpha declares that it needs "sink_levels"'
-        return self.sink_levels
+        """Mean attention on each token, its own included; a metric that reads it needs "sink_levels"."""
+        return self.reduced.mean("alpha", 1).cpu()
+
+    @property
+    def shared(self) -> Tensor:
+        """Received attention of the tokens that both runs of a comparison have, `[head, shared]`."""
+        return self.received[:, self.layout.shared]
 
     @property
     def span(self) -> Tensor:
@@ -47,7 +63,8 @@ class Metric:
     """One entry of the catalogue, with what its formula needs beside a pattern.
 
     `signed`: 0 is its middle (no difference, no correlation), not its lower end. `censored`: it may be infinite ("never"),
-    so that it is summarised by its median. `default`: measured unless metrics are asked for.
+    so that it is summarised by its median. `one_block`: counted from an end of the span, so that it needs a span in one block.
+    `default`: measured unless metrics are asked for.
     """
 
     name: str
@@ -59,11 +76,12 @@ class Metric:
     default: bool = True
     signed: bool = False
     censored: bool = False
+    one_block: bool = False
 
     @property
     def of_patterns(self) -> bool:
         """Whether it follows from the patterns of the runs alone."""
-        return not set(self.needs) & {"values", "residual", "output_weights", "flow", "first_rows"}
+        return not set(self.needs) & {"values", "residual", "output_weights", "first_rows"}
 
 
 WORDS = """
@@ -75,15 +93,12 @@ within_span_entropy | share | span | evenness of the attention inside the span
 entropy | nats | | entropy of the attention row
 normalised_entropy | share | | entropy over its maximum
 effective_tokens | tokens | | tokens read as if evenly
-participation | tokens | | participation ratio
 entropy_without_sink | nats | | entropy without the sink
 entropy_between | nats | span | entropy: span or rest
 entropy_outside | nats | span | entropy: where outside the span
 entropy_inside | nats | span | entropy: where inside the span
-rollout_span_share | share | span flow asked | share of the span by attention rollout
 span_output_weight | share | span values output_weights asked | share of the span by norm
 js_distance | sqrt bits | first_rows asked | change of where shared tokens are read (Jensen-Shannon)
-hellinger | | first_rows asked | the same by Hellinger
 total_variation | share | first_rows asked | the same by total variation
 kurtosis | | | excess kurtosis of received attention: spiky or diffuse
 sink_alpha | share | sink_levels | mean attention on the first token
@@ -96,7 +111,7 @@ span_relative | ratio | span | the same over uniform attention's
 collapse | share | span signed | drop of the span below its reference, raw
 collapse_relative | share | span signed | drop of the span below its reference, relative to uniform
 collapsed_share | share | span | share of the span's tokens that are collapsed
-onset_step | ratio | span signed | step of relative attention where the span begins (one block)
+onset_step | ratio | span signed one_block | step of relative attention where the span begins (one block)
 span_variation | | span | variation of received attention inside the span
 recovery_ratio | ratio | span | level after the span over the level before it, relative to uniform
 recovery_ratio_raw | ratio | span | the same, raw (largely positional)
@@ -111,11 +126,10 @@ span_first_value_norm | ratio | span values asked | the same of the first insert
 sink_value_norm | ratio | span values asked | the same of the first token of the prompt, the sink
 retention | ratio | | received attention that all shared tokens keep
 recovery_aligned | ratio | | received attention that the question's tokens keep
-recovery_latency | tokens | censored | tokens until attention is back; inf: never (one block)
-recovered | share | | whether attention comes back at all
-recovery_tau | tokens | | time constant of the recovery
+recovery_latency | tokens | censored one_block | tokens until attention is back; inf: never (one block)
+recovered | share | one_block | whether attention comes back at all
+recovery_tau | tokens | one_block | time constant of the recovery
 spike_spearman | | signed | do the same tokens rank high
-spike_pearson | | signed | the same, linear
 spike_slope | ratio | | attenuation: slope through the origin
 spike_r_squared | share | | explained by a pure scaling
 spike_f1 | | | F1 of matched peaks
@@ -161,31 +175,21 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
     return value
 
 
-def _sink_rate(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: received.sink_rate(p.alpha, getattr(p.layout, of), threshold=p.thresholds.sink)
-
-
-def _collapse(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: recovery.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
-
-
-def _collapsed(p: Profile) -> Tensor:
-    return recovery.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed)
-
-
 def _onset(p: Profile) -> Tensor:
-    if not p.layout.one_block:
-        return torch.full_like(p.relative[..., 0], torch.nan)
-    return recovery.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
-
-
-def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: recovery.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
+    sinkless = p.relative.masked_fill(p.layout.sink, torch.nan)
+    return recovery.onset_step(sinkless, span=p.span, width=p.thresholds.width)
 
 
 def _recovery_fraction(p: Profile) -> Tensor:
     places = {"before": p.layout.before, "span": p.span, "after": p.layout.question}
     return recovery.recovery_fraction(p.relative, **places, tolerance=p.thresholds.step)
+
+
+PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
+    "span": lambda values, s: segment_mean(values, s.span),
+    "span_first": lambda values, s: received.first_of(values, s.span),
+    "sink": lambda values, s: segment_mean(values, s.layout.sink),
+}
 
 
 def _norms(vectors: Tensor, s: States) -> Tensor:
@@ -196,32 +200,17 @@ def _cosines(vectors: Tensor, s: States) -> Tensor:
     return received.cosines_to_sink(vectors, sink=s.layout.sink.to(vectors.device))
 
 
-PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
-    "span": lambda values, s: segment_mean(values, s.span),
-    "span_first": lambda values, s: received.first_of(values, s.span),
-    "sink": lambda values, s: segment_mean(values, s.layout.sink),
-}
-
-
 def _state(place: str, of: Need, formula: Callable[[Tensor, States], Tensor]) -> Callable[[States], Tensor]:
     return lambda s: PLACES[place](formula(s.vectors[of], s).cpu().expand(s.n_heads, -1), s)
 
 
-def _both(base: Profile, own: Profile, of: str = "received") -> tuple[Tensor, Tensor]:
-    """Two runs' profiles at the tokens that both have, `[head, shared]`."""
-    first, second = (getattr(each, of)[:, each.layout.shared] for each in (base, own))
-    return first, second
-
-
 def _of_both(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Profile, Profile], Tensor]:
-    return lambda base, own: formula(*_both(base, own))
+    return lambda base, own: formula(base.shared, own.shared)
 
 
 def _latency(base: Profile, own: Profile) -> Tensor:
-    if not own.layout.one_block:  # what is counted from the span's end has several ends to be counted from
-        return torch.full_like(own.received[:, 0], torch.nan)
-    before, after = (each[:, own.layout.shared_question] for each in _both(base, own, "relative"))
-    limits = own.thresholds
+    question, limits = own.layout.shared_question, own.thresholds
+    before, after = (each.relative[:, each.layout.shared[question]] for each in (base, own))
     return recovery.recovery_latency(after, before, width=limits.width, threshold=limits.recovered)
 
 
@@ -231,19 +220,17 @@ def _recovered(base: Profile, own: Profile) -> Tensor:
 
 
 def _tau(base: Profile, own: Profile) -> Tensor:
-    if not own.layout.one_block:
-        return torch.full_like(own.received[:, 0], torch.nan)
-    ratio = recovery.aligned_ratio(*_both(base, own))[:, own.layout.shared_question]
+    ratio = recovery.aligned_ratio(base.shared, own.shared)[:, own.layout.shared_question]
     return recovery.recovery_time_constant(recovery.running_median(ratio))
 
 
 def _retention(base: Profile, own: Profile) -> Tensor:
     every = torch.ones_like(own.layout.shared_question)
-    return recovery.aligned_recovery(*_both(base, own), tokens=every)
+    return recovery.aligned_recovery(base.shared, own.shared, tokens=every)
 
 
 def _aligned(base: Profile, own: Profile) -> Tensor:
-    return recovery.aligned_recovery(*_both(base, own), tokens=own.layout.shared_question)
+    return recovery.aligned_recovery(base.shared, own.shared, tokens=own.layout.shared_question)
 
 
 def _peaks_f1(x: Tensor, y: Tensor) -> Tensor:
@@ -264,33 +251,32 @@ ROWS: Formulas = {
     "entropy": _of_rows(attention.attention_entropy),
     "normalised_entropy": _of_rows(attention.normalised_entropy),
     "effective_tokens": _of_rows(attention.effective_tokens),
-    "participation": _of_rows(attention.participation),
     "entropy_without_sink": _of_rows(attention.entropy_without_sink, "sink"),
     "entropy_between": _chain(0),
     "entropy_outside": _chain(1),
     "entropy_inside": _chain(2),
-    "rollout_span_share": lambda rows: flow_step(rows.block, rows.beside["flow"]),
     "span_output_weight": _output_weight,
     "js_distance": _distance(attention.jensen_shannon_distance),
-    "hellinger": _distance(attention.hellinger),
     "total_variation": _distance(attention.total_variation),
 }
 PROFILES: Formulas = {
     "kurtosis": lambda p: received.kurtosis(p.received),
     "sink_alpha": lambda p: segment_mean(p.alpha, p.layout.sink),
-    "sink_rate": _sink_rate("sink"),
-    "span_sink_rate": _sink_rate("span"),
+    "sink_rate": lambda p: received.sink_rate(p.alpha, p.layout.sink, threshold=p.thresholds.sink),
+    "span_sink_rate": lambda p: received.sink_rate(p.alpha, p.span, threshold=p.thresholds.sink),
     "span_first_alpha": lambda p: received.first_of(p.alpha, p.span),
     "span_first_alpha_ratio": lambda p: received.first_against_rest(p.alpha, p.span),
     "span_received": lambda p: segment_mean(p.received, p.span),
     "span_relative": lambda p: segment_mean(p.relative, p.span),
-    "collapse": _collapse("received"),
-    "collapse_relative": _collapse("relative"),
-    "collapsed_share": _collapsed,
+    "collapse": lambda p: recovery.span_collapse(p.received, span=p.span, reference=p.layout.before),
+    "collapse_relative": lambda p: recovery.span_collapse(p.relative, span=p.span, reference=p.layout.before),
+    "collapsed_share": lambda p: recovery.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed),
     "onset_step": _onset,
     "span_variation": lambda p: recovery.span_variation(p.received, span=p.span),
-    "recovery_ratio": _recovery_ratio("relative"),
-    "recovery_ratio_raw": _recovery_ratio("received"),
+    "recovery_ratio": lambda p: recovery.recovery_ratio(p.relative, before=p.layout.before, after=p.layout.question),
+    "recovery_ratio_raw": lambda p: recovery.recovery_ratio(
+        p.received, before=p.layout.before, after=p.layout.question
+    ),
     "recovery_fraction": _recovery_fraction,
 }
 PAIRED: Formulas = {
@@ -300,7 +286,6 @@ PAIRED: Formulas = {
     "recovered": _recovered,
     "recovery_tau": _tau,
     "spike_spearman": _of_both(recovery.timing_spearman),
-    "spike_pearson": _of_both(recovery.timing_pearson),
     "spike_slope": _of_both(recovery.attenuation_slope),
     "spike_r_squared": _of_both(recovery.attenuation_r_squared),
     "spike_f1": _of_both(_peaks_f1),
@@ -320,8 +305,8 @@ def _declared() -> dict[str, Metric]:
         name, unit, flags, meaning = (cell.strip() for cell in line.split("|"))
         ((kind, formula),) = ((kind, named[name]) for kind, named in _KINDS.items() if name in named)
         needs = tuple(need for need in get_args(Need) if need in flags.split())
-        options = {"default": "asked" not in flags, "signed": "signed" in flags, "censored": "censored" in flags}
-        found[name] = Metric(name, kind, unit, meaning, formula, needs, **options)
+        options = {option: option in flags for option in ("signed", "censored", "one_block")}
+        found[name] = Metric(name, kind, unit, meaning, formula, needs, default="asked" not in flags, **options)
     return found
 
 

@@ -16,14 +16,13 @@ from ..metrics.patterns import RowChoice, segment_mean
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
-from ..prompts.problems import groups_of
 from ..prompts.prompt import SEGMENTS, Prompt
 from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick
 from ..runtime.loop import RunOptions, in_context
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean, mean_interval
-from .score import described, over_described
+from .score import Described
 from .streaming import Layout, Plan, RowFormula, Source, pair_layout, reduce_prompt
 
 
@@ -36,8 +35,6 @@ def attention_profile(
     heads: Iterable[Head | str] | None = None,
     conditions: Sequence[str] = ("base", "inserted"),
     exclude_sink: bool | None = None,
-    renorm: bool = False,
-    diag: bool = False,
     min_rows: int = 3,
     source: Source = "auto",
     checkpoint: str | Path | None = None,
@@ -47,55 +44,50 @@ def attention_profile(
     """Measure the attention that each token receives from the tokens after it, per head, in each condition.
 
     exclude_sink : leave the first token out. None: where the tokenizer put a beginning-of-sequence token there, as the paper
-        does for Llama and Gemma but not for Qwen. `renorm` divides rows by their mass elsewhere.
-    diag : count each token's attention to itself as well. `min_rows` : tokens read by fewer rows are undefined (NaN).
+        does for Llama and Gemma but not for Qwen.
+    min_rows : tokens read by fewer rows are undefined (NaN).
 
     Everything else is as in `score_heads` (rows "all" are probably the paper's); the formula is `received_attention`.
     """
-    found, chosen, settings = described(model, pairs, heads, conditions, source, rows, min_rows=min_rows)
-    layers = sorted({head.layer for head in chosen})
-    settings |= {"template": found[0].base.template, "rows": rows, "exclude_sink": exclude_sink, "renorm": renorm}
-    settings |= {"diag": diag, "min_rows": min_rows}
+    described = Described.of(model, pairs, heads, conditions, source, rows)
+    found = described.pairs
+    described.settings.update(template=found[0].base.template, exclude_sink=exclude_sink, min_rows=min_rows)
 
     def profiled(pair: PromptPair, tick: Tick) -> dict[str, dict[str, np.ndarray]]:
         drop = "bos" in pair.base.segments[:1] if exclude_sink is None else exclude_sink
-        plan = Plan(exclude_sink=drop, renorm=renorm, diag=diag)
+        plan = Plan(exclude_sink=drop)
         made: dict[str, dict[str, np.ndarray]] = {}
         for condition in conditions:
             try:
                 layout = pair_layout(pair, condition, rows=rows)
                 inputs = pair.condition(condition)
-                run = reduce_prompt(model, inputs, layout, plan, layers=layers, source=source)
+                run = reduce_prompt(model, inputs, layout, plan, layers=described.layers, source=source)
                 real, null = (
                     {at: reduced.mean("received", min_rows).cpu() for at, reduced in each.items()} for each in run[:2]
                 )
             except ValueError as error:
                 raise in_context(error, f"condition {condition}") from error
             made[condition] = {
-                "received": torch.stack([real[h.layer][h.head] for h in chosen]).double().numpy(),
-                "uniform": torch.stack([null[h.layer][0] for h in chosen]).double().numpy(),
+                "received": torch.stack([real[h.layer][h.head] for h in described.heads]).double().numpy(),
+                "uniform": torch.stack([null[h.layer][0] for h in described.heads]).double().numpy(),
             }
             tick(1)
         return made
 
-    settings_of_run, options = settings | {"source": source}, RunOptions(checkpoint, progress)
-    done = over_described(model, found, profiled, conditions, settings_of_run, "profiling attention", options)
+    done = described.each(profiled, "profiling attention", RunOptions(checkpoint, progress))
 
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:
         return {name: tuple(np.asarray(each[name][what], dtype=float) for each in done) for name in conditions}
 
     return AttentionProfile(
-        problem_ids=tuple(pair.id for pair in found),
-        groups=groups_of(pair.problem for pair in found),
+        **described.fields,
         conditions=tuple(conditions),
-        heads=chosen,
         received=per_problem("received"),
         uniform=per_problem("uniform"),
         alignment=tuple(np.array(pair.alignment) for pair in found),
         spans=tuple(pair.span for pair in found),
         base_texts=tuple(tuple(pair.text_of(model, i) for i in pair.base.ids) for pair in found),
         inserted_texts=tuple(tuple(pair.text_of(model, i) for i in pair.inserted.ids) for pair in found),
-        settings=settings,
         seed=seed,
     )
 
@@ -312,32 +304,24 @@ def attention_between_segments(
 
     Segments are those of `Prompt.segments`; they part the prompt. The arguments are those of `score_heads`.
     """
-    found, chosen, settings = described(model, pairs, heads, conditions, source, "all")
-    there = {segment for pair in found for name in conditions for segment in _prompt(pair, name).segments}
+    described = Described.of(model, pairs, heads, conditions, source, "all")
+    there = {segment for pair in described.pairs for name in conditions for segment in _prompt(pair, name).segments}
     segments = tuple(segment for segment in SEGMENTS if segment in there)
-    settings["segments"] = list(segments)
-    asked = model.info.mask_of(chosen)
-    layers = np.flatnonzero(asked.any(1)).tolist()
+    described.settings["segments"] = list(segments)
+    asked = model.info.mask_of(described.heads)
 
     def of_problem(pair: PromptPair, tick: Tick) -> dict[str, np.ndarray]:
         tables = {}
         for name in conditions:
             tables[name] = np.full((*asked.shape, len(segments), len(segments)), np.nan)
-            for layer, masses in _masses(model, pair, name, segments, layers, source).items():
+            for layer, masses in _masses(model, pair, name, segments, described.layers, source).items():
                 tables[name][layer] = np.where(asked[layer][:, None, None], masses, np.nan)
             tick(1)
         return tables
 
-    settings_of_run, options = settings | {"source": source}, RunOptions(checkpoint, progress)
-    done = over_described(model, found, of_problem, conditions, settings_of_run, "attention between segments", options)
-    return SegmentAttention(
-        problem_ids=tuple(pair.id for pair in found),
-        groups=groups_of(pair.problem for pair in found),
-        heads=chosen,
-        segments=segments,
-        values={name: np.stack([np.asarray(each[name], dtype=float) for each in done]) for name in conditions},
-        settings=settings,
-    )
+    done = described.each(of_problem, "attention between segments", RunOptions(checkpoint, progress))
+    values = {name: np.stack([np.asarray(each[name], dtype=float) for each in done]) for name in conditions}
+    return SegmentAttention(**described.fields, segments=segments, values=values)
 
 
 def _prompt(pair: PromptPair, condition: str) -> Prompt:

@@ -11,10 +11,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import checked, count_of, one_of, several_of
+from ..core.arguments import Arguments, checked, count_of, one_of, several_of
 from ..core.heads import Head
 from ..metrics.patterns import RowChoice, segment_mean
-from ..metrics.received import relative_received
 from ..models.arithmetic import visibility
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
@@ -30,7 +29,6 @@ from .catalogue import METRICS, Profile, chosen_metrics, metric_named
 T = TypeVar("T")
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
 
-
 USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
 """Metrics whose intervals a page shows; of all others it shows the means."""
 PRINTED = ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned")
@@ -42,6 +40,7 @@ MASSIVE = 10.0
 LONGEST = ("span_residual_norm", "span_first_residual_norm")
 OF_SINKS = ("span_sink_rate", *LONGEST)
 """What tells whether the span is a sink."""
+N_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,7 +60,6 @@ class HeadScores(results.Result):
     settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
-    n_resamples: int = 2000
     twins: tuple["HeadScores", ...] = ()
 
     picture = "head_map"
@@ -82,8 +80,7 @@ class HeadScores(results.Result):
         results.place_of(metric, self.values, "metric")
         found = self.values[metric]
         condition = list(found)[-1] if condition is None else condition
-        if condition not in found:
-            raise ValueError(f"metric {metric!r} is not defined in condition {condition!r}, only in {', '.join(found)}")
+        results.place_of(condition, found, f"{metric} of condition")
         return found[condition]
 
     def mean(self, metric: str, condition: str | None = None) -> np.ndarray:
@@ -219,7 +216,7 @@ class HeadScores(results.Result):
             return median_interval(cells, confidence=self.confidence)
         mean = defined_mean(cells)
         values = np.where(np.isinf(mean), np.nan, cells)
-        found = mean_interval(values, confidence=self.confidence, n_resamples=self.n_resamples, seed=self.seed)
+        found = mean_interval(values, confidence=self.confidence, n_resamples=N_RESAMPLES, seed=self.seed)
         return replace(found, estimate=mean)
 
     def _sink_words(self) -> str:
@@ -261,7 +258,6 @@ def score_heads(
     heads: Iterable[Head | str] | None = None,
     rows: RowChoice = "shared",
     exclude_sink: bool = True,
-    renorm: bool = False,
     thresholds: streaming.Thresholds | None = None,
     source: streaming.Source = "auto",
     checkpoint: str | Path | None = None,
@@ -277,19 +273,17 @@ def score_heads(
     conditions : of methods section 2; later ones are compared with the first (paired metrics).
     heads : zero-based `Head`s; default all.
     rows : which rows a token's received attention is averaged over: "shared" (not the span's: comparable between
-        conditions), "all", "question", "last" (with `Thresholds(min_rows=1)`).
-    exclude_sink : leave the first token out of received attention. `renorm` also divides rows by their mass elsewhere.
+        conditions), "all", "question".
+    exclude_sink : leave the first token out of received attention.
     source : "pattern" (the model's own), "recomputed" (from rotated queries and keys, in blocks of rows: what a fused
         model needs), "auto" (the first where there is one).
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
     """
     names = chosen_metrics(metrics)
     thresholds = thresholds or streaming.Thresholds()
-    found, chosen, settings = described(model, pairs, heads, conditions, source, rows, min_rows=thresholds.min_rows)
-    settings |= {"metrics": list(names), "rows": rows, "exclude_sink": exclude_sink, "renorm": renorm}
-    settings["thresholds"] = vars(thresholds)
-    counted = {name: sum(getattr(pair, name) for pair in found) for name in ("sink_moved", "boundary_merge")}
-    asked, layers = model.info.mask_of(chosen), sorted({head.layer for head in chosen})
+    described = Described.of(model, pairs, heads, conditions, source, rows)
+    described.settings.update(metrics=list(names), exclude_sink=exclude_sink, thresholds=vars(thresholds))
+    asked = model.info.mask_of(described.heads)
 
     def scored(pair: PromptPair, tick: Tick) -> dict[str, results.Found]:
         """One problem in every condition."""
@@ -297,14 +291,14 @@ def score_heads(
         other: dict[int, streaming.Other] | None = None
         for number, condition in enumerate(conditions):
             layout = streaming.pair_layout(pair, condition, rows=rows)
-            plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink, renorm=renorm)
+            plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
             keep = number == 0 and len(conditions) > 1 and any("first_rows" in metric_named(n).needs for n in names)
             try:
                 inputs = pair.condition(condition)
                 run, nulls, kept = streaming.reduce_prompt(
-                    model, inputs, layout, plan, layers=layers, keep=keep, compare=other, source=source
+                    model, inputs, layout, plan, layers=described.layers, keep=keep, compare=other, source=source
                 )
-                for layer in layers:
+                for layer in described.layers:
                     made.add(condition, layer, layout, run[layer], nulls[layer], asked=asked[layer])
             except ValueError as error:
                 raise in_context(error, f"condition {condition}") from error
@@ -312,16 +306,14 @@ def score_heads(
             tick(1)
         return {"values": made.values, "null": made.null}
 
-    settings_of_run, options = settings | {"source": source}, RunOptions(checkpoint, progress)
-    done = over_described(model, found, scored, conditions, settings_of_run, "scoring heads", options)
+    done = described.each(scored, "scoring heads", RunOptions(checkpoint, progress))
+    for name in ("sink_moved", "boundary_merge"):
+        described.settings[name] = sum(getattr(pair, name) for pair in described.pairs)
     return HeadScores(
-        problem_ids=tuple(pair.id for pair in found),
-        groups=groups_of(pair.problem for pair in found),
+        **described.fields,
         conditions=tuple(conditions),
-        heads=chosen,
         values=results.stacked([each["values"] for each in done]),
         null=results.stacked([each["null"] for each in done]),
-        settings=settings | counted,
         seed=seed,
     )
 
@@ -335,22 +327,19 @@ def score_cache(
     metrics: str | Iterable[str] | None = None,
     rows: RowChoice = "shared",
     exclude_sink: bool = True,
-    renorm: bool = False,
     windows: Sequence[int | None] | None = None,
     sinks: bool = False,
-    item: int | None = None,
     thresholds: streaming.Thresholds | None = None,
 ) -> HeadScores:
     """Compute attention metrics of one prompt from the patterns of a TransformerLens `ActivationCache` or a dict like it.
 
     Parameters
     ----------
-    cache : of a HookedTransformer or a bridge; layers without a pattern are left out.
+    cache : of a HookedTransformer or a bridge, of one prompt; layers without a pattern are left out.
     pair : the `PromptPair` whose prompt was run (with or without insertion: its length says which).
     base : the cache of the pair's prompt without insertion; with it there are paired metrics too.
     windows : the sliding window of each layer in tokens, None where it has none; not needed without windows.
     sinks : whether the model's heads have learned sinks (GPT-OSS), so that rows sum to less than 1 and the sink has the rest.
-    item : which prompt of a batch; needed if the cache holds several.
 
     The rest is as in `score_heads`. Metrics that need more than patterns (values, queries and keys) are refused.
     """
@@ -360,7 +349,7 @@ def score_cache(
         raise ValueError(f"{beyond[0]} needs more than patterns (such as values): use score_heads with the model")
     names = tuple(name for name in names if name not in beyond)
     thresholds = thresholds or streaming.Thresholds()
-    given = [_patterns(each, item) for each in ((cache,) if base is None else (base, cache))]
+    given = [_patterns(each) for each in ((cache,) if base is None else (base, cache))]
     held = [next(iter(patterns.values())).shape[-1] for patterns in given]
     lengths = {"base": len(pair.base), "inserted": len(pair.inserted)}
     told = list(lengths) if len(given) == 2 else [name for name, length in lengths.items() if length == held[0]][-1:]
@@ -378,16 +367,15 @@ def score_cache(
     made = _Scores(names, thresholds, (n_layers, n_heads))
     for number, (name, layers) in enumerate(caches.items()):
         layout = streaming.pair_layout(pair, name, rows=rows)
-        plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink, renorm=renorm)
+        plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
         for layer, pattern in layers.items():
             window = None if windows is None else windows[layer]
             visible = visibility(layout.n_tokens, window=window, device=pattern.device)[0]
-            reduced = streaming.reduce_blocks(
-                streaming.pattern_blocks(pattern, visible, n_extra=int(sinks)), layout, plan
-            )
+            blocks = streaming.pattern_blocks(pattern, visible, n_extra=int(sinks))
             even = streaming.uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
+            reduced = streaming.reduce_blocks(blocks, layout, plan)
             made.add(name, layer, layout, reduced, streaming.reduce_blocks(even, layout, plan.of_uniform()))
-    settings = {"rows": rows, "exclude_sink": exclude_sink, "renorm": renorm, "sinks": sinks}
+    settings = {"rows": rows, "exclude_sink": exclude_sink, "sinks": sinks}
     return HeadScores(
         problem_ids=(pair.id,),
         conditions=tuple(caches),
@@ -398,7 +386,7 @@ def score_cache(
     )
 
 
-def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
+def _patterns(cache: Any) -> dict[int, Tensor]:
     """layer -> pattern `[head, token, token]` of one prompt."""
     layers = sorted(int(match[1]) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
     if not layers:
@@ -409,25 +397,20 @@ def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for layer in layers:
         pattern = cache[f"blocks.{layer}.attn.hook_pattern"].detach()
-        if pattern.ndim == 4:
-            if item is None and len(pattern) > 1:
-                raise ValueError(f"the cache holds {len(pattern)} prompts: say which one with item=")
-            pattern = pattern[item or 0]
-        found[layer] = pattern
+        if pattern.ndim == 4 and len(pattern) > 1:
+            raise ValueError(f"the cache holds {len(pattern)} prompts: run the model on one")
+        found[layer] = pattern.reshape(pattern.shape[-3:])
     return found
 
 
-def _plan(
-    names: Sequence[str], layout: streaming.Layout, *, compared: bool, exclude_sink: bool, renorm: bool
-) -> streaming.Plan:
+def _plan(names: Sequence[str], layout: streaming.Layout, *, compared: bool, exclude_sink: bool) -> streaming.Plan:
     """What a run has to be reduced to for these metrics; `compared`: with the first condition's."""
-    missing: set[streaming.Need] = set() if layout.span is not None else {"span", "flow"}
+    missing: set[streaming.Need] = set() if layout.span is not None else {"span"}
     missing |= set() if compared else {"first_rows"}
     wanted = {metric.name: metric for metric in map(metric_named, names) if not missing & set(metric.needs)}
     rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
     return streaming.Plan(
         exclude_sink=exclude_sink,
-        renorm=renorm,
         rows={name: metric.formula for name, metric in rows.items()},
         null_rows=tuple(name for name, metric in rows.items() if metric.of_patterns),
         states={name: metric.formula for name, metric in wanted.items() if metric.kind == "state"},
@@ -455,30 +438,21 @@ class _Scores:
         asked: np.ndarray | bool = True,
     ) -> None:
         """The metrics of a layer, of those of its heads that are `asked` for, and those of uniform attention in its place."""
-        own, uniform = (_profile_of(each, null, layout, self.thresholds) for each in (reduced, null))
+        own, uniform = (Profile(each, null, layout, self.thresholds) for each in (reduced, null))
         first, uniform_first = self._first.get(layer, (None, None))
-        for name, cells in _head_values(self.names, reduced, own, first).items():
+        for name, cells in _head_values(self.names, own, first).items():
             found = np.where(asked, cells.double().numpy(), np.nan)
             results.put(self.values, name, condition, layer, found, shape=self.shape)
-        for name, cells in _head_values(self.names, null, uniform, uniform_first).items():
+        for name, cells in _head_values(self.names, uniform, uniform_first).items():
             results.put(self.null, name, condition, layer, float(cells[0]), shape=self.shape[0])
         self._first.setdefault(layer, (own, uniform))
 
 
-def _profile_of(
-    reduced: streaming.Reduced, null: streaming.Reduced, layout: streaming.Layout, thresholds: streaming.Thresholds
-) -> Profile:
-    found, uniform = (each.mean("received", thresholds.min_rows).cpu() for each in (reduced, null))
-    alpha = reduced.mean("alpha", 1).cpu() if reduced.of("alpha") else None
-    return Profile(found, relative_received(found, uniform.to(found).expand_as(found)), alpha, layout, thresholds)
-
-
-def _head_values(
-    names: Sequence[str], reduced: streaming.Reduced, profile: Profile, base: Profile | None
-) -> dict[str, Tensor]:
+def _head_values(names: Sequence[str], run: Profile, base: Profile | None) -> dict[str, Tensor]:
     """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
     values: dict[str, Tensor] = {}
-    rows, states = reduced.of("rows"), reduced.of("states")
+    rows, states = run.reduced.of("rows"), run.reduced.of("states")
+    given = {"profile": (run,)} if base is None else {"profile": (run,), "paired": (base, run)}
     for name in names:
         metric = metric_named(name)
         if metric.name in rows:
@@ -489,55 +463,63 @@ def _head_values(
             values[name] = value.masked_fill(value.isinf(), torch.nan)
         elif name in states:
             values[name] = states[name].cpu()
-        elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
-            values[name] = metric.formula(profile)
-        elif metric.kind == "paired" and base is not None:
-            values[name] = metric.formula(base, profile)
+        elif metric.kind in given and (run.layout.span is not None or "span" not in metric.needs):
+            if metric.one_block and not run.layout.one_block:
+                values[name] = torch.full_like(run.received[:, 0], torch.nan)
+            else:
+                values[name] = metric.formula(*given[metric.kind])
     return values
 
 
-def over_described(
-    model: Model,
-    pairs: Sequence[PromptPair],
-    compute: Callable[[PromptPair, Tick], T],
-    conditions: Sequence[str],
-    settings: Mapping[str, object],
-    label: str,
-    options: RunOptions,
-) -> list[T]:
-    """`over_pairs`, a pair at a time in all conditions."""
+@dataclass(frozen=True, eq=False)
+class Described:
+    """Pairs and heads to describe in some conditions, checked, with the settings that say so."""
 
-    def in_turn(unit: Unit, tick: Tick) -> list[T]:
-        return [compute(pairs[at], tick) for at in unit]
+    model: Model
+    pairs: tuple[PromptPair, ...]
+    heads: tuple[Head, ...]
+    source: str
+    settings: dict[str, Any]
 
-    return over_pairs(model, pairs, in_turn, label=label, settings=settings, steps=len(conditions), options=options)
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        pairs: Iterable[PromptPair],
+        heads: Iterable[Head | str] | None,
+        conditions: Sequence[str],
+        source: str,
+        rows: str,
+    ) -> "Described":
+        several_of(conditions, CONDITIONS, "condition")
+        one_of(source, get_args(streaming.Source), "source")
+        one_of(rows, get_args(RowChoice), "rows")
+        found = followed(pairs)
+        if not found:
+            raise ValueError("there are no prompt pairs to describe")
+        distinct(pair.problem for pair in found)
+        for pair in found:
+            pair.need_span("its attention")
+        found, chosen = own_pairs(model, found), model.info.chosen(heads, what="describe")
+        settings = {"conditions": list(conditions), "heads": list(map(str, chosen)), "prompts": digest_of(found)}
+        settings |= {**model.identity, "insertion": found[0].insertion.label, "rows": rows}
+        return cls(model, found, chosen, source, settings)
 
+    @property
+    def layers(self) -> list[int]:
+        return sorted({head.layer for head in self.heads})
 
-def described(
-    model: Model,
-    pairs: Iterable[PromptPair],
-    heads: Iterable[Head | str] | None,
-    conditions: Sequence[str],
-    source: str,
-    rows: str,
-    *,
-    min_rows: int = 1,
-) -> tuple[tuple[PromptPair, ...], tuple[Head, ...], dict[str, object]]:
-    """The pairs and heads to describe, checked, with the settings that say so."""
-    several_of(conditions, CONDITIONS, "condition")
-    one_of(source, streaming.SOURCES, "source")
-    one_of(rows, get_args(RowChoice), "rows")
-    if rows == "last" and min_rows > 1:
-        raise ValueError(
-            f"rows 'last' is one row, and a token that fewer than min_rows={min_rows} rows read is undefined: choose shared, "
-            "all or question, or (in Python) min_rows=1"
-        )
-    found = followed(pairs)
-    if not found:
-        raise ValueError("there are no prompt pairs to describe")
-    distinct(pair.problem for pair in found)
-    for pair in found:
-        pair.need_span("its attention")
-    found, chosen = own_pairs(model, found), model.info.chosen(heads, what="describe")
-    asked = {"conditions": list(conditions), "heads": list(map(str, chosen)), "prompts": digest_of(found)}
-    return found, chosen, {**asked, **model.identity, "insertion": found[0].insertion.label}
+    @property
+    def fields(self) -> Arguments:
+        """What every result of it says of pairs and heads."""
+        ids, groups = tuple(pair.id for pair in self.pairs), groups_of(pair.problem for pair in self.pairs)
+        return {"problem_ids": ids, "groups": groups, "heads": self.heads, "settings": self.settings}
+
+    def each(self, compute: Callable[[PromptPair, Tick], T], label: str, options: RunOptions) -> list[T]:
+        """`over_pairs`, a pair at a time in all conditions."""
+
+        def in_turn(unit: Unit, tick: Tick) -> list[T]:
+            return [compute(self.pairs[at], tick) for at in unit]
+
+        steps, settings = len(self.settings["conditions"]), self.settings | {"source": self.source}
+        return over_pairs(self.model, self.pairs, in_turn, label=label, settings=settings, steps=steps, options=options)

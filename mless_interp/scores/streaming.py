@@ -7,13 +7,13 @@ and keys, so that no layer ever holds heads x tokens^2. Keys that no row of a bl
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, one_of
-from ..metrics.patterns import RowChoice, computed_once, flanks, row_mask, uniform_pattern, with_sink_key
+from ..core.arguments import Arguments, check_count
+from ..metrics.patterns import RowChoice, computed_once, row_mask, uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
@@ -23,11 +23,9 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 
 Source = Literal["auto", "pattern", "recomputed"]
-SOURCES = ("auto", "pattern", "recomputed")
-Reference = Literal["prefix", "flanks"]
-Need = Literal["span", "scores", "sink_levels", "values", "residual", "output_weights", "flow", "first_rows"]
+Need = Literal["span", "scores", "sink_levels", "values", "residual", "output_weights", "first_rows"]
 """What a metric can need: an inserted span; scores before the softmax; what each token gives itself and gets of all later
-ones; value vectors; the residual stream before the layer; W_O; the rollout from the span; the first condition's rows."""
+ones; value vectors; the residual stream before the layer; W_O; the first condition's rows."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
 
@@ -37,9 +35,8 @@ class Thresholds:
     """The project's own numbers behind the metrics (methods section 4).
 
     `min_rows`: tokens read by fewer rows are undefined. `collapsed`: below this relative attention a span token is. `width`: of
-    the windows of onset, flanks and latency, in tokens. `recovered`: share of the reference at which attention is back. `sink`:
-    a token above this mean attention is one. `step`: smallest relative drop that there is anything to recover from.
-    `reference`: what the span is compared with, the prefix without its sink or the tokens on both sides.
+    the windows of onset and latency, in tokens. `recovered`: share of the reference at which attention is back. `sink`: a token
+    above this mean attention is one. `step`: smallest relative drop that there is anything to recover from.
     """
 
     min_rows: int = 3
@@ -48,12 +45,10 @@ class Thresholds:
     recovered: float = 0.5
     sink: float = 0.3
     step: float = 0.05
-    reference: Reference = "prefix"
 
     def __post_init__(self) -> None:
         check_count(self.min_rows, name="min_rows")
         check_count(self.width, name="width")
-        one_of(self.reference, get_args(Reference), "reference")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +78,6 @@ class Layout:
     def shared_question(self) -> Tensor:
         """Which of the shared tokens are the question's."""
         return self.question[self.shared]
-
-    def reference(self, thresholds: Thresholds) -> Tensor:
-        """The tokens whose level the span is compared with."""
-        if thresholds.reference == "prefix":
-            return self.before
-        return flanks(self.inside, width=thresholds.width, exclude=self.sink)
 
 
 def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
@@ -223,7 +212,7 @@ class Other:
 @dataclass(frozen=True, eq=False)
 class Rows:
     """What a metric of question rows sees: a block of them, masks up to its last key, and by name what metrics need beside
-    ("values", "output_weights", "flow", and the "other" run's queries and keys)."""
+    ("values", "output_weights", and the "other" run's queries and keys)."""
 
     block: Block
     layout: Layout
@@ -267,13 +256,11 @@ RowFormula = Callable[[Rows], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What to reduce to: sums of received attention (with these options), numbers per question row and of the layer's
+    """What to reduce to: sums of received attention (with or without the sink's), numbers per question row and of the layer's
     `states`, and their `needs`."""
 
     received: bool = True
     exclude_sink: bool = True
-    renorm: bool = False
-    diag: bool = False
     rows: dict[str, RowFormula] = field(default_factory=dict)
     null_rows: tuple[str, ...] = ()
     states: dict[str, Callable[[States], Tensor]] = field(default_factory=dict)
@@ -314,9 +301,9 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **beside:
         with computed_once():
             seen: Arguments = {"visible": block.visible, "dest_positions": block.positions}
             if plan.received:
-                sink = block.mask(layout.sink, extra=True) if plan.exclude_sink or plan.renorm else None
-                asked = seen | {"rows": block.mask(layout.rows), "sink": sink, "diag": plan.diag, "renorm": plan.renorm}
-                add("received", block.n_src, received_sums(block.pattern, **asked))
+                sink = block.mask(layout.sink, extra=True) if plan.exclude_sink else None
+                received = received_sums(block.pattern, rows=block.mask(layout.rows), sink=sink, **seen)
+                add("received", block.n_src, received)
             if "sink_levels" in plan.needs:
                 add("alpha", block.n_src, received_sums(block.pattern, diag=True, **seen))
             question = block.only(layout.question)
@@ -337,13 +324,6 @@ def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
         parts = whole.split([tensor.numel() for tensor in several.values()])
         found |= {key: part.view(tensor.shape) for (key, tensor), part in zip(several.items(), parts, strict=True)}
     return {layer: Reduced({key: found[layer, key] for key in reduced.numbers}) for layer, reduced in layers.items()}
-
-
-def flow_step(block: Block, share: Tensor) -> Tensor:
-    """One head's step of attention rollout: the span's share of the residual after one more layer, in a block's rows,
-    `[head, dest]`. Source: Abnar & Zuidema 2020 (arXiv 2005.00928). It ignores values, MLPs and norms."""
-    u = share.to(block.pattern)
-    return 0.5 * (block.pattern[..., : block.n_src] @ u[: block.n_src]) + 0.5 * u[block.positions]
 
 
 def reduce_prompt(
@@ -367,48 +347,31 @@ def reduce_prompt(
     held, needs = Held(), plan.needs
     found: dict[int, Reduced] = {}
     kept: dict[int, Other] = {}
-    share = layout.inside.double() if "flow" in needs else None
 
     @cache
     def seen(mask: int, device: torch.device) -> Tensor:
         return masks[mask][0].to(device)
 
-    def flowing(blocks: Iterator[Block], before: Tensor) -> Iterator[Block]:
-        """The same blocks; when the last has been taken, the rollout has gone one layer further."""
-        nonlocal share
-        steps = []
-        for block in blocks:
-            steps.append(flow_step(block, before).double().mean(0))
-            yield block
-        share = torch.cat(steps).cpu()
-
     def reduce(layer: int, blocks: Iterator[Block]) -> None:
         vectors: dict[Need, Tensor] = {}
-        context = {"flow": share, "other": (compare or {}).get(layer)}
+        context: dict[str, Any] = {"other": (compare or {}).get(layer)}
         if "residual" in needs:
             vectors["residual"] = held.take(site(layer, "hook_resid_pre"))[0][0]
         if "values" in needs:
             values = values_of_heads(held.take(site(layer, "attn.hook_v"))[0][0], model.info.n_heads)
             vectors["values"] = context["values"] = values
         if "output_weights" in needs:
-            context["output_weights"] = model.attention_output(layer).weights.to(
-                values.device
-            )  # they may lie elsewhere
-        if share is not None:
-            blocks = flowing(blocks, share)
-        if layer in layers:
-            reduced = reduce_blocks(blocks, layout, plan, **context)
-            states = States(layout, model.info.n_heads, vectors)
-            of_states = {("states", name): formula(states) for name, formula in plan.states.items()}
-            found[layer] = Reduced(reduced.numbers | of_states)
-        else:  # passed for the rollout alone
-            for _ in blocks:
-                pass
+            written = model.attention_output(layer).weights
+            context["output_weights"] = written.to(values.device)  # they may lie elsewhere
+        reduced = reduce_blocks(blocks, layout, plan, **context)
+        states = States(layout, model.info.n_heads, vectors)
+        of_states = {("states", name): formula(states) for name, formula in plan.states.items()}
+        found[layer] = Reduced(reduced.numbers | of_states)
 
     def entered(layer: int) -> Reducer:
         def take(z: Tensor) -> None:  # by then queries, keys and values have come, in whatever order
             (q, k), rule = held.take(*attention_sites(layer, "rot_q", "rot_k")), model.attention_rule(layer)
-            if keep and layer in layers:
+            if keep:
                 wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
                 kept[layer] = Other(wide[0], wide[1], seen(first[layer], q.device), rule, layout)
             if recompute:
@@ -427,7 +390,7 @@ def reduce_prompt(
         return take
 
     capture: dict[str, Reducer] = {}
-    for layer in range(model.info.n_layers) if share is not None else layers:
+    for layer in layers:
         wanted = [site(layer, "hook_resid_pre")] * ("residual" in needs)
         wanted += [site(layer, "attn.hook_v")] * ("values" in needs)
         if recompute or keep:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from analyses_under_test import whole
 from conftest import tiny_model, word_tokenizer
-from located_under_test import located, located_here
 from models_under_test import loaded, pairs_for, planted_here
 from small_results import located as small_located
 
@@ -116,10 +116,8 @@ def test_it_is_said_whether_the_span_is_a_sink() -> None:
 
 
 def test_locating_asks_it_of_the_heads_that_read() -> None:
-    made, model = planted_here()
-    found = located_here()
-    assert found.sinks is not None and set(found.sinks.heads) == set(made.readers)
+    found = whole("located")
+    assert set(found.sinks.heads) == set(planted_here()[0].readers)
     assert found.sinks.problem_ids == found.problem_ids and set(found.sinks.metrics) == set(SINKS)
     flags = [bool(found.reads_sink(head)) for head in found.sinks.heads]
     assert flags == (is_sink(found.sinks).mean(0) > 0.5).tolist()
-    assert located(made, model, heads=found.heads[:2], controls=False).sinks is None
