@@ -3,7 +3,6 @@
 from .catalogue import DEFAULT, METRICS, SINKS, Metric
 from .profiles import AttentionProfile, Curve, SegmentAttention, attention_between_segments, attention_profile
 from .score import HeadScores, score_cache, score_heads
-from .streaming import Thresholds
 
 __all__ = [
     "DEFAULT",
@@ -14,7 +13,6 @@ __all__ = [
     "HeadScores",
     "Metric",
     "SegmentAttention",
-    "Thresholds",
     "attention_between_segments",
     "attention_profile",
     "score_cache",

@@ -18,7 +18,7 @@ from ..core.arguments import nearest
 from ..metrics import attention, outputs, received, recovery
 from ..metrics.patterns import segment_mean
 from ..runtime.columns import Column, declare
-from .streaming import Layout, Need, Reduced, RowFormula, Rows, States, Thresholds
+from .streaming import Layout, Need, Reduced, RowFormula, Rows, States
 
 Kind = Literal["row", "profile", "paired", "state"]
 
@@ -30,17 +30,17 @@ class Profile:
     reduced: Reduced
     null: Reduced
     layout: Layout
-    thresholds: Thresholds
+    min_rows: int
 
     @cached_property
     def received(self) -> Tensor:
         """`[head, token]`."""
-        return self.reduced.mean("received", self.thresholds.min_rows).cpu()
+        return self.reduced.mean("received", self.min_rows).cpu()
 
     @cached_property
     def relative(self) -> Tensor:
         """Received attention over that of uniform attention, `[head, token]`."""
-        uniform = self.null.mean("received", self.thresholds.min_rows).to(self.received)
+        uniform = self.null.mean("received", self.min_rows).to(self.received)
         return received.relative_received(self.received, uniform.expand_as(self.received))
 
     @property
@@ -55,7 +55,7 @@ class Profile:
 
     @property
     def span(self) -> Tensor:
-        return self.layout.inside
+        return self.layout.span
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,14 +175,8 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
     return value
 
 
-def _onset(p: Profile) -> Tensor:
-    sinkless = p.relative.masked_fill(p.layout.sink, torch.nan)
-    return recovery.onset_step(sinkless, span=p.span, width=p.thresholds.width)
-
-
 def _recovery_fraction(p: Profile) -> Tensor:
-    places = {"before": p.layout.before, "span": p.span, "after": p.layout.question}
-    return recovery.recovery_fraction(p.relative, **places, tolerance=p.thresholds.step)
+    return recovery.recovery_fraction(p.relative, before=p.layout.before, span=p.span, after=p.layout.question)
 
 
 PLACES: dict[str, Callable[[Tensor, States], Tensor]] = {
@@ -209,9 +203,9 @@ def _of_both(formula: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Profile, 
 
 
 def _latency(base: Profile, own: Profile) -> Tensor:
-    question, limits = own.layout.shared_question, own.thresholds
+    question = own.layout.shared_question
     before, after = (each.relative[:, each.layout.shared[question]] for each in (base, own))
-    return recovery.recovery_latency(after, before, width=limits.width, threshold=limits.recovered)
+    return recovery.recovery_latency(after, before)
 
 
 def _recovered(base: Profile, own: Profile) -> Tensor:
@@ -262,16 +256,16 @@ ROWS: Formulas = {
 PROFILES: Formulas = {
     "kurtosis": lambda p: received.kurtosis(p.received),
     "sink_alpha": lambda p: segment_mean(p.alpha, p.layout.sink),
-    "sink_rate": lambda p: received.sink_rate(p.alpha, p.layout.sink, threshold=p.thresholds.sink),
-    "span_sink_rate": lambda p: received.sink_rate(p.alpha, p.span, threshold=p.thresholds.sink),
+    "sink_rate": lambda p: received.sink_rate(p.alpha, p.layout.sink),
+    "span_sink_rate": lambda p: received.sink_rate(p.alpha, p.span),
     "span_first_alpha": lambda p: received.first_of(p.alpha, p.span),
     "span_first_alpha_ratio": lambda p: received.first_against_rest(p.alpha, p.span),
     "span_received": lambda p: segment_mean(p.received, p.span),
     "span_relative": lambda p: segment_mean(p.relative, p.span),
     "collapse": lambda p: recovery.span_collapse(p.received, span=p.span, reference=p.layout.before),
     "collapse_relative": lambda p: recovery.span_collapse(p.relative, span=p.span, reference=p.layout.before),
-    "collapsed_share": lambda p: recovery.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed),
-    "onset_step": _onset,
+    "collapsed_share": lambda p: recovery.collapsed_share(p.relative, span=p.span),
+    "onset_step": lambda p: recovery.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span),
     "span_variation": lambda p: recovery.span_variation(p.received, span=p.span),
     "recovery_ratio": lambda p: recovery.recovery_ratio(p.relative, before=p.layout.before, after=p.layout.question),
     "recovery_ratio_raw": lambda p: recovery.recovery_ratio(

@@ -163,20 +163,18 @@ class AttentionProfile(results.Result):
         aligned: bool = False,
         relative: bool = False,
         null: bool = False,
-        min_share: float = 0.5,
-        n_resamples: int = 1000,
     ) -> Curve:
         """Return one head's mean profile over problems (`null`: uniform attention's) with its bootstrap interval, insertion
-        points on top of each other; tokens that fewer than `min_share` of the problems have are left out."""
+        points on top of each other; tokens that fewer than half of the problems have are left out."""
         row, source = self.of(head), replace(self, received=self.uniform) if null else self
         found = [values[row] for values in (source.aligned if aligned else source.whole)(condition, relative=relative)]
         grid = self.by_group(self._on_insertion_points(found))
         n, mean = np.isfinite(grid).sum(0), defined_mean(grid)
         low, high = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
         if len(grid) > 1:
-            interval = bootstrap_interval(grid, confidence=self.confidence, seed=self.seed, n_resamples=n_resamples)
+            interval = bootstrap_interval(grid, confidence=self.confidence, seed=self.seed, n_resamples=1000)
             low, high = interval.low, interval.high
-        shown = n >= max(1.0, min_share * len(grid))
+        shown = n >= max(1.0, 0.5 * len(grid))
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
         return Curve(np.arange(len(mean)), mean, low, high, n)
 
@@ -336,9 +334,7 @@ def _masses(
     n, every = len(prompt), torch.ones(len(prompt), dtype=torch.bool)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
     # all rows are "question" rows here: those that are reduced
-    layout = Layout(
-        n, span=None, shared=torch.arange(n), question=every, before=~every, sink=torch.arange(n) == 0, rows=every
-    )
+    layout = Layout(n, ~every, question=every, before=~every, sink=~every, rows=every, shared=torch.arange(n))
 
     def mass_on(mask: Tensor) -> RowFormula:
         return lambda rows: rows.block.pattern[..., rows.block.mask(mask)].double().sum(-1)

@@ -258,7 +258,7 @@ def score_heads(
     heads: Iterable[Head | str] | None = None,
     rows: RowChoice = "shared",
     exclude_sink: bool = True,
-    thresholds: streaming.Thresholds | None = None,
+    min_rows: int = 3,
     source: streaming.Source = "auto",
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -274,20 +274,19 @@ def score_heads(
     heads : zero-based `Head`s; default all.
     rows : which rows a token's received attention is averaged over: "shared" (not the span's: comparable between
         conditions), "all", "question".
-    exclude_sink : leave the first token out of received attention.
+    exclude_sink : leave the first token out of received attention. `min_rows` : tokens read by fewer rows are undefined.
     source : "pattern" (the model's own), "recomputed" (from rotated queries and keys, in blocks of rows: what a fused
         model needs), "auto" (the first where there is one).
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
     """
     names = chosen_metrics(metrics)
-    thresholds = thresholds or streaming.Thresholds()
     described = Described.of(model, pairs, heads, conditions, source, rows)
-    described.settings.update(metrics=list(names), exclude_sink=exclude_sink, thresholds=vars(thresholds))
+    described.settings.update(metrics=list(names), exclude_sink=exclude_sink, min_rows=min_rows)
     asked = model.info.mask_of(described.heads)
 
     def scored(pair: PromptPair, tick: Tick) -> dict[str, results.Found]:
         """One problem in every condition."""
-        made = _Scores(names, thresholds, asked.shape)
+        made = _Scores(names, min_rows, asked.shape)
         other: dict[int, streaming.Other] | None = None
         for number, condition in enumerate(conditions):
             layout = streaming.pair_layout(pair, condition, rows=rows)
@@ -329,7 +328,7 @@ def score_cache(
     exclude_sink: bool = True,
     windows: Sequence[int | None] | None = None,
     sinks: bool = False,
-    thresholds: streaming.Thresholds | None = None,
+    min_rows: int = 3,
 ) -> HeadScores:
     """Compute attention metrics of one prompt from the patterns of a TransformerLens `ActivationCache` or a dict like it.
 
@@ -348,7 +347,6 @@ def score_cache(
     if beyond and metrics != "all":
         raise ValueError(f"{beyond[0]} needs more than patterns (such as values): use score_heads with the model")
     names = tuple(name for name in names if name not in beyond)
-    thresholds = thresholds or streaming.Thresholds()
     given = [_patterns(each) for each in ((cache,) if base is None else (base, cache))]
     held = [next(iter(patterns.values())).shape[-1] for patterns in given]
     lengths = {"base": len(pair.base), "inserted": len(pair.inserted)}
@@ -364,7 +362,7 @@ def score_cache(
     n_heads = next(iter(patterns.values())).shape[0]
     if windows is not None and len(windows) < n_layers:
         raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
-    made = _Scores(names, thresholds, (n_layers, n_heads))
+    made = _Scores(names, min_rows, (n_layers, n_heads))
     for number, (name, layers) in enumerate(caches.items()):
         layout = streaming.pair_layout(pair, name, rows=rows)
         plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
@@ -382,7 +380,7 @@ def score_cache(
         heads=tuple(Head(layer, head) for layer in sorted(patterns) for head in range(n_heads)),
         values=results.stacked([made.values]),
         null=results.stacked([made.null]),
-        settings=settings | {"thresholds": vars(thresholds), "insertion": pair.insertion.label},
+        settings=settings | {"min_rows": min_rows, "insertion": pair.insertion.label},
     )
 
 
@@ -405,7 +403,7 @@ def _patterns(cache: Any) -> dict[int, Tensor]:
 
 def _plan(names: Sequence[str], layout: streaming.Layout, *, compared: bool, exclude_sink: bool) -> streaming.Plan:
     """What a run has to be reduced to for these metrics; `compared`: with the first condition's."""
-    missing: set[streaming.Need] = set() if layout.span is not None else {"span"}
+    missing: set[streaming.Need] = set() if layout.span.any() else {"span"}
     missing |= set() if compared else {"first_rows"}
     wanted = {metric.name: metric for metric in map(metric_named, names) if not missing & set(metric.needs)}
     rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
@@ -421,8 +419,8 @@ def _plan(names: Sequence[str], layout: streaming.Layout, *, compared: bool, exc
 class _Scores:
     """One problem's values `[layer, head]` and nulls `[layer]`, put together layer by layer; short-lived."""
 
-    def __init__(self, names: Sequence[str], thresholds: streaming.Thresholds, shape: tuple[int, ...]) -> None:
-        self.names, self.thresholds, self.shape = names, thresholds, shape
+    def __init__(self, names: Sequence[str], min_rows: int, shape: tuple[int, ...]) -> None:
+        self.names, self.min_rows, self.shape = names, min_rows, shape
         self.values: results.Found = {}
         self.null: results.Found = {}
         self._first: dict[int, tuple[Profile, Profile]] = {}
@@ -438,7 +436,7 @@ class _Scores:
         asked: np.ndarray | bool = True,
     ) -> None:
         """The metrics of a layer, of those of its heads that are `asked` for, and those of uniform attention in its place."""
-        own, uniform = (Profile(each, null, layout, self.thresholds) for each in (reduced, null))
+        own, uniform = (Profile(each, null, layout, self.min_rows) for each in (reduced, null))
         first, uniform_first = self._first.get(layer, (None, None))
         for name, cells in _head_values(self.names, own, first).items():
             found = np.where(asked, cells.double().numpy(), np.nan)
@@ -463,7 +461,7 @@ def _head_values(names: Sequence[str], run: Profile, base: Profile | None) -> di
             values[name] = value.masked_fill(value.isinf(), torch.nan)
         elif name in states:
             values[name] = states[name].cpu()
-        elif metric.kind in given and (run.layout.span is not None or "span" not in metric.needs):
+        elif metric.kind in given and (run.layout.span.any() or "span" not in metric.needs):
             if metric.one_block and not run.layout.one_block:
                 values[name] = torch.full_like(run.received[:, 0], torch.nan)
             else:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count
+from ..core.arguments import Arguments
 from ..metrics.patterns import RowChoice, computed_once, row_mask, uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
@@ -30,49 +30,22 @@ BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """The project's own numbers behind the metrics (methods section 4).
-
-    `min_rows`: tokens read by fewer rows are undefined. `collapsed`: below this relative attention a span token is. `width`: of
-    the windows of onset and latency, in tokens. `recovered`: share of the reference at which attention is back. `sink`: a token
-    above this mean attention is one. `step`: smallest relative drop that there is anything to recover from.
-    """
-
-    min_rows: int = 3
-    collapsed: float = 0.25
-    width: int = 5
-    recovered: float = 0.5
-    sink: float = 0.3
-    step: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_count(self.min_rows, name="min_rows")
-        check_count(self.width, name="width")
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Masks over the tokens of one prompt, all boolean `[token]`, and the positions of the shared tokens `[shared]`.
 
-    `span` is None in a prompt without insertion. `question` holds all tokens after the insertion point (its first block), less
+    `span` is empty in a prompt without insertion. `question` holds all tokens after the insertion point (its first block), less
     the span's, `before` those before it without the `sink`; `rows` are the rows that a mean over rows takes.
     """
 
     n_tokens: int
-    span: Tensor | None
+    span: Tensor
     question: Tensor
     before: Tensor
     sink: Tensor
     rows: Tensor
     shared: Tensor
     one_block: bool = True
-
-    @property
-    def inside(self) -> Tensor:
-        """The span, of a prompt that has one."""
-        assert self.span is not None
-        return self.span
 
     @property
     def shared_question(self) -> Tensor:
@@ -94,8 +67,8 @@ def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
             f"problem {pair.id!r}: no tokens follow the insertion, so there is no question whose attention could be "
             'described: give the pair with its answer (`pair.answered()`), or insert before="question"'
         )
-    span = prompt.mask("inserted") if spans else None
-    question = (position >= stop) & ~prompt.mask("inserted")
+    span = prompt.mask("inserted")
+    question = (position >= stop) & ~span
     sink = position == (stop if spans and start == 0 else 0)
     return Layout(
         n_tokens=len(prompt),
@@ -224,7 +197,7 @@ class Rows:
 
     @cached_property
     def span(self) -> Tensor:
-        return self.block.mask(self.layout.inside)
+        return self.block.mask(self.layout.span)
 
     @cached_property
     def sink(self) -> Tensor:
@@ -243,7 +216,7 @@ class States:
 
     @property
     def span(self) -> Tensor:
-        return self.layout.inside
+        return self.layout.span
 
     @property
     def others(self) -> Tensor:

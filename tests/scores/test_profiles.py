@@ -49,8 +49,6 @@ def test_curves_put_insertion_points_on_each_other() -> None:
     assert curve.n.tolist() == [1, 2, 2, 2, 2, 0]
     assert (curve.low[1:5] <= curve.mean[1:5]).all() and (curve.mean[1:5] <= curve.high[1:5]).all()
     assert by_hand().shaded("inserted") == ((2, 4),) and by_hand().shaded("base") == ()
-    strict = by_hand().curve(Head(0, 13), "inserted", min_share=1.0)
-    assert np.isnan(strict.mean[0]) and strict.mean[1] == pytest.approx(0.25)
     null = by_hand().curve(Head(0, 13), "inserted", null=True)
     np.testing.assert_allclose(null.mean, [0.25, 0.25, 0.2, 0.2, 0.15, NAN])
 

@@ -23,7 +23,7 @@ from mless_interp.models.info import LeanAttentionError
 from mless_interp.models.sites import site
 from mless_interp.prompts.pairs import PromptPair
 from mless_interp.runtime.results import of_heads
-from mless_interp.scores import HeadScores, Thresholds, score_cache, score_heads, streaming
+from mless_interp.scores import HeadScores, score_cache, score_heads, streaming
 
 LEAN = {"effective_tokens": 1e-3, "recovery_tau": 0.05, "kurtosis": 1e-3, "recovery_fraction": 1e-3}
 """Tolerances of numbers that are tens of tokens, fourth powers or quotients of differences; 1e-5 for the rest."""
@@ -73,8 +73,7 @@ def test_the_methods_vectors_come_out_of_a_cache() -> None:
         "sink_alpha": (1 + 0.7 + 0.6 + 0.48 + 0.25) / 5,
         "span_received": 0.175,
     }
-    options: dict[str, Any] = {"thresholds": Thresholds(min_rows=1)}
-    options |= {"base": cache_of(A0), "metrics": list(expected), "exclude_sink": False}
+    options: dict[str, Any] = {"base": cache_of(A0), "metrics": list(expected), "exclude_sink": False, "min_rows": 1}
     scores = score_cache(cache_of(A1), hand_pair(), **options)
     for metric, value in expected.items():
         assert scores.of(metric, "inserted")[0, 0, 0] == pytest.approx(value, abs=1e-6), metric
@@ -314,4 +313,4 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_mod
 )
 def test_unusable_caches_are_named(cache: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        score_cache(cache, hand_pair(), thresholds=Thresholds(min_rows=1), **options)
+        score_cache(cache, hand_pair(), min_rows=1, **options)
