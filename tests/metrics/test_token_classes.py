@@ -34,15 +34,12 @@ def _short(found: tuple[str, ...]) -> str:
         (["\\", "or"], "oo"),
         (["<|im_start|>", "</s>", "<bos>"], "ooo"),
         (["�", "\n", " "], "ooo"),
+        ([" and", "/", "or"], "coc"),
+        ([" a", "/", "b"], "opo"),
     ],
 )
 def test_classes_by_hand(texts: list[str], expected: str) -> None:
     assert _short(token_classes(texts)) == expected
-
-
-def test_a_slash_between_words_joins_and_the_words_keep_their_class() -> None:
-    assert _short(token_classes([" and", "/", "or"])) == "coc"
-    assert _short(token_classes([" a", "/", "b"])) == "opo"
 
 
 @settings(max_examples=60, deadline=None)
