@@ -13,13 +13,14 @@ os.environ["MPLBACKEND"] = "agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import beartype  # noqa: F401 - before nnsight, which puts on every object what beartype cannot read
+import checked_types
 import pytest
-from jaxtyping import config, install_import_hook
+from jaxtyping import config
 
 import mless_interp.models.traced_ops  # noqa: F401 - sent to servers as it is written, so nothing is put around its functions
 
 # Before anything else imports the package: every shape and type in its signatures is checked whenever a test calls it.
-install_import_hook("mless_interp", "checked_types.checked")
+checked_types.install("mless_interp")
 
 
 @pytest.fixture

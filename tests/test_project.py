@@ -9,11 +9,13 @@ from importlib.metadata import version
 import jaxtyping
 import pytest
 import yaml
+from beartype.roar import BeartypeCallHintViolation
 from conftest import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import mless_interp as mi
+from mless_interp.core.arguments import count_of
 from mless_interp.metrics.attention import span_mass
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -69,7 +71,9 @@ def test_make_alone_prints_every_target_and_documents_name_no_others() -> None:
         assert set(named) <= set(targets), document
 
 
-def test_shapes_are_checked_in_every_test() -> None:
+def test_types_and_shapes_are_checked_in_every_test() -> None:
+    with pytest.raises(BeartypeCallHintViolation):
+        count_of("no number", "head")
     with pytest.raises(jaxtyping.TypeCheckError, match="checking the parameters"):
         span_mass("no tensor", span=None)
 
