@@ -2,6 +2,7 @@
 shard, by Ray."""
 
 import contextlib
+import ctypes
 import io
 import multiprocessing
 import os
@@ -85,6 +86,7 @@ class Processes:
                 pool.shutdown(wait=False, cancel_futures=True)
 
 
+PR_SET_PDEATHSIG = 1
 _COPY: list[Compute] = []
 """What a copy of this process computes; empty in the process itself."""
 
@@ -93,6 +95,7 @@ def _begin_copy(compute: Compute) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that was copied answers Ctrl-C for all
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a copy ends with that process, however that ended
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)  # OpenMP's threads did not come along
     _COPY.append(compute)

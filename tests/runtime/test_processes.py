@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -53,3 +54,20 @@ def test_a_copy_that_is_killed_ends_the_run() -> None:
 
     with pytest.raises(MemoryError, match="a process was killed while it computed"):
         run(dies)
+
+
+def test_copies_end_with_the_process_that_was_killed() -> None:
+    script = """
+import os, time
+from mless_interp.runtime.engines import Processes
+
+def compute(unit, tick):
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+
+list(Processes(2)(compute, [(0,), (1,)], lambda n: None))
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as run:
+        copies = [int(run.stdout.readline()) for _ in range(2)]  # type: ignore[union-attr]
+        run.kill()
+        assert run.stdout is not None and run.stdout.read() == ""  # closed only when no copy holds it
