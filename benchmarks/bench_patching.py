@@ -175,7 +175,7 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
     masked, inserted = pair.condition("masked"), pair.condition("inserted")
     names = {head: mi.models.sites.site(head.layer, "attn.hook_z") for head in sample}
     capture = dict.fromkeys(names.values())
-    donor = model.run(masked.tokens, attention_mask=masked.attention_mask, capture=capture, logits_at="none").captured
+    donor = model.run(masked, capture=capture, logits_at="none").captured
     read, answer, start = len(pair.inserted) - 2, pair.answer_ids[0], pair.span[1]
     found = []
     began = time.perf_counter()

@@ -36,11 +36,11 @@ def loaded(directory: Path, backend: str, dtype: str = "float32", attention: str
 
 def hooked(**given: Any) -> Model:
     """A small attention-only HookedTransformer without layer norm, drawn at random."""
-    from mless_interp.models.transformer_lens import _hooked, _imported
+    from mless_interp.models.transformer_lens import _hooked
 
     made = {"n_layers": 2, "n_heads": 2, "d_model": 8, "d_head": 4, "n_ctx": 5, "d_vocab": 9, "act_fn": "relu"}
     made |= {"attn_only": True, "normalization_type": None, "seed": 3, **given}
-    drawn = _hooked(_imported("transformer_lens").HookedTransformerConfig(**made))
+    drawn = _hooked(made)
     with torch.no_grad():
         for weight in drawn.parameters():
             weight.normal_(generator=torch.Generator().manual_seed(weight.numel()), std=0.6)
@@ -81,9 +81,8 @@ def lying(model: Any, lie: Callable[..., Any]) -> Any:
     """The same model, but `run` goes through `lie(run, inputs, options)`."""
 
     class Liar(type(model)):  # type: ignore[misc]
-        def run(self, inputs: Any, *, position_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
-            given = inputs if isinstance(inputs, Inputs) else Inputs(inputs, position_ids, attention_mask)
-            return lie(super().run, given, options)
+        def run(self, inputs: Any, **options: Any) -> Any:
+            return lie(super().run, inputs if isinstance(inputs, Inputs) else Inputs(inputs), options)
 
     liar = object.__new__(Liar)
     liar.__dict__.update(model.__dict__)
@@ -111,8 +110,7 @@ def pairs_for(model: Model, n_tokens: int = 21, count: int = 3, **place: object)
 
 
 def logits_of(model: Model, inputs: Inputs) -> torch.Tensor:
-    """Logits at every position of one input."""
-    logits = model.run(inputs.tokens, position_ids=inputs.position_ids, attention_mask=inputs.attention_mask).logits
+    logits = model.run(inputs).logits
     assert logits is not None
     return logits
 

@@ -227,9 +227,8 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
 
 def attentions_of(model: Model) -> dict[int, Foreign]:
     """The attention module of each decoder layer whose name is known: where masks are put."""
-    return {
-        at: part.called_attention for at, part in enumerate(getattr(model, "parts", ())) if part.attention is not None
-    }
+    parts = enumerate(getattr(model, "parts", ()))
+    return {at: part.module.get_submodule(part.attention_path) for at, part in parts if part.attention is not None}
 
 
 def _keep_finite(stack: ExitStack, model: Model) -> None:

@@ -46,11 +46,10 @@ def outside_autocast() -> Iterator[None]:
 
 
 def checked(function: F) -> F:
-    """The function (or dataclass) with its plainly typed arguments checked before it runs, outside `torch.autocast`.
+    """Check plainly typed arguments of a function (or dataclass) before it runs, outside `torch.autocast`.
 
-    NumPy's numbers become Python's, what can be gone through once becomes a tuple, and a head's name a `Head`. `TypeError`
-    (`ValueError` for NaN) says what was expected, what came and what to do. Annotations of other kinds (arrays with shapes)
-    are left to the function.
+    NumPy's numbers become Python's, iterables tuples, and a head's name a `Head`. `TypeError` (`ValueError` for NaN) says what
+    was expected, what came and what to do. Annotations of other kinds (arrays with shapes) are left to the function.
 
     >>> @checked
     ... def doubled(n: int) -> int:
@@ -82,14 +81,13 @@ def checked(function: F) -> F:
 
 
 def as_annotated(value: object, annotation: object, name: str) -> Any:
-    """The value of the argument `name` as its annotation wants it; `TypeError` or `ValueError` where it is something else."""
+    """Return the value of the argument `name` as its annotation wants it; `TypeError` or `ValueError` for anything else."""
     try:
         return _fitted(value, annotation)
     except _Unfit as found:
-        wrong, expected = found.culprit, _words(annotation)
+        (wrong, where), expected = found.args, _words(annotation)
         kind = ValueError if isinstance(wrong, float) and not math.isfinite(wrong) else TypeError
-        remedy = _remedy(expected, wrong)
-        raise kind(f"{name} must be {expected}, got {shown(wrong)}{found.where}{remedy and f': {remedy}'}") from None
+        raise kind(f"{name} must be {expected}, got {shown(wrong)}{where}{_remedy(expected, wrong)}") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
@@ -104,15 +102,15 @@ def shown(value: object) -> str:
     if isinstance(value, str | bytes | numbers.Number | Path):
         text = repr(value)
         return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
-    return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+    return f"{_article(kind)} {kind}"
+
+
+def _article(noun: str) -> str:
+    return "an" if noun[0] in "AEIOUaeiou" else "a"
 
 
 def listed(items: Iterable[object], at_most: int = 6) -> str:
-    """Return items with commas, those that are too many counted.
-
-    >>> listed("abc", 2), listed("ab", 2)
-    ('a, b and 1 more', 'a, b')
-    """
+    """Return items with commas, those that are too many counted: "a, b and 1 more"."""
     found = [str(item) for item in items]
     more = len(found) - at_most
     return ", ".join(found[:at_most]) + (f" and {more} more" if more > 0 else "")
@@ -153,33 +151,21 @@ def one_of(name: object, known: Mapping[str, T], what: str) -> T: ...  # type: i
 @overload
 def one_of(name: object, known: Collection[str], what: str) -> str: ...
 def one_of(name: object, known: Collection[str], what: str) -> object:
-    """The entry of that name in a table, or a name that is known; `ValueError` lists the names.
-
-    >>> one_of("b", {"a": 1, "b": 2}, "letter"), one_of("b", ("a", "b"), "letter")
-    (2, 'b')
-    """
+    """Return the entry of that name in a table, or a name that is known; `ValueError` lists the names."""
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{nearest(name, known)}")
     return known[name] if isinstance(known, Mapping) else name
 
 
 def several_of(names: Collection[str], known: Collection[str], what: str) -> tuple[str, ...]:
-    """One or more different names that are known, as a tuple; `ValueError` lists what there is.
-
-    >>> several_of(["b"], ("a", "b"), "letter")
-    ('b',)
-    """
+    """Return one or more different names that are known, as a tuple; `ValueError` lists what there is."""
     if isinstance(names, str) or not names or len(set(names)) != len(names):
         raise ValueError(f"{what}s must be one or more different names of {', '.join(known)}, got {names!r}")
     return tuple(one_of(name, tuple(known), what) for name in names)
 
 
 class _Unfit(Exception):
-    """`culprit` is not what was expected; `where` it stands among several."""
-
-    def __init__(self, culprit: object, where: str = "") -> None:
-        super().__init__(culprit)
-        self.culprit, self.where = culprit, where
+    """(what is not what was expected, where it stands among several)."""
 
 
 def _is_flag(value: Any) -> bool:
@@ -194,26 +180,26 @@ def _is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and not math.isnan(value)
 
 
-_PLAIN: dict[object, tuple[str, str, Callable[[object], bool], Callable[[Any], object]]] = {
-    bool: ("True or False", "True or False", _is_flag, bool),
-    int: ("a whole number", "whole numbers", _is_whole, int),
-    float: ("a number", "numbers", _is_number, lambda value: int(value) if _is_whole(value) else float(value)),
-    str: ("text", "texts", lambda value: isinstance(value, str), str),
-    Path: ("a path", "paths", lambda value: isinstance(value, os.PathLike), lambda value: value),
-    type(None): ("None", "None", lambda value: value is None, lambda value: None),
+_PLAIN: dict[object, tuple[str, Callable[[object], bool], Callable[[Any], object]]] = {
+    bool: ("True or False", _is_flag, bool),
+    int: ("whole number", _is_whole, int),
+    float: ("number", _is_number, lambda value: int(value) if _is_whole(value) else float(value)),
+    str: ("text", lambda value: isinstance(value, str), str),
+    Path: ("path", lambda value: isinstance(value, os.PathLike), lambda value: value),
+    type(None): ("None", lambda value: value is None, lambda value: None),
 }
-"""Kinds of arguments: in words, in the plural, what fits, and what it becomes."""
+"""Kinds of arguments: the noun, what fits, and what it becomes."""
 UNIONS = (Union, types.UnionType)
 SEQUENCES = (Iterable, Sequence, list)
 
 
 def _fitted(value: object, wanted: Any) -> object:
-    """The value as the annotation wants it; `_Unfit` where it is something else."""
+    """Return the value as the annotation wants it; `_Unfit` where it is something else."""
     origin, inner = get_origin(wanted), get_args(wanted)
-    if origin is Literal and all(isinstance(word, str) for word in inner):
+    if _is_literal(wanted):
         wanted = str  # which words it knows the function says
     if wanted in _PLAIN:
-        *_, fits, made = _PLAIN[wanted]
+        _, fits, made = _PLAIN[wanted]
         if fits(value):
             return made(value)
     elif origin in UNIONS:
@@ -223,7 +209,7 @@ def _fitted(value: object, wanted: Any) -> object:
                 return _fitted(value, alternative)
             except _Unfit as found:
                 refused.append(found)
-        raise next((each for each in refused if each.where), refused[0])
+        raise next((each for each in refused if each.args[1]), refused[0])
     elif origin in SEQUENCES or (origin is tuple and inner[1:] == (...,)):
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
             return tuple(_at(place, item, inner[0]) for place, item in enumerate(value))
@@ -237,14 +223,18 @@ def _fitted(value: object, wanted: Any) -> object:
         return value
     elif isinstance(value, str) and hasattr(wanted, "parse"):
         return wanted.parse(value)
-    raise _Unfit(value)
+    raise _Unfit(value, "")
 
 
 def _at(place: int, item: object, wanted: Any) -> object:
     try:
         return _fitted(item, wanted)
     except _Unfit as wrong:
-        raise _Unfit(wrong.culprit, f" at place {place} (zero-based)") from None
+        raise _Unfit(wrong.args[0], f" at place {place} (zero-based)") from None
+
+
+def _is_literal(wanted: object) -> bool:
+    return get_origin(wanted) is Literal and all(isinstance(word, str) for word in get_args(wanted))
 
 
 def _is_object(wanted: object) -> bool:
@@ -255,11 +245,8 @@ def _is_object(wanted: object) -> bool:
 
 
 def _words(wanted: Any, *, plural: bool = False) -> str:
-    """What an annotation asks for, in words."""
+    """Say what an annotation asks for."""
     origin, inner = get_origin(wanted), get_args(wanted)
-    if wanted in _PLAIN or origin is Literal:
-        one, several, *_ = _PLAIN[str if origin is Literal else wanted]
-        return several if plural else one
     if origin in UNIONS:
         alternatives = dict.fromkeys(_words(each, plural=plural) for each in inner)
         return " or ".join(each for each in alternatives if each != INTERNAL)
@@ -267,17 +254,21 @@ def _words(wanted: Any, *, plural: bool = False) -> str:
         return f"several {_words(inner[0], plural=True)}"
     if origin is Mapping:
         return f"a Mapping of {' to '.join(_words(each, plural=True) for each in inner)}"
-    name = "function" if origin is Callable else getattr(wanted, "__name__", str(wanted))
-    return f"{name}s" if plural else f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    if wanted in (bool, type(None)):
+        return _PLAIN[wanted][0]
+    noun = "function" if origin is Callable else getattr(wanted, "__name__", str(wanted))
+    noun = _PLAIN[str if origin is Literal else wanted][0] if wanted in _PLAIN or origin is Literal else noun
+    return f"{noun}s" if plural else f"{_article(noun)} {noun}"
 
 
 def _remedy(expected: str, wrong: object) -> str:
-    """What to do, where it can be told."""
+    """Say what to do, after a colon, where it can be told."""
+    found = next((says for name, says in REMEDIES.items() if re.search(rf"\b{name}s?\b", expected)), "")
     if isinstance(wrong, str) and expected.startswith("several text"):
-        return f"put it in a list, [{wrong!r}]"
-    if "a Model" in expected or "an InMemory" in expected:
+        found = f"put it in a list, [{wrong!r}]"
+    elif "a Model" in expected or "an InMemory" in expected:
         if isinstance(wrong, str):
-            return f"load it first, load_model({wrong!r})"
-        if type(wrong).__module__.partition(".")[0] in ("transformer_lens", "nnsight"):
-            return "wrap it first, wrap_model(...)"
-    return next((says for name, says in REMEDIES.items() if re.search(rf"\b{name}s?\b", expected)), "")
+            found = f"load it first, load_model({wrong!r})"
+        elif type(wrong).__module__.partition(".")[0] in ("transformer_lens", "nnsight"):
+            found = "wrap it first, wrap_model(...)"
+    return found and f": {found}"

@@ -46,16 +46,11 @@ class Head:
     @classmethod
     @checked
     def parse(cls, text: str) -> "Head":
-        """Read `0:13` or `L0H13` (zero-based).
-
-        >>> Head.parse("0:13"), Head.parse("L2H5")
-        (L0H13, L2H5)
-        """
+        """Read `0:13` or `L0H13` (zero-based)."""
         match = re.match(r"^\s*L?(\d+)\s*[H:.,]\s*(\d+)\s*$", text, re.IGNORECASE)
         if not match:
-            raise ValueError(
-                f"cannot read {text!r} as a head: write LAYER:HEAD, for example 0:13, or L0H13 (both zero-based)"
-            )
+            meant = "write LAYER:HEAD, for example 0:13, or L0H13 (both zero-based)"
+            raise ValueError(f"cannot read {text!r} as a head: {meant}")
         return cls(int(match[1]), int(match[2]))
 
     @property
@@ -75,9 +70,9 @@ def as_head(head: Head | str) -> Head:
 
 
 def both_names(head: Head | str) -> str:
-    """A head in both ways of counting."""
+    """Name a head in both ways of counting."""
     head = as_head(head)
-    return f"{head} (paper: {head.paper_label.replace(' head', ', head')})"
+    return f"{head} (paper: layer {head.layer + 1}, head {head.head + 1})"
 
 
 def as_heads(heads: Iterable[Head | str]) -> tuple[Head, ...]:

@@ -24,7 +24,7 @@ from ..metrics.patterns import with_sink_key
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.checks import Finding, apart, size, worst
-from ..models.info import Edit
+from ..models.info import Edit, Inputs
 from ..models.sites import site
 from ..patching.interventions import Intervention, Knockout, KnockoutZero, LayerState, PatchZ
 from ..prompts.conditions import CONTRASTS
@@ -134,8 +134,8 @@ class Case:
             return new
 
         def added(tokens: Tensor, edits: dict[str, Edit] | None = None) -> Tensor:
-            mask = inputs.attention_mask
-            run = self.model.run(tokens, attention_mask=mask, edits=edits, capture={name: None}, logits_at="none")
+            given = Inputs(tokens, None, inputs.attention_mask)
+            run = self.model.run(given, edits=edits, capture={name: None}, logits_at="none")
             return run.captured[name][:, at]
 
         return added(inputs.tokens.expand(n_heads, -1), {site(0, "attn.hook_z"): edit}) - added(inputs.tokens)

@@ -7,32 +7,25 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from .info import AttentionRule, Foreign
+from .info import AttentionRule, Foreign, Inputs
 
 
-def visibility(
-    n_tokens: int,
-    *,
-    window: int | None = None,
-    position_ids: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    device: torch.device | str = "cpu",
-) -> Tensor:
+def visibility(inputs: Inputs, window: int | None = None) -> Tensor:
     """Who may see whom in one layer: causality AND the layer's window AND the input's mask, boolean `[b, 1|H, T, T]`.
 
     Causality is by index. A sliding window of `w` shows the query itself and the `w - 1` positions before it, counted on
     position ids where they are given (methods: otherwise the gap condition would not equal the masked one). A query
     that could see nothing sees itself, so that no row is empty.
     """
-    index = torch.arange(n_tokens, device=device)
+    index = torch.arange(inputs.n_tokens, device=inputs.tokens.device)
     visible = (index[:, None] >= index[None, :])[None, None]
     if window is not None:
-        positions = index[None] if position_ids is None else position_ids.to(device)
+        positions = index[None] if inputs.position_ids is None else inputs.position_ids
         visible = visible & (positions[:, None, :, None] - positions[:, None, None, :] < window)
-    if attention_mask is not None:
-        visible = visible & attention_mask.to(device)
+    if inputs.attention_mask is not None:
+        visible = visible & inputs.attention_mask
     alone = ~visible.any(-1, keepdim=True)
-    return visible | (alone & torch.eye(n_tokens, dtype=torch.bool, device=device))
+    return visible | (alone & (index[:, None] == index[None, :]))
 
 
 def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
@@ -94,7 +87,7 @@ def values_of_heads(v: Tensor, n_heads: int) -> Tensor:
 _ONEDNN: Foreign = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """oneDNN's float32 linear: up to twice as fast as the default one for the few hundred tokens of a pass."""
 _TANH_GELU = ("NewGELUActivation", "FastGELUActivation", "gelu_new", "gelu_fast")
-"""GELU by its tanh formula, in eight steps of their own: as modules of transformers, as functions of TransformerLens."""
+"""GELU by its tanh formula, in eight steps: as modules of transformers, as functions of TransformerLens."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -97,7 +97,9 @@ class Model(ABC):
 
     def checked(self, checks: ModelChecks | None) -> "Model":
         """Return this model with these figures, able to do what they say; None: as it was before any check."""
-        return self._with(checks=checks)
+        model = copy.copy(self)
+        model.checks = checks
+        return model
 
     def on(self, engine: Engine) -> "Model":
         """Return this model, whose long analyses an engine computes: `Processes(...)`, `RayWorkers(...)`, a `Shard(...)`, or
@@ -106,11 +108,8 @@ class Model(ABC):
             raise ValueError(
                 f"Processes share models on the CPU alone; {self.info.name} is on {self.info.device}: RayWorkers"
             )
-        return self._with(engine=engine)
-
-    def _with(self, **changed: object) -> "Model":
         model = copy.copy(self)
-        vars(model).update(changed)
+        model.engine = engine
         return model
 
     def sent(self) -> tuple[Callable[..., "Model"], tuple[object, ...]]:
@@ -166,18 +165,18 @@ class Model(ABC):
     def identity(self) -> dict[str, Foreign]:
         """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
         info, hooks, here = self.info, self.hooks, self.remote is not True
-        threads = threads_for(info)
-        return {
+        of_hooks = {"hooks": [*hooks, self._what_hooks_do()]} if hooks else {}
+        return of_hooks | {
             "model": info.name,
-            "backend": info.backend,
-            "dtype": info.dtype,
-            "attention": info.attention,
+            **{name: getattr(info, name) for name in ("backend", "dtype", "attention")},
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": computed_on(self.devices, threads=threads, tf32=self.tf32) if here else "elsewhere",
+            "computed_on": computed_on(self.devices, threads=threads_for(info), tf32=self.tf32)
+            if here
+            else "elsewhere",
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
-        } | ({"hooks": [*hooks, self._what_hooks_do()]} if hooks else {})
+        }
 
     def _what_hooks_do(self) -> str:
         """A digest of a fixed prompt's logits: two hooks at one place can do different things."""
@@ -201,20 +200,18 @@ class Model(ABC):
             return "it runs elsewhere"
         if self.layers is None:
             return self.why_not_by_layers
-        hooks = self.hooks
-        if hooks:
+        if hooks := self.hooks:
             return f"hooks were added to it, which only whole passes obey: {count_of(len(hooks), 'hook')}, first {hooks[0]}"
         return "" if self.checks is None or self.checks.by_layers else "the self-check found that it disagrees"
 
     def need_layers(self, what: str) -> Stepper:
         """Return what continues a run layer by layer; `ModelError` with the reason where nothing can."""
-        found = self.stepper
-        if found is None:
-            raise ModelError(
-                f"{what} continues runs layer by layer, which {self._called} on backend {self.info.backend!r} cannot "
-                f"({self.why_whole_passes}): use another backend, or patch_heads"
-            )
-        return found
+        if found := self.stepper:
+            return found
+        raise ModelError(
+            f"{what} continues runs layer by layer, which {self._called} on backend {self.info.backend!r} cannot "
+            f"({self.why_whole_passes}): use another backend, or patch_heads"
+        )
 
     @property
     def shows_rotated(self) -> bool:
@@ -244,13 +241,12 @@ class Model(ABC):
 
     def gated_mlp(self, layer: int) -> GatedMlp:
         """Return how a layer's MLP makes its activations of `hook_pre`; `ModelError` for experts and unknown builds."""
-        found = self._gated_mlp(self.info.check_layer(layer))
-        if found is None:
-            raise ModelError(
-                f"{self._called}: layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts "
-                "share none), so activation metrics and ARM are undefined for it"
-            )
-        return found
+        if found := self._gated_mlp(self.info.check_layer(layer)):
+            return found
+        raise ModelError(
+            f"{self._called}: layer {layer} has no activation act(gate(x)) or act(up(x)) that is known here (experts share "
+            "none), so activation metrics and ARM are undefined for it"
+        )
 
     def attention_output(self, layer: int) -> AttentionOutput:
         """Return how a layer turns head outputs into what it adds to the stream; `ModelError` if not by a matrix per head."""
@@ -273,16 +269,16 @@ class Model(ABC):
     def need_tokenizer(self, what: str) -> None:
         """Raise `ModelError` if there is no tokenizer, which `what` needs."""
         if self.tokenizer is None:
-            lacks = f"{self.info.name} has no tokenizer, which {what} needs"
-            raise ModelError(f"{lacks}: give one, wrap_model(..., tokenizer=...)")
+            raise ModelError(
+                f"{self.info.name} has no tokenizer, which {what} needs: give one, wrap_model(..., tokenizer=...)"
+            )
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, as they are; the ids themselves where there is no tokenizer."""
         return " ".join(map(str, ids)) if self.tokenizer is None else str(self.tokenizer.decode(ids))
 
     def turn(self, *, of_passes: bool = True) -> AbstractContextManager[None]:
-        """Keep other threads out, and run the model alike whatever the process is set to (see `models.memory.turn`).
-        `of_passes=False`: around passes and what is made of them, whose products are the process's own, not TF32."""
+        """Run alone, and alike whatever the process is set to (see `memory.turn`); `of_passes=False`: with its own products."""
         tf32 = self.tf32 if of_passes else None
         return turn(self.underlying, self._modules, threads=threads_for(self.info), tf32=tf32)
 
@@ -290,8 +286,6 @@ class Model(ABC):
         self,
         inputs: Inputs | Tensor,
         *,
-        position_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
         capture: Mapping[str, Reducer] | None = None,
         edits: Mapping[str, Edit] | None = None,
         logits_at: LogitsAt = "all",
@@ -302,10 +296,7 @@ class Model(ABC):
         Parameters
         ----------
         inputs : what goes in (`PromptPair.condition` makes one), or token ids `[batch, token]` alone (1D: one prompt).
-        position_ids, attention_mask : of token ids alone: `[batch, token]`, None counts from 0; boolean `[batch, 1 or
-            n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window.
-        capture : hook name -> reducer, applied inside the forward pass after any edit of the same site; None as a reducer
-            keeps the whole activation, as a copy (with `grad` itself).
+        capture : hook name -> reducer, applied inside the pass after any edit of the site; None keeps a copy of the whole.
         edits : hook name -> pure function from the activation to its replacement (same shape).
         logits_at : "all", "last", "none", or positions; only these are unembedded.
         grad : keep the autograd graph (off by default).
@@ -313,11 +304,7 @@ class Model(ABC):
         Raises `ValueError` for unknown hook names, positions outside the prompt, wrong shapes, prompts beyond the
         context length; `LeanAttentionError` where a pattern is asked of fused attention.
         """
-        if isinstance(inputs, Tensor):
-            inputs = Inputs(inputs, position_ids, attention_mask)
-        elif position_ids is not None or attention_mask is not None:
-            raise ValueError("position_ids and attention_mask are part of Inputs: give them there, or tokens alone")
-        inputs = self._checked(inputs)
+        inputs = self._checked(Inputs(inputs) if isinstance(inputs, Tensor) else inputs)
         capture, edits = capture or {}, edits or {}
         read = self._read_positions(logits_at, inputs.n_tokens)
         captured: dict[str, Foreign] = {}
@@ -341,12 +328,8 @@ class Model(ABC):
 
     def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
         """Return each layer's visibility `[b, 1|H, T, T]` for this input, where the input is or at the layers' `places`."""
-        ids, hidden, device = inputs.position_ids, inputs.attention_mask, inputs.tokens.device
-        own = {
-            each: visibility(inputs.n_tokens, window=each, position_ids=ids, attention_mask=hidden, device=device)
-            for each in set(self.info.windows)
-        }
-        wanted = list(zip(self.info.windows, places or [device] * self.info.n_layers, strict=True))
+        own = {window: visibility(inputs, window) for window in set(self.info.windows)}
+        wanted = list(zip(self.info.windows, places or [inputs.tokens.device] * self.info.n_layers, strict=True))
         made = {(window, place): own[window].to(place) for window, place in set(wanted)}
         return tuple(made[key] for key in wanted)
 
@@ -384,14 +367,12 @@ class Model(ABC):
         logits_at: LogitsAt = "last",
         exact_forward: bool = False,
     ) -> Tensor:
-        """Continue the receiving run from edited head outputs of one layer, or of one layer per row.
+        """Continue the receiving run from edited head outputs of one layer, or of one layer per row (in rising order).
 
-        `z` is `[batch x row, changed, head, d_head]`: for each prompt of the recording `row` alternative outputs of all
-        heads at the positions from `receiving.start` on (rows of one prompt together). `layer` is where they are put: one
-        number, or one per row in rising order. Only these positions and the layers from the first edited one on are
-        computed; the rest is the receiving run's own. Returns logits `[batch x row, read, vocab]`; `logits_at` takes
-        positions from `start` on, "last" or "all" (all of these). `exact_forward=True` runs the whole model once per row:
-        the slow definition of the same numbers.
+        `z` `[batch x row, changed, head, d_head]`: for each prompt of the recording `row` alternative outputs of all heads at
+        the positions from `receiving.start` on (rows of one prompt together). Only these positions and the layers from the
+        first edited one on are computed. Returns logits `[batch x row, read, vocab]`; `logits_at`: positions from `start` on,
+        "last" or "all". `exact_forward=True` runs the whole model once per row: the slow definition of the same numbers.
         """
         batch, n_changed = receiving.inputs.batch, receiving.n_tokens - receiving.start
         expected = (n_changed, self.info.n_heads, self.info.d_head)

@@ -33,7 +33,7 @@ class Finding:
 
     @property
     def relative(self) -> float:
-        """`error` / `scale`; 0 if both are 0, infinite if there is an error and nothing to compare it with, or NaN."""
+        """`error` / `scale`; infinite where there is nothing to compare an error with, or NaN."""
         if self.error == 0:
             return 0.0
         ratio = self.error / self.scale if self.scale > 0 else math.inf
@@ -41,11 +41,7 @@ class Finding:
 
 
 def apart(a: Tensor, b: Tensor, *, scale: float | None = None) -> Finding:
-    """Return the largest difference of two tensors, and the largest value in them (or `scale`); NaN counts as infinitely far.
-
-    >>> apart(torch.tensor([1.0, 4.0]), torch.tensor([1.0, 3.0]))
-    Finding(error=1.0, scale=4.0)
-    """
+    """Return the largest difference of two tensors, and the largest value in them (or `scale`); NaN is infinitely far."""
     a, b = a.detach().cpu().double(), b.detach().cpu().double()
     error = float((a - b).abs().nan_to_num(nan=math.inf).max()) if a.numel() else 0.0
     largest = max(float(x.abs().nan_to_num(nan=0.0).max()) for x in (a, b)) if a.numel() else 0.0
@@ -76,8 +72,12 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """
     try:
         return _figures(model.checked(None), reference)
-    # errors of a library that does not run it so, or ours
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # of a library that does not run it so, or ours
         where = f"{model.info.name} on backend {model.info.backend!r}"
         raise FailedCheck(f"{where} failed its check: {first_line(error)}; use another backend or dtype") from error
 
@@ -108,6 +108,7 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
         _must(gap, allowed, "the gap condition differs from the masked one on shared tokens")
     entering_error, entering = _check_entering(model, tokens, tolerance)
     replayed, reason = _check_replay(model, tokens, allowed) if not entering else (None, entering)
+    replay, output = f"whole forward passes ({reason})" if reason else BY_LAYERS, _output_error(model, tokens)
     figures = ModelChecks(
         largest_logit=largest,
         row_sum_error=row_error,
@@ -117,11 +118,11 @@ def _figures(model: Model, reference: Tensor | None) -> ModelChecks:
         gap_difference=gap,
         replay_difference=replayed,
         tolerance=tolerance,
-        replay=BY_LAYERS if reason is None else f"whole forward passes ({reason})",
+        replay=replay,
         shows_rotated=not entering,
         entering_error=entering_error,
         entering=entering,
-        output_error=_output_error(model, tokens),
+        output_error=output,
     )
     return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
 
@@ -162,12 +163,12 @@ def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
     """How far the masked condition's logits are from the gap's on shared tokens, and from the plain run's before the span."""
     n_tokens = tokens.shape[1]
     start, stop = n_tokens // 3, 2 * n_tokens // 3
-    inside = torch.zeros(n_tokens, dtype=torch.bool)
-    inside[start:stop] = True
-    keep = (~inside).nonzero()[:, 0]
+    index = torch.arange(n_tokens)
+    inside = (index >= start) & (index < stop)
+    keep = index[~inside]
     mask = (~(inside[None, :] & ~inside[:, None]))[None, None].expand(-1, model.info.n_heads, -1, -1)
-    masked = model.run(tokens, attention_mask=mask, logits_at=keep).logits
-    gapped = model.run(tokens[:, keep], position_ids=keep[None]).logits
+    masked = model.run(Inputs(tokens, None, mask), logits_at=keep).logits
+    gapped = model.run(Inputs(tokens[:, keep], keep[None])).logits
     assert gapped is not None and masked is not None
     return apart(masked, gapped).error, apart(masked[:, :start], logits[:, :start]).error
 
@@ -213,7 +214,7 @@ def _output_error(model: Model, tokens: Tensor) -> float | None:
 
 
 def _steps(z: Tensor, up: Tensor, model: Model) -> Tensor:
-    """Head outputs moved by their smallest step, to where `up` is 1 or -1."""
+    """Move head outputs by their smallest step, to where `up` is 1 or -1."""
     return z + z * up.to(z) * torch.finfo(torch.float16 if model.tf32 else z.dtype).eps
 
 
@@ -232,14 +233,9 @@ def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
         z.append(_steps(own, up, model).to(recording.z[0]))
     found = model.replay(recording, joins, torch.cat(z).flatten(0, 1), logits_at=at)
     assert recording.logits is not None
-    after = tokens[:, start + 1 :].expand(len(joins), -1)[..., None]
-    off = _log_probability(found, after) - _log_probability(recording.logits.expand_as(found), after)
-    return 2 * float(off.square().mean().sqrt())
-
-
-def _log_probability(logits: Tensor, ids: Tensor) -> Tensor:
-    ids = ids % logits.shape[-1]  # where it gives classes, any will do
-    return logits.cpu().double().log_softmax(-1).gather(-1, ids)
+    after = tokens[:, start + 1 :].expand(len(joins), -1)[..., None] % found.shape[-1]  # of classes any will do
+    said = (x.cpu().double().log_softmax(-1).gather(-1, after) for x in (found, recording.logits.expand_as(found)))
+    return 2 * float(torch.sub(*said).square().mean().sqrt())
 
 
 def _moved_by_rounding(model: Model, recording: Recording, layers: list[int], z: Tensor, logits: Tensor) -> float:

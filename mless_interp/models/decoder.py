@@ -1,7 +1,4 @@
-"""How Hugging Face decoders are built: looked up once in a model's modules, described by role, and stepped through.
-
-The one place that asks the modules of another library what they have.
-"""
+"""How Hugging Face decoders are built: looked up once in a model's modules, described by role, and stepped through."""
 
 import inspect
 import sys
@@ -71,7 +68,7 @@ half a width apart."""
 class Norms:
     """The names of a layer's norms by their place; None where it has none there.
 
-    `parallel`: the MLP reads the layer's input, not what attention made of it; so it is where it has no norm of its own.
+    `parallel`: the MLP reads the layer's input, not what attention made of it.
     """
 
     before_attention: str | None = None
@@ -102,13 +99,12 @@ NORMS = {
     "Falcon 40B": Norms("ln_attn", before_mlp="ln_mlp", parallel=True),
     "OPT": Norms("self_attn_layer_norm", before_mlp="final_layer_norm"),
 }
-"""Known layouts. One name is different places in different ones, so a layer has a layout if it has exactly its norms."""
+"""Known layouts; a layer has the one that has exactly its norms, as one name is different places in different layouts."""
 
 
 @dataclass(frozen=True, eq=False)
 class QueriesKeysValues:
-    """How queries, keys and values are made: a projection each or one for all, a norm where there is one, before the rotation
-    or after it (`norms_last`)."""
+    """How queries, keys and values are made: a projection each or one for all; norms before the rotation or `norms_last`."""
 
     paths: tuple[str, ...]
     projections: tuple[nn.Module, ...]
@@ -129,11 +125,11 @@ class QueriesKeysValues:
         return _normed(self.norms[0], q), _normed(self.norms[1], k)
 
     def path(self, which: int) -> str:
-        """The path in the layer of what makes queries (0), keys (1) or values (2)."""
+        """Return the path in the layer of what makes queries (0), keys (1) or values (2)."""
         return self.paths[which % len(self.paths)]
 
     def part(self, which: int) -> Part:
-        """The part of what a projection gives that is queries (0), keys (1) or values (2)."""
+        """Return which part of what that gives they are."""
         h = self.heads
         if self.layout == "apart":
             return "heads", h.d_head
@@ -166,10 +162,10 @@ class LatentInputs(QueriesKeysValues):
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """Queries or keys `[..., token, head, d]` after their norm: of each head, of all heads together, or one per head."""
+    """Norm queries or keys `[..., token, head, d]`."""
     if isinstance(getattr(norm, "norms", None), nn.ModuleList):  # StableLM: one per head, heads before tokens
         return norm(x.transpose(-3, -2)).transpose(-3, -2)
-    if getattr(norm, "weight", x).shape[0] == x.shape[-2] * x.shape[-1]:  # OLMo 2
+    if getattr(norm, "weight", x).shape[0] == x.shape[-2] * x.shape[-1]:  # OLMo 2: all heads together
         return norm(x.flatten(-2)).view_as(x)
     return norm(x)
 
@@ -195,8 +191,8 @@ class Mlp:
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:
-    """One layer's parts by role and path; None for what it has not, or has under a name that is not known here. `mlp_path`
-    is empty where the layer holds the parts of its MLP itself (OPT)."""
+    """One layer's parts by role and path; None for what it has not, or under a name that is not known here. `mlp_path` is empty
+    where the layer holds the parts of its MLP itself (OPT)."""
 
     module: nn.Module
     norms: Norms | None
@@ -219,13 +215,8 @@ class DecoderLayer:
         return [self.norm(name) for name in (n.before_attention, n.after_attention, before_mlp, n.after_mlp)]
 
     @property
-    def called_attention(self) -> nn.Module:
-        """What the layer calls: its attention, or a TransformerBridge component around it."""
-        return self.module.get_submodule(self.attention_path)
-
-    @property
     def unknown(self) -> str | None:
-        """What of it is not known here, so that it cannot be continued layer by layer; None if nothing."""
+        """What of it is not known here, if anything."""
         known = {
             "attention": self.attention,
             "projections to queries, keys and values": self.inputs,
@@ -237,7 +228,6 @@ class DecoderLayer:
 
     @property
     def parallel(self) -> bool:
-        """Whether the MLP reads the layer's input."""
         n = self.norms
         return n is not None and (n.parallel or bool(getattr(self.module, "use_parallel_residual", False)))
 
@@ -265,12 +255,12 @@ class DecoderLayer:
 
 
 def shared(x: Tensor, share: float) -> Tensor:
-    """What a layer adds, times the share of it that it adds (see `DecoderLayer.share`)."""
+    """Multiply what a layer adds (see `DecoderLayer.share`)."""
     return x if share == 1.0 else x * share
 
 
 def _matrix(module: Foreign, width: int) -> tuple[Tensor, Tensor | None]:
-    """The weights `[in, out]` and the bias of a module that multiplies `width` numbers by a matrix, without its hooks."""
+    """Return weights `[in, out]` and bias of a module that multiplies `width` numbers by a matrix, without its hooks."""
     with brought(module) as offloaded, torch.no_grad():
         if type(module) in (nn.Linear, Conv1D):
             kept = torch.clone if offloaded else Tensor.detach
@@ -314,7 +304,7 @@ def decoder_layers(hf_model: nn.Module, heads: ModelInfo) -> tuple[DecoderLayer,
         if not getattr(module, "do_layer_norm_before", True):  # the smallest OPT norms after each part
             layout = None
         at, attention = _first(module, ATTENTIONS)
-        output = _first(module, OUTPUTS, at)
+        output = _first(module, [f"{at}.{name}" for name in OUTPUTS])
         mlp_at, _ = _first(module, MLP_PATHS)
         inputs, mlp = _inputs(attention, at, heads), _mlp(module, f"{mlp_at}." if mlp_at else "")
         made.append(DecoderLayer(module, layout, at, attention, inputs, *output, mlp_at, mlp))
@@ -322,9 +312,8 @@ def decoder_layers(hf_model: nn.Module, heads: ModelInfo) -> tuple[DecoderLayer,
 
 
 def attention_rule_of(attention: nn.Module, *, d_head: int) -> AttentionRule:
-    """Scale, soft-cap and learned sinks of a Hugging Face attention module; the usual scale where it names none."""
-    kind = type(attention).__name__
-    if kind in UNSCALED or kind in SCALED_QUERIES:
+    """Return scale, soft-cap and learned sinks of a Hugging Face attention module; the usual scale where it names none."""
+    if type(attention).__name__ in (*UNSCALED, *SCALED_QUERIES):
         return AttentionRule(1.0)
     scale = getattr(attention, "scaling", None) or getattr(attention, "scale", None) or d_head**-0.5
     if hasattr(attention, "scale_attn"):  # GPT-J divides by it
@@ -355,30 +344,25 @@ def _mlp(layer: nn.Module, before: str) -> Mlp | None:
     return None
 
 
-def _first(module: nn.Module, names: Sequence[str], inside: str = "") -> tuple[str, nn.Module | None]:
-    """Path and submodule of the first of these names that there is."""
-    paths = (f"{inside}.{name}" if inside else name for name in names)
+def _first(module: nn.Module, paths: Sequence[str]) -> tuple[str, nn.Module | None]:
+    """Find the first of these paths at which there is a submodule, and that."""
     return next(((path, found) for path in paths if (found := _at(module, path)) is not None), ("", None))
 
 
 def _at(module: Foreign, path: str) -> Foreign:
-    """The submodule at a path; None where there is none."""
     for name in path.split("."):
         module = unwrapped(getattr(module, name, None))
     return module
 
 
 def _parts(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...] | None:
-    """The submodules of these names; None where one is missing."""
+    """Find the submodules of all these names; None where one is missing."""
     found = tuple(_at(module, name) for name in names)
     return None if any(part is None for part in found) else found
 
 
 class Positions:
-    """How a decoder tells queries and keys where they are: rotated in each layer, or not at all (learned positions).
-
-    None of both (ALiBi adds to the scores) is no `Positions`.
-    """
+    """How a decoder tells queries and keys where they are: rotated in each layer, or not at all (learned positions)."""
 
     def __init__(self, decoder: Foreign, attentions: Sequence[nn.Module]) -> None:
         self._rotary, self._attentions = unwrapped(getattr(decoder, "rotary_emb", None)), attentions
@@ -410,7 +394,7 @@ class Positions:
     def enter(
         self, layer: int, q: Tensor, k: Tensor, positions: Tensor, *, back: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys `[rows, token, heads, d]` as they enter the scores; `back`: from there to before."""
+        """Return queries and keys `[rows, token, heads, d]` as they enter the scores; `back`: from there to before."""
         if self.prescaled != 1.0:
             q = q / self.prescaled if back else q * self.prescaled
         if self.learned or not self._rotated[layer]:
@@ -450,7 +434,7 @@ class Positions:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, before: bool, after: bool) -> Tensor:
-    """Queries or keys `[rows, token, heads, d]` turned; whether what turns together lies side by side `before` and `after`."""
+    """Turn queries or keys `[rows, token, heads, d]`; whether what turns together lies side by side `before` and `after`."""
     x = x.unflatten(-1, (-1, 2)).transpose(-1, -2) if before else x.unflatten(-1, (2, -1))
     dtype = x.dtype
     first, second = x.to(cos.dtype).unbind(-2)  # DeepSeek-V2 turns in float32

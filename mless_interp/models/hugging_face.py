@@ -30,13 +30,10 @@ _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_positi
 def hugging_face_info(
     hf_model: Foreign, *, name: str = "", backend: str = "none yet", attention: str = "eager"
 ) -> ModelInfo:
-    """Return the geometry that a Hugging Face config gives (its text part for multimodal models).
-
-    Raises `ModelError` for models whose conditions are undefined, or whose attention is of another form.
-    """
+    """Return the geometry that a Hugging Face config gives (its text part for multimodal models); `ModelError` for models whose
+    conditions are undefined, or whose attention is of another form."""
     config = hf_model.config.get_text_config()
-    reason = _not_taken(hf_model, config)
-    if reason is not None:
+    if reason := _not_taken(hf_model, config):
         raise ModelError(f"{name} ({type(hf_model).__name__}) {reason}: it is not taken")
     n_layers, n_heads, kind = config.num_hidden_layers, config.num_attention_heads, config.model_type
 
@@ -49,8 +46,7 @@ def hugging_face_info(
         n_key_value_heads = 1 if config.multi_query else n_heads
     d_mlp = said("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
     d_mlp = d_mlp or (4 * config.hidden_size if kind in ("gpt2", "gptj", "gpt_neo") else None)
-    if said("num_local_experts", "num_experts", "n_routed_experts"):  # which share no `hook_post`
-        d_mlp = None
+    experts = said("num_local_experts", "num_experts", "n_routed_experts")  # which share no `hook_post`
     # up to these lengths tokens are rotated by their positions alone: longrope's frequencies change beyond
     ropes = getattr(config, "rope_parameters", None) or {}
     ropes = [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
@@ -72,7 +68,7 @@ def hugging_face_info(
         n_key_value_heads=n_key_value_heads,
         d_head=config.v_head_dim if latent else getattr(config, "head_dim", None) or config.hidden_size // n_heads,
         d_model=config.hidden_size,
-        d_mlp=d_mlp,
+        d_mlp=None if experts else d_mlp,
         d_vocab=config.vocab_size,
         context_length=min([config.max_position_embeddings, *lengths]),
         windows=tuple(width if kind in ("sliding_attention", "local") else None for kind in kinds[:n_layers]),
@@ -85,7 +81,7 @@ def hugging_face_info(
 
 
 def _not_taken(hf_model: Foreign, config: Foreign) -> str | None:
-    """Why no backend takes a model, from its config and the names of its modules; None for one that may be taken."""
+    """Say why no backend takes a model, from its config and the names of its modules; None for one that may be taken."""
 
     def said(name: str, otherwise: object = None) -> Foreign:
         return getattr(config, name, otherwise)
@@ -154,7 +150,7 @@ class HuggingFaceModel(Model):
         return found
 
     def _turned(self, taps: Taps, inputs: Inputs) -> Taps:
-        """These taps where the library shows queries and keys only before it turns them, or only after that (latent ones)."""
+        """These taps where queries and keys are shown only before they are turned, or only after that (latent ones)."""
         known, positions = self.positions, inputs.positions
         if known is None or any(part.inputs is None or part.inputs.norms is not None for part in self.parts):
             return taps  # a norm comes between, and has no way back
@@ -181,16 +177,16 @@ class HuggingFaceModel(Model):
 def _from_pretrained(
     kind: Foreign, source: str | None, loading: weights.Loading, *, name: str, **options: object
 ) -> PreTrainedModel:
-    """The model that `kind.from_pretrained` makes of `source`; `ModelError` for weights that do not fit or are not finite."""
-    places = loading.device_map
+    """Make the model that `kind.from_pretrained` makes; `ModelError` for weights that do not fit or are not finite."""
+    places, folder = loading.device_map, Path(source or "no folder")
     said = getattr(options.get("config"), "quantization_config", None)
-    if source is not None and (Path(source) / "config.json").is_file():
-        said = weights.document(Path(source), "config.json").get("quantization_config")
+    if (folder / "config.json").is_file():
+        said = weights.document(folder, "config.json").get("quantization_config")
     if places is None and (loading.quantization_config or said is not None):
         places = {"": loading.place}  # quantised where they lie, never whole elsewhere
     given = {"device_map": places, "max_memory": loading.max_memory, "quantization_config": loading.quantization_config}
     options |= {option: value for option, value in given.items() if value is not None}
-    adapted = source is not None and (Path(source) / weights.ADAPTER).is_file()
+    adapted = source is not None and (folder / weights.ADAPTER).is_file()
     if adapted:  # loaded by itself below: together, transformers would not say which weights the model lacks
         options["adapter_kwargs"] = {"subfolder": "none"}
     with ExitStack() as left, _quiet_loading():
@@ -240,9 +236,8 @@ def load_hugging_face(name: str, loading: weights.Loading) -> tuple[PreTrainedMo
         index = cached_file(name, weights.INDEX, local_files_only=options["local_files_only"], **quiet)
         if index is not None:  # weights in one file have none
             weights.check_index(Path(index))
-        return _from_pretrained(
-            AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options
-        ), tokenizer
+        options |= {"use_safetensors": True}
+        return _from_pretrained(AutoModelForCausalLM, name, loading, name=name, **options), tokenizer
     except ModelError:
         raise
     except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
@@ -267,8 +262,8 @@ def copied(hf_model: Foreign, loading: weights.Loading, *, name: str) -> PreTrai
 
 
 def only_here(source: str) -> bool:
-    """Ask whether a model can be read from this machine alone: a directory, or a hub id where the hub does not answer (with
-    no network every file would be tried five times, with pauses)."""
+    """Ask whether to read a model from this machine alone: a directory, or a hub id where the hub does not answer (with no
+    network every file would be tried five times, with pauses)."""
     if Path(source).is_dir():
         return True
     try:
@@ -280,28 +275,25 @@ def only_here(source: str) -> bool:
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """No bar for every weight and no table of strange ones, which are refused by name; as it was afterwards."""
-    bars, told = logging.is_progress_bar_enabled(), logging.get_logger("transformers.modeling_utils")
-    no_report: Foreign = lambda record: "LOAD REPORT" not in record.getMessage()  # noqa: E731
+    """No bar for every weight and no table of strange ones, which are refused by name."""
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
-    told.addFilter(no_report)
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        told.removeFilter(no_report)
+        logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
 
 
 def load_tokenizer(name: str, **options: Foreign) -> Foreign:
-    """Load the tokenizer of a directory or hub id; `ModelError` for a directory that holds none.
-
-    For some model types (Qwen2) transformers 5 rebuilds a byte-level tokenizer whatever was saved, silently wrong.
-    """
+    """Load the tokenizer of a directory or hub id; `ModelError` for a directory that holds none."""
     kind: Foreign = AutoTokenizer
     if Path(name).is_dir():
         weights.check_tokenizer(Path(name))
     if (Path(name) / "tokenizer_config.json").is_file():
+        # for some model types (Qwen2) transformers 5 rebuilds a byte-level tokenizer whatever was saved, silently wrong
         named = weights.document(Path(name), "tokenizer_config.json").get("tokenizer_class")
         kind = PreTrainedTokenizerFast if named in ("PreTrainedTokenizerFast", "TokenizersBackend") else kind
     return kind.from_pretrained(name, **options)
@@ -358,9 +350,10 @@ def hooked_for_run(attentions: Sequence[nn.Module], masks: Masks, unembedding: n
         hidden: Foreign = kwargs.get("hidden_states", args[0] if args else None)
         return args, {**kwargs, "attention_mask": additive_mask(visible.to(hidden.device), hidden.dtype)}
 
-    with ExitStack() as hooks:
-        last = unembedding.register_forward_hook(lambda module, given, made: unembedded(module, given[0]))
-        hooks.enter_context(last)
+    with (
+        ExitStack() as hooks,
+        unembedding.register_forward_hook(lambda module, given, made: unembedded(module, given[0])),
+    ):
         for attention, visible in zip(attentions, masks or (), strict=False):
             hooks.enter_context(attention.register_forward_pre_hook(partial(masked, visible), with_kwargs=True))
         yield

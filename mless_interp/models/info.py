@@ -12,7 +12,7 @@ from ..core.heads import Head, check_heads
 from ..runtime.folders import savable
 
 Foreign = Any
-"""An object of a library that ships no types, whose attributes are asked for: TransformerLens', nnsight's, Hugging Face's."""
+"""An object of a library that ships no types: TransformerLens', nnsight's, Hugging Face's."""
 
 
 class ModelError(ValueError):
@@ -28,10 +28,9 @@ class LeanAttentionError(ModelError):
 class ModelInfo:
     """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None.
 
-    `loaded_from`: the name by which the weights can be loaded once more; None for a wrapped model and one from memory.
-    `weights_hash`, `config_hash`: of when they were loaded, the weights as Hugging Face has them in this dtype; None where they
-    are not here. `n_classes`: how many classes it gives, where these are no tokens; answers are then classes. `d_key`,
-    `d_cached` (latent attention): the width of queries and keys, and how many numbers a cache holds of a token in a layer.
+    `loaded_from`: the name by which the weights can be loaded again, if any. `weights_hash`, `config_hash`: of when they were
+    loaded, the weights as Hugging Face has them in this dtype; None where they are not here. `n_classes`: how many classes it
+    gives, where these are no tokens; answers are then classes. `d_key`, `d_cached`: as `n_cached`, of latent attention alone.
     """
 
     name: str
@@ -59,7 +58,7 @@ class ModelInfo:
 
     @property
     def n_cached(self) -> int:
-        """Numbers that a cache holds of a token in a layer."""
+        """Numbers that a cache holds of a token in a layer (`d_key`: the width of queries and keys)."""
         return self.d_cached or 2 * self.n_key_value_heads * self.d_head
 
     @property
@@ -74,12 +73,11 @@ class ModelInfo:
         `what` is done with them, for the error where there are none."""
         if heads is not None and layers is not None:
             raise ValueError("give heads or layers, not both")
-        if layers is None:
-            asked = self.heads if heads is None else heads
-            chosen = check_heads(asked, n_layers=self.n_layers, n_heads=self.n_heads)
-        else:
+        if layers is not None:
             of = {self.check_layer(layer) for layer in layers}
-            chosen = tuple(head for head in self.heads if head.layer in of)
+            heads = [head for head in self.heads if head.layer in of]
+        asked = self.heads if heads is None else heads
+        chosen = check_heads(asked, n_layers=self.n_layers, n_heads=self.n_heads)
         if not chosen:
             raise ValueError(f"no {'heads' if layers is None else 'layers'} to {what}: name at least one")
         return chosen
@@ -104,13 +102,12 @@ BY_LAYERS = "layer by layer"
 class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
-    Largest differences: of a row's sum from 1, with a learned sink's share (`row_sum_error`); of heads' outputs from their own
-    values with every token made to look at itself, as a share of the largest (`edit_error`), and of the logits then
-    (`edit_effect`); of logits from the plain Hugging Face pass; of the gap from the masked condition on shared tokens; of a
-    replay from a whole pass; of heads' outputs from those of the queries and keys that enter the scores (`entering_error`); of
-    what attention adds from z W_O + b (`output_error`). `replay` says how runs are continued, `shows_rotated` whether entering
-    queries and keys can be had, `entering` why not. `resolution`: twice the root mean square of what rounding did to a token's
-    log-probability, in nats. None: does not apply, or was not measured.
+    Largest differences: of a row's sum from 1 (`row_sum_error`); of heads' outputs from their own values with every token made
+    to look at itself, as a share (`edit_error`), and of the logits then (`edit_effect`); of logits from the plain Hugging Face
+    pass; of the gap from the masked condition; of a replay from a whole pass; of heads' outputs from those of entering queries
+    and keys (`entering_error`; `entering` says why these cannot be had); of what attention adds from z W_O + b
+    (`output_error`). `resolution`: twice the root mean square of what rounding did to a token's log-probability, in nats.
+    None: does not apply, or was not measured.
     """
 
     largest_logit: float
@@ -130,7 +127,7 @@ class ModelChecks:
 
     @property
     def by_layers(self) -> bool:
-        """Whether runs may be continued layer by layer, not only by whole forward passes."""
+        """Whether runs may be continued layer by layer."""
         return self.replay == BY_LAYERS
 
     def __repr__(self) -> str:
@@ -177,10 +174,9 @@ class GatedMlp:
 
 @dataclass(frozen=True, eq=False)
 class AttentionOutput:
-    """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias).
+    """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias); most have no norm.
 
-    `weights` is W_O per query head, `[head, d_head, d_model]`, times what the layer multiplies it by (Granite). `norm` is None
-    but where the layer norms what attention writes before it is added (Gemma 2 and 3).
+    `weights` is W_O per query head, `[head, d_head, d_model]`, times what the layer multiplies it by (Granite).
     """
 
     weights: Tensor
@@ -226,7 +222,6 @@ class Tap:
         return value
 
     def show(self, value: Tensor) -> None:
-        """Show `keep` an activation, or what `reduce` makes of it."""
         if self.keep is not None:
             self.keep(value if self.reduce is None else self.reduce(value))
 
@@ -252,8 +247,8 @@ Masks = tuple[Tensor, ...] | None
 class Inputs:
     """One model input: token ids with the positions and visibility that a condition gives them.
 
-    `tokens` `[batch, token]`; `position_ids` `[batch, token]` (None: 0, 1, 2, ...); `attention_mask` boolean
-    `[batch, 1 or head, dest, src]`, True = visible (None: causal only).
+    `tokens` `[batch, token]`; `position_ids` `[batch, token]` (None: 0, 1, 2, ...); `attention_mask` boolean `[batch, 1 or
+    head, dest, src]`, True = visible, ANDed with causality and each layer's window (None: these alone).
     """
 
     tokens: Tensor
@@ -292,7 +287,6 @@ class Inputs:
         return replace(self, attention_mask=None)
 
     def to(self, device: torch.device | str) -> "Inputs":
-        """Return the same input on another device."""
         return self._each(lambda x: x.to(device))
 
     def repeated(self, rows: int) -> "Inputs":
@@ -316,8 +310,8 @@ class Recording:
     """Everything of a run that a replay from position `start` on needs, per layer.
 
     `resid_pre`, `q`, `z` hold the positions from `start` on: `[batch, changed, ...]`; `k` (rotated) and `v` every position:
-    `[batch, token, kv_head, d_head]`; `masks` the boolean visibility `[batch, 1|head, changed, token]`. Where the backend does
-    not show rotated queries and keys, `resid_pre`, `q`, `k` and `v` are empty and a replay runs whole forward passes.
+    `[batch, token, kv_head, d_head]`; `masks` the boolean visibility `[batch, 1|head, changed, token]`. All but z and masks are
+    empty where the backend does not show rotated queries and keys.
     """
 
     inputs: Inputs

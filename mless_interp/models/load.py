@@ -25,8 +25,7 @@ DEMO_DIRECTORY = Path(__file__).parents[1] / "data" / "demo"
 
 @runtime_checkable
 class InMemory(Protocol):
-    """A model that is already here: whatever has these three can be loaded, and is left as it is. Weights, config and
-    tokenizer are copied; hooks and replaced modules are not."""
+    """A model that is already here: weights, config and tokenizer of whatever has these three are copied, no hooks."""
 
     @property
     def name(self) -> str: ...
@@ -64,8 +63,7 @@ def load_model(
     backend : "hooked_transformer" (TransformerLens 3.9), "bridge" (3.9 and 4.x), "nnsight"; "auto" takes the first that is
         installed and reproduces the model, from the bridge on for quantised weights and those of more than
         `CONVERTED_AT_MOST` bytes, nnsight if `device_map`, `remote` or another attention than eager is given.
-    dtype : "float32" (default), "float64", "bfloat16" or "float16".
-    device : default: the first GPU if there is one, else the CPU.
+    dtype, device : "float32", "float64", "bfloat16" or "float16"; None: the first GPU if there is one, else the CPU.
     device_map : spreads a model over devices (nnsight, bridge): "auto", "balanced", "sequential", or module -> device,
         "cpu" and "disk" among them (nnsight). `max_memory` (device -> bytes or "20GiB") bounds what "auto" puts where;
         `offload_folder` takes what it leaves on the disk.
@@ -81,7 +79,6 @@ def load_model(
     """
     options = {key: value for key, value in locals().items() if key != "name"}
     loading = Loading(**options)
-    saved = None if remote is True or isinstance(name, InMemory) else hooked_folder(name)
     if remote is True:
         from .nnsight import hosted
 
@@ -89,12 +86,12 @@ def load_model(
             raise ValueError(f"{HOSTED}: {type(name).__name__} {name} is not one")
         made = hosted(name, loading)
         model = _finished(made, config=made.underlying._module.config, loaded_from=name)
-    elif saved is not None:
+    elif not isinstance(name, InMemory) and _is_hooked(name):
         from .transformer_lens import hooked_from_folder
 
         if loading.asked not in ("auto", "hooked_transformer") or loading.splits:
             raise ValueError(f"{name} holds a HookedTransformer: backend must be 'hooked_transformer', on one device")
-        hooked = hooked_from_folder(saved, loading, name=str(name))
+        hooked = hooked_from_folder(Path(name), loading, name=str(name))
         model = _finished(hooked, config=hooked.underlying.cfg, loaded_from=str(name), tf32=tf32)
     else:
         model = _loaded(name, loading, loading.asked)
@@ -163,7 +160,7 @@ def wrap_model(thing: Foreign, *, name: str | None = None, tokenizer: Foreign = 
     Raises `TypeError` for anything else, `ModelError` if the model fails its check.
     """
     label, mro = name or f"wrapped {type(thing).__name__}", type(thing).__mro__
-    kinds = {kind.__name__ for kind in mro} | {kind.__module__.split(".")[0] for kind in mro}
+    kinds = {word for kind in mro for word in (kind.__name__, kind.__module__.split(".")[0])}
     wrapper: Foreign
     if "HookedTransformer" in kinds:
         from .transformer_lens import HookedTransformerModel as wrapper
@@ -184,26 +181,24 @@ def wrap_model(thing: Foreign, *, name: str | None = None, tokenizer: Foreign = 
 
 @checked
 def untrained_twin(model: Model, seed: int = 0) -> Model:
-    """Make a model of the same configuration and tokenizer whose weights are drawn anew: what it shows holds without training.
-
-    The architecture's own initialisation draws the weights, from `seed` alone. The twin runs where the model does, and is
-    not quantised. Raises `ModelError` for a model that runs elsewhere.
-    """
+    """Make a model of the same configuration and tokenizer, on the same device, whose weights the architecture's own
+    initialisation draws anew, from `seed` alone: what it shows holds without training. `ModelError` for a model that runs
+    elsewhere."""
     info, label = model.info, f"untrained twin of {model.info.name} (seed {seed})"
     if model.remote is True or model.config is None:
         raise ModelError(f"{info.name} runs elsewhere, and its untrained twin would have to be made here")
     from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+    config = copy.deepcopy(model.config)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        if not isinstance(model.config, PreTrainedConfig):
+        if not isinstance(config, PreTrainedConfig):
             from .transformer_lens import _hooked
 
-            hooked = _hooked(copy.deepcopy(model.config))
+            hooked = _hooked(config)
             hooked.init_weights()
             hooked = hooked.to(hooked.cfg.device)
             return wrap_model(hooked, name=label, tokenizer=model.tokenizer).on(model.engine)
-        config = copy.deepcopy(model.config)
         config.__dict__.pop("quantization_config", None)
         hf_model: Foreign = model.hf_model
         make = AutoModelForCausalLM.from_config if hf_model is None else type(hf_model)._from_config
@@ -223,7 +218,7 @@ def _finished(
     weights_hash: str | None = None,
     tf32: bool | None = None,
 ) -> Model:
-    """This model, just made: its weights known by their hash (None: that of what it holds), its figures found."""
+    """Know the weights of a model, just made, by their hash (None: that of what it holds), and find its figures."""
     model._hashing, model.config = WeightsHash(), config
     model._held = None if model.weights is None else model._hashing.of(model.weights)
     libraries = ("nnsight" if model.info.backend == "nnsight" else "transformer-lens", "transformers", "torch")
@@ -257,10 +252,10 @@ def _config_of(label: str | Path) -> dict[str, Foreign]:
     return document(directory, "config.json") if (directory / "config.json").is_file() else {}
 
 
-def hooked_folder(label: str | Path) -> Path | None:
-    """Return the directory behind a model's name where it holds a HookedTransformer, whose config is not Hugging Face's."""
+def _is_hooked(label: str | Path) -> bool:
+    """Ask whether the directory behind a model's name holds a HookedTransformer, whose config is not Hugging Face's."""
     said = _config_of(label).keys()
-    return Path(label) if {"d_head", "n_ctx"} <= said and "model_type" not in said else None
+    return {"d_head", "n_ctx"} <= said and "model_type" not in said
 
 
 def shape_of(label: str) -> tuple[int, int] | None:
@@ -273,9 +268,8 @@ def shape_of(label: str) -> tuple[int, int] | None:
 def source_of(label: str) -> str:
     """Return the directory or hub id behind a model's name; `ModelError` for a directory without a model."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)
-    looks_like_path = label.startswith((".", "/", "~")) or label.count("/") > 1 or not label.strip() or "\\" in label
     if not directory.is_dir():
-        if not looks_like_path:
+        if label.strip() and not label.startswith((".", "/", "~")) and label.count("/") < 2 and "\\" not in label:
             return label
         near = nearest(directory.name, beside(directory))
         raise ModelError(f"unknown model {label!r}: there is no such directory{near}; or give a hub id, or 'demo'")

@@ -104,8 +104,8 @@ def threads_for(info: ModelInfo) -> int:
 def rows_per_pass(
     info: ModelInfo, *, batch: int, changed: int, length: int, read: int, devices: Sequence[str] = ()
 ) -> int:
-    """Rows per problem of one pass: full matrix products, within 1 GB or a sixth of the smallest GPU's memory (`devices`, as
-    `Model.devices`). The same on every day, as rows decide the last bits: halved whenever memory runs out."""
+    """Return rows per problem of one pass: full matrix products, within 1 GB or a sixth of the smallest GPU's memory
+    (`devices`, as `Model.devices`). The same on every day, as rows decide the last bits."""
     widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
     gpu = smallest_gpu(devices or (info.device,))
@@ -116,7 +116,7 @@ def rows_per_pass(
 
 
 def rows_per_request(info: ModelInfo, *, batch: int, changed: int, length: int) -> int:
-    """Rows per problem of one pass elsewhere: a head's new outputs for each fit one request, and the pass a server's memory."""
+    """Return rows per problem of one pass elsewhere, whose new head outputs fit one request, and the pass a server's memory."""
     sent = batch * changed * info.d_head * (8 if info.dtype == "float64" else 4)
     return max(1, min(REQUEST_BYTES // sent, REQUEST_TOKENS // (batch * length)))
 
@@ -124,7 +124,7 @@ def rows_per_request(info: ModelInfo, *, batch: int, changed: int, length: int) 
 def rows_per_graph(
     info: ModelInfo, *, changed: int, length: int, read: int, bytes_each: int, devices: Sequence[str] = ()
 ) -> int:
-    """Rows of one pass whose graph over all layers fits the memory: the smallest GPU's, wherever the layers lie."""
+    """Return rows of one pass whose graph over all layers fits the memory: the smallest GPU's, wherever the layers lie."""
     width = 10 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * length
     numbers = info.n_layers * changed * width + 3 * read * info.d_vocab
     gpu = smallest_gpu(devices or (info.device,))
@@ -133,13 +133,13 @@ def rows_per_graph(
 
 
 def smallest_gpu(devices: Sequence[str]) -> int | None:
-    """Bytes of the smallest GPU's memory among these devices; None where there is none."""
+    """Return bytes of the smallest GPU's memory among these devices; None where there is none."""
     gpus = [torch.cuda.get_device_properties(device) for device in devices if "cuda" in device]
     return min((int(gpu.total_memory) for gpu in gpus), default=None)
 
 
 def computed_on(devices: Sequence[str], *, threads: int, tf32: bool | None = None) -> dict[str, object]:
-    """What decides the last bits of a product, beside its numbers: kinds of machine, library and their settings."""
+    """Name what decides the last bits of a product, beside its numbers: kinds of machine, library and their settings."""
     gpus = sorted({torch.cuda.get_device_name(device) for device in devices if "cuda" in device})
     kind = " and ".join(gpus) or f"{devices[0]} {torch.backends.cpu.get_cpu_capability()}"
     products = torch.get_float32_matmul_precision() if tf32 is None else "tf32" if tf32 else "highest"
@@ -147,7 +147,7 @@ def computed_on(devices: Sequence[str], *, threads: int, tf32: bool | None = Non
 
 
 def halved(size: int, error: BaseException) -> int:
-    """Half of a batch for which memory ran out; raises `error` again if it says something else or one is left already."""
+    """Halve a batch for which memory ran out; raise `error` again if it says something else or one is left already."""
     if size <= 1 or not out_of_memory(error):
         raise error
     if torch.cuda.is_available():

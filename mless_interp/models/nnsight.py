@@ -1,7 +1,6 @@
 """nnsight 0.8 (local, several devices by device_map, NDIF by `remote`) behind the seam; the only file that imports it.
 
-Attention internals are operations inside the module's source, found by what they carry, as labels depend on versions. What is
-done inside a trace is in `traced_ops.py`, told in plain data, so that the same trace runs here and on a server.
+Attention internals are operations inside the module's source, found by what they carry, as labels depend on versions.
 """
 
 import copy
@@ -75,7 +74,7 @@ def hosted(name: str, loading: Loading) -> "NnsightModel":
 
 
 def _operations_of_its_kind(traced: Foreign, tokenizer: Foreign, **code: bool) -> "Operations":
-    """Where the attention operations of a model without weights are: on one of its kind, with a single small random layer."""
+    """Find the attention operations of a model without weights on one of its kind, with a single small random layer."""
     small = copy.deepcopy(traced._module.config)
     text = small.get_text_config()
     least = {"num_hidden_layers": 1, "vocab_size": 32, "intermediate_size": 64, "pad_token_id": None}
@@ -122,14 +121,11 @@ class NnsightModel(HuggingFaceModel):
         self.paths = [paths[part.module] for part in self.parts]
         self.head = paths[hf_model.get_output_embeddings()]
         self.attentions = [f"{at}.{part.attention_path}" for at, part in zip(self.paths, self.parts, strict=True)]
-        if remote is not True:  # instrumented now: inside a trace it would come after the layer began
-            for attention in self.attentions:
-                _ = traced_ops.found(traced, attention).source
+        for attention in self.attentions if remote is not True else ():
+            _ = traced_ops.found(traced, attention).source  # instrumented now: in a trace the layer would have begun
         eager = info.attention == "eager" and not self.has_sinks  # with sinks no operation gives rows that sum to 1
         with self.turn():
-            self.operations = operations or _find_attention_ops(
-                traced, self.paths[0], self.parts[0], heads=info, eager=eager
-            )
+            self.operations = operations or _operations(traced, self.attentions[0], heads=info, eager=eager)
         self.places = [_places(self.operations, part, d_head=info.d_head) for part in self.parts]
 
     @property
@@ -176,28 +172,27 @@ class NnsightModel(HuggingFaceModel):
 
     def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[Step]:
         """What `traced_ops.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
-        at = self.paths[layer]
-        wanted = {name: taps[site(layer, name)] for name in SITES if site(layer, name) in taps}
-        for name in ("hook_resid_pre", "mask", *[name for name in SITES if name != "hook_resid_pre"]):
-            if name == "mask" and mask is not None:
+        for number, name in enumerate(SITES):
+            if number == 1 and mask is not None:
                 yield "", self.attentions[layer], (), "mask", mask, None, None
-            if name not in wanted:
+            full = site(layer, name)
+            if full not in taps:
                 continue
             if name not in self.places[layer]:
                 raise ModelError(f"nnsight has no site {name} in layer {layer} of {self._called}: use another backend")
-            place, tap = self.places[layer][name], wanted[name]
+            place, tap = self.places[layer][name], taps[full]
             keep: Callable[[Tensor], object] | None = tap.keep
             if self.remote:
                 keep = None if keep is None else tap.reduce or torch.clone
                 if not traced_ops.can_be_sent(tap.edit):
                     raise ModelError(
-                        f"the edit of {site(layer, name)} is a function of this process, which cannot be sent to where "
-                        f"{self.info.name} runs: sweeps of heads can (patch_heads, Model.replay); for all else load it here"
+                        f"the edit of {full} is a function of this process, which cannot be sent to where {self.info.name} "
+                        "runs: sweeps of heads can (patch_heads, Model.replay); for all else load it here"
                     )
             if tap.edit is not None and place.part == traced_ops.REFUSED:
                 raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
-            path = ".".join(filter(None, (at, place.path)))
-            yield site(layer, name), path, place.labels, place.side, place.part, tap.edit, keep
+            path = ".".join(filter(None, (self.paths[layer], place.path)))
+            yield full, path, place.labels, place.side, place.part, tap.edit, keep
 
 
 def _walked(traced: Foreign, prompt: Said, options: Said, steps: list[Step], plan: Said) -> Said:
@@ -225,7 +220,7 @@ class Operations(NamedTuple):
 
 
 def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, Place]:
-    """Where the sites of a layer are; those it has not are left out."""
+    """Say where the sites of a layer are; those it has not are left out."""
     inputs, norms, attention = part.inputs, part.norms, part.attention_path
     assert inputs is not None and norms is not None
     made = {"hook_resid_pre": Place("", "input"), "hook_resid_post": Place("", "output", traced_ops.FIRST)}
@@ -255,20 +250,18 @@ def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, 
     return made | ({"mlp.hook_pre_linear": Place(up, "output", halves[1])} if gate else {})
 
 
-def _find_attention_ops(
-    traced: Foreign, layer: str, part: DecoderLayer, *, heads: ModelInfo, eager: bool
-) -> Operations:
-    """Where the attention call is, if there is one, and inside it the softmax and the pattern that multiplies the values.
+def _operations(traced: Foreign, attention: str, *, heads: ModelInfo, eager: bool) -> Operations:
+    """Find the attention call, if there is one, and inside it the softmax and the pattern that multiplies the values.
 
     The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
     whose output has rows that sum to 1 (the self-check proves that it acts), and the scores enter the first such one. Where
     another library wrapped the attention function (TransformerBridge does for Gemma), it is one level deeper.
     """
     tokens = torch.arange(_PROBE)[None].to(device_of(traced._module))
-    attn = traced_ops.found(traced, f"{layer}.{part.attention_path}")
+    attn = traced_ops.found(traced, attention)
 
     def probe(visit: Callable[[], Foreign]) -> Foreign:
-        """What a look inside a pass gives; None for an operation that this pass does not reach, or has no source."""
+        """Look inside a pass; None for an operation that this pass does not reach, or that has no source."""
         shown: Said = {}
         try:
             with torch.no_grad(), traced.trace({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}):
@@ -281,9 +274,8 @@ def _find_attention_ops(
     def is_call(label: str) -> bool:
         args, _ = probe(lambda: getattr(attn.source, label).inputs) or ((), {})
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() == 4][:3]
-        return [(*t.shape[1:3],) for t in tensors] == [
-            (n, _PROBE) for n in (heads.n_heads, heads.n_key_value_heads, heads.n_key_value_heads)
-        ]
+        wanted = [(heads.n_heads, _PROBE), *[(heads.n_key_value_heads, _PROBE)] * 2]
+        return [(*t.shape[1:3],) for t in tensors] == wanted
 
     def is_pattern(value: object) -> bool:
         if not isinstance(value, Tensor) or value.shape != (1, heads.n_heads, _PROBE, _PROBE):
@@ -291,7 +283,7 @@ def _find_attention_ops(
         return bool(((value.float().sum(-1) - 1).abs() < 1e-2).all() and (value >= 0).all())
 
     def patterns(path: tuple[str, ...]) -> list[tuple[str, ...]]:
-        """Paths of all operations inside the one at `path` whose output is a pattern."""
+        """List paths of all operations inside the one at `path` whose output is a pattern."""
         found: list[tuple[str, ...]] = []
         for label in probe(lambda: list(traced_ops.found(attn, "", path).source.compiled.names)) or ():
             value = probe(partial(lambda at: traced_ops.found(attn, "", at).output, (*path, label)))

@@ -15,56 +15,46 @@ from .traced_ops import is_half
 
 @runtime_checkable
 class Layers(Protocol):
-    """One decoder, layer by layer, as its library computes it: x is the residual stream before a layer, y after its attention,
-    x' after the layer; n are norms, or the identity."""
+    r"""One decoder, layer by layer, as its library computes it: x is the residual stream before a layer, y after its attention
+    (the MLP of a parallel layer reads x), x' after the layer; n are norms, or the identity.
+
+    $$ q = R_p\, n_q(W_Q\, n_1(x)), \qquad k = R_p\, n_k(W_K\, n_1(x)), \qquad v = W_V\, n_1(x) $$
+
+    $$ A = \mathrm{softmax}\big(c \tanh(s\, q k^\top / c)\big), \qquad z = A v, \qquad
+       y = x + n_2\Big(\sum_h z_h W_O^h + b_O\Big) $$
+
+    $$ x' = y + n_4\big(\mathrm{MLP}(n_3(y))\big), \qquad \mathrm{logits} = c \tanh\big(W_U\, n(x) / c\big) $$
+    """
 
     n_layers: int
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        r"""Rotated q `[rows, token, H, d]`, rotated k and v `[rows, token, KV, d]`; positions `[rows or 1, token]`.
-
-        $$ q = R_p\, n_q(W_Q\, n_1(x)), \qquad k = R_p\, n_k(W_K\, n_1(x)), \qquad v = W_V\, n_1(x) $$
-        """
+        """Rotated q `[rows, token, H, d]`, rotated k and v `[rows, token, KV, d]`; positions `[rows or 1, token]`."""
 
     def rule(self, layer: int) -> AttentionRule:
-        r"""Scale s and soft-cap c of the layer's scores, and learned sinks.
-
-        $$ A = \mathrm{softmax}\big(c \tanh(s\, q k^\top / c)\big), \qquad z = A v $$
-        """
+        """Scale s and soft-cap c of the layer's scores, and learned sinks."""
 
     def parallel(self, layer: int) -> bool:
         """Whether the layer's MLP reads x, not y: then attention acts on no MLP but those of later layers."""
 
     def attention_out(self, layer: int, z: Tensor) -> Tensor:
-        r"""What attention adds to the stream, of the head outputs `[rows, token, H, d]`.
-
-        $$ y = x + n_2\Big(\sum_h z_h W_O^h + b_O\Big) $$
-        """
+        """What attention adds to the stream, of the head outputs `[rows, token, H, d]`."""
 
     def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
-        r"""What the MLP adds to the stream, of the stream that it reads: y, in parallel x.
-
-        $$ x' = y + n_4\big(\mathrm{MLP}(n_3(y))\big) $$
-        """
+        """What the MLP adds to the stream, of the stream that it reads."""
 
     def unembed(self, resid: Tensor) -> Tensor:
-        r"""Logits `[..., vocab]` of the last layer's residual stream (maybe a finer one), soft-capped where the model does.
-
-        $$ c \tanh\big(W_U\, n(x) / c\big) $$
-        """
+        """Logits `[..., vocab]` of the last layer's residual stream (maybe a finer one)."""
 
 
 def finished(layers: Layers, layer: int, resid: Tensor, z: Tensor) -> Tensor:
     """Return the stream after a layer, from that before it (maybe finer, and stays so) and its head outputs."""
-    wrote = layers.attention_out(layer, z)
-    if layers.parallel(layer):
-        return resid + wrote + layers.mlp_out(layer, resid.to(z.dtype))
-    resid = resid + wrote
-    return resid + layers.mlp_out(layer, resid.to(z.dtype))
+    mid = resid + layers.attention_out(layer, z)
+    return mid + layers.mlp_out(layer, (resid if layers.parallel(layer) else mid).to(z.dtype))
 
 
 def stage(layers: Layers, layer: int, part: str) -> int:
-    """When what a part of a layer adds is in the stream: "input" (before the layer), "attention", "mlp" or "output" (after).
+    """Say at which stage what a part of a layer adds is in the stream: "input" (before it), "attention", "mlp", "output".
 
     Stages count half layers: 2 l is the stream before layer l, 2 l + 1 that between its attention and its MLP, 2 n_layers the
     last one. In a parallel layer attention's part is read by nobody before the next layer.
@@ -94,34 +84,32 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Te
 
 
 def _with_prefix(prefix: Tensor, own: Tensor) -> Tensor:
-    """Keys or values `[batch x row, src, KV, d]`: each prompt's prefix before its rows' own."""
+    """Put each prompt's prefix before its rows' own keys or values: `[batch x row, src, KV, d]`."""
     return torch.cat([prefix.repeat_interleave(len(own) // len(prefix), 0), own], 1)
 
 
 def _joined(running: Tensor, fresh: Tensor) -> Tensor:
-    """Rows `[batch x row, ...]` with more rows `[batch, more, ...]` behind those of each prompt."""
+    """Put more rows `[batch, more, ...]` behind those of each prompt, `[batch x row, ...]`."""
     if not len(running):
         return fresh.flatten(0, 1)
     return torch.cat([running.unflatten(0, (len(fresh), -1)), fresh], 1).flatten(0, 1)
 
 
 def _stream(resid: Tensor) -> Tensor:
-    """The residual stream as it is carried on: float32 where the model is in half precision."""
+    """Carry the residual stream on in float32 where the model is in half precision."""
     return resid.float() if is_half(resid) else resid
 
 
 class Stepper:
     """The recipe, for any decoder that is known layer by layer: for the positions from `start` on, each row (one alternative
-    edit of a prompt) joins the batch at the layer that it edits, and the rows of a prompt share its prefix keys and values.
-
-    In half precision the residual stream is carried on in float32 and rounded where a layer reads it.
-    """
+    edit of a prompt) joins the batch at the layer that it edits, and the rows of a prompt share its prefix keys and values. In
+    half precision the residual stream is carried on in float32 and rounded where a layer reads it."""
 
     def __init__(self, layers: Layers, turn: Callable[[], AbstractContextManager[None]]) -> None:
         self.layers, self._turn = layers, turn
 
     def replay(self, receiving: Recording, joins: Sequence[int], edits: Tensor, read: Tensor) -> Tensor:
-        """Logits `[batch x row, read, vocab]` at `read` (counted from `start`), one row for each edit.
+        """Return logits `[batch x row, read, vocab]` at `read` (counted from `start`), one row for each edit.
 
         `edits` are head outputs `[batch x row, changed, head, d_head]` (see `Model.replay`), or changes
         `[batch x row, changed, d_model]` that are added to the stream. `joins` (one per row, never falling) says at which
@@ -138,7 +126,7 @@ class Stepper:
         active = 0
 
         def joining(at: int, own: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            """Of the rows that join here, the run's own stream and what is edited, at the positions that go on (`rows`)."""
+            """Take, of the rows that join here, the run's own stream and what is edited, at the positions that go on."""
             nonlocal active
             count = joins.count(at)
             own, more = own[:, None, :last], edits[:, active : active + count].to(own.device)
@@ -147,7 +135,7 @@ class Stepper:
             return own.expand(-1, count, -1, -1), more
 
         def changed(resid: Tensor, at: int, rows: Tensor | None = None) -> Tensor:
-            """The stream with the rows that join at this stage."""
+            """Add the rows that join at this stage."""
             if of_heads or at not in joins:
                 return resid
             own, more = joining(at, self.stream(receiving, at), rows)
@@ -176,7 +164,7 @@ class Stepper:
         return self.layers.unembed(changed(resid, 2 * n_layers, read.to(resid.device)))
 
     def stream(self, receiving: Recording, at: int) -> Tensor:
-        """The run's own residual stream at a stage (see `stage`), `[batch, changed, d_model]`, as it is carried on."""
+        """Return the run's own residual stream at a stage (see `stage`), `[batch, changed, d_model]`, as it is carried on."""
         layer = min(at // 2, self.layers.n_layers - 1)
         resid, z = _stream(receiving.resid_pre[layer]), receiving.z[layer]
         if at == 2 * layer:

@@ -1,5 +1,4 @@
-"""The hook names of the seam, TransformerLens' on every backend; and what no library shows at a site of its own, made of
-activations that wait for it inside one forward pass."""
+"""Hook names, TransformerLens' on every backend; and what no library shows at a site of its own, made inside a pass."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -113,32 +112,33 @@ def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callab
         held, names = Held(), attention_sites(layer, "rot_q", "rot_k", "v")
         for name, hold in held.captures(*names).items():
             made[name] = Tap.both(made.get(name, Tap()), Tap(keep=hold))
-        z = site(layer, "attn.hook_z")
-        mix = _mixed(scores, pattern, partial(held.take, *names), masks[layer], rule(layer))
+        z, take = site(layer, "attn.hook_z"), partial(held.take, *names)
+        mix = partial(_mixed, scores, pattern, take, masks[layer], rule(layer))
         made[z] = Tap.both(Tap(mix), made.get(z, Tap()))
     return made
 
 
 def _mixed(
-    scores: Tap, pattern: Tap, parts: Callable[[], tuple[Tensor, ...]], visible: Tensor, rule: AttentionRule
-) -> Edit:
-    def edit(value: Tensor) -> Tensor:
-        q, k, v = parts()
-        mixed = mix_values(pattern(softmax(scores(masked_scores(q, k, visible.to(q.device), rule)), rule.column)), v)
-        return value if scores.edit is None and pattern.edit is None else mixed.to(value)
-
-    return edit
+    scores: Tap,
+    pattern: Tap,
+    take: Callable[[], tuple[Tensor, ...]],
+    visible: Tensor,
+    rule: AttentionRule,
+    z: Tensor,
+) -> Tensor:
+    q, k, v = take()
+    mixed = mix_values(pattern(softmax(scores(masked_scores(q, k, visible.to(q.device), rule)), rule.column)), v)
+    return z if scores.edit is None and pattern.edit is None else mixed.to(z)
 
 
 UNGATED = (
     "This model's MLP has no gate, so its activations are act(up(x)) themselves: our extension of the paper's gated form, "
     "act(gate(x))."
 )
-"""What a result says whose activations are those of an MLP without a gate."""
 
 
 def extension_of(settings: Mapping[str, object]) -> list[str]:
-    """Return the sentence that labels a result made with these settings; none for the paper's form, which older ones have."""
+    """Label a result made with these settings; nothing for the paper's form, which older ones have."""
     return [] if settings.get("gated", True) else [UNGATED]
 
 
@@ -148,9 +148,8 @@ def gate_edits(layer: int, gate: GatedMlp, change: Callable[[Tensor], Tensor]) -
     With a gate, a = act(gate(x)): no library has a hook on it, so the product is made again at `hook_post`. Without one
     a = act(up(x)) is `hook_post` itself.
     """
-    held, factors = Held(), [site(layer, "mlp.hook_pre")]
-    factors += [site(layer, "mlp.hook_pre_linear")] if gate.gated else []
-    name = site(layer, "mlp.hook_post")
+    factors = [site(layer, f"mlp.hook_{part}") for part in (("pre", "pre_linear") if gate.gated else ("pre",))]
+    held, name = Held(), site(layer, "mlp.hook_post")
 
     def override(post: Tensor) -> Tensor:
         pre, *linear = held.take(*factors)
@@ -161,8 +160,7 @@ def gate_edits(layer: int, gate: GatedMlp, change: Callable[[Tensor], Tensor]) -
             return product if gate.bias is None else product + gate.bias
 
         if not torch.allclose(made(activations), post, rtol=2e-2, atol=1e-3 * float(post.abs().max())):
-            form = "act(pre) * pre_linear" if gate.gated else "act(pre)"
-            raise ModelError(f"{name} is not {form} here: this MLP is built otherwise, edit it by hand")
+            raise ModelError(f"{name} is not act(pre){' * pre_linear' * gate.gated} here: edit this MLP by hand")
         changed = change(activations)
         return torch.where(changed == activations, post, made(changed))
 

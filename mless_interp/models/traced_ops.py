@@ -1,5 +1,5 @@
-"""What is done inside a trace, here or on a server that has torch but not this package: nnsight sends this file along, so it
-imports torch alone, and is told plain data and functions of its own."""
+"""What is done inside a trace, here or on a server without this package: nnsight sends this file along, so it imports torch
+alone, and is told plain data and functions of its own."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -20,22 +20,22 @@ PLAIN = (bool, int, float, str, bytes, Tensor, torch.dtype, type(None))
 
 def can_be_sent(value: object) -> bool:
     """Ask whether a server can make sense of it: plain data, a function of this file or of torch, `partial` of one."""
+    if isinstance(value, partial):
+        value = [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, list | tuple):
         return all(map(can_be_sent, value))
-    if isinstance(value, partial):
-        return can_be_sent([value.func, *value.args, *value.keywords.values()])
     if isinstance(value, PLAIN) or any(value is known for known in (tail, look_at_self, replaced)):
         return True
     return callable(value) and getattr(torch, getattr(value, "__name__", ""), None) is value
 
 
 def tail(value: Tensor, *, start: int) -> Tensor:
-    """An activation `[batch, token, ...]` at the tokens from `start` on, as a copy."""
+    """Copy an activation `[batch, token, ...]` at the tokens from `start` on."""
     return value[:, start:].clone()
 
 
 def look_at_self(pattern: Tensor) -> Tensor:
-    """The pattern of heads whose every token looks at itself alone."""
+    """Make the pattern of heads whose every token looks at itself alone."""
     return torch.eye(pattern.shape[-1]).to(pattern).expand_as(pattern)
 
 
@@ -102,7 +102,7 @@ def _argument(args: tuple[Traced, ...], which: int) -> int:
 
 
 def found(model: Traced, path: str, labels: Sequence[str] = ()) -> Traced:
-    """The envoy at a path in a traced model, or the operation at these labels in it, each inside the one before."""
+    """Find the envoy at a path in a traced model, or the operation at these labels in it, each inside the one before."""
     at = model
     for name in path.split(".") if path else ():
         at = getattr(at, name)
@@ -121,7 +121,7 @@ def walked(
     logits: bool,
     brought: bool,
 ) -> dict[str, Traced]:
-    """One forward pass of a traced model, site by site: what each step keeps, by name, and "logits".
+    """Walk one forward pass of a traced model, site by site; return what each step keeps, by name, and "logits".
 
     A step is `(name, path, labels, side, part, edit, keep)`, in the order of the pass; the side "mask" gives the attention at
     `path` the visibility `masks[part]` in place of its own. `instrumented`: attention modules whose operations are asked
@@ -185,12 +185,12 @@ def _product(x: Tensor, block: Tensor) -> Tensor:
 
 
 def is_half(weight: Tensor) -> bool:
-    """Whether these are floats of 16 bits."""
+    """Ask whether these are floats of 16 bits."""
     return weight.is_floating_point() and weight.element_size() == 2
 
 
 def unembedded(module: nn.Module, normed: Tensor) -> Tensor | None:
-    """What a plain linear layer in half precision gives, in float32; None for any other, and for offloaded weights."""
+    """Give in float32 what a plain linear layer in half precision gives; None for any other, and for offloaded weights."""
     if type(module) is not nn.Linear or not is_half(module.weight) or module.weight.is_meta:
         return None
     return float32_logits(normed, module.weight, module.bias)

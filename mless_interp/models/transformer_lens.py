@@ -5,10 +5,9 @@ The only file that imports transformer_lens.
 
 import copy
 import importlib
-import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +22,19 @@ from .arithmetic import fused, is_hooked, masked_scores, product, values_of_head
 from .base import Model
 from .decoder import Positions, attention_rule_of, decoder_layers, unwrapped
 from .hugging_face import HuggingFaceModel, hooked_for_run, hugging_face_info, own_windows_lifted
-from .info import AttentionOutput, AttentionRule, Foreign, GatedMlp, Inputs, Masks, ModelError, ModelInfo, Tap, Taps
+from .info import (
+    AttentionOutput,
+    AttentionRule,
+    Edit,
+    Foreign,
+    GatedMlp,
+    Inputs,
+    Masks,
+    ModelError,
+    ModelInfo,
+    Tap,
+    Taps,
+)
 from .sites import Held, attention_sites, mixed_taps, parsed, site, through, turned_taps
 from .traced_ops import float32_logits, is_half, look_at_self
 from .weights import WEIGHTS, Loading, adapters, document, first_line, refuse_not_finite
@@ -44,13 +55,12 @@ LATENT_POINTS = {"attn.hook_rot_q": "attn.hook_q", "attn.hook_rot_k": "attn.hook
 
 
 def has_hooked_transformer() -> bool:
-    """Ask whether the installed TransformerLens still has HookedTransformer (it was removed in 4.0)."""
+    """Ask whether the installed TransformerLens still has HookedTransformer (removed in 4.0)."""
     return int(version("transformer-lens").split(".")[0]) < 4
 
 
 Hook = Callable[..., Tensor | None]
 """A function of an activation and, by name, its hook point."""
-NamedEdits = Iterator[tuple[str, Callable[[Tensor], Tensor]]]
 
 
 def as_hook(tap: Tap) -> Hook:
@@ -125,44 +135,29 @@ class HookedTransformerModel(Model):
 
     def position_hooks(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> list[tuple[str, Hook]]:
         """TransformerLens hooks that make a plain run one with these masks and this input's position ids."""
-        placed = inputs.position_ids
-        edits = [] if placed is None else list(self._positions(placed))
+        placed, edits = inputs.position_ids, list[tuple[str, Edit]]()
+        if placed is not None and self.learned_positions:
+            table, ids = self.underlying.pos_embed.W_pos, placed.long()
+            edits.append(("hook_pos_embed", lambda value: table[ids].to(value.dtype)))
+        elif placed is not None:  # RoPE composes: turn what has been turned for its index on to its new position
+            delta = placed - torch.arange(inputs.n_tokens, device=placed.device)
+            delta = delta if delta.is_floating_point() else delta.to(torch.float64)
+            for layer, block in enumerate(self.underlying.blocks):
+                turn = partial(_turned_on, block.attn, delta)
+                edits += [(name, turn) for name in attention_sites(layer, "rot_q", "rot_k")]
         for layer, mask in enumerate(masks):
+            scores, hide = (
+                site(layer, "attn.hook_attn_scores"),
+                partial(Tensor.masked_fill, mask=~mask, value=-torch.inf),
+            )
             if placed is not None and self.info.windows[layer] is not None:
-                edits += self._rebuilt_scores(layer, mask)  # the layer's own window counts indices: too narrow here
-            else:
-                hide = partial(Tensor.masked_fill, mask=~mask, value=-torch.inf)
-                edits.append((site(layer, "attn.hook_attn_scores"), hide))
+                # the layer's own window counts indices, too narrow here: its scores are made again
+                held = Held()
+                names = attention_sites(layer, *(("q", "k") if self.learned_positions else ("rot_q", "rot_k")))
+                edits += held.edits(*names).items()
+                hide = partial(_scores_again, held, names, mask, self.attention_rule(layer))
+            edits.append((scores, hide))
         return [(name, as_hook(Tap(edit))) for name, edit in edits]
-
-    def _positions(self, positions: Tensor) -> NamedEdits:
-        if self.learned_positions:
-            table = self.underlying.pos_embed.W_pos
-            yield "hook_pos_embed", lambda value: table[positions.long()].to(value.dtype)
-            return
-        # RoPE composes: turn what has been turned for its index on to its new position
-        delta = positions - torch.arange(positions.shape[1], device=positions.device)
-        delta = delta if delta.is_floating_point() else delta.to(torch.float64)
-
-        def turn(attn: Foreign, value: Tensor) -> Tensor:
-            cos, sin = rotary_tables(attn, delta)
-            size = torch.hypot(attn.rotary_sin[1].double(), attn.rotary_cos[1].double()).to(cos)
-            return turned(attn, value, cos / size, sin / size)
-
-        for layer, block in enumerate(self.underlying.blocks):
-            for name in attention_sites(layer, "rot_q", "rot_k"):
-                yield name, partial(turn, block.attn)
-
-    def _rebuilt_scores(self, layer: int, mask: Tensor) -> NamedEdits:
-        names = attention_sites(layer, *(("q", "k") if self.learned_positions else ("rot_q", "rot_k")))
-        held = Held()
-
-        def rebuild(scores: Tensor) -> Tensor:
-            q, k = held.take(*names)
-            return masked_scores(q, k, mask, self.attention_rule(layer))
-
-        yield from held.edits(*names).items()
-        yield site(layer, "attn.hook_attn_scores"), rebuild
 
 
 class HookedLayers:
@@ -241,17 +236,21 @@ def _queries_keys_values(attn: Foreign, placed: Tensor, x: Tensor) -> tuple[Tens
 
 
 def turned(attn: Foreign, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries or keys `[batch, token, head, d_head]` of a HookedTransformer layer, turned by these tables."""
+    """Turn queries or keys `[batch, token, head, d_head]` of a HookedTransformer layer by these tables."""
     dim = cos.shape[-1]
     rotated = x[..., :dim] * cos.to(x.dtype) + attn.rotate_every_two(x[..., :dim]) * sin.to(x.dtype)
     return torch.cat([rotated, x[..., dim:]], -1)
 
 
-def rotary_tables(attn: Foreign, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin `[batch, token, 1, rotary_dim]` of a HookedTransformer attention layer at any (fractional) positions.
+def _turned_on(attn: Foreign, delta: Tensor, value: Tensor) -> Tensor:
+    cos, sin = rotary_tables(attn, delta)
+    size = torch.hypot(attn.rotary_sin[1].double(), attn.rotary_cos[1].double()).to(cos)
+    return turned(attn, value, cos / size, sin / size)
 
-    The angles come from the layer's own table (its row for position 1), so scaled and local rotary bases are kept.
-    """
+
+def rotary_tables(attn: Foreign, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin `[batch, token, 1, rotary_dim]` at any (fractional) positions, from the layer's own table (its row for
+    position 1), so scaled and local rotary bases are kept."""
     high = torch.float64 if attn.rotary_sin.dtype == torch.float64 else torch.float32
     whole = not positions.is_floating_point() and int(positions.max()) < attn.rotary_cos.shape[0]
     if whole and int(positions.min()) >= 0:
@@ -262,15 +261,9 @@ def rotary_tables(attn: Foreign, positions: Tensor) -> tuple[Tensor, Tensor]:
     return (torch.cos(angles) * length)[:, :, None], (torch.sin(angles) * length)[:, :, None]
 
 
-def _imported(name: str) -> Foreign:
-    """Import a part of TransformerLens, and put back transformers' log level and the warnings filter that its import sets."""
-    logger = logging.getLogger("transformers")
-    filters: Foreign = warnings.filters
-    level, before = logger.level, list(filters)
-    found = importlib.import_module(name)
-    logger.setLevel(level)
-    filters[:] = [each for each in filters if each in before or "generation flags" not in str(each[1])]
-    return found
+def _scores_again(held: Held, names: Sequence[str], mask: Tensor, rule: AttentionRule, scores: Tensor) -> Tensor:
+    q, k = held.take(*names)
+    return masked_scores(q, k, mask, rule)
 
 
 class BridgeModel(HuggingFaceModel):
@@ -298,17 +291,17 @@ class BridgeModel(HuggingFaceModel):
         """Whether hooks on entering queries and keys are called, and whether an edit of a pattern reaches z."""
         names = attention_sites(0, "pattern", "v", "z", "rot_q", "rot_k")
         seen: dict[str, Tensor] = {}
-        keep = {name: partial(seen.__setitem__, name) for name in names}
-        taps = {name: Tap(look_at_self if name == names[0] else None, keep[name]) for name in names}
+        edit = {names[0]: look_at_self}
+        taps = {name: Tap(edit.get(name), partial(seen.__setitem__, name)) for name in names}
         with torch.no_grad(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "A hook on .* returned a modified tensor", UserWarning)
             self._run(Inputs(torch.arange(2, device=self.info.device)[None]), None, taps, None)
         shows, n_heads = {*names[3:]} <= seen.keys(), self.info.n_heads
-        pattern, v, z = (seen.get(name) for name in names[:3])
+        v = seen.get(names[1])
         known = v is not None and v.dim() == 4 and v.shape[2] in (self.info.n_key_value_heads, n_heads)
-        if pattern is None or v is None or z is None or not known:
+        if v is None or not known or not {*names[:3]} <= seen.keys():
             return shows, True  # it has not what to judge by: the self-check will say so
-        off = (z[0] - values_of_heads(v[0], n_heads).transpose(0, 1)).abs().max()
+        off = (seen[names[2]][0] - values_of_heads(v[0], n_heads).transpose(0, 1)).abs().max()
         return shows, bool(off <= 0.05 * v.abs().max())
 
     def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
@@ -366,7 +359,7 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, name: str) -> 
     try:
         if hf_model.config.get_text_config() is not hf_model.config:
             importlib.import_module("torchvision")  # where it is not here, TransformerLens would install it by itself
-        bridge = _imported("transformer_lens.model_bridge").TransformerBridge.boot_transformers(
+        bridge = importlib.import_module("transformer_lens.model_bridge").TransformerBridge.boot_transformers(
             hf_model.config.name_or_path or name,
             hf_model=hf_model,
             tokenizer=own,
@@ -388,31 +381,27 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Foreign, *, na
     TransformerLens 3.9 only knows published names; here its own weight converters are given a config made from the
     Hugging Face one, so a local directory works too. Raises `ModelError` for architectures without a converter.
     """
-    if not has_hooked_transformer():
-        raise ModelError(
-            f"HookedTransformer was removed in TransformerLens 4.0 and {version('transformer-lens')} is installed: "
-            'pip install "transformer-lens>=3.9,<4", or use backend="bridge"'
-        )
+    _need_hooked_transformer(name)
     architecture = type(hf_model).__name__
     if architecture not in CONVERTERS or any(adapters(hf_model)):
         what = architecture if architecture not in CONVERTERS else "an adapter that is not merged"
         raise ModelError(f'{name!r}: {what} cannot be converted to a HookedTransformer here; use backend="bridge"')
-    cfg = _imported("transformer_lens").HookedTransformerConfig(**_hooked_config(hf_model, architecture))
-    hooked = _hooked(cfg)
+    hooked = _hooked(_hooked_config(hf_model, architecture))
     convert = importlib.import_module("transformer_lens.pretrained.weight_conversions")
     try:
         with torch.no_grad():
-            state = getattr(convert, f"convert_{CONVERTERS[architecture]}_weights")(hf_model, cfg)
+            state = getattr(convert, f"convert_{CONVERTERS[architecture]}_weights")(hf_model, hooked.cfg)
     except Exception as error:  # as above
         raise ModelError(f"{name!r} ({architecture}) cannot be converted: {first_line(error)}; use 'bridge'") from error
     for key, value in state.items():  # one by one, so that what a converter made of a weight goes as its copy comes
         state[key] = value.detach().to(hf_model.dtype).clone(memory_format=torch.contiguous_format)
     missing, unexpected = hooked.load_state_dict(state, strict=False, assign=True)
-    biases = [key for key in missing if key.rpartition(".")[2].startswith("b_")]
-    for key in biases:  # as in the model: 0
-        torch.nn.init.zeros_(hooked.get_parameter(key))
-    strange = [key for key in missing if key not in biases and not key.endswith(BUFFERS)]
-    strange += [key for key in unexpected if state[key].any()]  # zeros say nothing
+    strange = [key for key in unexpected if state[key].any()]  # zeros say nothing
+    for key in missing:
+        if key.rpartition(".")[2].startswith("b_"):  # as in the model: 0
+            torch.nn.init.zeros_(hooked.get_parameter(key))
+        elif not key.endswith(BUFFERS):
+            strange.append(key)
     if strange:
         where = f"left {len(strange)} weights without a value or a place, first {strange[0]}"
         raise ModelError(f'{name!r}: converting {architecture} {where}; use backend="bridge"')
@@ -498,20 +487,29 @@ def _rotary_config(config: Foreign, positions: Positions, d_head: int) -> dict[s
     return made
 
 
-def _hooked(cfg: Foreign) -> Foreign:
+def _hooked(config: Foreign) -> Foreign:
+    """Make a HookedTransformer of a config, or of its fields."""
+    library = importlib.import_module("transformer_lens")
     with warnings.catch_warnings():  # that it goes in 4.0 is known here
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        return _imported("transformer_lens").HookedTransformer(cfg, tokenizer=None, move_to_device=False)
+        config = library.HookedTransformerConfig(**config) if isinstance(config, dict) else config
+        return library.HookedTransformer(config, tokenizer=None, move_to_device=False)
+
+
+def _need_hooked_transformer(name: str) -> None:
+    if not has_hooked_transformer():
+        raise ModelError(
+            f"{name!r}: HookedTransformer was removed in TransformerLens 4.0 and {version('transformer-lens')} is installed: "
+            'pip install "transformer-lens>=3.9,<4", or use backend="bridge"'
+        )
 
 
 def hooked_from_folder(folder: Path, loading: Loading, *, name: str) -> HookedTransformerModel:
-    """A HookedTransformer of a saved directory: the fields of its config as config.json, its state as model.safetensors."""
-    if not has_hooked_transformer():
-        raise ModelError(f"{name!r} holds a HookedTransformer, which this TransformerLens no longer has: install 3.9")
+    """Read a HookedTransformer of a saved directory: its config's fields as config.json, its state as model.safetensors."""
+    _need_hooked_transformer(name)
     options = {"dtype": loading.precision, "device": loading.place, "init_weights": False}
     try:
-        cfg = _imported("transformer_lens").HookedTransformerConfig(**document(folder, "config.json") | options)
-        hooked = _hooked(cfg)
+        hooked = _hooked(document(folder, "config.json") | options)
         missing, unexpected = hooked.load_state_dict(load_file(folder / WEIGHTS), strict=False)
     except (TypeError, ValueError, RuntimeError, AssertionError, OSError, SafetensorError) as error:
         raise ModelError(f"{name!r} holds no HookedTransformer that can be made here: {first_line(error)}") from error

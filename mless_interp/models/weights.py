@@ -168,10 +168,8 @@ _NOT_RUN = frozenset(
 
 
 def must_move(dtype: torch.dtype | None, n_axes: int, address: int) -> bool:
-    """Ask whether a weight at this address is to be copied, so that last bits do not depend on where a file has it.
-
-    Of stacked experts, of three axes, too: transformers chooses the kernel by their address where torch is older than 2.11.
-    """
+    """Ask whether a weight at this address is to be copied, so that last bits do not depend on where a file has it (stacked
+    experts, of three axes, always: transformers chooses their kernel by the address where torch is older than 2.11)."""
     return (dtype not in ANYWHERE or n_axes > 2) and address % CACHE_LINE != 0
 
 
@@ -254,11 +252,8 @@ def refuse_strange_keys(loading: Mapping[str, Foreign], *, name: str, architectu
 
 class WeightsHash:
     """The hash of a module's weights, as they are when it is asked: name, dtype, shape and bytes of all that is saved, and
-    which adapters act where they are not merged.
-
-    Weights on the CPU are read each time (several GB/s); what lies elsewhere only if PyTorch counted a write to it since, so
-    a write to a GPU's weights through `.data`, which is not counted, is not seen.
-    """
+    which adapters act. Weights on the CPU are read each time (several GB/s); what lies elsewhere only if PyTorch counted a
+    write to it since, so a write to a GPU's weights through `.data`, which is not counted, is not seen."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], tuple[int, str]] = {}

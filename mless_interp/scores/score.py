@@ -16,6 +16,7 @@ from ..core.heads import Head
 from ..metrics.patterns import RowChoice, segment_mean
 from ..models.arithmetic import visibility
 from ..models.base import Model
+from ..models.info import Inputs
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
@@ -368,7 +369,7 @@ def score_cache(
         plan = _plan(names, layout, compared=number > 0, exclude_sink=exclude_sink)
         for layer, pattern in layers.items():
             window = None if windows is None else windows[layer]
-            visible = visibility(layout.n_tokens, window=window, device=pattern.device)[0]
+            visible = visibility(Inputs(torch.zeros(1, layout.n_tokens, device=pattern.device)), window)[0]
             blocks = streaming.pattern_blocks(pattern, visible, n_extra=int(sinks))
             even = streaming.uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
             reduced = streaming.reduce_blocks(blocks, layout, plan)

@@ -64,8 +64,7 @@ def outcome_under(
     name = site(heads[0].layer, "mlp.hook_pre")
     outcome = OUTCOMES["answer_logprob"]
     result = model.run(
-        inputs.tokens,
-        attention_mask=inputs.attention_mask,
+        inputs,
         edits=edits,
         capture={name: None},
         logits_at=[len(pair.inserted) - back for back in outcome.reads(pair)],

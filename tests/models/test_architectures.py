@@ -15,7 +15,7 @@ from conftest import word_tokenizer
 from models_under_test import loaded, pairs_for
 
 from mless_interp.mechanism.decompose import decompose_attention
-from mless_interp.models.info import ModelError
+from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.load import load_model, wrap_model
 from mless_interp.models.sites import site
 from mless_interp.models.transformer_lens import has_hooked_transformer
@@ -136,11 +136,10 @@ def test_positions_of_a_table_are_whole_numbers(architecture: str) -> None:
     model = model_of(architecture, "nnsight")
     tokens = torch.arange(5)[None]
     whole = torch.tensor([[0.0, 1, 2, 3, 7]])
-    torch.testing.assert_close(
-        model.run(tokens, position_ids=whole).logits, model.run(tokens, position_ids=whole.long()).logits
-    )
+    found, expected = (model.run(Inputs(tokens, ids)).logits for ids in (whole, whole.long()))
+    torch.testing.assert_close(found, expected)
     with pytest.raises(ValueError, match="looks positions up in a table: position_ids must be whole numbers"):
-        model.run(tokens, position_ids=whole + 0.5)
+        model.run(Inputs(tokens, whole + 0.5))
 
 
 def test_auto_takes_the_first_backend_that_does_it() -> None:

@@ -101,7 +101,7 @@ def test_an_error_inside_an_edit_leaves_no_hook_behind(model: Model) -> None:
 
     level = getattr(model.underlying, "context_level", None)  # of TransformerLens' hooks
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        model.run(inputs.tokens, attention_mask=inputs.attention_mask, edits={site(1, "attn.hook_z"): broken})
+        model.run(inputs, edits={site(1, "attn.hook_z"): broken})
     assert torch.equal(logits_of(model, inputs), before)
     assert getattr(model.underlying, "context_level", None) == level
     with pytest.raises(ValueError, match="must return a tensor of shape"):
@@ -148,8 +148,8 @@ def test_rows_join_the_pass_at_their_own_layers(model: Model, condition: str) ->
 WRONG = {
     "unknown hook name 'blocks.0.attn.hook_zz'": {"capture": {"blocks.0.attn.hook_zz": None}},
     r"layer 3 is out of range \(zero-based\): 0 to 2": {"capture": {"blocks.3.attn.hook_z": None}},
-    "needs 513 positions": {"position_ids": torch.tensor([[0, 1, 512]])},
-    "attention_mask must be boolean": {"attention_mask": torch.ones(1, 1, 3, 3)},
+    "needs 513 positions": {"inputs": Inputs(torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 512]]))},
+    "attention_mask must be boolean": {"inputs": Inputs(torch.tensor([[1, 2, 3]]), None, torch.ones(1, 1, 3, 3))},
     "was the text encoded with another model's tokenizer": {"inputs": torch.tensor([[10**6]])},
     "token ids must lie in 0 to .* got -1 to 2": {"inputs": torch.tensor([[-1, 2]])},
     "has a context of 512": {"inputs": torch.ones(1, 513, dtype=torch.long)},
@@ -197,7 +197,7 @@ def test_a_per_head_mask_reaches_only_its_head(model: Model) -> None:
     mask[:, 3, -1, : t - 2] = False
     name = site(0, "attn.hook_pattern")
     free = model.run(inputs.tokens, capture={name: None}).captured[name]
-    held = model.run(inputs.tokens, attention_mask=mask, capture={name: None}).captured[name]
+    held = model.run(Inputs(inputs.tokens, None, mask), capture={name: None}).captured[name]
     assert float(held[0, 3, -1, : t - 2].sum()) == 0 and float(free[0, 3, -1, : t - 2].sum()) > 0.1
     others = [h for h in range(8) if h != 3]
     assert close(held[:, others], free[:, others])

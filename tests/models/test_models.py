@@ -12,7 +12,7 @@ from models_under_test import hooked, loaded, pairs_for
 
 import mless_interp as mi
 from mless_interp.models.arithmetic import visibility
-from mless_interp.models.info import ModelError
+from mless_interp.models.info import Inputs, ModelError
 from mless_interp.models.transformer_lens import has_hooked_transformer
 
 
@@ -161,15 +161,16 @@ def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_mode
 
 
 def test_visibility_by_hand() -> None:
-    plain = visibility(4)[0, 0]
+    four = torch.zeros(1, 4)
+    plain = visibility(Inputs(four))[0, 0]
     assert plain.tolist() == torch.ones(4, 4).tril().bool().tolist()
-    window = visibility(4, window=2)[0, 0].int().tolist()
+    window = visibility(Inputs(four), 2)[0, 0].int().tolist()
     assert window == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    gap = visibility(4, window=2, position_ids=torch.tensor([[0, 1, 5, 6]]))[0, 0].int().tolist()
+    gap = visibility(Inputs(four, torch.tensor([[0, 1, 5, 6]])), 2)[0, 0].int().tolist()
     assert gap == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
     hidden = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     hidden[..., 2, :] = False
-    assert visibility(4, attention_mask=hidden)[0, 0, 2].tolist() == [False, False, True, False], "it sees itself"
+    assert visibility(Inputs(four, None, hidden))[0, 0, 2].tolist() == [False, False, True, False], "it sees itself"
 
 
 @pytest.mark.slow

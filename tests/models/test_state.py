@@ -1,7 +1,5 @@
 """What a model does beside its weights (hooks, training mode) and what the process is set to: seen at every use, put back."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import BACKENDS, needs_hooked_transformer, word_tokenizer
+from conftest import BACKENDS, word_tokenizer
 from models_under_test import pairs_for, problems
 
 import mless_interp as mi
@@ -190,23 +188,3 @@ def test_a_pass_computes_with_as_many_threads_as_its_products_are_worth(monkeypa
         with pytest.raises(ZeroDivisionError):
             model.run(torch.arange(3), capture={"blocks.0.hook_mlp_out": lambda value: 1 // 0})
         assert torch.get_num_threads() == 3
-
-
-@pytest.mark.slow
-@needs_hooked_transformer
-def test_loading_and_running_leave_the_process_as_it_was() -> None:
-    script = """
-import logging, sys, threading, warnings
-import scipy.special, torch, transformers, nnsight
-import mless_interp as mi
-def now():
-    kept = [each for each in warnings.filters if "generation flags" in str(each)]
-    return kept, logging.getLogger("transformers").level, threading.active_count(), torch.get_num_threads()
-before = now()
-for backend in ("hooked_transformer", "bridge", "nnsight"):
-    model = mi.load_model("demo", backend=backend)
-    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=1), mi.Insertion.meaningless(" /", n_tokens=4))
-    mi.score_heads(model, pairs)
-    assert now() == before, (backend, before, now())
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

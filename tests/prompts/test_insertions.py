@@ -220,7 +220,7 @@ def test_masked_hides_the_span_from_all_but_itself_by_hand() -> None:
     masked = hand_pair(3).condition("masked")
     assert masked.tokens.tolist() == [[10, 11, 12, 7, 7, 20, 21, 22]] and masked.position_ids is None
     assert masked.attention_mask.shape == (1, 1, 8, 8) and masked.attention_mask.dtype == torch.bool
-    seen = visibility(8, attention_mask=masked.attention_mask)[0, 0]
+    seen = visibility(masked)[0, 0]
     assert seen.tolist() == table(
         "x.. .. ...",
         "xx. .. ...",
@@ -263,7 +263,7 @@ def test_an_insertion_at_the_start_moves_the_sink_by_hand() -> None:
     assert pair.condition("held").position_ids.tolist() == [[0, 0, 0, 1, 2, 3, 4, 5]]
     spread = pair.condition("held", held_positions="spread").position_ids[0].tolist()
     assert spread == pytest.approx([-2 / 3, -1 / 3, 0, 1, 2, 3, 4, 5])
-    seen = visibility(8, attention_mask=pair.condition("masked").attention_mask)[0, 0]
+    seen = visibility(pair.condition("masked"))[0, 0]
     assert seen[:4].tolist() == table("x. ......", "xx ......", ".. x.....", ".. xx....")
 
 
