@@ -179,7 +179,7 @@ class Model(ABC):
         }
 
     def _what_hooks_do(self) -> str:
-        """A digest of a fixed prompt's logits: two hooks at one place can do different things."""
+        """Digest a fixed prompt's logits: two hooks at one place can do different things."""
         tokens = torch.arange(min(64, self.info.context_length))[None] % self.info.d_vocab
         try:
             logits = self.run(tokens).logits
@@ -251,9 +251,9 @@ class Model(ABC):
     def attention_output(self, layer: int) -> AttentionOutput:
         """Return how a layer turns head outputs into what it adds to the stream; `ModelError` if not by a matrix per head."""
         found, checks = self._attention_output(self.info.check_layer(layer)), self.checks
-        expected = (self.info.n_heads, self.info.d_head, self.info.d_model)
-        if found is None or tuple(found.weights.shape) != expected:
-            reason = f"layer {layer} has no output weights of shape {list(expected)} [head, d_head, d_model]"
+        expected = [self.info.n_heads, self.info.d_head, self.info.d_model]
+        if found is None or list(found.weights.shape) != expected:
+            reason = f"layer {layer} has no output weights of shape {expected} [head, d_head, d_model]"
         elif checks is not None and checks.output_error is not None and not checks.output_error <= checks.tolerance:
             reason = f"what attention adds is not z W_O + b (off by {checks.output_error:.3g} of the largest value)"
         else:
@@ -401,21 +401,22 @@ class Model(ABC):
             rows = torch.tensor([row for row, at in enumerate(layers) if at == layer])
             old = receiving.z[layer]
             new = by_prompt[:, rows.to(z.device)].to(old)
-            prompt, row, head = (new != old[:, None]).any(4).any(2).nonzero().cpu().unbind(1)  # all else is its own
-            if len(prompt):
+            cells = (new != old[:, None]).any(4).any(2).nonzero()  # all else is its own
+            prompt, row, head = cells.cpu().unbind(1)
+            if len(cells):
                 edits[site(layer, "attn.hook_z")] = partial(
                     replaced,
                     start=receiving.start,
                     rows=(prompt * len(layers) + rows[row]).tolist(),
                     heads=head.tolist(),
-                    new=new.transpose(2, 3)[tuple(at.to(new.device) for at in (prompt, row, head))],
+                    new=new.transpose(2, 3)[tuple(cells.unbind(1))],
                 )
         logits = self.run(receiving.inputs.repeated(len(layers)), edits=edits, logits_at=read).logits
         assert logits is not None
         return logits
 
     def _checked(self, inputs: Inputs) -> Inputs:
-        """The input on the model's device with its axes in order, or a clear error."""
+        """Return the input on the model's device with its axes in order, or say clearly what is wrong."""
         tokens, positions, mask = inputs.tokens, inputs.position_ids, inputs.attention_mask
         tokens = tokens[None] if tokens.dim() == 1 else tokens
         info, (batch, n_tokens) = self.info, tokens.shape
@@ -425,14 +426,12 @@ class Model(ABC):
                 f"token ids must lie in 0 to {info.d_vocab - 1} ({info.name}'s vocabulary), got {lowest} to {highest}; was "
                 "the text encoded with another model's tokenizer?"
             )
-        longest: float = n_tokens
-        if positions is not None:
-            positions = positions.expand(batch, n_tokens)
-            longest = float(positions.max()) + 1
-            if self.whole_positions:
-                if bool((positions != positions.round()).any()):
-                    raise ValueError(f"{info.name} looks positions up in a table: position_ids must be whole numbers")
-                positions = positions.long()
+        positions = None if positions is None else positions.expand(batch, n_tokens)
+        longest = n_tokens if positions is None else float(positions.max()) + 1
+        if positions is not None and self.whole_positions:
+            if bool((positions != positions.round()).any()):
+                raise ValueError(f"{info.name} looks positions up in a table: position_ids must be whole numbers")
+            positions = positions.long()
         if longest > info.context_length:
             raise ValueError(
                 f"the prompt needs {longest:g} positions but {info.name} has a context of {info.context_length}: insert "
@@ -456,7 +455,7 @@ class Model(ABC):
             raise LeanAttentionError(f'{lean}, which makes no pattern: load the model with attn_implementation="eager"')
 
     def _read_positions(self, logits_at: LogitsAt, n_tokens: int) -> Tensor | None:
-        """The positions asked for, in memory: what is looked up there nobody waits for."""
+        """Return the positions asked for, in memory: what is looked up there nobody waits for."""
         if isinstance(logits_at, str):
             return {"none": None, "all": torch.arange(n_tokens), "last": torch.tensor([n_tokens - 1])}[logits_at]
         read = torch.as_tensor(logits_at, dtype=torch.long).cpu()
@@ -466,7 +465,7 @@ class Model(ABC):
 
 
 def _edited(name: str, edit: Edit, edited: set[str], value: Tensor) -> Tensor:
-    """What an edit makes of an activation, once it is checked; its name is then among those that were `edited`."""
+    """Edit an activation and check what comes; its name is then among those that were `edited`."""
     edited.add(name)
     new = edit(value)
     if not isinstance(new, Tensor) or new.shape != value.shape:
@@ -488,7 +487,7 @@ _HERE: WeakValueDictionary[tuple[str, ...], Model] = WeakValueDictionary()
 
 
 def _here(how: Callable[[], Model], name: str, identity: Mapping[str, object], checks: ModelChecks | None) -> Model:
-    """The model that another process means: loaded when it is first named here, the same in all that numbers depend on."""
+    """Load the model that another process means when it is first named here, the same in all that numbers depend on."""
     known = name, str(identity["weights"]), repr(sorted(getattr(how, "keywords", {}).items()))
     model = (_HERE.get(known) or how()).checked(checks)
     found = model.identity
@@ -507,14 +506,13 @@ INSTEAD = "use exact sweeps, which need none: patch_heads, or locate_heads(mode=
 
 
 def no_gradients_because(model: Model) -> str | None:
-    """Say why no gradients can be had from this model here and now; None where nothing speaks against them. Weights below 16
-    bits are refused even where a library differentiates a dequantised approximation: its error is not known."""
+    """Say why no gradients can be had from this model here and now; None where nothing speaks against them."""
     weights = () if model.weights is None else model.weights.parameters()
     if torch.is_inference_mode_enabled():
         return "inside torch.inference_mode() nothing has a gradient: leave it first (torch.no_grad() is no obstacle)"
     if model.remote:
         reason = "runs remotely, where its gradients cannot be fetched: load it here"
-    elif model.quantised:
+    elif model.quantised:  # even where a library differentiates a dequantised approximation: its error is not known
         reason = f"is quantised ({model.quantised}); gradients need weights of 16 bits or more: load it in bfloat16 or float32"
     elif any(weight.is_inference() for weight in weights):
         reason = "was made inside torch.inference_mode(), so its weights can never enter a gradient: load it outside"

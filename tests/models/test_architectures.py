@@ -12,7 +12,7 @@ import torch
 from architecture_features import FEATURES, model_of, pairs_of
 from architectures_under_test import CONFIGS, folder_of, random_model
 from conftest import word_tokenizer
-from models_under_test import loaded, pairs_for
+from models_under_test import hooked, loaded, pairs_for
 
 from mless_interp.mechanism.decompose import decompose_attention
 from mless_interp.models.info import Inputs, ModelError
@@ -104,13 +104,11 @@ def test_gpt_neos_own_windows_are_lifted_where_positions_are_set(backend: str, t
 
 @pytest.mark.skipif(not has_hooked_transformer(), reason="removed in TransformerLens 4.0")
 def test_a_users_own_hooked_transformer_of_another_build() -> None:
-    def wrapped(**other: Any) -> Any:
-        from transformer_lens import HookedTransformer, HookedTransformerConfig
+    shape = {"n_layers": 3, "d_model": 32, "n_heads": 8, "d_mlp": 64, "n_ctx": 128, "d_vocab": len(word_tokenizer())}
 
-        shape: dict[str, Any] = {"n_layers": 3, "d_model": 32, "n_heads": 8, "d_head": 4, "d_mlp": 64, "n_ctx": 128}
-        shape |= {"act_fn": "gelu", "d_vocab": len(word_tokenizer()), "init_mode": "kaiming_normal", "seed": 0}
-        hooked = HookedTransformer(HookedTransformerConfig(**{**shape, **other}), tokenizer=None)
-        return wrap_model(hooked, tokenizer=word_tokenizer())
+    def wrapped(**other: Any) -> Any:
+        build = {"attn_only": False, "normalization_type": "LN", "act_fn": "gelu", **shape, **other}
+        return wrap_model(hooked(**build).underlying, tokenizer=word_tokenizer())
 
     with pytest.raises(ModelError, match="whose attention is 'bidirectional' sees later tokens"):
         wrapped(attention_dir="bidirectional")

@@ -62,7 +62,8 @@ def edited(model: Model) -> Iterator[np.ndarray]:
     """Sweeps with every edit, in a direction in which it acts."""
     for edit, made in INTERVENTIONS.items():
         direction = made.acts_in or "denoising"
-        yield mi.patch_heads(model, asked().pairs[:1], edit=edit, direction=direction, progress=False).patched
+        options = {"edit": edit, "direction": direction, "progress": False}
+        yield mi.patch_heads(model, asked().pairs[:1], heads=["L0H1", "L0H6", "L1H2"], **options).patched
 
 
 def certified(model: Model) -> Iterator[np.ndarray]:

@@ -75,15 +75,12 @@ def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(other_archi
 
 @needs_hooked_transformer
 def test_a_hooked_transformer_of_your_own_is_welcome() -> None:
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    shape = {"n_layers": 2, "d_model": 32, "n_ctx": 64, "d_head": 8, "n_heads": 4, "d_vocab": 50, "act_fn": "gelu"}
-    hooked = HookedTransformer(HookedTransformerConfig(**shape, seed=0, device="cpu"))
-    before = {key: value.clone() for key, value in hooked.state_dict().items()}
-    model = mi.wrap_model(hooked, name="mine", tokenizer=word_tokenizer())
+    mine = hooked(attn_only=False, d_mlp=16, n_ctx=64, normalization_type="LN").underlying
+    before = {key: value.clone() for key, value in mine.state_dict().items()}
+    model = mi.wrap_model(mine, name="mine", tokenizer=word_tokenizer())
     assert model.info.name == "mine" and model.checks.gap_difference < 1e-4, "learned positions follow position ids too"
-    assert all(torch.equal(before[key], value) for key, value in hooked.state_dict().items())
-    assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+    assert all(torch.equal(before[key], value) for key, value in mine.state_dict().items())
+    assert not any(point.fwd_hooks for point in mine.hook_dict.values())
     assert model.quantised == "" and model.checks.by_layers and model.shows_rotated
     assert not model.gated_mlp(0).gated
 
@@ -206,10 +203,3 @@ def test_a_wrapped_hooked_transformers_twin_is_drawn_by_its_own_initialisation()
     twin, again = mi.untrained_twin(model), mi.untrained_twin(model)
     assert type(twin.underlying).__name__ == "HookedTransformer" and twin.underlying is not model.underlying
     assert twin.weights_hash == again.weights_hash != model.weights_hash
-
-
-def test_a_model_that_runs_elsewhere_has_no_twin(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = loaded(tiny_model_dir("llama"), "nnsight")
-    monkeypatch.setattr(model, "remote", True)
-    with pytest.raises(mi.ModelError, match="runs elsewhere, and its untrained twin would have to be made here"):
-        mi.untrained_twin(model)
