@@ -44,17 +44,10 @@ def good() -> dict[str, Any]:
     made_of |= {"insertion": mi.Insertion.meaningless(" /", 4), "heads": [head], "ranking": [head], "cache": {}}
     texts = {"completion": r"\boxed{1}", "gold": "1", "text": "0:1", "kind": "text", "unit": " /", "name": "demo"}
     texts |= {"id": "p", "question": "q", "answer": "a", "system": "s", "path": "nowhere", "benchmark": "MATH-500"}
-    counts = {"at": 1, "seed": 0, "n": 1, "layer": 0, "head": 0, "n_tokens": 4, "n_layers": 1, "n_heads": 1}
-    study = {"title": "t", "insertions": [{"name": "slashes", "kind": "meaningless"}]}
-    others = {
-        "texts": ["one two three"],
-        "span_ids": (1, 2),
-        "thing": Stranger(),
-        "c": 0.1,
-        "p1": 99,
-        "overwrite": False,
-    }
-    return {**made_of, **texts, **counts, **others, "study": study}
+    counts = {"at": 1, "seed": 0, "n": 1, "layer": 0, "head": 0, "n_tokens": 4, "n_layers": 1, "n_heads": 1, "p1": 99}
+    others = {"texts": ["one two three"], "span_ids": (1, 2), "thing": Stranger(), "c": 0.1, "overwrite": False}
+    others["study"] = {"title": "t", "insertions": [{"name": "slashes", "kind": "meaningless"}]}
+    return {**made_of, **texts, **counts, **others}
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -195,13 +188,10 @@ def test_what_fits_goes_through_and_what_can_be_gone_through_once_becomes_a_tupl
     [
         ({"x": float("nan")}, r"x must be a number, got nan \(float\)"),
         ({"x": "no"}, r"x must be a number, got 'no' \(str\)"),
-        ({"n": True}, r"n must be a whole number, got True \(bool\)"),
         ({"n": 1.5}, r"n must be a whole number, got 1.5 \(float\)"),
         ({"on": 1}, r"on must be True or False, got 1 \(int\)"),
-        ({"where": 3.5}, r"where must be text or a path or None, got 3.5"),
-        ({"x": 1j}, r"x must be a number, got 1j \(complex\)"),
         ({"on": np.array([True])}, "on must be True or False, got a ndarray"),
-        ({"where": b"a"}, r"where must be text or a path or None, got b'a' \(bytes\)"),
+        ({"where": b"a"}, r"where must be a text or a path or None, got b'a' \(bytes\)"),
         ({"several": 3}, r"several must be several whole numbers, got 3 \(int\)"),
         ({"several": "12"}, "several must be several whole numbers, got '12'"),
         ({"several": [1, None]}, r"several must be several whole numbers, got None at place 1 \(zero-based\)"),

@@ -143,7 +143,6 @@ def plan_run(
     memory: int | None = None,
     tflops: float | int | None = None,
     max_new_tokens: int | None = None,
-    trust_remote_code: bool = False,
 ) -> Plan:
     """Estimate a run's seconds and memory before it is started.
 
@@ -170,7 +169,7 @@ def plan_run(
     if (memory is None) != (tflops is None) or (memory is not None and device is not None):
         raise ValueError("a GPU that is not here needs both memory and tflops (memory=80e9, tflops=400), and no device")
     read = outcome_named(outcome, signed_for="locating heads" if what in ("locate", "circuit") else "")
-    shape = Shape.of(name, trust_remote_code=trust_remote_code)
+    shape = Shape.of(name)
     given: tuple[Any, ...] = tuple(problems or ())
     if insertion is not None:
         given = make_pairs(shape, given, insertion, template=template)
@@ -376,17 +375,17 @@ class Shape:
     n_quantised: int = 0
 
     @classmethod
-    def of(cls, name: str, *, trust_remote_code: bool = False) -> "Shape":
+    def of(cls, name: str) -> "Shape":
         """Read config.json and the tokenizer; `ModelError` where there are none, or for a model of a kind that is not taken."""
         source = source_of(name)
-        options: Arguments = {"local_files_only": only_here(source), "trust_remote_code": trust_remote_code}
+        options: Arguments = {"local_files_only": only_here(source)}
         if Path(source).is_dir():
             document(Path(source), "config.json")
         try:
             config = AutoConfig.from_pretrained(source, **options)
             tokenizer = load_tokenizer(source, **options)
             with torch.device("meta"):
-                made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+                made = AutoModelForCausalLM.from_config(config)
             info = hugging_face_info(made, name=name)
             layers = [layer.module for layer in decoder_layers(made, info)]
         except ModelError:

@@ -289,7 +289,6 @@ class Model(ABC):
         capture: Mapping[str, Reducer] | None = None,
         edits: Mapping[str, Edit] | None = None,
         logits_at: LogitsAt = "all",
-        grad: bool = False,
     ) -> Run:
         """Run one forward pass.
 
@@ -299,7 +298,6 @@ class Model(ABC):
         capture : hook name -> reducer, applied inside the pass after any edit of the site; None keeps a copy of the whole.
         edits : hook name -> pure function from the activation to its replacement (same shape).
         logits_at : "all", "last", "none", or positions; only these are unembedded.
-        grad : keep the autograd graph (off by default).
 
         Raises `ValueError` for unknown hook names, positions outside the prompt, wrong shapes, prompts beyond the
         context length; `LeanAttentionError` where a pattern is asked of fused attention.
@@ -316,10 +314,10 @@ class Model(ABC):
             if edit is not None and not self.remote:
                 edit = partial(_edited, name, edit, edited)
             there = reducer if self.remote and reducer is not None and can_be_sent(reducer) else None
-            kept = partial(_keep, captured, name, None if there else reducer, grad) if name in capture else None
+            kept = partial(_keep, captured, name, None if there else reducer) if name in capture else None
             taps[name] = Tap(edit, kept, there)
         masks = None if inputs.plain else self.visible(inputs)
-        with self.turn(), torch.set_grad_enabled(grad):
+        with self.turn(), torch.no_grad():
             logits = self._forward(inputs, masks, taps, read)
         missing = [name for name in capture if name not in captured] + [name for name in edits if name not in edited]
         if missing:
@@ -474,10 +472,10 @@ def _edited(name: str, edit: Edit, edited: set[str], value: Tensor) -> Tensor:
     return new.to(value.dtype)
 
 
-def _keep(captured: dict[str, Foreign], name: str, reducer: Reducer, grad: bool, value: Tensor) -> None:
-    value = value if grad else value.detach()
+def _keep(captured: dict[str, Foreign], name: str, reducer: Reducer, value: Tensor) -> None:
+    value = value.detach()
     kept = value if reducer is None else reducer(value)
-    if not grad and isinstance(kept, Tensor) and (kept is value or kept._is_view()):
+    if isinstance(kept, Tensor) and (kept is value or kept._is_view()):
         kept = kept.clone()  # a library may add to its activations in place (Falcon: attention to the MLP's)
     captured[name] = kept
 

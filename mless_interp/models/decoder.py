@@ -82,23 +82,20 @@ class Norms:
         return {name for name in vars(self).values() if isinstance(name, str)}
 
 
-NORMS = {
-    "Llama, Qwen, Mistral, Mixtral, Gemma, Phi-3, StableLM, GPT-NeoX, GPT-OSS": Norms(
-        "input_layernorm", before_mlp="post_attention_layernorm"
-    ),
-    "Gemma 2, Gemma 3": Norms(
-        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
-    ),
-    "VaultGemma": Norms("input_layernorm", before_mlp="pre_feedforward_layernorm"),
-    "Apertus": Norms("attention_layernorm", before_mlp="feedforward_layernorm"),
-    "GLM 4": Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
-    "OLMo 2, OLMo 3": Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
-    "Cohere, Phi-2, Falcon 7B": Norms("input_layernorm", parallel=True),
-    "GPT-2, GPT-Neo": Norms("ln_1", before_mlp="ln_2"),
-    "GPT-J": Norms("ln_1", parallel=True),
-    "Falcon 40B": Norms("ln_attn", before_mlp="ln_mlp", parallel=True),
-    "OPT": Norms("self_attn_layer_norm", before_mlp="final_layer_norm"),
-}
+NORMS = (
+    Norms("input_layernorm", before_mlp="post_attention_layernorm"),  # Llama, Qwen, Mistral, Phi-3, GPT-NeoX ...
+    # Gemma 2 and 3
+    Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    Norms("input_layernorm", before_mlp="pre_feedforward_layernorm"),  # VaultGemma
+    Norms("attention_layernorm", before_mlp="feedforward_layernorm"),  # Apertus
+    Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),  # GLM 4
+    Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),  # OLMo 2 and 3
+    Norms("input_layernorm", parallel=True),  # Cohere, Phi-2, Falcon 7B
+    Norms("ln_1", before_mlp="ln_2"),  # GPT-2, GPT-Neo
+    Norms("ln_1", parallel=True),  # GPT-J
+    Norms("ln_attn", before_mlp="ln_mlp", parallel=True),  # Falcon 40B
+    Norms("self_attn_layer_norm", before_mlp="final_layer_norm"),  # OPT
+)
 """Known layouts; a layer has the one that has exactly its norms, as one name is different places in different layouts."""
 
 
@@ -300,7 +297,7 @@ def decoder_layers(hf_model: nn.Module, heads: ModelInfo) -> tuple[DecoderLayer,
     modules: Sequence[nn.Module] = next((getattr(decoder, name) for name in LAYERS if hasattr(decoder, name)), ())
     for module in map(unwrapped, modules):
         norms = {name for name, _ in module.named_children() if "norm" in name or name.startswith("ln_")}
-        layout = next((known for known in NORMS.values() if known.names == norms), None)
+        layout = next((known for known in NORMS if known.names == norms), None)
         if not getattr(module, "do_layer_norm_before", True):  # the smallest OPT norms after each part
             layout = None
         at, attention = _first(module, ATTENTIONS)

@@ -178,15 +178,15 @@ def _from_pretrained(
     kind: Foreign, source: str | None, loading: weights.Loading, *, name: str, **options: object
 ) -> PreTrainedModel:
     """Make the model that `kind.from_pretrained` makes; `ModelError` for weights that do not fit or are not finite."""
-    places, folder = loading.device_map, Path(source or "no folder")
+    places = loading.device_map
     said = getattr(options.get("config"), "quantization_config", None)
-    if (folder / "config.json").is_file():
-        said = weights.document(folder, "config.json").get("quantization_config")
+    if source is not None and (Path(source) / "config.json").is_file():
+        said = weights.document(Path(source), "config.json").get("quantization_config")
     if places is None and (loading.quantization_config or said is not None):
         places = {"": loading.place}  # quantised where they lie, never whole elsewhere
     given = {"device_map": places, "max_memory": loading.max_memory, "quantization_config": loading.quantization_config}
     options |= {option: value for option, value in given.items() if value is not None}
-    adapted = source is not None and (folder / weights.ADAPTER).is_file()
+    adapted = source is not None and (Path(source) / weights.ADAPTER).is_file()
     if adapted:  # loaded by itself below: together, transformers would not say which weights the model lacks
         options["adapter_kwargs"] = {"subfolder": "none"}
     with ExitStack() as left, _quiet_loading():
@@ -227,17 +227,17 @@ def _from_pretrained(
 def load_hugging_face(name: str, loading: weights.Loading) -> tuple[PreTrainedModel, Foreign]:
     """Load (model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
-    options = {"local_files_only": only_here(name), "trust_remote_code": loading.trust_remote_code}
+    options = {"local_files_only": only_here(name)}
     what = "the tokenizer of" if local else "model"
     try:
         tokenizer = load_tokenizer(name, **options)
         what = "model"
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        index = cached_file(name, weights.INDEX, local_files_only=options["local_files_only"], **quiet)
+        index = cached_file(name, weights.INDEX, **options, **quiet)
         if index is not None:  # weights in one file have none
             weights.check_index(Path(index))
-        options |= {"use_safetensors": True}
-        return _from_pretrained(AutoModelForCausalLM, name, loading, name=name, **options), tokenizer
+        model = _from_pretrained(AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options)
+        return model, tokenizer
     except ModelError:
         raise
     except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
@@ -275,14 +275,15 @@ def only_here(source: str) -> bool:
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """No bar for every weight and no table of strange ones, which are refused by name."""
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    """No bar for every weight and no table of strange ones, which are refused by name; as it was afterwards."""
+    bars, told = logging.is_progress_bar_enabled(), logging.get_logger("transformers.modeling_utils")
+    no_report: Foreign = lambda record: "LOAD REPORT" not in record.getMessage()  # noqa: E731
     logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    told.addFilter(no_report)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        told.removeFilter(no_report)
         if bars:
             logging.enable_progress_bar()
 

@@ -52,10 +52,9 @@ def hosted(name: str, loading: Loading) -> "NnsightModel":
         raise ModelError(
             f"{name!r} with remote=True needs an API key of NDIF (https://login.ndif.us): set NDIF_API_KEY"
         )
-    code = {"trust_remote_code": True} if loading.trust_remote_code else {}
-    options = {"task": "text-generation", "attn_implementation": loading.attn_implementation, **code}
+    options = {"task": "text-generation", "attn_implementation": loading.attn_implementation}
     try:
-        tokenizer = load_tokenizer(name, **code)
+        tokenizer = load_tokenizer(name)
         traced = nnsight.TransformersModel(name, tokenizer=copy.deepcopy(tokenizer), **options)
         repository = json.loads(traced.to_model_key().partition(":")[2])["repo_id"]
     except Exception as error:  # of a dozen kinds, as where models are loaded
@@ -64,7 +63,7 @@ def hosted(name: str, loading: Loading) -> "NnsightModel":
     running = {str(at.get("repo_id", of)) for of, at in deployed if at.get("application_state") == "RUNNING"}
     if repository not in running:
         raise ModelError(f"NDIF does not run {repository} now; it runs {', '.join(sorted(running)) or 'nothing'}")
-    operations = _operations_of_its_kind(traced, tokenizer, **code)
+    operations = _operations_of_its_kind(traced, tokenizer)
     made = NnsightModel(traced, name=name, tokenizer=tokenizer, remote=True, operations=operations)
     made.positions = None  # tables of numbers, which are not here
     first = site(0, "hook_resid_pre")
@@ -73,7 +72,7 @@ def hosted(name: str, loading: Loading) -> "NnsightModel":
     return made
 
 
-def _operations_of_its_kind(traced: Foreign, tokenizer: Foreign, **code: bool) -> "Operations":
+def _operations_of_its_kind(traced: Foreign, tokenizer: Foreign) -> "Operations":
     """Find the attention operations of a model without weights on one of its kind, with a single small random layer."""
     small = copy.deepcopy(traced._module.config)
     text = small.get_text_config()
@@ -82,10 +81,10 @@ def _operations_of_its_kind(traced: Foreign, tokenizer: Foreign, **code: bool) -
         setattr(text, name, least[name])
     if getattr(text, "layer_types", None):
         text.layer_types = list(text.layer_types[:1])
-    options = {"dtype": torch.float32, "attn_implementation": traced.attn_implementation, **code}
+    attention = traced.attn_implementation
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        kind = AutoModelForCausalLM.from_config(small, **options).eval()
+        kind = AutoModelForCausalLM.from_config(small, dtype=torch.float32, attn_implementation=attention).eval()
     return NnsightModel(wrapped(kind, tokenizer), name="one of its kind", tokenizer=tokenizer).operations
 
 
@@ -138,8 +137,6 @@ class NnsightModel(HuggingFaceModel):
 
     def _forward(self, inputs: Inputs, masks: Masks, taps: Taps, read: Tensor | None) -> Tensor | None:
         info = self.info
-        if self.remote and torch.is_grad_enabled():
-            raise ModelError(f"{info.name} runs remotely, where its gradients cannot be fetched: load it here")
         if self.remote and masks is not None and self.windows_by_index:
             raise ModelError(f"{self._called} counts its windows by index, which no trace can lift: run it here")
         if self.has_sinks:

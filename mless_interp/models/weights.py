@@ -32,7 +32,6 @@ class Loading:
     quantization_config: object = None
     attn_implementation: str = "eager"
     tf32: bool = True
-    trust_remote_code: bool = False
     remote: bool | str = False
 
     def __post_init__(self) -> None:
@@ -127,9 +126,7 @@ def check_index(index: Path) -> None:
 
 def check_tokenizer(folder: Path) -> None:
     """Raise `ModelError` for a folder that holds no vocabulary: some tokenizers would be made up without one."""
-    config = folder / "tokenizer_config.json"
-    found = any((folder / name).exists() for name in TOKENIZERS) or any(folder.glob("*.tiktoken"))
-    if not found and not (config.exists() and "auto_map" in document(folder, config.name)):
+    if not any((folder / name).exists() for name in TOKENIZERS) and not any(folder.glob("*.tiktoken")):
         raise ModelError(
             f"{str(folder)!r} holds no tokenizer (none of {', '.join(TOKENIZERS)}): put the files there that "
             "tokenizer.save_pretrained writes"

@@ -112,7 +112,7 @@ def test_how_a_model_is_to_be_loaded() -> None:
     made = Loading(device_map='{"": "cpu"}', **more).loading()
     assert made["device_map"] == {"": "cpu"} and made["max_memory"] == {0: "1GiB", "cpu": 5}
     assert made["quantization_config"] == {"load_in_4bit": True}
-    elsewhere = {"name", "trust_remote_code", "remote"}
+    elsewhere = {"name", "remote"}
     assert set(Loading(**more).loading()) == set(inspect.signature(mi.load_model).parameters) - elsewhere
 
 

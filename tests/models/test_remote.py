@@ -89,8 +89,10 @@ def test_edits_that_cannot_be_written_down_weights_and_gradients_are_refused(bot
         there.run(TOKENS, edits={name: lambda z: z * 2})
     with pytest.raises(ModelError, match="runs remotely, so its output weights are not here"):
         there.attention_output(0)
-    with pytest.raises(ModelError, match="runs remotely, where its gradients cannot be fetched"):
-        there.run(TOKENS, grad=True)
+    with pytest.raises(
+        ModelError, match="needs gradients, but .* runs remotely, where its gradients cannot be fetched"
+    ):
+        mi.attribute_heads(there, pairs_for(there, count=1), progress=False)
     assert there.identity["weights"].startswith("not read here") and there.identity["computed_on"] == "elsewhere"
 
 

@@ -181,10 +181,8 @@ def test_the_hash_is_of_names_dtypes_shapes_and_bytes_of_what_is_saved() -> None
         return WeightsHash().of(made)
 
     x = torch.arange(6.0)
-    others = [
-        of(a=x), of(b=x), of(a=x.double()), of(a=x.reshape(2, 3)), of(a=x + 1), of(a=x, b=x), of(a=x, b=x + 1),
-        of(a=x + 1, b=x), of(a=x.reshape(2, 3).T), of(),
-    ]  # fmt: skip
+    others = [of(), of(a=x), of(b=x), of(a=x.double()), of(a=x.reshape(2, 3)), of(a=x.reshape(2, 3).T), of(a=x + 1)]
+    others += [of(a=x, b=x), of(a=x, b=x + 1), of(a=x + 1, b=x)]
     assert len(set(others)) == len(others) and all(len(made) == 5 + 32 and made.startswith("xxh3:") for made in others)
     assert of(a=x, b=x + 1) == of(b=x + 1, a=x), "in any order"
     assert of(a=x.reshape(2, 3).T) == of(a=x.reshape(2, 3).T.contiguous()), "strides are no part of it"
@@ -198,12 +196,9 @@ def test_a_config_s_hash_is_of_how_it_is_run() -> None:
 
     assert config_hash(object()) is None
     base = config_hash(config(a=1, b={"c": 2}))
-    assert base == config_hash(config(b={"c": 2}, a=1)) and base is not None and len(base) == 5 + 32
-    for name in looked_at._NOT_RUN:
-        assert config_hash(config(a=1, b={"c": 2}, **{name: "x"})) == base
+    assert base == config_hash(config(b={"c": 2}, a=1, torch_dtype="x", use_cache=True))
     others = [config(a=2, b={"c": 2}), config(a=1, b={"c": 3}), config(a=1), config(a=1, b={"c": 2}, rope_theta=1)]
     assert len({base, *map(config_hash, others)}) == 5
-    assert config_hash(config(a=torch.float32)) == config_hash(config(a="torch.float32"))
 
 
 def in_memory(kind: str = "gemma3") -> SimpleNamespace:
@@ -335,19 +330,18 @@ def test_two_threads_may_use_one_model(backend: str, tiny_model_dir: Any) -> Non
     mask[..., 10:, 3:8] = False
     edits = {site(1, "mlp.hook_post"): torch.zeros_like, site(0, "attn.hook_z"): lambda z: 2 * z}
 
-    def edited() -> Any:
-        return model.run(Inputs(tokens, None, mask), edits=edits).logits
+    request = Request(tuple(range(4, 24)), "a", (3, 8))
+    options: dict[str, Any] = {"max_new_tokens": 3, "knockout": [mi.Head(1, 2)], "keep_logits": True}
 
     def plain() -> Any:
         recording = again.record(Inputs(tokens), start=6, logits_at="all")
         return recording.logits, again.replay(recording, 1, recording.z[1], logits_at="all")
 
-    def completed() -> Any:
-        request = Request(tuple(range(4, 24)), "a", (3, 8))
-        done = generate_completions(again, [request], max_new_tokens=3, knockout=[mi.Head(1, 2)], keep_logits=True)
-        return done["a"].logits
-
-    works = (edited, plain, completed)
+    works: tuple[Callable[[], Any], ...] = (
+        lambda: model.run(Inputs(tokens, None, mask), edits=edits).logits,
+        plain,
+        lambda: generate_completions(again, [request], **options)["a"].logits,
+    )
     expected = [work() for work in works]
     with ThreadPoolExecutor(len(works)) as pool:
         gave = [pool.submit(lambda work=work: [work() for _ in range(8)]) for work in works]
