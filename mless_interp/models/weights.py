@@ -256,19 +256,17 @@ class WeightsHash:
         self._known: dict[tuple[object, ...], tuple[int, str]] = {}
 
     def of(self, module: nn.Module) -> str:
-        lines, seen = [], {}
-        for name, tensor, saved in held_tensors(module):
-            if saved:
-                key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-                if key not in seen:  # tied weights are read once
-                    seen[key] = self._digest(key, tensor)
-                lines.append(f"{name} {tensor.dtype} {list(tensor.shape)} {seen[key]}\n")
+        held = ((name, tensor) for name, tensor, saved in held_tensors(module) if saved)
+        lines = [f"{name} {tensor.dtype} {list(tensor.shape)} {self._digest(tensor)}\n" for name, tensor in held]
         lines += [f"{path} {acting}\n" for path, acting in adapters(module)]
         return f"xxh3:{xxhash.xxh3_128_hexdigest(''.join(sorted(lines)).encode())}"
 
-    def _digest(self, key: tuple[object, ...], tensor: Tensor) -> str:
-        if tensor.is_cpu or tensor.is_inference():
+    def _digest(self, tensor: Tensor) -> str:
+        if (
+            tensor.is_cpu or tensor.is_inference()
+        ):  # never by its address: one that was brought here may have had it before
             return _digest(tensor)
+        key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if self._known.get(key, (-1, ""))[0] != tensor._version:
             self._known[key] = (tensor._version, _digest(tensor))
         return self._known[key][1]

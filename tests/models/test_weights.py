@@ -240,10 +240,12 @@ def test_weights_changed_after_loading_are_another_model(backend: str, way: str,
 
 def test_offloaded_weights_are_brought_to_be_looked_at(tiny_model_dir: Any, tmp_path: Path) -> None:
     places = {"model.embed_tokens": "cpu", "model.layers": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
-    options = {"backend": "nnsight", "device_map": {**places, "lm_head": "disk"}}
-    away = mi.load_model(tiny_model_dir("llama"), **options)
-    assert any(weight.is_meta for weight in away.weights.parameters())
-    assert away.weights_hash == mi.load_model(tiny_model_dir("llama"), backend="nnsight").weights_hash
+    options: dict[str, Any] = {"backend": "nnsight", "offload_folder": tmp_path / "away"}
+    options["device_map"] = {**places, "lm_head": "disk"}
+    here = mi.load_model(tiny_model_dir("llama"), backend="nnsight").weights_hash
+    for given in (tiny_model_dir("llama"), in_memory("llama")):  # where files hold the weights, and where copies do
+        away = mi.load_model(given, **options)
+        assert any(weight.is_meta for weight in away.weights.parameters()) and away.weights_hash == here
     shutil.copytree(tiny_model_dir("llama"), tmp_path / "spoilt")
     put("layers.1.self_attn.q_proj.weight", torch.nan)(tmp_path / "spoilt")
     with pytest.raises(ModelError, match="q_proj.weight holds NaN 1 times"):
