@@ -60,14 +60,15 @@ def test_an_answer_of_a_model_that_gives_classes_is_a_class() -> None:
 @pytest.mark.parametrize("outcome", ["answer_logprob", "logit_diff", "kl_last"])
 def test_a_prompt_that_fills_the_context_is_one_in_a_longer_context(outcome: str) -> None:
     """Nothing is read behind the last token of the answer, so it need not be fed."""
-    long, short = (toy(n_ctx=n).underlying for n in (18, 16))
-    weights = {name: value[:16] if name == "pos_embed.W_pos" else value for name, value in long.state_dict().items()}
-    short.load_state_dict({name: value for name, value in weights.items() if "mask" not in name}, strict=False)
+    long, short = (toy(n_ctx=n) for n in (18, 16))
+    weights = {name: value for name, value in long.underlying.state_dict().items() if "mask" not in name}
+    weights["pos_embed.W_pos"] = weights["pos_embed.W_pos"][:16]
+    short.underlying.load_state_dict(weights, strict=False)
     for pair in (toy_pair(3, 4, 9), toy_pair(3, 4, 8, answer=(1, 5))):
-        tight, roomy = (mi.patch_heads(mi.wrap_model(each), [pair], outcome=outcome, **QUIET) for each in (short, long))
+        tight, roomy = (mi.patch_heads(model, [pair], outcome=outcome, **QUIET) for model in (short, long))
         np.testing.assert_allclose(tight.patched, roomy.patched, atol=1e-5)
     with pytest.raises(ValueError, match="needs 17 positions"):
-        mi.patch_heads(mi.wrap_model(short), [toy_pair(3, 4, 8, answer=(1, 5, 6))], **QUIET)
+        mi.patch_heads(short, [toy_pair(3, 4, 8, answer=(1, 5, 6))], **QUIET)
 
 
 @needs_hooked_transformer

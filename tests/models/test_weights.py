@@ -277,7 +277,7 @@ def test_numbers_do_not_depend_on_where_a_file_has_the_weights(backend: str, dty
         save_at(weights, file, offset)
         saved = mi.load_model(folder, backend=backend, dtype=dtype)
         assert dtype == "bfloat16" or all(weight.data_ptr() % 64 == 0 for weight in saved.weights.parameters())
-        pairs = mi.make_pairs(saved, planted.problems(3), mi.Insertion.meaningless(" /", 12))
+        pairs = mi.make_pairs(saved, planted.problems(1), mi.Insertion.meaningless(" /", 12))
         found.append(mi.patch_heads(saved, pairs, edit="knockout", progress=False).patched)
     assert all(np.array_equal(each, found[0]) for each in found)
 
