@@ -95,9 +95,6 @@ def pair_of(vocabulary: int) -> mi.PromptPair:
             base=base,
             inserted=mi.prompts.insert_tokens(base, BEFORE, (608,) * INSERTED),
             insertion=mi.Insertion.meaningless(" /", INSERTED),
-            span=(BEFORE, BEFORE + INSERTED),
-            alignment=tuple(t if t < BEFORE else t + INSERTED for t in range(n)),
-            span_source="unit",
         ),
         answer_ids=ids[n:],
     )

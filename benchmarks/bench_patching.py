@@ -80,15 +80,11 @@ def random_pair(geometry: Geometry, number: int) -> mi.PromptPair:
     ids = tuple(torch.randint(10, geometry.vocabulary - 10, (SYSTEM + QUESTION,), generator=generator).tolist())
     base = mi.prompts.Prompt(ids, ("system",) * SYSTEM + ("question",) * QUESTION)
     inserted = mi.prompts.insert_tokens(base, SYSTEM, (608,) * INSERTED)
-    alignment = tuple(t if t < SYSTEM else t + INSERTED for t in range(len(base)))
     pair = mi.PromptPair(
         problem=mi.Problem(id=f"p{number}", question=f"random ids {number}", answer="1"),
         base=base,
         inserted=inserted,
         insertion=mi.Insertion.meaningless(" /", INSERTED),
-        span=(SYSTEM, SYSTEM + INSERTED),
-        alignment=alignment,
-        span_source="unit",
     )
     # the last question token plays the answer, so that the whole prompt has exactly the paper's length
     question = replace(base, ids=ids[:-1], segments=base.segments[:-1])
@@ -96,7 +92,6 @@ def random_pair(geometry: Geometry, number: int) -> mi.PromptPair:
         pair,
         base=question,
         inserted=mi.prompts.insert_tokens(question, SYSTEM, (608,) * INSERTED),
-        alignment=alignment[:-1],
         answer_ids=ids[-1:],
     )
 

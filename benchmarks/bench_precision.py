@@ -89,9 +89,6 @@ def own_texts(held: Held, count: int) -> list[mi.PromptPair]:
             base=base,
             inserted=inserted,
             insertion=mi.Insertion.meaningless("/", len(span)),
-            span=(third, third + len(span)),
-            alignment=tuple(t if t < third else t + len(span) for t in range(len(base))),
-            span_source="unit",
         )
         pairs.append(replace(pair, answer_ids=(answer,)))
     return pairs

@@ -223,9 +223,6 @@ def _pair(mi: Any, model: Any, n_tokens: int) -> Any:
         base=base,
         inserted=mi.prompts.insert_tokens(base, 18, (2,) * n_span),
         insertion=mi.Insertion.meaningless(" /", n_span),
-        span=(18, 18 + n_span),
-        alignment=tuple(t if t < 18 else t + n_span for t in range(n)),
-        span_source="unit",
     )
 
 

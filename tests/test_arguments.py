@@ -64,7 +64,7 @@ CLASSES: dict[str, Callable[..., Any]] = {
 }
 OF_THEIR_OWN = {
     "problems_from_file": {"path": "texts.txt"},
-    "with_examples": {"examples": "1 + 1 ? 2 ."},
+    "with_examples": {"examples": [mi.Problem("e", "1 + 1 ?", "2")]},
     "from_key": {"key": "distractor"},
     "ids": {"token_ids": (5, 6)},
     "pairs_from_ids": {"ids": [[5, 1, 2, 6]], "answers": [3], "span": (1, 3)},
@@ -85,7 +85,6 @@ FREE = {
     ("wrap_model", "thing"),
     ("wrap_model", "tokenizer"),
     ("evaluate_accuracy", "treatments"),
-    ("with_examples", "examples"),  # a text, or problems
     ("pairs_from_ids", "tags"),  # whatever makes a data frame
     ("plan_run", "problems"),  # or pairs; asked of wrong ones beside the other tests of plans
 }

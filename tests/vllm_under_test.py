@@ -73,6 +73,8 @@ class FakeVllm:
     def __init__(self, folder: Path, answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self._given = folder / "given.jsonl"
         (folder / "vllm.py").write_text(MODULE)
+        (folder / "vllm-0.33.0.dist-info").mkdir(exist_ok=True)
+        (folder / "vllm-0.33.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.33.0\n")
         (folder / "answers.json").write_text(json.dumps(answers))
         monkeypatch.setenv("PYTHONPATH", str(folder))
         monkeypatch.setenv("MLESS_VLLM_PYTHON", sys.executable)

@@ -1,5 +1,4 @@
-"""Completions of many prompts, batched, greedy or sampled: what one is, draws and stops at. Engines (`engines.py`) drive the
-model.
+"""Completions of many prompts, batched, greedy or sampled: what one is, draws and stops at (`engines.py` drive the model).
 
 Every row draws from generators of its own, made from the run's seed and the row's key, and padding is masked, so that its
 completion does not depend on the rows beside it (beyond rounding).
@@ -19,7 +18,6 @@ from ..mechanism.arm import ARM
 from ..models.base import Model
 from ..models.info import ModelError, ModelInfo
 from ..models.memory import halved, smallest_gpu
-from ..patching.interventions import HeadTransfer
 from ..prompts.prompt import Tokenizer
 from ..runtime.engines import Tick, Unit, shard_of
 from ..statistics import derive_generator
@@ -29,13 +27,11 @@ NOT_NUMBERS = "the model gave logits that are no numbers (NaN): load it in float
 
 @dataclass(frozen=True)
 class Request:
-    """One completion to make: the prompt's ids, a unique key, which names its random numbers, the inserted span, and from which
-    token on heads are moved (`start`)."""
+    """One completion to make: the prompt's ids, a unique key, which names its random numbers, and the inserted span."""
 
     prompt: tuple[int, ...]
     key: str
     span: tuple[int, int] | None = None
-    start: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +53,10 @@ class Completion:
 class Decoding:
     """How every row of a run is decoded and edited; made by `decoding_for`, which checks it.
 
-    `temperature`, `top_p`: 0 is greedy; above it the model's distribution at that temperature, cut to its nucleus. Of the
-    model's own generation config only the end-of-sequence ids (`stop_ids`) are used. `complete`: whether a completion's text so
-    far is whole, asked after every token with a closing brace. `knockout`: heads (zero-based) that cannot see a row's span from
-    any position after it, their attention renormalised, at the prompt and at every generated token (methods §6).
-    `arm`, `transfer`: activations of MLPs redrawn, outputs of heads moved. `keep_logits`: of every step, for checks.
+    `temperature` 0 is greedy. Of the model's own generation config only the end-of-sequence ids (`stop_ids`) are used.
+    `complete`: whether a completion's text so far is whole, asked after every token with a closing brace. `knockout`: heads
+    (zero-based) that cannot see a row's span from any position after it, their attention renormalised, at the prompt and at
+    every generated token (methods §6). `arm`: activations of MLPs redrawn. `keep_logits`: of every step, for checks.
     """
 
     max_new_tokens: int
@@ -73,7 +68,6 @@ class Decoding:
     knockout: tuple[Head, ...] = ()
     arm: ARM | None = None
     keep_logits: bool = False
-    transfer: HeadTransfer | None = None
 
     def __post_init__(self) -> None:
         check_count(self.max_new_tokens, name="max_new_tokens")
@@ -95,11 +89,8 @@ def decoding_for(model: Model, *, knockout: Iterable[Head | str] = (), **options
             f"{model.info.name} names no end-of-sequence token (generation config, config and tokenizer have none), so "
             "nothing could stop it: set tokenizer.eos_token, or stop after a box"
         )
-    if decoding.arm is not None:
-        for layer in decoding.arm.layers:
-            model.gated_mlp(layer)
-    if decoding.transfer is not None:
-        decoding.transfer.check(model)
+    for layer in decoding.arm.layers if decoding.arm else ():
+        model.gated_mlp(layer)
     return decoding
 
 
@@ -114,16 +105,14 @@ def stop_ids_of(model: Model) -> frozenset[int]:
 
 
 class Row:
-    """One completion in the making; short-lived, made anew where a batch has to be repeated."""
+    """One completion in the making; made anew where a batch has to be repeated."""
 
-    def __init__(self, request: Request, decoding: Decoding, tokenizer: Tokenizer, closing: dict[int, bool]) -> None:
+    def __init__(self, request: Request, decoding: Decoding, tokenizer: Tokenizer) -> None:
         self.request, self.decoding, self.tokenizer = request, decoding, tokenizer
         self.tokens: list[int] = []
         self.stop: str | None = None
         self.logits: list[Tensor] = []
-        # redistributed activations of earlier positions, by layer, for an engine without cache
-        self._kept: dict[int, Tensor] = {}
-        self._closing = closing
+        self._kept: dict[int, Tensor] = {}  # redrawn activations of earlier positions, for an engine without cache
         self._sampling = derive_generator(decoding.seed, "sampling", request.key)
 
     @property
@@ -132,17 +121,11 @@ class Row:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The inserted span of a row that has one."""
         assert self.request.span is not None
         return self.request.span
 
     def uniform(self) -> float:
         return float(self._sampling.random())
-
-    def moved(self, z: Tensor, layer: int) -> Tensor:
-        """Head outputs of a layer with those of the transfer moved."""
-        assert self.decoding.transfer is not None
-        return self.decoding.transfer.moved(z, layer)
 
     def redrawn(self, activations: Tensor, layer: int) -> Tensor:
         """The redistribution of this step's activations `[token, d_mlp]`: the prompt's, or one token's."""
@@ -170,13 +153,11 @@ class Row:
             self.stop = "length"
 
     def _completes(self, token: int) -> bool:
-        if self.decoding.complete is None:
+        if self.decoding.complete is None or "}" not in self.tokenizer.decode(
+            [token]
+        ):  # only a closing brace ends a box
             return False
-        if token not in self._closing:  # only a token with a closing brace can complete a box: all others cost nothing
-            self._closing[token] = "}" in self.tokenizer.decode([token])
-        return self._closing[token] and self.decoding.complete(
-            str(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
-        )
+        return self.decoding.complete(str(self.tokenizer.decode(self.tokens, skip_special_tokens=True)))
 
     def completion(self) -> Completion:
         assert self.stop is not None
@@ -193,10 +174,8 @@ class CompletionEngine:
     rows_at_once: int | None = None  # None: as many as memory holds
     hides_under: tuple[str, ...] = ()  # kinds of attention under which heads can be kept from seeing a span
     redraws = True  # MLP activations (ARM)
-    moves = True  # outputs of heads (a transfer)
     shows_logits = True
-    settings: Mapping[str, object] = MappingProxyType({})
-    """What its answers depend on, beside the model."""
+    settings: Mapping[str, object] = MappingProxyType({})  # what its answers depend on, beside the model
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
         """Run the rows of one batch to their ends, telling `finished` of each as soon as it has stopped."""
@@ -206,7 +185,6 @@ class CompletionEngine:
         """Raise `ModelError` if it cannot decode this model in this way."""
         asked = {
             "heads": (bool(decoding.knockout), bool(self.hides_under)),
-            "outputs of heads": (decoding.transfer is not None, self.moves),
             "activations": (decoding.arm is not None, self.redraws),
             "logits": (decoding.keep_logits, self.shows_logits),
         }
@@ -283,17 +261,6 @@ def accept_all(rows: Sequence[Row], tokens: Tensor, finished: Finished) -> None:
         finished(ended)
 
 
-def changed(
-    rows: Sequence[Row], values: Tensor, begins: Sequence[int], change: Callable[[Row, Tensor, int], Tensor], layer: int
-) -> Tensor:
-    """Values `[row, token, ...]` of a layer, changed from each row's `begins` on where the row goes on."""
-    new = values.clone()
-    for at, (row, begin) in enumerate(zip(rows, begins, strict=True)):
-        if row.stop is None:
-            new[at, begin:] = change(row, values[at, begin:], layer)
-    return new
-
-
 def check_requests(model: Model, requests: Iterable[Request], decoding: Decoding) -> None:
     """Raise `ValueError` naming the first request that cannot be completed."""
     seen: set[str] = set()
@@ -301,11 +268,10 @@ def check_requests(model: Model, requests: Iterable[Request], decoding: Decoding
         if request.key in seen:
             raise ValueError(f"the key {request.key!r} is given twice; each completion needs its own")
         seen.add(request.key)
-        if len(request.prompt) + decoding.max_new_tokens > model.info.context_length:
-            raise ValueError(
-                f"{request.key!r}: a prompt of {len(request.prompt)} tokens and {decoding.max_new_tokens} new ones do not "
-                f"fit {model.info.name}'s context of {model.info.context_length}"
-            )
+        length, context = len(request.prompt), model.info.context_length
+        if length + decoding.max_new_tokens > context:
+            told = f"a prompt of {length} tokens and {decoding.max_new_tokens} new ones do not fit"
+            raise ValueError(f"{request.key!r}: {told} {model.info.name}'s context of {context}")
 
 
 def complete_all(
@@ -352,7 +318,6 @@ class _Batches:
     engine: CompletionEngine
 
     def __call__(self, batch: Unit, tick: Tick) -> list[Completion]:
-        closing: dict[int, bool] = {}
         found: dict[str, Completion] = {}
 
         def finished(rows: list[Row]) -> None:
@@ -363,7 +328,7 @@ class _Batches:
         asked = [self.requests[at] for at in batch]
         limit = len(asked)
         while waiting := [request for request in asked if request.key not in found]:
-            rows = [Row(request, self.decoding, self.model.tokenizer, closing) for request in waiting[:limit]]
+            rows = [Row(request, self.decoding, self.model.tokenizer) for request in waiting[:limit]]
             try:
                 with self.model.turn(), torch.no_grad():  # its hooks stay on from the first token to the last
                     self.engine.run(rows, self.decoding, finished)

@@ -25,7 +25,6 @@ from .decoding import (
     Request,
     Row,
     accept_all,
-    changed,
     check_finite,
     check_requests,
     complete_all,
@@ -60,14 +59,10 @@ def generate_completions(
     on_finished: Callable[[dict[str, Completion]], None] | None = None,
     **decoding: Any,
 ) -> dict[str, Completion]:
-    """Complete every request, by key.
+    """Complete every request, by key, with the fields of `Decoding` (`max_new_tokens` must be given).
 
-    Parameters
-    ----------
-    batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
-    engine : as in `evaluate_accuracy`.
-    on_finished : called with the completions that have just ended, as soon as they have.
-    decoding : the fields of `Decoding`; `max_new_tokens` must be given.
+    `batch_size`: rows at once (default: sized to memory), halved when memory runs out. `engine`: as in `evaluate_accuracy`.
+    `on_finished` is called with the completions that have just ended.
     """
     asked, how = tuple(requests), decoding_for(model, **decoding)
     check_requests(model, asked, how)
@@ -86,7 +81,6 @@ class HuggingFaceEngine(CompletionEngine):
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        assert model.hf_model is not None  # engines for models without one are others
         self.module: Foreign = model.hf_model
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
         ours = model.run(tokens).logits
@@ -100,8 +94,6 @@ class HuggingFaceEngine(CompletionEngine):
                 f'logits (off by {difference:.1e} of the largest); use engine="forward", which runs the model itself'
             )
         self.hides_under = ("eager", "sdpa") if len(attentions_of(model)) == model.info.n_layers else ()
-        parts = getattr(model, "parts", ())
-        self.moves = len(parts) == model.info.n_layers and all(part.output is not None for part in parts)
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
         from transformers import GenerationConfig
@@ -132,7 +124,7 @@ class HuggingFaceEngine(CompletionEngine):
             if decoding.knockout:
                 spans = [_span_of(row, shared, n) for row, n in zip(rows, pads, strict=True)]
                 _hide_spans(stack, self.model, decoding, torch.tensor(spans, device=device))
-            _change(stack, self.model, decoding, rows, [pad - shared for pad in pads])
+            _redraw(stack, self.model, decoding, rows, pads)
             stack.enter_context(warnings.catch_warnings())
             if self.module.device.type == "meta":  # an offloaded embedding takes its tokens where they are
                 warnings.filterwarnings("ignore", r"You are calling \.generate\(\) with the `input_ids` being on")
@@ -172,19 +164,17 @@ LEAST_SHARED = 8
 def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
     """How many first tokens the rows of a batch have in common and may compute together (0: too few to be worth it).
 
-    At least one token of each prompt is left. Padding then stands behind the prefix, so layers with a sliding window, which
-    count by index, rule it out; so does ARM, whose statistics are over the whole prompt.
+    Padding then stands behind the prefix, so layers with a sliding window, which count by index, rule it out; so does ARM,
+    whose statistics are over the whole prompt.
     """
     if len(rows) < 2 or decoding.arm is not None or any(window is not None for window in model.info.windows):
         return 0
     prompts = [row.request.prompt for row in rows]
-    longest = min(map(len, prompts)) - 1
+    longest = min(map(len, prompts)) - 1  # a token of each prompt is left
     first, last = min(prompts), max(prompts)  # all others lie between them, so they begin alike
     common = next((at for at in range(longest) if first[at] != last[at]), longest)
     if decoding.knockout and len(spans := {row.span for row in rows}) > 1:
         common = min(common, *(start for start, _ in spans))
-    if decoding.transfer is not None:  # what is moved is no row of the prefix
-        common = min(common, *(row.request.start for row in rows))
     return common if common >= LEAST_SHARED else 0
 
 
@@ -220,7 +210,7 @@ def _pad_id(model: Model, decoding: Decoding, taken: set[int]) -> int:
 
 
 def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
-    """The span's first position and one past its last, counting the padding that stands behind the shared prefix."""
+    """The span in a padded row, whose padding stands behind the shared prefix."""
     start, last = row.span[0], row.span[1] - 1
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
 
@@ -297,29 +287,20 @@ def _hide_spans(stack: ExitStack, model: Model, decoding: Decoding, spans: Tenso
         stack.enter_context(module.register_forward_pre_hook(partial(hide, layer), with_kwargs=True))
 
 
-def _change(stack: ExitStack, model: Model, decoding: Decoding, rows: list[Row], pads: list[int]) -> None:
-    """Redraw activations of MLPs and move outputs of heads, row by row, on each row's own tokens, which begin at `pads`.
-
-    What enters the output projection of a layer is what its heads give, in every library.
-    """
-
-    def begins(of_prompt: Callable[[Row], int]) -> list[int]:
-        return [0 if row.tokens else pad + of_prompt(row) for row, pad in zip(rows, pads, strict=True)]
+def _redraw(stack: ExitStack, model: Model, decoding: Decoding, rows: list[Row], pads: list[int]) -> None:
+    """Redraw activations of MLPs (ARM), row by row, on each row's own tokens, which begin behind its padding."""
 
     def redraw(layer: int, module: object, args: object, output: Tensor) -> Tensor:
-        values = output.reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
-        return changed(rows, values, begins(lambda row: 0), Row.redrawn, layer).reshape(output.shape)
-
-    def move(layer: int, module: object, args: tuple[Tensor, ...]) -> tuple[object, ...]:
-        z = args[0].reshape(len(rows), -1, model.info.n_heads, model.info.d_head)
-        new = changed(rows, z, begins(lambda row: row.request.start), Row.moved, layer)
-        return new.reshape(args[0].shape), *args[1:]
+        new = output.clone().reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
+        for row, pad, values in zip(rows, pads, new, strict=True):
+            if row.stop is None:
+                own = values if row.tokens else values[pad:]
+                own[:] = row.redrawn(own, layer)
+        return new.reshape(output.shape)
 
     parts = getattr(model, "parts", ())
     for layer in set(decoding.arm.layers) if decoding.arm else ():
         stack.enter_context(parts[layer].mlp.act.register_forward_hook(partial(redraw, layer)))
-    for layer in decoding.transfer.layers if decoding.transfer else ():
-        stack.enter_context(parts[layer].output.register_forward_pre_hook(partial(move, layer)))
 
 
 class ForwardEngine(CompletionEngine):
@@ -353,10 +334,7 @@ class ForwardEngine(CompletionEngine):
             return new
 
         def redraw(layer: int, values: Tensor) -> Tensor:
-            return changed(rows, values, [0] * len(rows), Row.all_redrawn, layer)
-
-        def move(layer: int, z: Tensor) -> Tensor:
-            return changed(rows, z, [row.request.start for row in rows], Row.moved, layer)
+            return torch.stack([row.all_redrawn(own, layer) for row, own in zip(rows, values, strict=True)])
 
         edits: dict[str, Edit] = {}
         for layer in {head.layer for head in decoding.knockout}:
@@ -364,6 +342,4 @@ class ForwardEngine(CompletionEngine):
             edits[site(layer, "attn.hook_attn_scores")] = partial(hide, heads)
         for layer in set(decoding.arm.layers) if decoding.arm else ():
             edits |= gate_edits(layer, self.model.gated_mlp(layer), partial(redraw, layer))
-        for layer in decoding.transfer.layers if decoding.transfer else ():
-            edits[site(layer, "attn.hook_z")] = partial(move, layer)
         return edits

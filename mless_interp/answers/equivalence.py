@@ -1,11 +1,8 @@
 """math-verify, asked from any thread or process, within a limit that holds.
 
 math-verify's own timeout is an alarm signal: it fails outside the main thread, and is not heard while C code runs
-(`9^{9^{9^9}}`). So it runs in a process of its own, which is this file as a script: one for each process that asks, started
-at the first question and replaced when it has ended. One comparison may compute for `CPU_SECONDS`, in `MEMORY_BYTES`.
-
-One JSON object per line goes in, one truth value comes out. Whatever hangs ends by the kernel's limit of CPU seconds, which
-does not depend on how busy the machine is.
+(`9^{9^{9^9}}`). So it runs in a process of its own, which is this file as a script: one for each process that asks. One JSON
+object per line goes in, one truth value comes out. Whatever hangs ends by the kernel's limit of CPU seconds.
 """
 
 import atexit

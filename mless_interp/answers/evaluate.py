@@ -9,21 +9,12 @@ from typing import Any
 
 from ..core.arguments import Arguments, check_count, checked, one_of
 from ..models.base import Model
-from ..prompts.pairs import make_pairs
-from ..prompts.problems import Problem, distinct, groups_of, overlap
-from ..prompts.prompt import (
-    Template,
-    Tokenizer,
-    build_prompt,
-    check_known,
-    special_as_text,
-    special_words,
-    template_named,
-)
+from ..prompts.pairs import pairs_of_any
+from ..prompts.problems import Problem, distinct, groups_of
+from ..prompts.prompt import Template, Tokenizer, build_prompt, check_known, template_named, warnings_of
 from ..runtime.checkpoint import Checkpoint, key_of
 from ..runtime.engines import shard_of
 from ..runtime.loop import Bar, progress_bar
-from ..runtime.text_safety import visible
 from .decoding import (
     Completion,
     CompletionEngine,
@@ -43,8 +34,6 @@ MAX_NEW_TOKENS = 2048
 """What the paper allows (methods §11)."""
 Answer = dict[str, Any]
 """One finished answer: its text, its grades, and how it ended."""
-OF_THE_LIST = frozenset({"n_problems", "problems", "prompts", "special_tokens_as_text"})
-"""Settings that tell of all problems together; an answer is told by its own prompt and key."""
 
 
 @checked
@@ -65,13 +54,12 @@ def evaluate_accuracy(
     seed: int = 0,
     engine: str | Vllm = "auto",
 ) -> AccuracyResults:
-    """Answer every problem under every treatment and grade the answers.
+    """Answer every problem under every treatment; grade the completions strictly and as the paper does.
 
     Parameters
     ----------
-    treatments : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, a `HeadTransfer` (`Transfer.edit`), or
-        a `Treatment`, which names any of these together, with heads knocked out. The prompts are those of `make_pairs`,
-        without the answer prefix: the model writes its answer itself.
+    treatments : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, or a `Treatment`, which names any of
+        these together, with heads knocked out. The prompts are those of `make_pairs` without the answer prefix.
     n_samples : answers to each problem; above 1 with a `temperature`. Their draws depend on the seed, the problem's id and
         the number of the sample alone.
     temperature, top_p : 0 is greedy. The paper's best-of-5 uses 0.5 and 0.95.
@@ -81,27 +69,21 @@ def evaluate_accuracy(
     checkpoint : a .jsonl file that receives each answer, graded, as soon as it ends. A stopped run goes on from there with the
         same settings, also with more problems (or fewer).
     engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
-        pass per token: HookedTransformer), "vllm" or a `Vllm` (a process of its own, insertions only), or "auto".
-
-    Graded by the completion alone, with the strict and the paper's grader side by side. Batched and single
-    answers are equal up to rounding: in half precision, near-ties can fall either way.
+        pass per token: HookedTransformer), "vllm" or a `Vllm` (a process of its own, insertions only), or "auto". Batched and
+        single answers are equal up to rounding: in half precision, near-ties can fall either way.
     """
     asked, made = _checked_problems(problems), template_named(template)
     given: Arguments = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "engine": engine}
     chosen = check_asked(treatments, n_samples=n_samples, batch_size=batch_size, **given)
     complete = has_closed_box if stop_after_box else None
     running, runs = _ready(model, asked, chosen, made, seed=seed, complete=complete, **given)
-    spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
-    said_by_pairs = any(treatment.inserts for treatment in chosen)
-    for words in (special_words(spelt), overlap(asked)):
-        if words and not said_by_pairs:
-            warnings.warn(visible(words), stacklevel=3)
-    settings = {
+    for told in warnings_of(model.tokenizer, asked):
+        warnings.warn(told, stacklevel=3)
+    kept: dict[str, object] = {
         **model.identity,
         "engine": running.name,
         **running.settings,
         "template": made.name,
-        "n_problems": len(asked),
         "n_samples": n_samples,
         "temperature": temperature,
         "top_p": top_p,
@@ -111,14 +93,9 @@ def evaluate_accuracy(
         "tokenizer": key_of(sorted(model.tokenizer.get_vocab().items())),
         "treatments": {treatment.name: treatment.record() for treatment in chosen},
         "seed": seed,
-        "problems": key_of([[problem.id, problem.answer] for problem in asked]),
-        "prompts": {run.name: key_of([request.prompt for request in run.requests]) for run in runs},
     }
-    redrawn = [layer for treatment in chosen if treatment.arm is not None for layer in treatment.arm.layers]
-    if redrawn:
-        settings["gated"] = all(model.gated_mlp(layer).gated for layer in redrawn)
-    if special_words(spelt):
-        settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
+    if redrawn := [layer for treatment in chosen if treatment.arm for layer in treatment.arm.layers]:
+        kept["gated"] = all(model.gated_mlp(layer).gated for layer in redrawn)
     golds = {problem.id: problem.answer for problem in asked}
     shard = shard_of(model.engine)
     origins = {
@@ -127,8 +104,12 @@ def evaluate_accuracy(
         for request in run.requests
         for n in range(n_samples)
     }
-    kept = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
     saved = Checkpoint(checkpoint, kept, origins, shard=shard)
+    settings = kept | {
+        "n_problems": len(asked),
+        "problems": key_of([[problem.id, problem.answer] for problem in asked]),
+        "prompts": {run.name: key_of([request.prompt for request in run.requests]) for run in runs},
+    }  # which tell of all problems together; a kept answer is told by its own prompt and key
     answers: list[Answer] = []
     with saved, progress_bar(len(origins), "answers", enabled=progress) as bar:
         for run in runs:
@@ -160,14 +141,15 @@ def check_asked(
 ) -> tuple[Treatment, ...]:
     """The treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
     chosen = as_treatments(treatments)
-    check_count(n_samples, name="n_samples")
-    check_count(1 if batch_size is None else batch_size, name="batch_size")
+    for name, count in {"n_samples": n_samples, "batch_size": batch_size}.items():
+        check_count(1 if count is None else count, name=name)
     if n_samples > 1 and temperature == 0 and any(treatment.arm is None for treatment in chosen):
         raise ValueError(
             f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
         )
-    # which refuses numbers that no model can take
-    Decoding(1 if max_new_tokens is None else max_new_tokens, temperature, top_p)
+    Decoding(
+        1 if max_new_tokens is None else max_new_tokens, temperature, top_p
+    )  # refuses numbers that no model can take
     if isinstance(engine, str):
         one_of(engine, ENGINES, "engine")
     return chosen
@@ -191,9 +173,8 @@ def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     asked = distinct(problems)
     if not asked:
         raise ValueError("there are no problems to answer")
-    for problem in asked:
-        if not problem.answer.strip():
-            raise ValueError(f"problem {problem.id!r} has no answer to grade against: leave it out or give it one")
+    if without := [problem.id for problem in asked if not problem.answer.strip()]:
+        raise ValueError(f"problem {without[0]!r} has no answer to grade against: leave it out or give it one")
     return asked
 
 
@@ -233,8 +214,9 @@ def _ready(
         max_new_tokens = max(1, min(MAX_NEW_TOKENS, model.info.context_length - longest))
     runs = []
     for treatment, (requests, fillers) in zip(treatments, prompts, strict=True):
-        edits: Arguments = {name: getattr(treatment, name) for name in ("knockout", "arm", "transfer")}
-        how = decoding_for(model, max_new_tokens=max_new_tokens, **edits, **decoding)
+        how = decoding_for(
+            model, max_new_tokens=max_new_tokens, knockout=treatment.knockout, arm=treatment.arm, **decoding
+        )
         check_requests(model, requests, how)
         runs.append(_Run(treatment.name, requests, how, fillers))
     running = engine_for(model, engine)
@@ -247,25 +229,17 @@ def _requests(
     model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
 ) -> tuple[Request, ...]:
     """One request per problem, keyed by its id."""
-    if treatment.transfer is not None and template.as_text:
-        raise ValueError(
-            f"treatment {treatment.name!r}: a transfer begins at a token, which text that is encoded in one piece does not "
-            'have: use template="raw"'
-        )
     if not treatment.inserts:
-        bare = {problem.id: build_prompt(model.tokenizer, problem, template) for problem in problems}
-        moved = treatment.transfer
-        return tuple(Request(each.ids, key, start=moved.start(each) if moved else 0) for key, each in bare.items())
+        return tuple(Request(build_prompt(model.tokenizer, each, template).ids, each.id) for each in problems)
     assert treatment.insertion is not None
-    pairs = make_pairs(model, problems, treatment.insertion, template=template)
+    pairs = pairs_of_any(model, problems, treatment.insertion, template=template)
     if treatment.knockout:
         if merged := sum(pair.boundary_merge for pair in pairs):
             raise ValueError(
                 f"treatment {treatment.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the "
                 'inserted text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
             )
-        for pair in pairs:
-            pair.one_block("knocking heads out while an answer is completed")
+        pairs[0].one_block("knocking heads out while an answer is completed")
     return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
 
 

@@ -1,9 +1,7 @@
 r"""Graders: is the answer in a completion the gold one? Ours, and the paper's to compare with its numbers.
 
 Both take `(completion, gold)`: what the model wrote after the prompt, never the prompt itself (it holds `\boxed{}`), and
-the answer key's entry. Both give a truth value for any text: malformed LaTeX is wrong, a completion is searched in time in
-proportion to its length, an answer of more than `compare.LONGEST` characters is compared as text, and math-verify has limits
-of time and memory (`equivalence.py`).
+the answer key's entry. Both give a truth value for any text: malformed LaTeX is wrong.
 """
 
 import re
@@ -21,9 +19,8 @@ _BOX_OR_BRACE = re.compile(r"\\(boxed)\s*\{|\\.|[{}]", re.DOTALL)
 def balanced_boxes(text: str) -> Iterator[tuple[int, int, int]]:
     r"""Yield start, start of content and end of content of every balanced box, in the order in which they close.
 
-    A box is `\boxed`, optional white space, and a brace that is closed again; a backslash and the character after it
-    belong together, so `\{` and `\}` are no braces, and `\\{` is a line break and a brace. A box that is never closed is
-    none; boxes inside it count. One pass, whatever the text holds.
+    A backslash and the character after it belong together, so `\{` and `\}` are no braces, and `\\{` is a line break and a
+    brace. A box that is never closed is none; boxes inside it count.
     """
     opened: list[tuple[int, int] | None] = []
     for token in _BOX_OR_BRACE.finditer(text):
@@ -62,8 +59,7 @@ class Grade:
     r"""What both graders say of one completion.
 
     `answer` is what the last box holds (None without a box) and `boxed` whether it holds something. `decided` says what
-    settled the strict grade: "no box", "empty box", "text", "number", "parts", "math-verify"; or "gave up", where the
-    comparison took more time or memory than its limits, and the answer counts as wrong.
+    settled the strict grade: "no box", "empty box", or as in `Equality`.
     """
 
     strict: bool
@@ -90,8 +86,7 @@ def grade_strict(completion: str, gold: str) -> bool:
     r"""Return whether the last balanced `\boxed{...}` of the completion holds an answer equal to the gold one.
 
     No box or an empty one is wrong. `compare.py` says what counts as equal; what it cannot tell apart is math-verify's to
-    decide, within a limit of time. On MATH-500, gold against gold is right 500 of 500 times, an empty box never, the constant
-    answer "1" 12 times (the golds that are 1).
+    decide, within a limit of time. On MATH-500, gold against gold is right 500 of 500 times, "1" 12 times (golds that are 1).
 
     Source: methods §11 | differs in: numbers and parts are compared by us, so that math-verify's readings of `7 8` (15),
     `52_8` (52) and `(1,2)` (an interval, a point or a set) do not count.
@@ -130,8 +125,7 @@ def grade_paper(completion: str, gold: str) -> bool:
 def _papers_box(text: str) -> str | None:
     """MATH's rule: from the last `\\boxed`, braces are counted up to the first balance, escaped ones too."""
     opening = "\\boxed{" if "\\boxed" in text else "\\fbox{"
-    box = text[text.rfind(opening[:-1]) :] if opening[:-1] in text else ""
-    depth = 0
+    box, depth = text[text.rfind(opening[:-1]) :] if opening[:-1] in text else "", 0
     for brace in re.finditer("[{}]", box):
         depth += 1 if brace[0] == "{" else -1
         if depth == 0:

@@ -6,12 +6,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-from scipy.stats import beta
 
 from ..core.arguments import Arguments, count_of, listed
 from ..models.sites import extension_of
 from ..runtime.columns import columns_of
-from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of
+from ..runtime.results import Result, interval_columns, limits_of, place_of, tidy
 from ..statistics import (
     CONFIDENCE,
     Interval,
@@ -30,7 +29,6 @@ from .graders import GRADERS
 
 NUMBERS = (*GRADERS, "boxed", "cut_off", "n_tokens")
 """What is known of an answer as a number."""
-POWER = 0.8
 ROUNDING = 1e-9
 """Shares of right answers that differ by less are equal."""
 
@@ -40,10 +38,9 @@ class Comparison(Result):
     """The second treatment against the first.
 
     `difference` = second - first accuracy, with its interval over problems, which leaves out 0 only where the test
-    rejects; `p` and the `test` behind it: do more problems gain than lose? `gained` and `lost`: problems whose share of right
-    answers rises, or falls. `n` problems were answered under both, `n_left_out` were not. `detectable`: the share of
-    problems that must change, all one way, for the test to find it with 80 % power (Bonferroni over the `n_tests` comparisons
-    made together, over which `p_corrected` is Holm's). Of problems in groups, each group counts as one, by its name.
+    rejects; `p` and the `test` behind it: do more problems gain than lose? `p_corrected` is Holm's over the `n_tests`
+    comparisons made together. `gained` and `lost`: problems whose share of right answers rises, or falls. `n` problems were
+    answered under both, `n_left_out` were not. Of problems in groups, each group counts as one, by its name.
     """
 
     first: str
@@ -58,7 +55,6 @@ class Comparison(Result):
     lost: tuple[str, ...]
     n: int
     n_left_out: int
-    detectable: float
     p_corrected: float
     n_tests: int = 1
 
@@ -71,7 +67,6 @@ class Comparison(Result):
         gained | gained | | problems right under this treatment alone
         lost | lost | | problems right under the first treatment alone
         test | test | | which test gives p
-        detectable | detectable | share | share of problems that must change, all one way, to be found with 80 % power
     """)
 
     @property
@@ -93,7 +88,7 @@ class Comparison(Result):
         """Return one row."""
         told = {name: getattr(self, name) for name in ("first", "second", "accuracy_first", "accuracy_second")}
         told |= interval_columns("difference", self.difference) | {"gained": len(self.gained), "lost": len(self.lost)}
-        told |= {name: getattr(self, name) for name in ("n", "p", "p_corrected", "test", "detectable")}
+        told |= {name: getattr(self, name) for name in ("n", "p", "p_corrected", "test")}
         return pd.DataFrame(told | {"flag": str(self.difference.flag)}, index=[0])
 
     def printed(self) -> pd.DataFrame:
@@ -123,9 +118,7 @@ class Comparison(Result):
         reach = 100 * max(abs(self.difference.low), abs(self.difference.high))
         if self.shown_to_differ or np.isnan(reach):
             return found * bool(self.n)
-        fits = f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too"
-        share = f"; a change in {100 * self.detectable:.1f} % of the problems is found {100 * POWER:.0f} % of the time"
-        return [*found, f"{fits}{share if np.isfinite(self.detectable) else ''}."]
+        return [*found, f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too."]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,6 +128,7 @@ class Comparisons(Result):
     reference: str
     grader: str
     comparisons: tuple[Comparison, ...]
+    caption = "Each treatment against the same one, on the same problems."
 
     def table(self) -> pd.DataFrame:
         """Return one row per comparison."""
@@ -162,14 +156,6 @@ class Comparisons(Result):
     def printed(self) -> pd.DataFrame:
         """Return a row per comparison."""
         return self.table()[[*self.comparisons[0].printed().drop(columns="p"), "p_corrected"]]
-
-    def shown(self) -> Shown:
-        """Return the comparisons as a table."""
-        caption = f"Each treatment against {self.reference!r} on the same problems ({self.grader} grades)."
-        table = self.table()
-        first = ["second", "difference", "p_corrected", "gained", "lost", "accuracy_second", "accuracy_first"]
-        rest = [name for name in table if name not in (*first, "first")]
-        return Shown((ShownTable(table, caption, [*first, *rest]),))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -200,6 +186,7 @@ class AccuracyResults(Result):
     )
 
     picture = "accuracy_bars"
+    caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
     columns = columns_of("""
         accuracy | right | share | share of right answers, strictly graded
         paper | right, paper's grader | share | share of right answers as the paper's own rule grades
@@ -207,6 +194,7 @@ class AccuracyResults(Result):
         cut_off | cut off | share | share of answers that ran into the longest length
         emitted | filler emitted | share | share of the asked filler that answers begin with
         gave_up | undecided | share | share of grades that nothing decided; they count as wrong
+        n_tokens | tokens of an answer | count | length of the completions, mean
         n_missing | not run | | answers that are missing
     """)
 
@@ -301,8 +289,7 @@ class AccuracyResults(Result):
         n, right = done.sum(2), np.where(done, graded, 0.0).sum(2).astype(int)
         if not 1 <= k <= self.n_samples:
             raise ValueError(f"pass@{k} needs k from 1 to the {self.n_samples} samples of each problem")
-        found = np.full(n.shape, np.nan)
-        enough = n >= k
+        found, enough = np.full(n.shape, np.nan), n >= k
         found[enough] = pass_at_k(right[enough], n[enough], k=k)
         return defined_mean(self.by_group(found))
 
@@ -326,35 +313,30 @@ class AccuracyResults(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, treatment and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
-        n_problems, n_treatments, n_samples = self.boxed.shape
-        rows = n_treatments * n_samples
-        columns: dict[str, object] = {
-            "problem": np.repeat(self.problem_ids, rows),
-            "treatment": np.tile(np.repeat(self.treatments, n_samples), n_problems),
-            "sample": np.tile(np.arange(n_samples), n_problems * n_treatments),
-        }
-        columns |= {grader: self.correct[grader].ravel() for grader in self.graders}
+        axes = {"problem": self.problem_ids, "treatment": self.treatments, "sample": range(self.n_samples)}
         more = ("boxed", "cut_off", "n_tokens", "decided") + ("emitted",) * (self.emitted is not None)
-        columns |= {name: getattr(self, name).ravel() for name in more}
-        columns["completion"] = [text for problem in self.completions for samples in problem for text in samples]
+        values = {grader: self.correct[grader] for grader in self.graders} | {
+            name: getattr(self, name) for name in more
+        }
+        table = tidy(axes, **values)
+        table["completion"] = [text for problem in self.completions for samples in problem for text in samples]
         if self.golds:
-            columns["gold"] = np.repeat(self.golds, rows)
-        return pd.DataFrame(columns)
+            table["gold"] = np.repeat(self.golds, len(table) // len(self.golds))
+        return table
 
-    def compare(self, first: str, second: str, *, grader: str = "strict", n_tests: int = 1) -> Comparison:
+    def compare(self, first: str, second: str, *, grader: str = "strict") -> Comparison:
         """Return the second treatment against the first, on the problems that both answered.
 
         The exact sign test of the problems whose share of right answers differs. With one sample per problem that is McNemar's
         test, and the difference has Tango's score interval; with several that of the mean change (t below 20 problems). Where
-        the test does not reject, the interval holds 0. `n_tests`: how many comparisons are made together, which the smallest
-        detectable change allows for.
+        the test does not reject, the interval holds 0.
         """
         graded = self._graded(grader)
         a, b = (graded[:, place_of(name, self.treatments, "treatment")] for name in (first, second))
-        return self.compare_shares(a, b, (first, second), grader=grader, n_tests=n_tests)
+        return self.compare_shares(a, b, (first, second), grader=grader)
 
     def compare_shares(
-        self, first: np.ndarray, second: np.ndarray, names: tuple[str, str], *, grader: str = "strict", n_tests: int = 1
+        self, first: np.ndarray, second: np.ndarray, names: tuple[str, str], *, grader: str = "strict"
     ) -> Comparison:
         """Compare any answers to these problems `[problem, sample]`, 1 (right) to 0 (wrong), NaN where not run."""
         shares = np.stack([defined_mean(graded, axis=1) for graded in (first, second)], 1)
@@ -371,8 +353,6 @@ class AccuracyResults(Result):
             difference = paired_difference(len(lost), len(gained), n, confidence=self.confidence)
         else:
             difference = _difference(change, p, seed=self.seed, confidence=self.confidence)
-        # the exact test rejects from so many changes of one direction on
-        least = int(np.floor(np.log2(2 * n_tests / (1 - self.confidence)))) + 1
         return Comparison(
             *names,
             grader=grader,
@@ -386,7 +366,6 @@ class AccuracyResults(Result):
             n=n,
             n_left_out=len(units) - n,
             p_corrected=p,
-            detectable=float(beta.ppf(POWER, least, n - least + 1)) if n >= max(2, least) else np.nan,
         )
 
     def compare_all(self, reference: str | None = None, *, grader: str = "strict") -> Comparisons:
@@ -396,12 +375,11 @@ class AccuracyResults(Result):
         others = [name for name in self.treatments if name != reference]
         if not others:
             raise ValueError(f"there is only one treatment, {reference!r}: nothing to compare")
-        found = [self.compare(reference, name, grader=grader, n_tests=len(others)) for name in others]
+        found = [self.compare(reference, name, grader=grader) for name in others]
         p = np.array([one.p for one in found])
         corrected = p if np.isnan(p).all() else holm(p)
-        made = (
-            replace(one, p_corrected=float(each), n_tests=len(p)) for one, each in zip(found, corrected, strict=True)
-        )
+        both = zip(found, corrected, strict=True)
+        made = (replace(one, p_corrected=float(each), n_tests=len(found)) for one, each in both)
         return Comparisons(reference, grader, tuple(made))
 
     def headline(self) -> str:
@@ -444,12 +422,6 @@ class AccuracyResults(Result):
             return table
         beside = self.compare_all(reference).printed().astype({"gained": "Int64", "lost": "Int64"})
         return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
-
-    def shown(self) -> Shown:
-        """Return the table."""
-        table = self.table()
-        caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
-        return Shown((ShownTable(table, caption, dict.fromkeys(table, "") | {"n_tokens": "tokens of an answer"}),))
 
     def _graded(self, grader: str) -> np.ndarray:
         place_of(grader, self.correct, "grader")

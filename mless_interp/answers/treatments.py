@@ -1,6 +1,7 @@
-"""What a problem is answered under: an insertion, ARM, heads knocked out or moved, alone or together."""
+"""What a problem is answered under: an insertion, ARM, heads knocked out, alone or together."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -8,7 +9,6 @@ from itertools import takewhile
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..mechanism.arm import ARM
-from ..patching.interventions import HeadTransfer
 from ..patching.knockouts import JointKnockout
 from ..prompts.insertions import Insertion
 from ..prompts.problems import Problem
@@ -18,12 +18,10 @@ from ..prompts.prompt import Tokenizer, encode_within
 @checked
 @dataclass(frozen=True)
 class Treatment:
-    """One way to answer: with an insertion, with ARM, with heads that cannot see the insertion, or any of these together; or
-    without the insertion, heads moved as if it were there.
+    """One way to answer: with an insertion, with ARM, with heads that cannot see the insertion, or any of these together.
 
     `knockout`: heads (zero-based) that cannot see the inserted span from any later position, their attention
-    renormalised, at the prompt and at every generated token; it needs an insertion. `transfer` (`Transfer.edit`): outputs of
-    heads moved from the place of the insertion on, in its stead. `name` stands in every table
+    renormalised, at the prompt and at every generated token; it needs an insertion. `name` stands in every table
     (default: `label`).
 
     `emitted`: the model is asked to emit the insertion itself. Nothing is inserted; an instruction follows the question,
@@ -36,31 +34,26 @@ class Treatment:
     arm: ARM | None = None
     knockout: Sequence[Head | str] = ()
     name: str = ""
-    transfer: HeadTransfer | None = None
     emitted: bool | str = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "knockout", as_heads(self.knockout))
+        why = ""
         if self.knockout and self.insertion is None:
             why = "a knockout hides the inserted tokens from heads, so it needs an insertion"
-        elif self.transfer is not None and self.insertion is not None:
-            why = "a transfer takes the place of the inserted tokens, so it is for prompts without an insertion"
         elif self.emitted and (self.insertion is None or self.knockout or not self.insertion.is_text):
             why = (
                 "a model is asked to emit an insertion that is text, and where it will stand is not known before, so heads "
                 'cannot be kept from seeing it: to force the tokens on the model, insert them with before="answer"'
             )
-        else:
-            why = ""
+        object.__setattr__(self, "name", self.name or self.label)
         if why:
-            raise ValueError(f"treatment {self.name or self.label!r}: {why}")
-        if not self.name:
-            object.__setattr__(self, "name", self.label)
+            raise ValueError(f"treatment {self.name!r}: {why}")
 
     @property
     def label(self) -> str:
         """A short name made of what is done: `Mless ' /' x55 without L0H13`; `none` where nothing is."""
-        parts = [part.label for part in (self.insertion, self.transfer, self.arm) if part is not None]
+        parts = [part.label for part in (self.insertion, self.arm) if part is not None]
         if self.knockout:
             shown = ", ".join(map(str, self.knockout[:4]))
             more = f" and {count_of(len(self.knockout) - 4, 'more head')}" if len(self.knockout) > 4 else ""
@@ -76,18 +69,14 @@ class Treatment:
 
     def record(self) -> dict[str, object]:
         """Everything that identifies the treatment, ready for JSON."""
-        more: dict[str, object] = {} if self.transfer is None else {"transfer": self.transfer.record()}
-        more |= {"emitted": self.emitted} if self.emitted else {}
-        return more | {
-            "insertion": None if self.insertion is None else dataclasses.asdict(self.insertion),
-            "arm": None if self.arm is None else dataclasses.asdict(self.arm),
-            "knockout": [str(head) for head in self.knockout],
-        }
+        found: dict[str, object] = {"emitted": self.emitted} if self.emitted else {}
+        found |= {name: (part := getattr(self, name)) and dataclasses.asdict(part) for name in ("insertion", "arm")}
+        return found | {"knockout": [str(head) for head in self.knockout]}
 
     def to_emit(self, tokenizer: Tokenizer, problem: Problem) -> tuple[Problem, str]:
         """Return the problem with the instruction behind its question, and the text that the model is to emit."""
         assert self.insertion is not None
-        ids, unit = self.insertion.span(tokenizer, problem).ids, self.insertion.unit
+        ids, unit = self.insertion.span(tokenizer, problem), self.insertion.unit
         filler = str(tokenizer.decode(list(ids))).strip()
         times = len(ids) // len(encode_within(tokenizer, unit)) if self.insertion.repeats else 1
         if not filler:
@@ -118,20 +107,16 @@ def emitted_share(completion: str, filler: str) -> float:
 
 
 def as_treatment(thing: object) -> Treatment:
-    """A `Treatment` from what users write: None (nothing is done), an insertion, ARM, moved heads, or a treatment itself."""
+    """A `Treatment` from what users write: None (nothing is done), an insertion, ARM, or a treatment itself."""
     match thing:
-        case None:
-            return Treatment()
+        case None | Insertion():
+            return Treatment(thing)
         case Treatment():
             return thing
-        case Insertion():
-            return Treatment(thing)
         case ARM():
             return Treatment(arm=thing)
-        case HeadTransfer():
-            return Treatment(transfer=thing)
     raise TypeError(
-        f"a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got {thing!r}; heads are knocked out with "
+        f"a treatment is None, an Insertion, an ARM or a Treatment, got {thing!r}; heads are knocked out with "
         "Treatment(insertion=..., knockout=[Head(...)])"
     )
 
@@ -141,12 +126,9 @@ def as_treatments(things: object) -> tuple[Treatment, ...]:
     found = tuple(map(as_treatment, things if isinstance(things, Iterable) else [things]))
     if not found:
         raise ValueError("there are no treatments; [None] answers the plain problems")
-    names = [treatment.name for treatment in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(
-            f"the treatment {twice!r} is named twice; tell them apart with Treatment(insertion=..., name=...)"
-        )
+    name, n = Counter(treatment.name for treatment in found).most_common(1)[0]
+    if n > 1:
+        raise ValueError(f"the treatment {name!r} is named twice; tell them apart with Treatment(..., name=...)")
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from ..core.arguments import check_count, checked
+from ..core.arguments import Arguments, check_count, checked
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.load import source_of
@@ -22,7 +22,6 @@ from .decoding import CompletionEngine, Decoding, Finished, Row
 
 Options = Mapping[str, Any]
 PYTHON = "MLESS_VLLM_PYTHON"
-"""Names the interpreter of vLLM's environment, where `Vllm(python=)` does not."""
 SCRIPT = Path(__file__).with_name("vllm_process.py")
 WHOLE = {"enable_prefix_caching": False, "enable_chunked_prefill": False}
 """Every prompt is computed whole: rows kept from another prompt, or made in other chunks, have other last bits, and hooks
@@ -48,24 +47,21 @@ class Vllm:
 
     def __post_init__(self) -> None:
         check_count(self.tensor_parallel_size, name="tensor_parallel_size")
-        own = {*WHOLE, "model", "dtype", "max_model_len", "skip_tokenizer_init", "tensor_parallel_size"} & set(
-            self.options
-        )
-        if own:
-            raise ValueError(f"the engine sets {', '.join(sorted(own))} itself: leave it out of options")
+        own = {*WHOLE, "model", "dtype", "max_model_len", "skip_tokenizer_init", "tensor_parallel_size"}
+        if twice := own.intersection(self.options):
+            raise ValueError(f"the engine sets {', '.join(sorted(twice))} itself: leave it out of options")
 
 
 class VllmEngine(CompletionEngine):
-    """vLLM: fast, prompts as token ids, insertions only, as it shows no heads and no activations.
+    """vLLM: fast, insertions only, as it shows no heads and no activations.
 
-    A completion runs to its end and is then cut after its first whole box. Sampling is vLLM's own, seeded for each row. The
-    process begins with the first batch; it loads the weights a second time and takes most of a GPU: load the model itself with
-    device="cpu".
+    A completion runs to its end and is then cut after its first whole box. The process begins with the first batch; it loads
+    the weights a second time and takes most of a GPU: load the model itself with device="cpu".
     """
 
     name = "vllm"
     rows_at_once = 1024  # it batches by itself
-    redraws = moves = shows_logits = False
+    redraws = shows_logits = False
 
     def __init__(self, model: Model, how: Vllm | None = None) -> None:
         how = how or Vllm()
@@ -95,13 +91,12 @@ class VllmEngine(CompletionEngine):
         self._process: _Process | None = None
 
     def sent(self) -> NoReturn:
-        """It goes nowhere."""
         raise ModelError(
             "engine='vllm' uses several GPUs by itself (tensor_parallel_size): not in workers of this toolkit"
         )
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
-        waiting = {f"{at}": row for at, row in enumerate(rows)}
+        waiting = {row.request.key: row for row in rows}
         sampling = {
             "temperature": decoding.temperature,
             "top_p": decoding.top_p,
@@ -112,8 +107,7 @@ class VllmEngine(CompletionEngine):
         asked = []
         for key, row in waiting.items():
             # a seed for each row, so that its draws do not depend on the rows beside it; greedy needs none
-            generator = derive_generator(decoding.seed, "vllm", row.request.key)
-            seed = int(generator.integers(2**31)) if decoding.temperature else None
+            seed = int(derive_generator(decoding.seed, "vllm", key).integers(2**31)) if decoding.temperature else None
             asked.append({"key": key, "ids": list(row.request.prompt), "sampling": sampling | {"seed": seed}})
         need = max(len(row.request.prompt) for row in rows) + decoding.max_new_tokens
         for answer in self._begun(need).answers(asked):
@@ -124,14 +118,13 @@ class VllmEngine(CompletionEngine):
             if row.stop is None:
                 raise ModelError(f"vLLM ended {row.request.key!r} after {len(row.tokens)} tokens ({answer['why']!r})")
             finished([row])
-        assert not waiting
 
     def _begun(self, need: int) -> "_Process":
         """The process, with a context of so many tokens or more."""
         if self._process is None or self._process.context < need:
             if self._process is not None:
                 self._process.end()
-            context = min(self.longest, -(-need // ROUNDED_TO) * ROUNDED_TO)
+            context = min(self.longest, -(-need // ROUNDED_TO) * ROUNDED_TO)  # rounded up
             whole = {"max_model_len": context, "max_num_batched_tokens": max(context, AT_ONCE)}
             self._process = _Process(self.python, whole | self.options)
         return self._process
@@ -143,14 +136,9 @@ class _Process:
     def __init__(self, python: str, options: Options) -> None:
         self.context = options["max_model_len"]
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, as long as the process
-        self._process = subprocess.Popen(
-            [python, str(SCRIPT)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            text=True,
-            start_new_session=True,  # with the processes that vLLM begins, to be ended together
-        )
+        pipes: Arguments = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._said, "text": True}
+        # in a session of its own, with the processes that vLLM begins, to be ended together
+        self._process = subprocess.Popen([python, str(SCRIPT)], start_new_session=True, **pipes)
         self.end = weakref.finalize(self, _ended, self._process, self._said)  # also when Python ends
         self._write(options)
         self._read()
@@ -196,30 +184,16 @@ class _Process:
 
 
 def _ended(process: "subprocess.Popen[str]", said: IO[str]) -> None:
-    """Let it end by itself where its input has; then end whatever is left of it."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        if process.stdin is not None and process.poll() is None:
-            process.stdin.close()
-            process.wait(5)
-    with contextlib.suppress(OSError):
+    """End it with whatever it has begun."""
+    with contextlib.suppress(OSError), said, process:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for pipe in (process.stdin, process.stdout, said):
-        with contextlib.suppress(OSError):
-            if pipe is not None:
-                pipe.close()
 
 
 def _version_of_vllm(python: str) -> str | None:
     """vLLM's version in the environment of an interpreter; None where it is not."""
-    probe = (
-        "import importlib.util as u, importlib.metadata as m, sys\n"
-        "if u.find_spec('vllm') is None: sys.exit(1)\n"
-        "try: print(m.version('vllm'))\n"
-        "except m.PackageNotFoundError: print('unknown')"
-    )
+    probe = "import importlib.metadata as m; print(m.version('vllm'))"
     try:
-        done = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return done.stdout.strip()

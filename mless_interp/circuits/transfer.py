@@ -23,7 +23,7 @@ from ..patching.knockouts import random_sets
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, Settings, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast
-from ..prompts.insertions import AT, Insertion
+from ..prompts.insertions import Insertion
 from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
@@ -68,8 +68,7 @@ def transfer(
        \text{transfer}_p = Y_p(z \leftarrow \bar\lambda z + \bar\Sigma) - Y_p $$
 
     If that brings the effect back, no token was needed: what the heads read is a constant bias. Controls: random sets of heads
-    of the same layers, and these heads' means under another insertion of the same length and place. `Transfer.edit` is a
-    treatment of `evaluate_accuracy`.
+    of the same layers, and these heads' means under another insertion of the same length and place.
 
     Parameters
     ----------
@@ -124,7 +123,7 @@ def transfer(
     made: Arguments = {"heads": chosen, "edit_lam": edits[0].lam[:, 0], "edit_sigma": edits[0].sigma[:, 0]}
     made |= {"base": ends[:, 0], "inserted": ends[:, 1], "given": given[:, 0], "sets": sets, "random": random}
     made |= {"other": draws, "measured_ids": search.ids, "seed": seed, "smallest_effect": smallest_effect}
-    return Transfer(**made, **other.fields({**settings, **named_on(heads, other.ids), "place": edits[0].place}))
+    return Transfer(**made, **other.fields({**settings, **named_on(heads, other.ids)}))
 
 
 def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
@@ -154,12 +153,10 @@ def _means(
         alone=True,
     )
     lam, sigma = (np.mean([np.asarray(each[name], dtype=float) for each in found], axis=0) for name in ("lam", "sigma"))
-    insertion = problems.bare[0].insertion
 
     def edit(heads: Sequence[Head]) -> HeadTransfer:
         at = [layers.index(head.layer) for head in heads], [head.head for head in heads]
-        place = {name: getattr(insertion, name) for name in AT}
-        return HeadTransfer(tuple(heads), lam[at][:, None], sigma[at][:, None], insertion.label, place)
+        return HeadTransfer(tuple(heads), lam[at][:, None], sigma[at][:, None])
 
     return edit
 
@@ -245,12 +242,6 @@ class Transfer(Cells[str], Result):
         """Those of `CELLS` that were run."""
         sizes = (1, self.random.shape[1], self.other.shape[1])
         return tuple(name for name, size in zip(CELLS, sizes, strict=True) if size)
-
-    @property
-    def edit(self) -> HeadTransfer:
-        """The edit itself, a treatment of `evaluate_accuracy`."""
-        insertion, place = str(self.settings.get("insertion", "")), self.settings.get("place") or {}
-        return HeadTransfer(self.heads, self.edit_lam[:, None], self.edit_sigma[:, None], insertion, dict(place))
 
     @property
     def levels(self) -> dict[str, np.ndarray]:

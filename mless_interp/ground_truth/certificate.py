@@ -180,7 +180,7 @@ def short_pairs(
     for unit in UNITS:
         insertion = Insertion.meaningless(unit, N_TOKENS)
         try:
-            span = insertion.span(model.tokenizer, "check").ids
+            span = insertion.span(model.tokenizer, "check")
         except ValueError:  # this unit is no token, the next one may be
             continue
         if len(set(span)) == 1:

@@ -1,16 +1,15 @@
 """Interventions on attention heads, one object and one formula each (methods §6), and outputs moved as a span moves them."""
 
-import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.arguments import listed, one_of
+from ..core.arguments import one_of
 from ..core.heads import Head
 from ..core.shapes import Z
 from ..metrics.patterns import widened
@@ -18,8 +17,6 @@ from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionRule, Edit, Inputs, Recording
 from ..models.sites import Held, attention_sites, site
-from ..prompts.insertions import AT, Insertion
-from ..prompts.prompt import Prompt
 from ..statistics import derive_generator
 
 
@@ -351,27 +348,19 @@ def edit_named(edit: str | Intervention, direction: str) -> Intervention:
 
 @dataclass(frozen=True, eq=False)
 class HeadTransfer:
-    r"""Outputs of heads moved as a span would move them, in prompts without it.
+    r"""Outputs of heads moved as a span would move them, in prompts without it: $z_i \leftarrow \lambda z_i + \Sigma$.
 
-    $$ z_i \leftarrow \lambda z_i + \Sigma $$
-
-    for every token from the place of the insertion (`place`: its `before`, `after`, `at`) on. `lam` `[head, row]` and `sigma`
-    `[head, row, d_head]`: one row for every token (means), or one for each of the tokens that are moved.
+    `lam` `[head, row]` and `sigma` `[head, row, d_head]`: one row for every token (means), or one for each of the tokens that
+    are moved.
     """
 
     heads: tuple[Head, ...]
     lam: np.ndarray
     sigma: np.ndarray
-    insertion: str = ""
-    place: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def layers(self) -> tuple[int, ...]:
         return tuple(sorted({head.layer for head in self.heads}))
-
-    @property
-    def label(self) -> str:
-        return f"{listed(self.heads, 4) or 'no head'} moved as by {self.insertion or 'an insertion'}"
 
     def moved(self, z: Tensor, layer: int) -> Tensor:
         """Head outputs `[..., token, head, d_head]` of a layer, those of these heads moved; not computed in half precision."""
@@ -383,27 +372,3 @@ class HeadTransfer:
         new = z.clone()
         new[..., numbers, :] = (lam[..., None] * wide[..., numbers, :] + sigma).to(z.dtype)
         return new
-
-    def start(self, prompt: Prompt) -> int:
-        """From which token of a prompt without the insertion on heads are moved; its length: only what is answered is."""
-        return Insertion.meaningless(**self.place).places(prompt)[0]
-
-    def check(self, model: Model) -> None:
-        """`ValueError` unless this model has these heads and any token can be moved alike."""
-        model.info.chosen(self.heads, what="move")
-        if self.lam.shape[1] != 1:
-            raise ValueError(
-                f"lam and sigma have {self.lam.shape[1]} rows, one for each token of one prompt; what is answered has "
-                "more: give one row, their mean"
-            )
-        if self.sigma.shape[-1] != model.info.d_head:
-            raise ValueError(
-                f"the transfer is of heads of width {self.sigma.shape[-1]}, those of {model.info.name} have "
-                f"{model.info.d_head}: measure it on this model"
-            )
-
-    def record(self) -> dict[str, object]:
-        """Everything that identifies it, ready for JSON."""
-        digest = hashlib.sha256(self.lam.tobytes() + self.sigma.tobytes()).hexdigest()[:16]
-        place = {name: self.place.get(name) for name in AT}
-        return {"heads": [str(head) for head in self.heads], "insertion": self.insertion, "digest": digest, **place}

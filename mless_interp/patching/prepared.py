@@ -59,10 +59,9 @@ class Prepared:
 
     @property
     def settings(self) -> Settings:
-        said = {"special_tokens_as_text": sum(bool(pair.special_as_text) for pair in self.bare), "beside": self.beside}
-        some = {name: value for name, value in said.items() if value}
         made: Settings = {"outcome": self.outcome.name, "insertion": self.insertion}
-        return made | some | self.model.identity | {"prompts": digest_of(self.pairs)}
+        made |= {"beside": self.beside} if self.beside else {}
+        return made | self.model.identity | {"prompts": digest_of(self.pairs)}
 
     def fields(self, settings: Settings) -> Arguments:
         """The fields that every result of these problems has, made with these settings."""

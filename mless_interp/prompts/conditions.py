@@ -111,8 +111,8 @@ class Contrast:
     """Two conditions: `clean` without the insertion's influence, `corrupted` with it. `says` what differs.
 
     `changes_from`: the first row that can differ is the first one after the span ("after"), the span's own ("span"), or the
-    first one whose token differs, or the span's ("tokens").
-    `cuts`: what a head that is knocked out can no longer do, in words ("" where the contrast is none of what may be seen).
+    first one whose token differs, or the span's ("tokens"). `cuts`: what a head that is knocked out can no longer do, in words
+    ("" where the contrast is none of what may be seen).
     """
 
     name: str
@@ -130,12 +130,12 @@ class Contrast:
     @property
     def equal_length(self) -> bool:
         """Both runs hold the same tokens; otherwise they are compared through the alignment."""
-        return len({condition.has_span for condition in self.conditions}) == 1
+        return self.conditions[0].has_span == self.conditions[1].has_span
 
     @property
     def same_positions(self) -> bool:
         """The tokens of both prompts stand at the same positions in both runs."""
-        return len({condition.positions for condition in self.conditions}) == 1
+        return self.conditions[0].positions == self.conditions[1].positions
 
     @property
     def reads_span(self) -> bool:
@@ -148,9 +148,9 @@ class Contrast:
         return any(condition.reads_span for condition in self.conditions)
 
     def cut(self, prompt: Prompt) -> Hidden:
-        """What the clean run may not see and the corrupted one may; `ValueError` where that is not all that differs.
+        """What the clean run may not see and the corrupted one may: a head is knocked out by hiding it from this head alone.
 
-        A head is knocked out by hiding these keys from these rows for this head alone.
+        `ValueError` where that is not all that differs.
         """
         hides = self.conditions[0].hides
         if not self.cuts or hides is None:
@@ -191,15 +191,10 @@ replaced | clean  | inserted | tokens | some tokens are others; length and posit
 
 DIRECTIONS = {"denoising": -1, "noising": 1}
 """How heads are patched -> the sign that turns the change of patching (patched - receiving) into a head's part of the
-insertion's effect (corrupted - clean). Denoising puts a clean activation into the corrupted run, noising a corrupted one into
-the clean run. No other place knows a sign."""
+insertion's effect (corrupted - clean); denoising puts a clean activation into the corrupted run. No other place knows it."""
 
 
 def as_words(table: Mapping[str, Condition | Contrast]) -> str:
-    """A table of conditions or contrasts as one sentence, for help texts.
-
-    >>> as_words(CONTRASTS).partition(";")[0]
-    'content (masked -> inserted)'
-    """
+    """A table of conditions or contrasts as one sentence, for help texts."""
     form = {Contrast: "{0.name} ({0.clean} -> {0.corrupted})", Condition: "{0.name} ({0.code}): {0.says}"}
     return "; ".join(form[type(each)].format(each) for each in table.values())

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from ..core.arguments import Arguments, check_count, checked, one_of
 from .problems import Problem
-from .prompt import MAX_UNKNOWN, Prompt, Tokenizer, encode_part, encode_within, special_ids, spells_special
+from .prompt import MAX_UNKNOWN, Prompt, Tokenizer, encode_part, encode_within
 
 Segment = Literal["bos", "template", "system", "question", "answer"]
 COMMON_WORDS = files("mless_interp") / "data" / "common_words.txt"
@@ -32,21 +32,13 @@ AT = tuple(Place.__annotations__)
 """The arguments that give the place."""
 
 
-@dataclass(frozen=True)
-class InsertedSpan:
-    """The token ids of an inserted span and where they came from: unit, text, words, bos token, the problem's question ..."""
-
-    ids: tuple[int, ...]
-    source: str
-
-
 @checked
 @dataclass(frozen=True)
 class Insertion:
     """An insertion: what to insert and where, counted in tokens. Make one with the class methods.
 
     A unit, word or text may name a special token of the tokenizer (`<|reserved_special_token_0|>`): it is inserted as such,
-    unlike the text of problems, which is text whatever it spells. `InsertedSpan.source` says so.
+    unlike the text of problems, which is text whatever it spells.
 
     The place is `before=` or `after=` a segment of the prompt ("question", "system", "template", "bos": its first or last
     token), or `at=` a token index of the prompt without insertion; `before="answer"` is the prompt's end. The paper's
@@ -104,11 +96,8 @@ class Insertion:
     def random_sentence(
         cls, n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Unpack[Place]
     ) -> "Insertion":
-        """A bag of unrelated words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number.
-
-        Common English words in random order. Where the tokenizer knows none of them, its own ordinary tokens (recorded in
-        `InsertedSpan.source`). Sentences that were written by somebody are `other_questions`.
-        """
+        """A bag of common English words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number;
+        where the tokenizer knows none of them, its own ordinary tokens. Sentences by somebody are `other_questions`."""
         return cls("random_sentence", "", n_tokens, seed=seed, draw=draw, **place)
 
     @classmethod
@@ -116,10 +105,8 @@ class Insertion:
     def other_questions(
         cls, problems: Iterable[Problem], n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Unpack[Place]
     ) -> "Insertion":
-        """Questions of other problems, cut to exactly `n_tokens` tokens: a control for "any text", not for "no meaning".
-
-        Which ones, and in which order, is drawn by seed, problem id and draw number; a problem's own is never among them.
-        """
+        """Questions of other problems, drawn by seed, problem id and draw number and cut to exactly `n_tokens` tokens: a
+        control for "any text", not for "no meaning"."""
         pool = tuple((problem.id, problem.question.strip()) for problem in problems)
         if len({question for _, question in pool}) < 2:
             raise ValueError("other_questions draws from other problems: give at least 2 with different questions")
@@ -146,33 +133,24 @@ class Insertion:
     @classmethod
     @checked
     def counting(cls, n_tokens: int = 55, **place: Unpack[Place]) -> "Insertion":
-        """Numbers counted up from one (" 1 2 3 ..."), cut after exactly `n_tokens` tokens (the last may lack digits).
-
-        Source: the filler of Pfau et al. 2024 (arXiv 2404.15758) and its replications.
-        """
+        """Numbers counted up from one (" 1 2 3 ..."), cut after exactly `n_tokens` tokens (the last may lack digits), as in
+        replications of Pfau et al. 2024 (arXiv 2404.15758)."""
         return cls("counting", "", n_tokens, **place)
 
     @classmethod
     @checked
-    def pause(cls, n_tokens: int = 10, *, token: str | int | None = None, **place: Unpack[Place]) -> "Insertion":
+    def pause(cls, n_tokens: int = 10, *, token: str | None = None, **place: Unpack[Place]) -> "Insertion":
         """A run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
 
-        `token`: its name or id; None takes one named pause, else the first reserved or unused one
-        (`<|reserved_special_token_0|>`, `<unused0>`). An id beyond the tokenizer's last one (151665 for Qwen2.5) is an
-        untrained row of the model, unlike the trained pause tokens of the source: Goyal et al. 2023 (arXiv 2310.02226).
-        `span` refuses an ordinary word, and a tokenizer that has no such token.
+        `token`: its name; None takes one named pause, else the first reserved or unused one (`<unused0>`): an untrained row of
+        the model, unlike the trained pause tokens of Goyal et al. 2023 (arXiv 2310.02226).
         """
-        if isinstance(token, int):
-            return cls("pause", "", n_tokens, token_ids=(token,), **place)
         return cls("pause", token or "", n_tokens, **place)
 
     @classmethod
     @checked
     def ids(cls, token_ids: Iterable[int], n_tokens: int | None = None, **place: Unpack[Place]) -> "Insertion":
-        """These token ids as they are (glitch tokens, special tokens): once, or again and again until there are `n_tokens`.
-
-        `InsertedSpan.source` says where special tokens or rows without a name are among them.
-        """
+        """These token ids as they are (glitch tokens, special tokens): once, or again and again until there are `n_tokens`."""
         return cls("ids", "", n_tokens, token_ids=tuple(token_ids), **place)
 
     @classmethod
@@ -184,10 +162,8 @@ class Insertion:
     @classmethod
     @checked
     def from_key(cls, key: str, **place: Unpack[Place]) -> "Insertion":
-        """What stands under a key of the problem itself, after a space, as plain text: a distracting sentence, its solution.
-
-        A field of `Problem` (`solution`, `distractor`, ...) or any other text of its line in the file (`Problem.extra`).
-        """
+        """What stands under a key of the problem itself, after a space, as plain text: a field of `Problem` (`solution`,
+        `distractor`, ...) or any other text of its line in the file (`Problem.extra`)."""
         return cls("from_key", key.strip(), None, **place)
 
     @classmethod
@@ -205,7 +181,7 @@ class Insertion:
         """Return the insertion of a kind's name, as command lines give it.
 
         `unit` is the unit, word or text; the key of `from_key`; how many times `repeat_question` repeats; the ids of `ids`,
-        "128002,128003"; the token of `pause`, by name or id. `n_tokens` defaults to 55 where a kind is counted in tokens.
+        "128002,128003"; the token of `pause`. `n_tokens` defaults to 55 where a kind is counted in tokens.
         `problems`: those that `other_questions` draws from. `ValueError` for what the kind has no use for.
         """
         asked = one_of(kind, KINDS, "insertion")
@@ -253,19 +229,15 @@ class Insertion:
         """Whether it can be put into a string; token ids cannot."""
         return KINDS[self.kind].is_text
 
-    def span(self, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-        """Return the token ids that this insertion puts into this problem's prompt.
+    def span(self, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
+        """Return the token ids that this insertion puts into this problem's prompt; its id is enough for most kinds.
 
-        An id instead of the `Problem` is enough for what does not depend on it. Raises `ValueError` if a text has the unknown
-        token, encodes to nothing or does not divide `n_tokens`.
+        `ValueError` if a text has the unknown token, encodes to nothing or does not divide `n_tokens`.
         """
         return KINDS[self.kind].ids(self, tokenizer, problem)
 
     def other_repeats(self, tokenizer: Tokenizer, n: int = 20, *, seed: int = 0) -> tuple["Insertion", ...]:
-        """`n` other tokens, drawn from the vocabulary, each repeated as often in this repeated unit's place: its null.
-
-        A unit of several tokens is compared with units of as many. `ValueError` for an insertion that repeats no text.
-        """
+        """`n` other units of as many tokens, drawn from the vocabulary, each repeated in this unit's place: its null."""
         if not self.repeats:
             raise ValueError(f"{self.label} repeats no unit, so other repeated tokens are no null of it")
         unit = _encoded(tokenizer, self.unit)
@@ -294,7 +266,6 @@ class Insertion:
 
 
 def _ids_label(ids: tuple[int, ...]) -> str:
-    """The ids, or of many the first ones and a digest that tells them from others."""
     if len(ids) <= 4:
         return ",".join(map(str, ids))
     return f"{','.join(map(str, ids[:3]))},... #{hashlib.sha256(repr(ids).encode()).hexdigest()[:6]}"
@@ -331,19 +302,19 @@ def _drawn(insertion: Insertion, problem: Problem | str) -> random.Random:
     return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
 
 
-def _random_sentence(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+def _random_sentence(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
     n_tokens, draw = insertion.length, _drawn(insertion, problem)
-    words, source = _encodable_words(tokenizer), "words"
-    if 1 not in words or len(words[1]) < 8:
-        words, source = {1: _ordinary_tokens(tokenizer)}, "tokens"
+    words = _encodable_words(tokenizer)
+    if len(words.get(1, ())) < 8:
+        words = {1: _ordinary_tokens(tokenizer)}
     ids: list[int] = []
     while len(ids) < n_tokens:
         fitting = [word for size, found in words.items() if size <= n_tokens - len(ids) for word in found]
         ids += draw.choice(fitting)
-    return InsertedSpan(tuple(ids), source)
+    return tuple(ids)
 
 
-def _other_questions(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+def _other_questions(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
     n_tokens = insertion.length
     name, own = (problem.id, problem.question.strip()) if isinstance(problem, Problem) else (problem, "")
     theirs = {own, *(text for other, text in insertion.pool if other == name)}
@@ -354,7 +325,7 @@ def _other_questions(insertion: Insertion, tokenizer: Tokenizer, problem: Proble
         if len(ids) >= n_tokens:
             ids = ids[:n_tokens]
             _check_known(tokenizer, ids, "the inserted questions", "draw from problems of the model's own kind")
-            return InsertedSpan(ids, "questions of other problems")
+            return ids
     raise ValueError(f"all other questions are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more problems")
 
 
@@ -384,27 +355,26 @@ def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
     return ids * (n_tokens // len(ids))
 
 
-def _repeated(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-    ids = _filled(_encoded(tokenizer, insertion.unit), insertion.length, repr(insertion.unit))
-    return InsertedSpan(ids, "unit" + ", with special tokens" * spells_special(tokenizer, insertion.unit))
+def _repeated(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
+    return _filled(_encoded(tokenizer, insertion.unit), insertion.length, repr(insertion.unit))
 
 
-def _once(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+def _once(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
     ids = _encoded(tokenizer, insertion.unit)
     if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
         raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
-    return InsertedSpan(ids, "text" + ", with special tokens" * spells_special(tokenizer, insertion.unit))
+    return ids
 
 
-def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
     if tokenizer.bos_token_id is None:
         raise ValueError("this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted")
-    return InsertedSpan((tokenizer.bos_token_id,) * insertion.length, "bos token")
+    return (tokenizer.bos_token_id,) * insertion.length
 
 
-def _counting(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+def _counting(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
     numbers = "".join(f" {number}" for number in range(1, insertion.length + 1))  # a number is a token or more
-    return InsertedSpan(_encoded(tokenizer, numbers)[: insertion.length], "numbers")
+    return _encoded(tokenizer, numbers)[: insertion.length]
 
 
 RESERVED = re.compile(r"<\|?(reserved\w*?|unused|extra_)(\d+)\|?>|\[unused(\d+)\]")
@@ -414,46 +384,36 @@ PAUSE = ("<pause>", "<|pause|>", "[PAUSE]")
 
 
 @lru_cache(maxsize=8)
-def _pause_token(tokenizer: Tokenizer, n_tokens: int) -> str | None:
-    """The tokenizer's own pause token, or the first of its reserved ones; `n_tokens` as it may be given more of them."""
+def _pauses(tokenizer: Tokenizer, n_tokens: int) -> dict[str, int]:
+    """The tokens to pause with, those named pause first, then the reserved ones; `n_tokens` as there may be given more."""
     vocabulary = tokenizer.get_vocab()
-    reserved = (name for name in vocabulary if RESERVED.fullmatch(name))
-    named = next((name for name in PAUSE if name in vocabulary), None)
-    return named or min(reserved, key=lambda name: vocabulary[name], default=None)
+    reserved = sorted(filter(RESERVED.fullmatch, vocabulary), key=vocabulary.__getitem__)
+    return {name: vocabulary[name] for name in (*PAUSE, *reserved) if name in vocabulary}
 
 
-def _pause(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-    ids, n_known = insertion.token_ids, len(tokenizer)
-    if ids and ids[0] >= n_known:
-        return InsertedSpan(ids * insertion.length, _source_of_ids(ids, tokenizer))
-    name = str(tokenizer.convert_ids_to_tokens(ids[0])) if ids else insertion.unit or _pause_token(tokenizer, n_known)
+def _pause(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
+    known = _pauses(tokenizer, len(tokenizer))
+    name = insertion.unit or next(iter(known), None)
     if name is None:
         raise ValueError(
             "this tokenizer has no reserved token to pause with, and none is added: name a token of its own (token='...'), or "
-            f"the id of a row that the model has and its tokenizer leaves unused, {n_known} or more (token={n_known})"
+            f"insert a row that the model has and its tokenizer leaves unused: Insertion.ids([{len(tokenizer)}], n_tokens)"
         )
-    number = tokenizer.get_vocab().get(name)
-    if number is None or not (number in tokenizer.added_tokens_decoder or name in PAUSE or RESERVED.fullmatch(name)):
+    known |= {token.content: at for at, token in tokenizer.added_tokens_decoder.items()}
+    if name not in known:
         raise ValueError(
             f"{name!r} is no reserved token of this tokenizer to pause with: leave it out for a reserved one, or insert it as "
             "an ordinary one (Insertion.meaningless)"
         )
-    return InsertedSpan((number,) * insertion.length, f"token {name!r}")
+    return (known[name],) * insertion.length
 
 
-def _given_ids(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
-    ids = insertion.token_ids
-    if insertion.n_tokens is not None:
-        ids = _filled(ids, insertion.n_tokens, "of ids")
-    return InsertedSpan(ids, _source_of_ids(ids, tokenizer))
+def _given_ids(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
+    ids, n_tokens = insertion.token_ids, insertion.n_tokens
+    return ids if n_tokens is None else _filled(ids, n_tokens, "of ids")
 
 
-def _source_of_ids(ids: tuple[int, ...], tokenizer: Tokenizer) -> str:
-    special = ", with special tokens" if not special_ids(tokenizer).isdisjoint(ids) else ""
-    return f"ids{special}{', with rows that no token names' if max(ids) >= len(tokenizer) else ''}"
-
-
-def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> InsertedSpan:
+def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
     """What a problem says under a key (its question), after a space, as plain text."""
     key = insertion.unit or "question"
     assert isinstance(problem, Problem)
@@ -464,24 +424,22 @@ def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str
             f"problem {problem.id!r} has no {key} to insert (it has {known}); give it one or leave the problem out"
         )
     ids = encode_part(tokenizer, problem, key, f" {text}", within=True)
-    _check_known(
-        tokenizer, ids, f"problem {problem.id!r}, its {key}", "leave it out, or give it words of the model's own"
-    )
-    spelt = ", special tokens in it as text" if spells_special(tokenizer, text) else ""
-    return InsertedSpan(ids * insertion.times, f"the problem's {key}{spelt}")
+    remedy = "leave it out, or give it words of the model's own"
+    _check_known(tokenizer, ids, f"problem {problem.id!r}, its {key}", remedy)
+    return ids * insertion.times
 
 
 @dataclass(frozen=True)
 class Kind:
     """One kind of insertion: its `short` name in tables, and the `ids` that it puts into a problem's prompt.
 
+    `unit`: the argument that says what is repeated or looked up, if that can be chosen, and `read` makes it of a text.
     `counted`: its length is given in tokens, and the same in every problem. `own_length`: each problem's text decides it.
-    `drawn`: by a seed. `unit`: the argument that says what is repeated or looked up, if that can be chosen, and `read` makes
-    it of a text. `is_text`: it can be put into a string too.
+    `drawn`: by a seed. `is_text`: it can be put into a string too.
     """
 
     short: str
-    ids: Callable[[Insertion, Tokenizer, Problem | str], InsertedSpan]
+    ids: Callable[[Insertion, Tokenizer, Problem | str], tuple[int, ...]]
     unit: str = ""
     read: Callable[[str], object] = str
     counted: bool = True
@@ -501,7 +459,7 @@ KINDS: dict[str, Kind] = {
     "from_key": Kind("its own", _own_text, "key", counted=False, own_length=True),
     "counting": Kind("counting", _counting),
     "whitespace": Kind("whitespace", _repeated, "unit"),
-    "pause": Kind("pause", _pause, "token", lambda text: int(text) if text.isdecimal() else text, is_text=False),
+    "pause": Kind("pause", _pause, "token", is_text=False),
     "repeated_bos": Kind("repeated_bos", _bos, is_text=False),
     "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False, is_text=False),
     "text": Kind("text", _once, "text", counted=False),

@@ -30,7 +30,7 @@ def pairs_from_ids(
     clean: Iterable[object] | None = None,
     distractors: Iterable[object] | None = None,
     tags: object = None,
-    names: object = None,
+    names: Mapping[int, str] | None = None,
 ) -> tuple[PromptPair, ...]:
     """Make pairs of token ids as the model reads them; everything that takes pairs takes these.
 
@@ -45,13 +45,8 @@ def pairs_from_ids(
         contrasts are those of an insertion: the prompt without these tokens is the base.
     clean : `[problem][token]`, other prompts of the same lengths, for contrast "replaced" (clean -> ids).
     tags : what is known of each problem, for `by=`: a mapping of lists (`{"kind": ["a", "b"]}`), a table or a list of mappings.
-        The tag "group" names problems that are variants of one another; else those of the same `ids` are (another `clean` or
-        answer makes no other problem), so that they count once.
-    names : a mapping from token ids to what views call them; or one name for each problem (default: a digest of its ids).
-
-    Raises `ValueError` for a problem without span and clean, a span outside the prompt or one that holds the last position,
-    prompts of two lengths, a clean prompt that is the same, ids below 0, and lists of different lengths. An analysis checks
-    that its model has these ids and classes.
+        The tag "group" names problems that are variants of one another; else those of the same `ids` are, and count once.
+    names : what views call token ids.
 
     >>> pair, = pairs_from_ids([[5, 1, 2, 6]], [3], span=(1, 3))
     >>> pair.base.ids, pair.inserted.ids, pair.answer_ids
@@ -60,20 +55,16 @@ def pairs_from_ids(
     prompts = list(ids)
     if not prompts:
         raise ValueError("there are no ids to make pairs of")
-    n, views = len(prompts), isinstance(names, Mapping)
-    known = {int(key): str(name) for key, name in names.items()} if isinstance(names, Mapping) else {}
-    spans = [span] * n if _range(span) else _of_each(span, n, "span")
-    given = [
-        _of_each(answers, n, "answers"),
-        _of_each(distractors, n, "distractors"),
-        _of_each(clean, n, "clean"),
-        spans,
+    n = len(prompts)
+    columns = [
+        prompts,
+        *(_of_each(*each, n) for each in ((answers, "answers"), (distractors, "distractors"), (clean, "clean"))),
     ]
-    rows = zip(prompts, *given, _tags(tags, n), _of_each(None if views else names, n, "names"), strict=True)
+    columns += [[span] * n if _range(span) else _of_each(span, "span", n), _tags(tags, n), [None] * n]
     made = []
-    for at, row in enumerate(rows):
+    for at, row in enumerate(zip(*columns, strict=True)):
         try:
-            made.append(_pair(dict(zip(KEYS, row, strict=True)), known))
+            made.append(_pair(dict(zip(KEYS, row, strict=True)), names or {}))
         except ValueError as error:
             raise ValueError(f"problem {at} (zero-based): {error}") from None
     return Several(made)
@@ -116,9 +107,6 @@ def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
         base=Prompt(tuple(ids[at] for at in kept), ("question",) * len(kept), IDS.name),
         inserted=Prompt(ids, segments, IDS.name),
         insertion=REPLACED if given["span"] is None else Given("given span"),
-        span=(start, stop),
-        alignment=kept,
-        span_source="ids",
         answer_ids=answer,
         distractor_ids=distractor,
         template=IDS,
@@ -137,15 +125,15 @@ def _ids(given: Mapping[str, Any], key: str) -> tuple[int, ...]:
     return tuple(found.tolist())
 
 
-def _range(span: object) -> tuple[int, int] | None:
+def _range(span: Any) -> tuple[int, int] | None:
     """(first, one past the last) position; None where it is not one range of positions."""
-    found = span.tolist() if hasattr(span, "tolist") else (span.start, span.stop) if isinstance(span, range) else span
+    found = span.tolist() if hasattr(span, "tolist") else span
     if isinstance(found, Sequence) and len(found) == 2 and all(isinstance(end, Integral) for end in found):
         return int(found[0]), int(found[1])
     return None
 
 
-def _of_each(given: Any, n: int, what: str) -> list[Any]:
+def _of_each(given: Any, what: str, n: int) -> list[Any]:
     """What was given for each of n problems; None each where nothing was."""
     found = [None] * n if given is None else list(given) if isinstance(given, Iterable) else []
     if isinstance(given, str) or len(found) != n:
@@ -155,9 +143,9 @@ def _of_each(given: Any, n: int, what: str) -> list[Any]:
 
 def _tags(tags: Any, n: int) -> list[object]:
     """The tags of each problem, by key; what a table says it has no value for (None, NaN, NA) is no tag."""
-    rows = tags if isinstance(tags, Mapping | pd.DataFrame) else [each or {} for each in _of_each(tags, n, "tags")]
+    rows = tags if isinstance(tags, Mapping | pd.DataFrame) else [each or {} for each in _of_each(tags, "tags", n)]
     table = [row for _, row in pd.DataFrame(rows, dtype=object).iterrows()]
-    return [{str(key): str(value) for key, value in row.dropna().items()} for row in _of_each(table, n, "tags")]
+    return [{str(key): str(value) for key, value in row.dropna().items()} for row in _of_each(table, "tags", n)]
 
 
 def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[PromptPair, ...]:

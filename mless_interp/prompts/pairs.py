@@ -1,12 +1,11 @@
 """Pairs of prompts, without and with an insertion, the proved map between their tokens, and their input in each condition."""
 
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, zip_longest
-from typing import Any, Literal, TypeVar
+from itertools import zip_longest
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from ..runtime.loop import over_problems
 from ..runtime.text_safety import one_line
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, question_from_span
 from .insertions import Insertion
-from .problems import Problem, Several, overlap
+from .problems import Problem, Several
 from .prompt import (
     TEMPLATES,
     Prompt,
@@ -32,15 +31,11 @@ from .prompt import (
     encode_part,
     encode_within,
     in_one_piece,
-    special_as_text,
-    special_words,
     spells_special,
     template_named,
-    text_system,
     tokenizer_of,
+    warnings_of,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,25 +56,18 @@ REPLACED = Given("replaced tokens")
 
 @dataclass(frozen=True, eq=False)
 class PromptPair:
-    """Two or three prompts of one problem and the map between them, proved at construction.
+    """Two or three prompts of one problem and the map between them, proved at construction; `make_pairs` makes them.
 
     `inserted` is the prompt under study, `base` the same without its span, `clean` (where there is one) other tokens in as
-    many places; without a span `base` is `inserted`. `make_pairs` and `pairs_from_ids` make pairs. `span` = (first inserted
-    position, one past the last) in the inserted prompt; where the insertion lies in several blocks (`spans`), other tokens
-    stand between. `alignment[t]` is the position in the inserted prompt of base token `t` (-1: none, only where a text-level
-    insertion merged it). `boundary_merge`: tokens merged at a border of a text-level insertion. `n_answer`: how many last
-    tokens are the teacher-forced answer (0: bare prompts, or none had to be fed). `special_as_text`: the parts of the problem
-    that spell special tokens and are encoded as text. `tokenizer`: whose ids these are, where `make_pairs` made them.
-    `names`: what views call token ids, if given.
+    many places; without a span `base` is `inserted`. `boundary_merge`: tokens merged at a border of a text-level insertion.
+    `n_answer`: how many last tokens are the teacher-forced answer (0: bare prompts, or none had to be fed). `tokenizer`: whose
+    ids these are. `names`: what views call token ids, if given.
     """
 
     problem: Problem
     base: Prompt
     inserted: Prompt
     insertion: Any  # an `Insertion`, or `Given`
-    span: tuple[int, int]
-    alignment: tuple[int, ...]
-    span_source: str
     boundary_merge: bool = False
     answer_prefix: str = ""
     answer_prefix_ids: tuple[int, ...] = ()
@@ -88,28 +76,17 @@ class PromptPair:
     solution_ids: tuple[int, ...] = ()
     n_answer: int = 0
     template: Template = TEMPLATES["raw"]
-    special_as_text: tuple[str, ...] = ()
     tokenizer: Tokenizer | None = None
     clean: Prompt | None = None
     names: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.boundary_merge:
-            return
-        ends = (self.spans[0][0], self.spans[-1][1]) if self.spans else self.span[:1] * 2
-        if ends != self.span or not (self.spans or self.clean):
-            raise ValueError(
-                f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else, but its tokens "
-                f"lie in {list(self.spans)}"
-            )
-        both = enumerate(zip(self.inserted.ids, self.inserted.segments, strict=True))
-        rest = [(token, segment, at) for at, (token, segment) in both if segment != "inserted"]
-        base = list(zip(self.base.ids, self.base.segments, self.alignment, strict=True))
-        if rest != base or not rest:
+        rest, base = without_span(self.inserted), list(zip(self.base.ids, self.base.segments, strict=True))
+        if not self.boundary_merge and (rest != base or not rest):
             at = next((at for at, (x, y) in enumerate(zip_longest(rest, base)) if x != y), 0)
             raise ValueError(
-                f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt, in tokens, segments "
-                f"and alignment; they first differ at clean position {at}. Insert token ids with `Insertion`"
+                f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt, in tokens and "
+                f"segments; they first differ at clean position {at}. Insert token ids with `Insertion`"
             )
 
     @property
@@ -126,6 +103,21 @@ class PromptPair:
     def spans(self) -> tuple[tuple[int, int], ...]:
         """The blocks of the insertion, (first position, one past the last) each, in the inserted prompt."""
         return self.inserted.blocks("inserted")
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """(first inserted position, one past the last); an empty one at the first change where nothing is inserted."""
+        return (self.spans[0][0], self.spans[-1][1]) if self.spans else (self.first_change,) * 2
+
+    @cached_property
+    def alignment(self) -> tuple[int, ...]:
+        """The position in the inserted prompt of each base token; -1 for one that merged with a text-level insertion."""
+        if not self.boundary_merge:
+            return tuple(at for at, segment in enumerate(self.inserted.segments) if segment != "inserted")
+        (start, stop), base, ids = self.span, self.base.ids, self.inserted.ids
+        before = _n_equal(base, ids[:start])
+        after = _n_equal(base[before:][::-1], ids[stop:][::-1])
+        return (*range(before), *[-1] * (len(base) - before - after), *range(len(ids) - after, len(ids)))
 
     @property
     def span_ids(self) -> tuple[int, ...]:
@@ -199,10 +191,9 @@ class PromptPair:
 
     def record(self) -> dict[str, object]:
         """Everything that identifies this pair's prompts, ready for JSON."""
-        own = "span span_source special_as_text sink_moved answer_prefix answer_prefix_ids answer_ids".split()
         found: dict[str, object] = {"problem": self.id, "insertion": self.insertion.label}
-        found |= {name: getattr(self.base, name) for name in ("template", "bos_added", "joined_differs")}
-        found |= {name: getattr(self, name) for name in own}
+        found |= {"template": self.base.template, "bos_added": self.base.bos_added}
+        found |= {name: getattr(self, name) for name in ("span", "sink_moved", "answer_prefix_ids", "answer_ids")}
         found |= {"base_ids": self.base.ids, "inserted_ids": self.inserted.ids}
         found |= {"spans": self.spans} if len(self.spans) > 1 else {}
         found |= {"clean_ids": self.clean.ids} if self.clean else {}
@@ -281,15 +272,8 @@ class PromptPair:
         def grown(prompt: Prompt) -> Prompt:
             return replace(prompt, ids=prompt.ids + prefix + ids, segments=prompt.segments + more)
 
-        inserted = grown(self.inserted)
-        return replace(
-            self,
-            base=grown(self.base),
-            inserted=inserted,
-            clean=self.clean and grown(self.clean),
-            alignment=(*self.alignment, *range(len(self.inserted), len(inserted))),
-            n_answer=len(ids),
-        )
+        clean = self.clean and grown(self.clean)
+        return replace(self, base=grown(self.base), inserted=grown(self.inserted), clean=clean, n_answer=len(ids))
 
 
 @checked
@@ -310,6 +294,11 @@ def insert_tokens(prompt: Prompt, at: int | Sequence[int], span_ids: Sequence[in
         ids[place:place] = block.tolist()
         segments[place:place] = ["inserted"] * len(block)
     return replace(prompt, ids=tuple(ids), segments=tuple(segments))
+
+
+def without_span(prompt: Prompt) -> list[tuple[int, str]]:
+    """The tokens of a prompt that were not inserted, with their segments."""
+    return [both for both in zip(prompt.ids, prompt.segments, strict=True) if both[1] != "inserted"]
 
 
 def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
@@ -414,9 +403,8 @@ def make_pairs(
     asked = tuple(problems)
     check_known(tokenizer_of(model), asked)
     pairs = pairs_of_any(model, asked, insertion, template=template)
-    for told in (special_words([(pair.id, pair.special_as_text) for pair in pairs]), overlap(asked)):
-        if told:
-            warnings.warn(told, stacklevel=3)
+    for told in warnings_of(tokenizer_of(model), asked):
+        warnings.warn(told, stacklevel=3)
     return Several(pairs)
 
 
@@ -444,17 +432,16 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
 
     Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is.
     """
-    merged, source = False, "text"
+    base = build_prompt(tokenizer, problem, template)
     if template.as_text:
-        base, inserted, alignment, merged = _as_text(tokenizer, problem, insertion, template)
+        inserted = _as_text(tokenizer, problem, insertion, template)
     else:
-        base, found = build_prompt(tokenizer, problem, template), insertion.span(tokenizer, problem)
+        span = insertion.span(tokenizer, problem)
         try:
-            inserted = insert_tokens(base, insertion.places(base), found.ids)
+            inserted = insert_tokens(base, insertion.places(base), span)
         except ValueError as error:
             raise ValueError(f"problem {problem.id!r}: {error}") from error
-        alignment, source = [at for at, name in enumerate(inserted.segments) if name != "inserted"], found.source
-    blocks, own = inserted.blocks("inserted"), problem.answer_prefix is not None
+    own = problem.answer_prefix is not None
     prefix = problem.answer_prefix if own else template.answer_prefix
 
     def part(name: str, *, within: bool = False) -> tuple[int, ...]:
@@ -466,52 +453,32 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
         base=base,
         inserted=inserted,
         insertion=insertion,
-        span=(blocks[0][0], blocks[-1][1]) if blocks else (0, 0),
-        alignment=tuple(alignment),
-        span_source=source,
-        boundary_merge=merged,
+        boundary_merge=template.as_text and [token for token, _ in without_span(inserted)] != list(base.ids),
         answer_prefix=prefix or "",
         answer_prefix_ids=part("answer_prefix") or of_template,
         answer_ids=part("answer", within=bool(prefix)),
         distractor_ids=part("distractor", within=bool(prefix)),
         solution_ids=part("solution"),
         template=template,
-        special_as_text=special_as_text(tokenizer, problem),
         tokenizer=tokenizer,
     )
 
 
-def _as_text(
-    tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template
-) -> tuple[Prompt, Prompt, list[int], bool]:
-    """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets.
-
-    The two prompts, the alignment, and whether tokens merged at a seam.
-    """
+def _as_text(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> Prompt:
+    """The prompt with an insertion in the paper's way: inserted into the string, which is encoded in one piece."""
     if not insertion.is_text or insertion.where != "before question" or spells_special(tokenizer, insertion.unit):
         raise ValueError(
             'template="paper" inserts text between system and question, no special tokens; use template="raw" for anything else'
         )
-    filler = str(tokenizer.decode(list(insertion.span(tokenizer, problem).ids))).strip()
-    if insertion.repeats:
-        filler = (insertion.unit * (insertion.length // len(encode_within(tokenizer, insertion.unit)))).strip()
+    span = insertion.span(tokenizer, problem)
+    times = len(span) // len(encode_within(tokenizer, insertion.unit)) if insertion.repeats else 0
+    filler = (insertion.unit * times or str(tokenizer.decode(list(span)))).strip()
     if not filler:
         raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')
-    base, base_ranges = in_one_piece(tokenizer, problem, template)
-    inserted, ranges = in_one_piece(tokenizer, problem, template, filler)
-    first = len(text_system(tokenizer, problem, template))
-    ((start, stop),) = inserted.blocks("inserted")
-    whole = inserted.ids[:start] + inserted.ids[stop:] == base.ids
-    whole = whole and ranges[start][0] >= first and ranges[stop - 1][1] <= first + len(filler)
-    # The tokens of one character share its range, so a token is known by its range, its id and its turn among equals.
-    moved = [(a, b) if b <= first else (a + len(filler), b + len(filler)) for a, b in base_ranges]
-    names = _numbered(zip(ranges, inserted.ids, strict=True))
-    where = {name: i for i, name in enumerate(names) if not start <= i < stop}
-    alignment = [where.get(name, -1) for name in _numbered(zip(moved, base.ids, strict=True))]
-    return base, inserted, alignment, not whole
+    return in_one_piece(tokenizer, problem, template, filler)
 
 
-def _numbered(items: Iterable[T]) -> list[tuple[T, int]]:
-    """Each item with how many equal ones came before it."""
-    turns: dict[T, Iterator[int]] = defaultdict(count)
-    return [(item, next(turns[item])) for item in items]
+def _n_equal(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    both = enumerate(zip(first, second, strict=False))
+    return next((at for at, (x, y) in both if x != y), min(len(first), len(second)))

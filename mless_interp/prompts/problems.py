@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,12 +20,11 @@ REQUIRED_KEYS = ("problem", "answer", "unique_id")
 @checked
 @dataclass(frozen=True)
 class Problem:
-    """One question. `system`, `answer_prefix` override the template's own; `distractor` is a plausible wrong answer.
+    """One question.
 
-    `answer_prefix` is the text after which the answer is teacher-forced, for example `The final answer is \\boxed{`.
-    `examples`: worked examples before the question, as text (`with_examples` writes them).
-    `extra`: other texts that belong to it, by key, for `Insertion.from_key` (kept as sorted pairs).
-    `group`: a name that variants of one problem share (methods §9); None: the problem has no variants.
+    `system` and `answer_prefix` (after which the answer is teacher-forced) override the template's own; `distractor` is a
+    plausible wrong answer. `examples`: worked examples before the question, as text (`with_examples` writes them). `extra`:
+    other texts that belong to it, by key, for `Insertion.from_key`. `group`: a name that variants of one problem share.
     """
 
     id: str
@@ -106,13 +104,10 @@ class Several(tuple[Any, ...]):
 
 @checked
 def load_problems(source: object = "demo", *, limit: int | None = None) -> tuple[Problem, ...]:
-    """Load the first `limit` problems of "demo" (bundled), of a .jsonl file with MATH-500's keys, or of "math500".
-
-    "math500" comes from the hub and needs a network.
+    """Load the first `limit` problems of "demo" (bundled), "math500" (from the hub), or a .jsonl file with MATH-500's keys.
 
     A directory stands for the `problems.jsonl` in it; a `PlantedModel` draws its own (`limit` of them, default 64). Raises
-    `ValueError` with the line number for malformed lines, missing keys, empty questions and repeated ids; `FileNotFoundError`
-    for a missing file.
+    `ValueError` with the line number for malformed lines, missing keys, empty questions and repeated ids.
     """
     if limit is not None:
         check_count(limit, name="limit")
@@ -128,7 +123,7 @@ def load_problems(source: object = "demo", *, limit: int | None = None) -> tuple
     if not path.is_file():
         meant = nearest(path.name, ["demo", "math500", *beside(path)])
         raise FileNotFoundError(f'no problem file at {str(path)!r}{meant}; give a .jsonl file, "demo" or "math500"')
-    problems = Several(islice(_read(path), None if limit is None else min(limit, sys.maxsize)))
+    problems = Several(islice(_read(path), limit))
     if not problems:
         raise ValueError(f"{path.name} holds no problems")
     return problems

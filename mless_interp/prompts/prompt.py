@@ -1,7 +1,7 @@
 """Prompts: token ids with a segment name per token, built from a template."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..core.arguments import checked, one_of, shown
-from .problems import Problem
+from ..runtime.text_safety import visible
+from .problems import Problem, overlap
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -34,18 +35,13 @@ MAX_UNKNOWN = 0.05
 class Prompt:
     """Token ids and one segment name per token: bos, template, system, examples, inserted, question, answer.
 
-    `bos_added`: the first id is the tokenizer's BOS, put there by us. `joined_differs`: the parts are encoded one by
-    one, and encoding the joined string in one piece would give other ids, as where tokens merge over a border or the text
-    spells special tokens (recorded, not mended; None = not checked). Where a tokenizer puts a space before whatever it encodes
-    (Llama 2's SentencePiece, `▁`), the parts of a prompt without a chat template are read with that space between them, and
-    are held against the string that has it: a text that was cut between its words does not differ.
+    `bos_added`: the first id is the tokenizer's BOS, put there by us.
     """
 
     ids: tuple[int, ...]
     segments: tuple[str, ...]
     template: str = "raw"
     bos_added: bool = False
-    joined_differs: bool | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -75,12 +71,11 @@ class Prompt:
 @checked
 @dataclass(frozen=True)
 class Template:
-    """How a problem becomes a prompt.
+    """How a problem becomes a prompt: system and question, one after the other with nothing between, or with `chat` the
+    tokenizer's own template.
 
-    `raw`: system and question, one after the other with nothing between (the paper's string). `as_text` marks the
-    paper's compatibility mode: insertion into the string, encoded in one piece. `chat`: the tokenizer's own template.
-    `text`: a problem's own parts and nothing else. `bos` puts the tokenizer's beginning-of-sequence token in front even where
-    the tokenizer would not (GPT-2's does not, and its models were trained with one).
+    `as_text` marks the paper's compatibility mode: insertion into the string, encoded in one piece. `bos` puts the tokenizer's
+    beginning-of-sequence token in front even where the tokenizer would not (GPT-2's models were trained with one).
     """
 
     name: str
@@ -115,11 +110,8 @@ def tokenizer_of(model: Any) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, text: str, *, markers: bool = False) -> tuple[int, ...]:
-    """The ids of a text, with no special tokens added. Text is text, also where it spells a special token (`<|im_end|>`).
-
-    `markers`: what spells a special token is meant as one (a template's own text, an insertion's unit). Raises `ValueError`
-    where this tokenizer cannot tell the text from the token.
-    """
+    """The ids of a text, with no special tokens added. Text is text, also where it spells a special token (`<|im_end|>`):
+    `ValueError` where this tokenizer cannot tell them apart. `markers`: what spells one is meant as one."""
     ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not markers))
     return ids if markers else _all_text(tokenizer, ids)
 
@@ -138,7 +130,6 @@ def encode_within(tokenizer: Tokenizer, text: str, *, markers: bool = False) -> 
 
 @lru_cache(maxsize=8)
 def _begins_with_space(tokenizer: Tokenizer) -> bool:
-    """Whether a tokenizer puts a space before what it encodes."""
     first = tokenizer.convert_ids_to_tokens(list(encode(tokenizer, "a")))[:1]
     return bool(first) and first[0][:1] in ("▁", "Ġ")
 
@@ -154,13 +145,12 @@ def _all_text(tokenizer: Tokenizer, ids: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The ids of a tokenizer's special tokens."""
     return _special_ids(tokenizer, len(tokenizer))
 
 
 @lru_cache(maxsize=8)
 def _special_ids(tokenizer: Tokenizer, n_tokens: int) -> frozenset[int]:
-    """The ids of a tokenizer's special tokens; `n_tokens` as it may be given more of them."""
+    """Read them once for each size of a tokenizer, which may be given more."""
     return frozenset(at for at, token in tokenizer.added_tokens_decoder.items() if token.special)
 
 
@@ -186,17 +176,22 @@ def spells_special(tokenizer: Tokenizer, text: str) -> bool:
     return markers != text_ids or not (special - {tokenizer.unk_token_id}).isdisjoint(markers)
 
 
-def special_as_text(tokenizer: Tokenizer, problem: Problem) -> tuple[str, ...]:
-    """The parts of a problem that spell special tokens of this tokenizer and are encoded as the text that they are."""
+def warnings_of(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[str]:
+    """What is said of problems that spell special tokens of this tokenizer, and of ones that look like variants."""
     parts = ("system", "examples", "question", "answer_prefix", "answer", "distractor", "solution")
-    return tuple(part for part in parts if getattr(problem, part) and spells_special(tokenizer, getattr(problem, part)))
-
-
-def special_words(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
-    """Of problems (id, parts that spell special tokens), what is said where any does; else nothing."""
-    spelt = [f"{name!r}, its {' and '.join(parts)}" for name, parts in found if parts]
-    told = f"{len(spelt)} of {len(found)} problems spell special tokens of this tokenizer (first: {''.join(spelt[:1])})"
-    return f"{told}: they are encoded as the text that they are" if spelt else ""
+    spelt = {}
+    for problem in problems:
+        own = [part for part in parts if (text := getattr(problem, part)) and spells_special(tokenizer, text)]
+        spelt |= {problem.id: own} if own else {}
+    told = [overlap(problems)]
+    if spelt:
+        name, own = next(iter(spelt.items()))
+        first = f"(first: {name!r}, its {' and '.join(own)})"
+        told.append(
+            f"{len(spelt)} of {len(problems)} problems spell special tokens of this tokenizer {first}: they are encoded as "
+            "the text that they are"
+        )
+    return [visible(each) for each in told if each]
 
 
 def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
@@ -205,28 +200,28 @@ def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
     unknown = tokenizer.unk_token_id
     if unknown is None:
         return
-    shares = []
+    refused = []
     for problem in problems:
         texts = [part for part in ("system", "examples", "question") if getattr(problem, part)]
         ids = [at for part in texts for at in encode_part(tokenizer, problem, part)]
-        shares.append(ids.count(unknown) / max(len(ids), 1))
-    if refused := [share for share in shares if share > MAX_UNKNOWN]:
-        share = max(refused)
-        problem = problems[shares.index(share)]
+        if (share := ids.count(unknown) / max(len(ids), 1)) > MAX_UNKNOWN:
+            refused.append((share, problem))
+    if refused:
+        share, problem = max(refused, key=lambda each: each[0])
         words = dict.fromkeys(f"{problem.system or ''} {problem.examples or ''} {problem.question}".split())
-        examples = [word for word in words if unknown in encode(tokenizer, word)][:5]
+        examples = [repr(word) for word in words if unknown in encode(tokenizer, word)]
         raise ValueError(
             f"{len(refused)} of {len(problems)} problems hold words that this tokenizer does not know: {100 * share:.3g} % of "
-            f"the tokens of problem {problem.id!r} are {tokenizer.unk_token!r} (for example {', '.join(map(repr, examples))}). "
+            f"the tokens of problem {problem.id!r} are {tokenizer.unk_token!r} (for example {', '.join(examples[:5])}). "
             "Use the model's own problems (--problems demo for the demo model, the problems.jsonl beside a planted one), or "
             "another model"
         )
     for problem in problems:
         for part in ("answer", "distractor"):
-            if getattr(problem, part) and unknown in encode_part(tokenizer, problem, part):
+            if (text := getattr(problem, part)) and unknown in encode_part(tokenizer, problem, part):
                 raise ValueError(
-                    f"problem {problem.id!r}: its {part} {getattr(problem, part)!r} becomes the unknown token "
-                    f"{tokenizer.unk_token!r}: give another one, or leave the problem out"
+                    f"problem {problem.id!r}: its {part} {text!r} becomes the unknown token {tokenizer.unk_token!r}: give "
+                    "another one, or leave the problem out"
                 )
 
 
@@ -238,15 +233,15 @@ def prepends_bos(tokenizer: Tokenizer) -> bool:
 
 @checked
 def build_prompt(tokenizer: Tokenizer, problem: Problem, template: str | Template = "raw") -> Prompt:
-    """The prompt of a problem without insertion, each part encoded on its own (so that insertion never re-merges), unless its
-    template is one string (`as_text`).
+    """Return the prompt of a problem without insertion, each part encoded on its own (so that insertion never re-merges),
+    unless its template is one string (`as_text`).
 
-    Special tokens are those of the template alone: what a problem spells is text. Raises `ValueError` where the tokenizer has
-    no chat template, its template rejects a system prompt or changes a message's text, or the question encodes to no tokens.
+    Special tokens are those of the template alone: what a problem spells is text. `ValueError` where there is no chat template,
+    it rejects a system prompt or changes a message's text, or the question encodes to no tokens.
     """
     made, tokenizer = template_named(template), tokenizer_of(tokenizer)
     if made.as_text:
-        return in_one_piece(tokenizer, problem, made)[0]
+        return in_one_piece(tokenizer, problem, made)
     system = made.system if problem.system is None else problem.system
     parts = [(system, "system"), (problem.examples or "", "examples"), (problem.question, "question")]
     if made.chat:
@@ -264,13 +259,9 @@ def build_prompt(tokenizer: Tokenizer, problem: Problem, template: str | Templat
         segments += [segment] * len(encoded)
     if made.chat and segments[0] == "template" and ids[0] == bos:
         segments[0] = "bos"
-    prompt = Prompt(tuple(ids), tuple(segments), made.name, bos_added)
-    if not prompt.indices("question"):
+    if "question" not in segments:
         raise ValueError(f"problem {problem.id!r}: its question encodes to no tokens with this tokenizer")
-    texts = [text for text, _ in parts if text]
-    spaced = [" ".join(texts)] if not made.chat and _begins_with_space(tokenizer) else []
-    together = (encode(tokenizer, whole, markers=True) for whole in ("".join(texts), *spaced))
-    return replace(prompt, joined_differs=prompt.ids[bos_added:] not in together)
+    return Prompt(tuple(ids), tuple(segments), made.name, bos_added)
 
 
 def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tuple[str, str]]:
@@ -302,29 +293,19 @@ def _chat_parts(tokenizer: Tokenizer, problem: Problem, system: str) -> list[tup
     )
 
 
-def in_one_piece(
-    tokenizer: Tokenizer, problem: Problem, template: Template, filler: str = ""
-) -> tuple[Prompt, list[tuple[int, int]]]:
-    """System prompt, filler and question encoded as one string, and the characters of each token; needs a fast tokenizer."""
-    system, bos = text_system(tokenizer, problem, template), (tokenizer.bos_token_id,) * prepends_bos(tokenizer)
-    text, first, last = system + filler + problem.question, len(system), len(system + filler)
-    found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
-    ids, ranges = _all_text(tokenizer, tuple(found["input_ids"])), [tuple(pair) for pair in found["offset_mapping"]]
-
-    def segment(a: int, b: int) -> str:
-        return "inserted" if filler and a < last and b > first else "system" if a < first else "question"
-
-    segments = ("bos",) * len(bos) + tuple(segment(*characters) for characters in ranges)
-    prompt = Prompt(bos + ids, segments, template.name, bool(bos))
-    return prompt, [(0, 0)] * len(bos) + ranges
-
-
-def text_system(tokenizer: Tokenizer, problem: Problem, template: Template) -> str:
-    """The system prompt of a prompt that is encoded in one piece, as text; `ValueError` where there is more than text."""
+def in_one_piece(tokenizer: Tokenizer, problem: Problem, template: Template, filler: str = "") -> Prompt:
+    """System prompt, filler and question encoded as one string; needs a fast tokenizer."""
     markers = problem.system is None and spells_special(tokenizer, template.system)
     if problem.examples or markers:
         what = "its system prompt spells special tokens" if markers else f"problem {problem.id!r} has examples"
         raise ValueError(
             f'template {template.name!r} is one string of system prompt and question, but {what}; use "raw"'
         )
-    return template.system if problem.system is None else problem.system
+    system = template.system if problem.system is None else problem.system
+    text, first, last = system + filler + problem.question, len(system), len(system + filler)
+    found = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+    ids, bos = _all_text(tokenizer, tuple(found["input_ids"])), (tokenizer.bos_token_id,) * prepends_bos(tokenizer)
+    segments = ["bos"] * len(bos)
+    for a, b in found["offset_mapping"]:  # the characters of each token
+        segments.append("inserted" if filler and a < last and b > first else "system" if a < first else "question")
+    return Prompt(bos + ids, tuple(segments), template.name, bool(bos))

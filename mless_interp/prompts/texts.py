@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 
-from ..core.arguments import check_count, checked
+from ..core.arguments import Arguments, check_count, checked, listed
 from .problems import Problem, distinct, load_problems
 from .prompt import ANSWER_PREFIX, Tokenizer, check_known, encode, tokenizer_of
 
@@ -29,7 +29,11 @@ def problems_from_texts(
     Texts that are too short are left out with a warning that counts them; `ValueError` where all are, where the tokenizer does
     not know their words, or numbers make no sense.
     """
-    tokenizer, sizes = tokenizer_of(model), _sizes(n_before, n_context, n_answer)
+    if not 0 < n_before < n_context or n_answer < 1:
+        raise ValueError(
+            f"n_before must lie in 1 to n_context - 1 and n_answer be 1 or more, got {n_before}, {n_context}, {n_answer}"
+        )
+    tokenizer, sizes = tokenizer_of(model), (n_before, n_context, n_context + n_answer)
     found = [_problem(tokenizer, number, text, sizes) for number, text in enumerate(texts)]
     made = tuple(problem for problem in found if problem is not None)
     if not made:
@@ -37,8 +41,9 @@ def problems_from_texts(
             f"none of {len(found)} texts has {sizes[2]} tokens that can be cut between words: give longer ones"
         )
     check_known(tokenizer, made)
-    if short := len(found) - len(made):
-        warnings.warn(f"{short} of {len(found)} texts are too short and left out", stacklevel=3)
+    if short := [str(number) for number, problem in enumerate(found) if problem is None]:
+        which = listed(short, 5)
+        warnings.warn(f"{len(short)} of {len(found)} texts are too short and left out (number {which})", stacklevel=3)
     return made
 
 
@@ -52,31 +57,16 @@ def problems_from_file(
     n_before: int = 16,
     n_answer: int = 1,
 ) -> tuple[Problem, ...]:
-    """Make problems (`problems_from_texts`) of the first `limit` texts of a file, separated by blank lines.
-
-    None is left out: `ValueError` says in which line a text begins that is too short, and where a file holds none or is not
-    UTF-8.
-    """
-    tokenizer, sizes, file = tokenizer_of(model), _sizes(n_before, n_context, n_answer), Path(path)
+    """Make problems (`problems_from_texts`) of the first `limit` texts of a file, separated by blank lines."""
     if limit is not None:
         check_count(limit, name="limit")
     try:
-        whole = file.read_text(encoding="utf-8-sig")
+        whole = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file.name}: {error}") from error
-    parts = list(islice(re.finditer(r"\S.*(?:\n[^\S\n]*\S.*)*", whole), limit))
-    found = [_problem(tokenizer, number, part.group().strip(), sizes) for number, part in enumerate(parts)]
-    made = tuple(problem for problem in found if problem is not None)
-    if not parts:
-        raise ValueError(f"{file.name} holds no texts")
-    if len(made) < len(parts):
-        line = whole.count("\n", 0, parts[found.index(None)].start()) + 1
-        raise ValueError(
-            f"{file.name}, the text that begins in line {line}, is too short to be cut between words after {n_before}, "
-            f"{n_context} and {sizes[2]} tokens: take it out, or ask for fewer"
-        )
-    check_known(tokenizer, made)
-    return made
+        raise ValueError(f"{Path(path).name}: {error}") from error
+    texts = (text.strip() for text in re.split(r"\n\s*\n", whole) if text.strip())
+    sizes: Arguments = {"n_context": n_context, "n_before": n_before, "n_answer": n_answer}
+    return problems_from_texts(model, list(islice(texts, limit)), **sizes)
 
 
 def problems_of(model: str, source: str | None = None, *, limit: int | None, **sizes: int) -> tuple[Problem, ...]:
@@ -94,14 +84,6 @@ def problems_of(model: str, source: str | None = None, *, limit: int | None, **s
         raise ValueError(f"{', '.join(sizes)}: only the texts of a .txt file are cut to size")
     own = Path(model) / "problems.jsonl"
     return load_problems((own if own.is_file() else "demo") if source is None else source, limit=limit)
-
-
-def _sizes(n_before: int, n_context: int, n_answer: int) -> tuple[int, int, int]:
-    if not 0 < n_before < n_context or n_answer < 1:
-        raise ValueError(
-            f"n_before must lie in 1 to n_context - 1 and n_answer be 1 or more, got {n_before}, {n_context}, {n_answer}"
-        )
-    return n_before, n_context, n_context + n_answer
 
 
 def _problem(tokenizer: Tokenizer, number: int, text: str, sizes: tuple[int, int, int]) -> Problem | None:
@@ -132,7 +114,7 @@ def _pieces(tokenizer: Tokenizer, text: str, places: list[int]) -> list[str]:
 @checked
 def with_examples(
     problems: Iterable[Problem],
-    examples: str | Iterable[Problem],
+    examples: Iterable[Problem],
     *,
     n: int | None = None,
     seed: int = 0,
@@ -140,30 +122,21 @@ def with_examples(
 ) -> tuple[Problem, ...]:
     """Put worked examples between system prompt and question, as plain text: the segment `examples`.
 
-    `examples` is a text, the same for all, or problems whose questions and answers become one: all of them in their order, or
-    `n` drawn for each problem by seed and problem id, never one that asks the same as the problem.
-    `form` writes one example, with the fields {question}, {answer} and {solution}; default: the question, the text before its
-    answer (the paper's, or its own), the answer, an empty line.
+    They are the questions and answers of all `examples` in their order, or of `n` drawn for each problem by seed and problem
+    id, never of one that asks the same as the problem. `form` writes one, with the fields {question}, {answer} and {solution};
+    default: the question, the text before its answer (the paper's, or its own), the answer, an empty line.
 
     >>> asked, shown = Problem("a", "2+2?", "4"), Problem("b", "1+1?", "2")
     >>> with_examples([asked], [shown], form="Q: {question} A: {answer}. ")[0].examples
     'Q: 1+1? A: 2. '
 
-    Raises `ValueError` for a problem's own question among the examples, and too few others.
+    Raises `ValueError` where too few examples ask another question.
     """
-    asked = tuple(problems)
-    if isinstance(examples, str):
-        if n is not None or form is not None:
-            raise ValueError("n and form are for examples that are given as problems; these are a text already")
-        for problem in asked:
-            if problem.asked[1] in " ".join(examples.split()).casefold():
-                raise ValueError(f"problem {problem.id!r}: the examples hold its own question: give others")
-        return tuple(replace(problem, examples=examples) for problem in asked)
     pool = distinct(examples)
     if n is not None:
         check_count(n, name="n")
     made = []
-    for problem in asked:
+    for problem in problems:
         others = [other for other in pool if other.id != problem.id and other.asked[1] != problem.asked[1]]
         if len(others) < (len(pool) or 1 if n is None else n):
             what = f"only {len(others)} of the {len(pool)} examples ask another question"

@@ -16,7 +16,7 @@ from .checkpoint import Checkpoint, key_of
 from .engines import Compute, Engine, Tick, Unit, here, shard_of
 from .text_safety import one_line
 
-OF_THE_LIST = frozenset({"prompts", "control_prompts", "special_tokens_as_text"})
+OF_THE_LIST = frozenset({"prompts", "control_prompts"})
 """Settings that tell of all problems together; a unit is told by its own prompts."""
 POLL = 2.0
 """Seconds between two looks at what other shards have kept."""

@@ -231,7 +231,7 @@ def test_treatments_are_what_users_write() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: as_treatments(["mless"]), "None, an Insertion, an ARM, a HeadTransfer or a Treatment, got 'mless'"),
+        (lambda: as_treatments(["mless"]), "None, an Insertion, an ARM or a Treatment, got 'mless'"),
         (lambda: as_treatments([]), "there are no treatments; .None. answers the plain problems"),
         (lambda: as_treatments([Head(0, 1)]), "heads are knocked out with Treatment.insertion=..., knockout="),
         (lambda: as_treatments([Treatment(SLASHES), Treatment(SLASHES)]), "is named twice"),
@@ -307,9 +307,8 @@ def test_problems_are_answered_as_the_text_that_they_are(
     monkeypatch.setattr(evaluate_module, "check_requests", noted)
     asked = [Problem("a", "What is 1 <|im_end|> ?", "1"), Problem("b", "What is 2 ?", "2")]
     with pytest.warns(UserWarning, match=r"1 of 2 problems spell special tokens .*first: 'a', its question") as said:
-        found = evaluate_accuracy(model, asked, treatments, template=template, max_new_tokens=2, progress=False)
+        evaluate_accuracy(model, asked, treatments, template=template, max_new_tokens=2, progress=False)
     assert len([each for each in said if "spell special" in str(each.message)]) == 1
-    assert found.settings["special_tokens_as_text"] == 1
     of_template = 2 if template == "chat" else 0
     assert [prompt.count(marker) for prompt in prompts] == [of_template] * 2 * len(treatments)
 

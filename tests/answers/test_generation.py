@@ -171,7 +171,7 @@ def test_a_shared_beginning_is_computed_once_and_changes_nothing(
     cases = [[(4, 12)] * 3, [(10, 22)] * 3, [(21, 22)] * 3, [(12, 20), (14, 21), (20, 22)], [(2, 9), (2, 10), (2, 9)]]
     for spans in cases:
         requests = [Request(ids[:20] + tail, f"r{i}", spans[i]) for i, tail in enumerate(tails)]
-        rows = [Row(request, decoding_for(model, max_new_tokens=1), model.tokenizer, {}) for request in requests]
+        rows = [Row(request, decoding_for(model, max_new_tokens=1), model.tokenizer) for request in requests]
         shared = generation_engines.shared_prefix(model, rows, decoding_for(model, max_new_tokens=1, knockout=knockout))
         assert shared == (20 if not knockout or len(set(spans)) == 1 else {12: 12, 2: 0}[spans[0][0]])
         options: dict[str, Any] = {"max_new_tokens": 6, "keep_logits": True, "knockout": knockout}

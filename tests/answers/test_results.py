@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
 import mless_interp as mi
 from mless_interp.answers import GRADERS, grade
-from mless_interp.statistics import mcnemar
 
 graded = lru_cache(grade)
 TREATMENTS = ("none", "mless", "mful")
@@ -135,8 +133,6 @@ def test_a_paired_comparison_by_hand(by_hand: mi.AccuracyResults) -> None:
     sd = np.std([1] * 33 + [-1] * 20 + [0] * 447, ddof=1)
     assert float(found.difference.standard_error) == pytest.approx(sd * (499 / 500) ** 0.5 / 500**0.5)
     assert float(found.difference.low) == pytest.approx(0.026 - 1.96 * sd / 500**0.5, abs=0.004)
-    # McNemar's test rejects from 6 changes of one direction on (2 / 2^6 < .05), which come in 80 % of samples at this rate
-    assert binom.sf(5, 500, found.detectable) == pytest.approx(0.8) and mcnemar(0, 6) < 0.05 < mcnemar(0, 5)
     assert found.headline().startswith("No change is shown for 'mless': ") and "Holm" not in found.headline()
     back = by_hand.compare("mless", "none")
     assert (back.p, back.gained, float(back.difference.estimate)) == (found.p, found.lost, -13 / 500)
@@ -157,13 +153,10 @@ def test_holm_is_over_the_comparisons_made() -> None:
     corrected = [one.p_corrected for one in found.comparisons]
     np.testing.assert_allclose(np.sort(corrected), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
     table = found.to_frame()
-    assert set(found.shown().tables[0].columns) == set(table) - {"first"}
     assert list(table["second"]) == ["mless", "mful"] and list(table["p_corrected"]) == corrected
     assert all(words.count("after Holm over 2 comparisons") == 1 for words in (found.headline(), found.details()[0]))
     gain = 100 * float(found.comparisons[0].difference.estimate)
     assert "change, points [95 %]" in repr(found) and f"{gain:+.1f}".lstrip("+") in repr(found).splitlines()[-3]
-    single = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare("none", "mful")
-    assert found.comparisons[1].detectable > single.detectable  # corrected tests need more
 
 
 @pytest.mark.parametrize("n", range(1, 13))

@@ -48,9 +48,6 @@ def toy_pair(before: int, inserted: int, after: int, answer: tuple[int, ...] = (
         base=base,
         inserted=Prompt(ids, segments, "raw", False),
         insertion=Insertion.meaningless(" /", inserted),
-        span=(before, before + inserted),
-        alignment=tuple(kept),
-        span_source="tokens",
         answer_ids=answer,
         distractor_ids=(0,),
     )

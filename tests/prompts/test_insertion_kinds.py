@@ -1,6 +1,5 @@
 """Insertions that depend on the problem, and tokens that are no text: what goes in, what is refused, what analyses do."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -29,45 +28,32 @@ ASKED = Problem(
 def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None:
     own = Insertion.meaningless(" /", 12, after="question")
     others = own.other_repeats(words(), 5, seed=1)
-    spans = [each.span(words(), ASKED).ids for each in others]
+    spans = [each.span(words(), ASKED) for each in others]
     assert all(len(ids) == 12 and len(set(ids)) == 1 for ids in spans) and len({ids[0] for ids in spans}) == 5
-    assert own.span(words(), ASKED).ids[0] not in {ids[0] for ids in spans}
+    assert own.span(words(), ASKED)[0] not in {ids[0] for ids in spans}
     assert all(each.after == "question" and each.before is None for each in others)
     assert others == own.other_repeats(words(), 5, seed=1) != own.other_repeats(words(), 5, seed=2)
-    with pytest.raises(ValueError, match="repeats no unit"):
-        Insertion.counting(12).other_repeats(words())
 
 
 HINTED = replace(ASKED, extra={"hint": "zebra"})
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: Insertion.from_key("hint").span(words(), ASKED), "'p' has no hint to insert .it has id, question"),
+    (lambda: Insertion.from_key("hint").span(words(), HINTED), "'p', its hint: 100 % of the tokens are"),
+    (lambda: Insertion.from_key(" "), "from_key needs the key to insert, which is empty"),
+    (lambda: Insertion.named("from_key"), "from_key needs the key to insert"),
+    (lambda: Insertion.ids([9, 10], 5).span(words(), "p"), "unit of ids is 2 tokens .* divide n_tokens=5; use 4"),
+    (lambda: Insertion.ids([]), "ids needs the token_ids to insert, which is empty"),
+    (lambda: Insertion.named("ids"), "cannot read '': give whole numbers such as 128002,128003"),
+    (lambda: Insertion.named("noise"), "unknown insertion 'noise'; choose one of meaningless, meaningful"),
+    (lambda: Insertion.named("counting", unit="x"), "insertion 'counting' takes no unit, got 'x'; leave it out"),
+    (lambda: Insertion.named("repeat_question", n_tokens=9), "as long as each problem's own text; leave its number"),
+    (lambda: Insertion.pause(3).span(words(), "p"), "no reserved token to pause with, and none is added: .*token="),
+    (lambda: Insertion.pause(1, token="apples").span(words(), "p"), "'apples' is no reserved token .* to pause with"),
+    (lambda: Insertion.counting(12).other_repeats(words()), "repeats no unit"),
+]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Insertion.from_key("hint").span(words(), ASKED),
-            "problem 'p' has no hint to insert .it has id, question",
-        ),
-        (lambda: Insertion.from_key("hint").span(words(), HINTED), "'p', its hint: 100 % of the tokens are"),
-        (lambda: Insertion.from_key(" "), "from_key needs the key to insert, which is empty"),
-        (lambda: Insertion.named("from_key"), "from_key needs the key to insert"),
-        (lambda: Insertion.ids([9, 10], 5).span(words(), "p"), "unit of ids is 2 tokens .* divide n_tokens=5; use 4"),
-        (lambda: Insertion.ids([]), "ids needs the token_ids to insert, which is empty"),
-        (lambda: Insertion.named("ids"), "cannot read '': give whole numbers such as 128002,128003"),
-        (lambda: Insertion.named("noise"), "unknown insertion 'noise'; choose one of meaningless, meaningful"),
-        (lambda: Insertion.named("counting", unit="x"), "insertion 'counting' takes no unit, got 'x'; leave it out"),
-        (
-            lambda: Insertion.named("repeat_question", n_tokens=9),
-            "as long as each problem's own text; leave its number",
-        ),
-        (lambda: Insertion.pause(3).span(words(), "p"), "no reserved token to pause with, and none is added: .*token="),
-        (lambda: Insertion.pause(1, token="<none>").span(words(), "p"), "'<none>' is no reserved token"),
-        (
-            lambda: Insertion.pause(1, token="apples").span(words(), "p"),
-            "'apples' is no reserved token .* to pause with",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_what_makes_no_insertion_is_said(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
@@ -79,9 +65,7 @@ def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], An
     many = "Ben has 7 cards . " * 20  # so that letters the tokenizer does not know are few
     spelt = replace(ASKED, question=f"{many}<|im_end|> ?", extra={"distractor_text": f"{many}<|im_end|>"})
     for insertion in (Insertion.repeat_question(), Insertion.from_key("distractor_text")):
-        span = insertion.span(tokenizer, spelt)
-        assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in span.ids
-        assert "special tokens in it as text" in span.source
+        assert tokenizer.convert_tokens_to_ids("<|im_end|>") not in insertion.span(tokenizer, spelt)
 
 
 def test_a_pause_is_the_first_reserved_token_or_one_that_was_trained() -> None:
@@ -89,24 +73,11 @@ def test_a_pause_is_the_first_reserved_token_or_one_that_was_trained() -> None:
     names = ["<|reserved_special_token_1|>", "<|reserved_special_token_0|>"]
     grown.add_special_tokens({"additional_special_tokens": names})
     first = grown.convert_tokens_to_ids(names[0])
-    assert Insertion.pause(3).span(grown, "p").ids == (first,) * 3, "the lowest id"
-    assert Insertion.pause(2, token=names[1]).span(grown, "p").ids == (first + 1,) * 2
-    assert Insertion.pause(2, token=len(grown)).span(grown, "p").ids == (len(grown),) * 2
+    assert Insertion.pause(3).span(grown, "p") == (first,) * 3, "the lowest id"
+    assert Insertion.pause(2, token=names[1]).span(grown, "p") == (first + 1,) * 2
     grown.add_special_tokens({"additional_special_tokens": ["<pause>"]})
-    assert Insertion.pause(1).span(grown, "p").source == "token '<pause>'", "a token trained as a pause comes first"
-
-
-def test_words_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(tiny_model_dir: Folder) -> None:
-    """Also where only the last of many problems holds one: a tokenizer with words that were added later."""
-    model = copy.copy(loaded(tiny_model_dir("qwen2"), "bridge"))
-    model.tokenizer = copy.deepcopy(model.tokenizer)
-    model.tokenizer.add_tokens([f"added{index}" for index in range(model.info.d_vocab)])
-    word = model.tokenizer.convert_ids_to_tokens(model.info.d_vocab + 3)
-    last = replace(problems()[2], question=f"How many {word} does Ben have ?")
-    with pytest.raises(
-        ValueError, match=rf"problem 'p2' holds token id {model.info.d_vocab + 3}, but .* has the ids 0 to"
-    ):
-        make_pairs(model, [*problems()[:2], last], Insertion.meaningless(" /", 3))
+    trained = grown.convert_tokens_to_ids("<pause>")
+    assert Insertion.pause(1).span(grown, "p") == (trained,), "a token trained as a pause comes first"
 
 
 def spaced(form: str) -> Any:
@@ -147,7 +118,7 @@ def test_a_text_has_the_ids_that_it_has_in_the_middle_of_a_prompt(
     form: str, insertion: Insertion, pieces: list[str]
 ) -> None:
     tokenizer = spaced(form)
-    assert tokenizer.convert_ids_to_tokens(list(insertion.span(tokenizer, TWICE).ids)) == pieces
+    assert tokenizer.convert_ids_to_tokens(list(insertion.span(tokenizer, TWICE))) == pieces
 
 
 @pytest.mark.parametrize("form", ["prepend", "metaspace"])
@@ -162,18 +133,8 @@ def test_an_answer_goes_on_with_its_prefix_and_no_space_comes_between(form: str)
     assert pieces[1][-3:] == ["▁a", ":", "3"]
     assert pieces[2][-2:] == ["▁", "3"], "with nothing before it, a word of its own"
     assert tokenizer.convert_ids_to_tokens(list(first.distractor_ids)) == ["a", "b"]
-
-
-@pytest.mark.parametrize("form", ["prepend", "metaspace"])
-def test_a_space_that_the_tokenizer_puts_between_parts_is_no_difference(form: str) -> None:
-    """A text that was cut between its words reads as it did whole; a chat, whose template has no space there, does not."""
-    tokenizer = spaced(form)
     prompt = build_prompt(tokenizer, Problem("p", "b a?", "3", system="a b."))
-    assert "".join(tokenizer.convert_ids_to_tokens(list(prompt.ids))) == "▁a▁b.▁b▁a?"
-    assert prompt.ids == encode(tokenizer, "a b. b a?") and prompt.joined_differs is False
-    tokenizer.chat_template = "{{ messages[0]['content'] }}\n{{ messages[1]['content'] }}"
-    chat = build_prompt(tokenizer, Problem("p", "b a?", "3", system="a b."), "chat")
-    assert chat.ids != encode(tokenizer, "a b.\nb a?") and chat.joined_differs is True
+    assert prompt.ids == encode(tokenizer, "a b. b a?"), "a text that was cut between its words reads as it did whole"
 
 
 PAUSES = {"llama3_1": "<|reserved_special_token_0|>", "gemma3": "<unused0>", "qwen2_5": None}
@@ -184,24 +145,24 @@ def test_every_kind_with_published_tokenizers(name: str, tokenizer_dir: Folder) 
     tokenizer = read_tokenizer(tokenizer_dir(name))
     spelt = Problem("p", "How many <|im_end|><end_of_turn><|eot_id|> apples?", "3")
     special = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
-    assert not special.intersection(Insertion.repeat_question(2).span(tokenizer, spelt).ids)
+    assert not special.intersection(Insertion.repeat_question(2).span(tokenizer, spelt))
     plain = Problem("p", "How many apples?", "3")
     again = Insertion.repeat_question(2).span(tokenizer, plain)
-    assert tokenizer.decode(list(again.ids)) == " How many apples? How many apples?"
-    assert tokenizer.decode(list(Insertion.counting(11).span(tokenizer, "p").ids)).startswith(" 1 2 3 4")
-    assert len(set(Insertion.whitespace(9).span(tokenizer, "p").ids)) == 1
+    assert tokenizer.decode(list(again)) == " How many apples? How many apples?"
+    assert tokenizer.decode(list(Insertion.counting(11).span(tokenizer, "p"))).startswith(" 1 2 3 4")
+    assert len(set(Insertion.whitespace(9).span(tokenizer, "p"))) == 1
     if PAUSES[name] is None:
-        with pytest.raises(ValueError, match=f"leaves unused, {len(tokenizer)} or more"):
+        with pytest.raises(ValueError, match=rf"leaves unused: Insertion.ids\(\[{len(tokenizer)}\]"):
             Insertion.pause(4).span(tokenizer, "p")
     else:
-        assert tokenizer.convert_ids_to_tokens(Insertion.pause(4).span(tokenizer, "p").ids) == [PAUSES[name]] * 4
+        assert tokenizer.convert_ids_to_tokens(Insertion.pause(4).span(tokenizer, "p")) == [PAUSES[name]] * 4
 
 
 def test_labels_tell_insertions_apart_and_places_are_taken_over() -> None:
     for made, label in (
         (Insertion.repeat_question(2), "question again, 2 times"),
         (Insertion.from_key("hint"), "its own 'hint'"),
-        (Insertion.pause(9, token=17), "pause 17 x9"),
+        (Insertion.pause(9, token="<a>"), "pause '<a>' x9"),
         (Insertion.ids(range(4)), "ids 0,1,2,3"),
         (Insertion.ids(range(5)), "ids 0,1,2,... #93f215"),
         (Insertion.counting(9, at=3, after="bos"), "counting x9, after bos and at 3"),
@@ -222,7 +183,7 @@ NAMED = {
     "from_key": ("hint", Insertion.from_key("hint")),
     "counting": (None, Insertion.counting(6)),
     "whitespace": ("\n", Insertion.whitespace(6, unit="\n")),
-    "pause": ("17", Insertion.pause(6, token=17)),
+    "pause": ("<a>", Insertion.pause(6, token="<a>")),
     "repeated_bos": (None, Insertion.repeated_bos(6)),
     "ids": ("5, 6", Insertion.ids([5, 6], 6)),
     "text": ("Anna has", Insertion.text("Anna has", 6)),

@@ -1,6 +1,5 @@
 """Prompts: what each template sends, which part each token belongs to; what a problem spells is text, and known words."""
 
-import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,12 +52,10 @@ def test_a_raw_prompt_is_system_then_question_by_hand() -> None:
     assert (prompt.bos_added, prompt.template) == (True, "raw")
 
 
-def test_a_seam_that_would_merge_in_one_piece_is_recorded_not_mended() -> None:
-    apart = build_prompt(bytewise(), Problem(id="p", question="apples ?", answer="3", system="red ap"))
+def test_a_seam_that_would_merge_in_one_piece_does_not() -> None:
     merges = build_prompt(bytewise(), Problem(id="p", question="ples ?", answer="3", system="red ap"))
-    assert merges.joined_differs and merges.ids == encode(bytewise(), "red ap") + encode(bytewise(), "ples ?")
+    assert merges.ids == encode(bytewise(), "red ap") + encode(bytewise(), "ples ?")
     assert "".join(text for _, text in texts(bytewise(), merges)) == "red apples ?"
-    assert apart.joined_differs is not None
 
 
 def with_template(template: str | None) -> Any:
@@ -120,13 +117,10 @@ def test_a_chat_prompt_is_what_the_tokenizers_own_template_encodes(
     name: str, tokenizer_dir: Folder, math500_path: Path
 ) -> None:
     tokenizer = read_tokenizer(tokenizer_dir(name))
-    compared = 0
     for pair in slash_pairs(tokenizer_dir(name), math500_path, "chat"):
         messages = [{"role": "system", "content": CHAT_SYSTEM}, {"role": "user", "content": pair.problem.question}]
         whole = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
-        assert pair.base.joined_differs == (list(pair.base.ids) != list(whole))
-        compared += not pair.base.joined_differs
-    assert compared == 500
+        assert list(pair.base.ids) == list(whole)
 
 
 def test_pairs_of_another_tokenizer_are_refused_by_every_analysis(tiny_model_dir: Any) -> None:
@@ -194,8 +188,6 @@ def test_no_text_of_a_problem_becomes_a_control_token(tokenizer: Any, template: 
     assert all(
         s in ("bos", "template") for at, s in zip(pair.base.ids, pair.base.segments, strict=True) if at in special
     )
-    assert set(pair.special_as_text) >= {"question", "answer", "solution", "distractor"}
-    assert json.loads(json.dumps(pair.record()))["special_as_text"] == list(pair.special_as_text)
 
 
 @pytest.mark.parametrize("template", ["raw", "chat"])
@@ -206,9 +198,8 @@ def test_what_is_made_text_is_said_once_per_call_with_the_count(tokenizer: Any, 
     with pytest.warns(
         UserWarning, match=r"2 of 3 problems spell special tokens .*first: 'p1', its answer\).* as the text"
     ) as said:
-        pairs = make_pairs(tokenizer, asked, SLASHES, template=template)
+        make_pairs(tokenizer, asked, SLASHES, template=template)
     assert len(said) == 1
-    assert [pair.special_as_text for pair in pairs] == [(), ("answer",), ("question",)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_pairs(tokenizer, plain, SLASHES, template=template)
@@ -219,7 +210,6 @@ def test_a_templates_own_text_and_an_insertions_unit_may_name_special_tokens(tok
     mine = Template("mine", f"Reason.{marker}", answer_prefix=f"{marker}Answer: ")
     (pair,) = make_pairs(tokenizer, [Problem("a", "1 + 1?", "2")], mi.Insertion.meaningless(marker, 3), template=mine)
     assert pair.base.ids.count(at) == 1 and pair.inserted.ids.count(at) == 4 and pair.answer_prefix_ids[0] == at
-    assert pair.span_source == "unit, with special tokens" and pair.special_as_text == ()
     for insertion, template in ((mi.Insertion.meaningless(marker, 3), "paper"), (SLASHES, replace(mine, as_text=True))):
         with pytest.raises(ValueError, match="no special tokens|but its system prompt spells special tokens"):
             make_pairs(tokenizer, [Problem("a", "1 + 1?", "2")], insertion, template=template)

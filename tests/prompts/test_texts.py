@@ -23,11 +23,9 @@ TEXT = "What is the sum of two numbers ? Find the total of all apples and pears 
 def test_parts_join_to_the_text_and_to_its_ids(make: object) -> None:
     tokenizer = make()  # type: ignore[operator]
     (made,) = mi.problems_from_texts(tokenizer, [TEXT], n_context=12, n_before=4, n_answer=2)
-    parts = (made.system, made.question, made.answer)
-    assert " ".join("".join(f" {part}" for part in parts).split()) == " ".join(
-        TEXT.split()[: len(" ".join(parts).split())]
-    )
-    whole = " ".join(TEXT.split()[: len(" ".join(parts).split())])
+    parts = " ".join((made.system, made.question, made.answer)).split()
+    whole = " ".join(TEXT.split()[: len(parts)])
+    assert " ".join(parts) == whole
     prompt = build_prompt(tokenizer, made, "text")
     bos = (tokenizer.bos_token_id,) if tokenizer.bos_token_id is not None else ()
     assert (*prompt.ids, *encode(tokenizer, made.answer)) == (*bos, *encode(tokenizer, whole))
@@ -38,7 +36,7 @@ def test_parts_join_to_the_text_and_to_its_ids(make: object) -> None:
 
 def test_short_texts_are_counted_and_nothing_but_short_ones_refused() -> None:
     tokenizer = qwen2_tokenizer()
-    with pytest.warns(UserWarning, match="1 of 2 texts are too short and left out"):
+    with pytest.warns(UserWarning, match=r"1 of 2 texts are too short and left out \(number 0\)"):
         (made,) = mi.problems_from_texts(tokenizer, ["What is", TEXT], n_context=8, n_before=2)
     assert made.id == "text-1"
     with pytest.raises(ValueError, match="none of 1 texts has 65 tokens that can be cut between words"):
@@ -59,19 +57,12 @@ def test_a_file_s_texts_are_parted_by_blank_lines_and_keep_their_names(tmp_path:
     assert "\n" in f"{long.system}{long.question}", "a text may have several lines"
 
 
-def test_short_and_missing_texts_of_a_file_are_refused_with_the_line(tmp_path: Path) -> None:
+def test_a_file_without_texts_is_refused(tmp_path: Path) -> None:
     tokenizer, file, sizes = word_tokenizer(), tmp_path / "texts.txt", {"n_context": 8, "n_before": 2}
-    short = f"{TEXT}\n\n\nWhat is\n\n{TEXT}\n".encode()
-    for content, message in (
-        (short, r"texts.txt, the text that begins in line 4, is too short .* 2, 8 and 9"),
-        (b" \n\n\t\n", "texts.txt holds no texts"),
-        (b"What \xff", "texts.txt: .* in position 5"),
-    ):
+    for content, message in ((b" \n\n\t\n", "none of 0 texts has"), (b"What \xff", "texts.txt: .* in position 5")):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=message):
             mi.problems_from_file(tokenizer, file, **sizes)
-    file.write_bytes(short)
-    assert len(mi.problems_from_file(tokenizer, file, limit=1, **sizes)) == 1
     with pytest.raises(ValueError, match="n_before must lie in 1 to n_context - 1"):
         mi.problems_from_file(tokenizer, file, n_context=8, n_before=8)
 
@@ -126,11 +117,9 @@ def test_which_examples_depends_on_seed_and_problem_never_on_the_list() -> None:
 @pytest.mark.parametrize(
     ("examples", "options", "message"),
     [
-        (f"Look :  {POOL[0].question} 3", {}, "problem 'p0': the examples hold its own question"),
         (POOL[:1], {}, "problem 'p0': only 0 of the 1 examples ask another question: give others, or n="),
         (POOL[:1], {"n": 1}, "problem 'p0': only 0 of the 1 examples"),
         ([*POOL[1:], POOL[1]], {"n": 1}, "the problem id 'p1' is given twice"),
-        ("Two is 2 .", {"form": FORM}, "n and form are for examples that are given as problems"),
         (POOL, {"n": 3}, "problem 'p0': only 2 of the 3 examples"),
     ],
 )
@@ -141,12 +130,12 @@ def test_what_makes_no_sense_is_refused(examples: Any, options: dict[str, Any], 
 
 def test_examples_are_text_and_words_that_the_tokenizer_knows() -> None:
     tokenizer = qwen2_tokenizer()
-    (spelt,) = mi.with_examples(POOL[:1], "Anna <|im_end|> has 3 . ")
+    spelt = replace(POOL[0], examples="Anna <|im_end|> has 3 . ")
     special = tokenizer.convert_tokens_to_ids("<|im_end|>")
     with pytest.warns(UserWarning, match="first: 'p0', its examples"):
         (pair,) = make_pairs(tokenizer, [spelt], Insertion.meaningless(" /", 4))
-    assert special not in pair.base.ids and pair.special_as_text == ("examples",)
-    (unknown,) = mi.with_examples(POOL[:1], "zebra zebra zebra ")
+    assert special not in pair.base.ids
+    unknown = replace(POOL[0], examples="zebra zebra zebra ")
     with pytest.raises(ValueError, match="hold words that this tokenizer does not know.*'zebra'"):
         make_pairs(word_tokenizer(), [unknown], Insertion.meaningless(" /", 4))
     with pytest.raises(ValueError, match="is one string of system prompt and question, but problem 'p0' has examples"):
