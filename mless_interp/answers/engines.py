@@ -179,9 +179,9 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
 
 
 class _Stops:
-    """The stopping criterion of a batch; `eos_token_id` makes `generate` pad the rows that have stopped."""
+    """The stopping criterion of a batch."""
 
-    eos_token_id = -1
+    eos_token_id = -1  # makes `generate` pad the rows that have stopped
 
     def __init__(self, rows: list[Row], finished: Finished) -> None:
         self.rows, self.finished = rows, finished
@@ -205,8 +205,8 @@ def _generation_config(module: Foreign, config: object) -> Iterator[None]:
 def _pad_id(model: Model, decoding: Decoding, taken: set[int]) -> int:
     """Any id will do, as padding is masked; one that ends no prompt, or `generate` would suspect right padding."""
     own = getattr(model.tokenizer, "pad_token_id", None)
-    candidates = [*([own] if own is not None else []), *sorted(decoding.stop_ids), *range(model.info.d_vocab)]
-    return next((token for token in candidates if token not in taken), 0)
+    candidates = (own, *sorted(decoding.stop_ids), *range(model.info.d_vocab))
+    return next((token for token in candidates if token is not None and token not in taken), 0)
 
 
 def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
@@ -245,8 +245,7 @@ def _hide_spans(stack: ExitStack, model: Model, decoding: Decoding, spans: Tenso
 
     `spans` `[row, (first, one past the last)]` counts padding. Each attention module with a knocked-out head is given a
     mask of its own `[row, head, query, key]`: the one its model made, or causality and the layer's window where its
-    model left that to the attention function, less the span. The keys' positions come from the cache, which holds only
-    the last ones in a layer with a sliding window.
+    model left that to the attention function, less the span.
     """
 
     def hide(layer: int, module: object, args: tuple[object, ...], kwargs: dict[str, Foreign]) -> object:
@@ -260,9 +259,8 @@ def _hide_spans(stack: ExitStack, model: Model, decoding: Decoding, spans: Tenso
         cache = next((each for each in caches if each is not None), None)
         n_queries = hidden.shape[1]
         before, (n_keys, first) = 0, (n_queries, 0)
-        if cache is not None:
-            before = int(cache.get_seq_length(layer))
-            n_keys, first = cache.get_mask_sizes(n_queries, layer)
+        if cache is not None:  # which holds only the last keys in a layer with a sliding window
+            before, (n_keys, first) = int(cache.get_seq_length(layer)), cache.get_mask_sizes(n_queries, layer)
         keys = torch.arange(first, first + n_keys, device=hidden.device)
         queries = torch.arange(before, before + n_queries, device=hidden.device)
         start, stop = spans.to(hidden.device).unsqueeze(-1).unbind(1)  # [row, 1]
@@ -304,10 +302,7 @@ def _redraw(stack: ExitStack, model: Model, decoding: Decoding, rows: list[Row],
 
 
 class ForwardEngine(CompletionEngine):
-    """One whole `Model.run` per token, for rows of equal length: the slow definition, on every backend.
-
-    What ARM drew for a position stays as it is in later passes, as it would in a cache.
-    """
+    """One whole `Model.run` per token, for rows of equal length: the slow definition, on every backend."""
 
     name = "forward"
     hides_under = ("eager",)  # where there are scores to edit

@@ -162,10 +162,9 @@ class Comparisons(Result):
 class AccuracyResults(Result):
     """Graded answers of the same problems under several treatments.
 
-    `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (length of the completion) are `[problem, treatment,
-    sample]`, NaN where nothing was run. `completions[problem][treatment][sample]` is the text, None where not run;
-    `decided` says what settled each strict grade ("" where not run). `golds` are the answer key's entries. `emitted`: where a
-    model was asked to emit a filler, how much of it the answer begins with, 0 to 1; else NaN (None: nowhere asked).
+    `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (of the completion) are `[problem, treatment, sample]`, NaN
+    where nothing was run; so is `emitted`, the share of an asked filler that the answer begins with (None: nowhere asked).
+    `completions[problem][treatment][sample]` is the text, None where not run; `decided` says what settled each strict grade.
     """
 
     problem_ids: tuple[str, ...]
@@ -211,8 +210,8 @@ class AccuracyResults(Result):
         n_samples: int = 1,
         **fields: Any,
     ) -> "AccuracyResults":
-        """Results from finished answers in any order, one mapping each with problem, treatment, sample, completion, decided and
-        `NUMBERS` (where it was asked for, emitted); the others count as not run. `fields`: golds, groups, settings, seed."""
+        """Results from finished answers in any order, one mapping each with problem, treatment, sample, completion, decided,
+        `NUMBERS` and maybe emitted; the others count as not run. `fields`: golds, groups, settings, seed."""
         shape = (len(problem_ids), len(treatments), n_samples)
         numbers: Arguments = {name: np.full(shape, np.nan) for name in NUMBERS}
         emitted, decided = np.full(shape, np.nan), np.full(shape, "", dtype="<U16")
@@ -276,7 +275,7 @@ class AccuracyResults(Result):
 
     @property
     def emitted_shares(self) -> dict[str, float]:
-        """By treatment under which the model was asked to emit a filler: how much of it came, mean over problems."""
+        """How much came of a filler that the model was asked to emit, by treatment, mean over problems."""
         if self.emitted is None:
             return {}
         shares = self._per_treatment(self.emitted)

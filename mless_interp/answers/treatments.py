@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ..core.arguments import checked, count_of
+from ..core.arguments import checked, listed
 from ..core.heads import Head, as_heads
 from ..mechanism.arm import ARM
 from ..patching.knockouts import JointKnockout
@@ -24,10 +24,9 @@ class Treatment:
     renormalised, at the prompt and at every generated token; it needs an insertion. `name` stands in every table
     (default: `label`).
 
-    `emitted`: the model is asked to emit the insertion itself. Nothing is inserted; an instruction follows the question,
-    the model begins its answer as it will, goes on from that, and `AccuracyResults.emitted` counts what came. True writes the
-    instruction (`EMIT`); a text is one, with {filler} for the insertion's text and {times} for how often its unit occurs. To
-    force the same tokens on the model instead, insert them with `before="answer"`.
+    `emitted`: an instruction behind the question asks the model to emit the insertion itself, and `AccuracyResults.emitted`
+    counts what came. True writes the instruction (`EMIT`); a text is one, with {filler} for the insertion's text and {times}
+    for how often its unit occurs. To force the same tokens on the model instead, insert them with `before="answer"`.
     """
 
     insertion: Insertion | None = None
@@ -55,9 +54,7 @@ class Treatment:
         """A short name made of what is done: `Mless ' /' x55 without L0H13`; `none` where nothing is."""
         parts = [part.label for part in (self.insertion, self.arm) if part is not None]
         if self.knockout:
-            shown = ", ".join(map(str, self.knockout[:4]))
-            more = f" and {count_of(len(self.knockout) - 4, 'more head')}" if len(self.knockout) > 4 else ""
-            parts[:1] = [" ".join([*parts[:1], f"without {shown}{more}"])]
+            parts[:1] = [" ".join([*parts[:1], f"without {listed(self.knockout, 4)}"])]
         if self.emitted and self.insertion is not None:
             parts[0] = f"{replace(self.insertion, before='answer', after=None, at=None).label}, emitted"
         return " + ".join(parts) or "none"
@@ -95,8 +92,7 @@ EMIT = {
 
 
 def emitted_share(completion: str, filler: str) -> float:
-    """How much of a filler a completion begins with, 0 to 1, whatever the kind of white space; slashes without the spaces
-    between them are other tokens, and fewer.
+    """How much of a filler a completion begins with, 0 to 1, whatever the kind of white space.
 
     >>> emitted_share("/ / / and then 7", "/ / / /"), emitted_share("////", "/ / / /")
     (0.75, 0.25)
@@ -138,11 +134,8 @@ NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "ran
 
 @checked
 def cut_off(insertion: Insertion, joint: JointKnockout | None, *, n_random_sets: int = 5) -> tuple[Treatment, ...]:
-    """Return treatments that ask whether answers come back: no insertion, the insertion, and the insertion with heads that
-    cannot see it: those of `joint`, and random sets of their layers (those with the fewest of them first).
-
-    For `evaluate_accuracy` on problems that named nothing. Two treatments where no head was named (`joint` is None).
-    """
+    """Return treatments that ask whether answers come back: no insertion, the insertion, and (where any head was named) the
+    insertion with heads that cannot see it: those of `joint`, and random sets of their layers (fewest of them first)."""
     made = [Treatment(name=NONE), Treatment(insertion, name=INSERTED)]
     if joint is not None:
         random = sorted(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))[:n_random_sets]

@@ -200,23 +200,17 @@ def check_known(tokenizer: Tokenizer, problems: Sequence[Problem]) -> None:
     unknown = tokenizer.unk_token_id
     if unknown is None:
         return
-    refused = []
     for problem in problems:
         texts = [part for part in ("system", "examples", "question") if getattr(problem, part)]
         ids = [at for part in texts for at in encode_part(tokenizer, problem, part)]
         if (share := ids.count(unknown) / max(len(ids), 1)) > MAX_UNKNOWN:
-            refused.append((share, problem))
-    if refused:
-        share, problem = max(refused, key=lambda each: each[0])
-        words = dict.fromkeys(f"{problem.system or ''} {problem.examples or ''} {problem.question}".split())
-        examples = [repr(word) for word in words if unknown in encode(tokenizer, word)]
-        raise ValueError(
-            f"{len(refused)} of {len(problems)} problems hold words that this tokenizer does not know: {100 * share:.3g} % of "
-            f"the tokens of problem {problem.id!r} are {tokenizer.unk_token!r} (for example {', '.join(examples[:5])}). "
-            "Use the model's own problems (--problems demo for the demo model, the problems.jsonl beside a planted one), or "
-            "another model"
-        )
-    for problem in problems:
+            words = dict.fromkeys(" ".join(getattr(problem, part) for part in texts).split())
+            examples = [repr(word) for word in words if unknown in encode(tokenizer, word)]
+            raise ValueError(
+                f"problem {problem.id!r} holds words that this tokenizer does not know: {100 * share:.3g} % of its tokens are "
+                f"{tokenizer.unk_token!r} (for example {', '.join(examples[:5])}). Use the model's own problems (--problems "
+                "demo for the demo model, the problems.jsonl beside a planted one), or another model"
+            )
         for part in ("answer", "distractor"):
             if (text := getattr(problem, part)) and unknown in encode_part(tokenizer, problem, part):
                 raise ValueError(

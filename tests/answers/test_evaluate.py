@@ -53,10 +53,6 @@ def whole(demo: Model, problems: tuple[Problem, ...]) -> AccuracyResults:
     return evaluate_accuracy(demo, problems, TREATMENTS, **QUICK)
 
 
-def same(first: AccuracyResults, second: AccuracyResults) -> bool:
-    return first.to_frame().equals(second.to_frame()) and first.settings == second.settings
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of the completions that are really generated."""
@@ -64,8 +60,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     complete_all = evaluate_module.complete_all
 
     def counted(*args: Any, **options: Any) -> Any:
-        found = complete_all(*args, **options)
-        keys.extend(found)
+        keys.extend(found := complete_all(*args, **options))
         return found
 
     monkeypatch.setattr(evaluate_module, "complete_all", counted)
@@ -126,17 +121,13 @@ def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, probl
     assert both.n_samples == 3 and both.accuracy().method == "t over problems"
 
 
-def test_text_mode_takes_the_papers_string_in_one_piece(
+def test_a_knockout_needs_a_span_whose_tokens_have_not_merged(
     tiny_model_dir: Callable[[str], Path], tokenizer_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     monkeypatch.setattr(model, "tokenizer", read_tokenizer(tokenizer_dir("qwen2_5")))
     monkeypatch.setattr(model, "info", replace(model.info, d_vocab=len(model.tokenizer)))
     asked = [Problem("a", "How many apples ?", "3"), Problem("b", "Find x .", "4")]
-    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 5), template="paper")
-    assert any(pair.boundary_merge for pair in pairs), "else this shows nothing"
-    found = evaluate_module._requests(model, tuple(asked), Treatment(), pairs[0].template)
-    assert [request.prompt for request in found] == [pair.base.ids for pair in pairs]
     cut = Treatment(Insertion.meaningless(" /", 5), knockout=(Head(0, 1),), name="k")
     with pytest.raises(ValueError, match=r"treatment 'k': in \d of 2 prompts tokens merged at the border"):
         evaluate_accuracy(model, asked, [cut], template="paper", progress=False)
@@ -149,11 +140,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_answer_is_one_line_as_soon_as_it_ends(
-    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path
+def test_each_answer_is_one_line_as_soon_as_it_ends_and_problems_can_be_added_or_left_out(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
 ) -> None:
-    path = tmp_path / "a.jsonl"
-    seen: list[int] = []
+    path, seen = tmp_path / "a.jsonl", []
     accept = evaluate_module.Checkpoint.put
 
     def look(self: Any, values: dict[str, Any]) -> None:
@@ -162,42 +152,27 @@ def test_each_answer_is_one_line_as_soon_as_it_ends(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate_module.Checkpoint, "put", look)
-        found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
-    assert same(found, whole) and seen[0] <= 4 and seen[-1] == 24 and seen == sorted(set(seen))
+        evaluate_accuracy(demo, problems[:4], TREATMENTS, checkpoint=path, **QUICK)
+    assert seen[0] <= 4 and seen[-1] == 16 and seen == sorted(set(seen))
     line = lines(path)[1]
     assert json.loads(line["id"])[0] == "none" and line["value"]["strict"] is True and line["value"]["stop"] == "box"
     assert demo.tokenizer.decode(line["value"]["tokens"]) == line["value"]["completion"]
-
-
-def test_other_settings_are_refused_with_the_difference(
-    demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
-) -> None:
-    path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems, [None, SLASHES], checkpoint=path, **QUICK)
-    before = path.read_bytes()
-    made.clear()
-    shorter = Treatment(Insertion.meaningless(" /", 54), name=SLASHES.label)
-    for seed, other, message in (
-        (1, SLASHES, "seed was 0, now 1"),
-        (0, shorter, "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54; "),
-    ):
-        with pytest.raises(ValueError, match=f"a.jsonl was made with other settings: .*{message}"):
-            evaluate_accuracy(demo, problems, [None, other], seed=seed, checkpoint=path, **QUICK)
-    assert made == [] and path.read_bytes() == before
-
-
-def test_more_problems_are_added_to_a_finished_run_and_the_old_ones_not_answered_again(
-    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
-) -> None:
-    path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems[:4], TREATMENTS, checkpoint=path, **QUICK)
     made.clear()
     found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
-    assert same(found, whole) and found.settings["n_problems"] == 6
+    assert found.to_frame().equals(whole.to_frame()) and found.settings == whole.settings
     assert len(made) == 2 * len(TREATMENTS) and {problem.id for problem in problems[4:]} == set(made)
     made.clear()
     fewer = evaluate_accuracy(demo, problems[1:3], TREATMENTS, checkpoint=path, **QUICK)
     assert made == [] and fewer.problem_ids == tuple(problem.id for problem in problems[1:3])
+    before = path.read_bytes()
+    shorter = Treatment(Insertion.meaningless(" /", 54), name=SLASHES.label)
+    for seed, other, message in (
+        (1, SLASHES, "seed was 0, now 1"),
+        (0, shorter, "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54"),
+    ):
+        with pytest.raises(ValueError, match=f"a.jsonl was made with other settings: .*{message}"):
+            evaluate_accuracy(demo, problems, [None, other, *TREATMENTS[2:]], seed=seed, checkpoint=path, **QUICK)
+    assert made == [] and path.read_bytes() == before
 
 
 @pytest.mark.parametrize("part", ["question", "answer"])
@@ -223,7 +198,7 @@ def test_treatments_are_what_users_write() -> None:
     both = Treatment(SLASHES, ARM_HERE, (Head(0, 13), Head(0, 21)))
     assert both.name == f"Mless ' /' x55 without L0H13, L0H21 + {ARM_HERE.label}"
     many = Treatment(SLASHES, knockout=[Head(0, h) for h in range(6)])
-    assert many.name == "Mless ' /' x55 without L0H0, L0H1, L0H2, L0H3 and 2 more heads"
+    assert many.name == "Mless ' /' x55 without L0H0, L0H1, L0H2, L0H3 and 2 more"
     assert as_treatments(SLASHES)[0].insertion == SLASHES
     assert json.loads(json.dumps(both.record()))["knockout"] == ["L0H13", "L0H21"]
 
@@ -298,13 +273,9 @@ def test_problems_are_answered_as_the_text_that_they_are(
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     marker = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
     prompts: list[tuple[int, ...]] = []
-    usual = evaluate_module.check_requests
-
-    def noted(model: Model, requests: Any, decoding: Any) -> None:
-        prompts.extend(request.prompt for request in requests)
-        usual(model, requests, decoding)
-
-    monkeypatch.setattr(evaluate_module, "check_requests", noted)
+    monkeypatch.setattr(
+        evaluate_module, "check_requests", lambda _, asked, how: prompts.extend(r.prompt for r in asked)
+    )
     asked = [Problem("a", "What is 1 <|im_end|> ?", "1"), Problem("b", "What is 2 ?", "2")]
     with pytest.warns(UserWarning, match=r"1 of 2 problems spell special tokens .*first: 'a', its question") as said:
         evaluate_accuracy(model, asked, treatments, template=template, max_new_tokens=2, progress=False)

@@ -196,15 +196,9 @@ def test_sampling_inverts_the_distribution_function_by_hand() -> None:
     # the nucleus of 0.7 holds the last two (0.5 alone is not enough): 0.3 / 0.8 of what is left
     assert [draw(u, top_p=0.7) for u in (0.0, 0.37, 0.38, 0.99)] == [1, 1, 2, 2]
     assert [draw(u, top_p=0.5) for u in (0.0, 0.99)] == [2, 2]
-
-
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]]).repeat(4, 1)
     drawn = sampled(logits, torch.tensor([0.0, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64), temperature=1.0)
-    assert drawn.tolist() == [1, 3, 3, 3]
-
-
-def test_logits_that_are_no_numbers_are_refused() -> None:
+    assert drawn.tolist() == [1, 3, 3, 3], "a token of probability zero is never drawn"
     with pytest.raises(ValueError, match="the model gave logits that are no numbers"):
         sampled(torch.tensor([[0.0, torch.nan]]), torch.tensor([0.5]), temperature=1.0)
 
@@ -398,16 +392,12 @@ def test_vllm_needs_an_environment_that_has_it(demo: Model, python: str, monkeyp
 
 
 def test_vllm_says_what_it_lacks(demo: Model, by_vllm: Any) -> None:
-    request = Request((5, 6, 7), "a", (1, 2))
-    fake = by_vllm([[9, 9]])
-    with pytest.raises(ModelError, match=r"shows no heads of demo.*use engine='hugging_face' or engine='forward'"):
-        generate_completions(demo, [request], max_new_tokens=2, engine="vllm", knockout=[Head(0, 0)])
+    request, fake, told = Request((5, 6, 7), "a", (1, 2)), by_vllm([[9, 9]]), "use engine='hugging_face' or engine='for"
     for asked, lacks in (
         ({"arm": ARM(0.1, 99.0)}, "no activations of"),
-        ({"keep_logits": True}, "no logits of"),
         ({"keep_logits": True, "knockout": [Head(0, 0)]}, "no heads and no logits of"),
     ):
-        with pytest.raises(ModelError, match=f"engine='vllm' shows {lacks} demo, which this asks for"):
+        with pytest.raises(ModelError, match=f"engine='vllm' shows {lacks} demo, which this asks for; {told}"):
             generate_completions(demo, [request], max_new_tokens=2, engine="vllm", **asked)
     assert fake.given("llm") == [], "its process has not begun"
 

@@ -188,25 +188,23 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:by=.*no stratum has enough problems")
 @needs_hooked_transformer
 @pytest.mark.parametrize(
-    ("command", "more"),
+    "more",
     [
-        pytest.param("locate", ["--by", "of", "--confirm", "12"], marks=pytest.mark.slow),
-        ("circuit", ["--contrast", "replaced", "--heads", "0:0,1:1"]),
+        pytest.param(["--by", "of", "--confirm", "12", "--report"], marks=pytest.mark.slow),
+        ["--mode", "sweep", "--contrast", "replaced", "--heads", "0:0,1:1"],
     ],
 )
-def test_the_commands_take_a_file_of_pairs(folder: Path, tmp_path: Path, command: str, more: list[str]) -> None:
-    file, model = str(folder / "pairs.jsonl"), ["--model", str(folder)] if command == "locate" else [str(folder)]
-    out = ["--report", "--no-progress", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(app, [command, *model, "--pairs", file, "--limit", "12", *more, *out])
+def test_the_command_takes_a_file_of_pairs(folder: Path, tmp_path: Path, more: list[str]) -> None:
+    file, out = str(folder / "pairs.jsonl"), ["--no-progress", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, ["locate", "--model", str(folder), "--pairs", file, "--limit", "12", *more, *out])
     assert done.exit_code == 0, done.stderr
-    pairs, kept = pairs_from_file(file), mi.load(tmp_path / "out")
-    if command == "locate":
-        by_hand = mi.locate_heads(mi.load_model(folder), pairs[:12], confirm=pairs[12:], by="of", **QUIET)
-        assert repr(kept["LocatedHeads"]) == repr(by_hand)
+    pairs, kept, model = pairs_from_file(file), mi.load(tmp_path / "out"), mi.load_model(folder)
+    if "--report" in more:
+        by_hand = mi.locate_heads(model, pairs[:12], confirm=pairs[12:], by="of", **QUIET)
+        assert repr(kept["LocatedHeads"]) == repr(by_hand) and (tmp_path / "out" / "report.html").is_file()
     else:
-        by_hand = mi.trace_paths(mi.load_model(folder), pairs[:12], ["0:0", "1:1"], contrast="replaced", **QUIET)
-        np.testing.assert_allclose(kept["Circuit"].edges.values, by_hand.values, atol=1e-6)
-    assert (tmp_path / "out" / "report.html").is_file()
+        swept = mi.patch_heads(model, pairs[:12], contrast="replaced", heads=["0:0", "1:1"], **QUIET)
+        np.testing.assert_allclose(kept["PatchScores"].effect, swept.effect, atol=1e-6)
 
 
 @needs_hooked_transformer

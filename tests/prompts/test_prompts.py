@@ -243,9 +243,7 @@ def test_problems_of_words_that_a_tokenizer_does_not_know_are_refused() -> None:
         return [replace(first, system=None, question=" ".join(["apples"] * n_known + ["zebra"]))]
 
     assert make_pairs(word_tokenizer(), asked(19), SLASHES)
-    unknown = (
-        r"1 of 1 problems hold words .* are '<unk>' \(for example 'zebra'\)\. Use the model's own problems \(--prob"
-    )
+    unknown = r"'p0' holds words .* are '<unk>' \(for example 'zebra'\)\. Use the model's own problems \(--prob"
     refused = {unknown: asked(18), f".*{unknown}": asked(0)}
     for part in ("answer", "distractor"):
         spoilt = replace(first, **{part: "zebra"})

@@ -64,7 +64,7 @@ def test_a_file_without_texts_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             mi.problems_from_file(tokenizer, file, **sizes)
     with pytest.raises(ValueError, match="n_before must lie in 1 to n_context - 1"):
-        mi.problems_from_file(tokenizer, file, n_context=8, n_before=8)
+        mi.problems_from_texts(tokenizer, [TEXT], n_context=8, n_before=8)
 
 
 POOL = problems()
@@ -136,7 +136,7 @@ def test_examples_are_text_and_words_that_the_tokenizer_knows() -> None:
         (pair,) = make_pairs(tokenizer, [spelt], Insertion.meaningless(" /", 4))
     assert special not in pair.base.ids
     unknown = replace(POOL[0], examples="zebra zebra zebra ")
-    with pytest.raises(ValueError, match="hold words that this tokenizer does not know.*'zebra'"):
+    with pytest.raises(ValueError, match="holds words that this tokenizer does not know.*'zebra'"):
         make_pairs(word_tokenizer(), [unknown], Insertion.meaningless(" /", 4))
     with pytest.raises(ValueError, match="is one string of system prompt and question, but problem 'p0' has examples"):
         make_pairs(tokenizer, [unknown], Insertion.meaningless(" /", 4), template="paper")
