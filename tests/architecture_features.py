@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from architectures_under_test import folder_of
+from generated_under_test import with_logits
 from models_under_test import Gated, loaded, pairs_for, without_stepper
 
 import mless_interp as mi
 from mless_interp.answers.decoding import Request
-from mless_interp.answers.engines import generate_completions
 from mless_interp.core.heads import Head
 from mless_interp.ground_truth.certificate import certify_model
 from mless_interp.models.base import Model
@@ -130,9 +130,9 @@ def decomposition(model: Model, pairs: tuple[PromptPair, ...]) -> None:
 def generation(model: Model, pairs: tuple[PromptPair, ...]) -> None:
     """Batched generation with heads knocked out is one whole forward pass per token."""
     requests = [Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs]
-    options: dict[str, Any] = {"max_new_tokens": 4, "knockout": HEADS[:2], "keep_logits": True}
-    fast = generate_completions(model, requests, **options)
-    slow = generate_completions(model, requests, engine="forward", **options)
+    options: dict[str, Any] = {"max_new_tokens": 4, "knockout": HEADS[:2]}
+    fast = with_logits(model, requests, **options)
+    slow = with_logits(model, requests, engine="forward", **options)
     for request in requests:
         assert fast[request.key].tokens == slow[request.key].tokens
         torch.testing.assert_close(fast[request.key].logits, slow[request.key].logits, atol=2e-4, rtol=1e-3)

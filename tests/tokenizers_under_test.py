@@ -4,11 +4,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem, load_problems
 
 REAL = ("qwen2_5", "llama3_1", "gemma3")
+EACH_REAL = (*REAL[:2], pytest.param("gemma3", marks=pytest.mark.slow))  # reading its vocabulary takes seconds
 SLASHES = Insertion.meaningless(" /", 55)
 
 

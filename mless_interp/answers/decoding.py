@@ -34,14 +34,13 @@ class Request:
     span: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Completion:
-    """What a row gave: its new tokens (with the end-of-sequence token), why it stopped ("eos", "box", "length": cut off at
-    max_new_tokens), and `logits` `[token, vocab]`, float32, if they were asked for."""
+    """What a row gave: its new tokens (with the end-of-sequence token) and why it stopped ("eos", "box", "length": cut off at
+    max_new_tokens)."""
 
     tokens: tuple[int, ...]
     stop: str
-    logits: Tensor | None = None
 
     def text(self, tokenizer: Tokenizer) -> str:
         """The completion as text, without its end-of-sequence token and other special tokens."""
@@ -56,7 +55,7 @@ class Decoding:
     `temperature` 0 is greedy. Of the model's own generation config only the end-of-sequence ids (`stop_ids`) are used.
     `complete`: whether a completion's text so far is whole, asked after every token with a closing brace. `knockout`: heads
     (zero-based) that cannot see a row's span from any position after it, their attention renormalised, at the prompt and at
-    every generated token (methods §6). `arm`: activations of MLPs redrawn. `keep_logits`: of every step, for checks.
+    every generated token (methods §6). `arm`: activations of MLPs redrawn.
     """
 
     max_new_tokens: int
@@ -67,7 +66,6 @@ class Decoding:
     complete: Callable[[str], bool] | None = None
     knockout: tuple[Head, ...] = ()
     arm: ARM | None = None
-    keep_logits: bool = False
 
     def __post_init__(self) -> None:
         check_count(self.max_new_tokens, name="max_new_tokens")
@@ -111,7 +109,6 @@ class Row:
         self.request, self.decoding, self.tokenizer = request, decoding, tokenizer
         self.tokens: list[int] = []
         self.stop: str | None = None
-        self.logits: list[Tensor] = []
         self._kept: dict[int, Tensor] = {}  # redrawn activations of earlier positions, for an engine without cache
         self._sampling = derive_generator(decoding.seed, "sampling", request.key)
 
@@ -153,15 +150,14 @@ class Row:
             self.stop = "length"
 
     def _completes(self, token: int) -> bool:
-        if self.decoding.complete is None or "}" not in self.tokenizer.decode(
-            [token]
-        ):  # only a closing brace ends a box
+        # only a closing brace ends a box
+        if self.decoding.complete is None or "}" not in self.tokenizer.decode([token]):
             return False
         return self.decoding.complete(str(self.tokenizer.decode(self.tokens, skip_special_tokens=True)))
 
     def completion(self) -> Completion:
         assert self.stop is not None
-        return Completion(tuple(self.tokens), self.stop, torch.stack(self.logits) if self.logits else None)
+        return Completion(tuple(self.tokens), self.stop)
 
 
 Finished = Callable[[list[Row]], None]
@@ -174,7 +170,6 @@ class CompletionEngine:
     rows_at_once: int | None = None  # None: as many as memory holds
     hides_under: tuple[str, ...] = ()  # kinds of attention under which heads can be kept from seeing a span
     redraws = True  # MLP activations (ARM)
-    shows_logits = True
     settings: Mapping[str, object] = MappingProxyType({})  # what its answers depend on, beside the model
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
@@ -183,12 +178,8 @@ class CompletionEngine:
 
     def check(self, model: Model, decoding: Decoding) -> None:
         """Raise `ModelError` if it cannot decode this model in this way."""
-        asked = {
-            "heads": (bool(decoding.knockout), bool(self.hides_under)),
-            "activations": (decoding.arm is not None, self.redraws),
-            "logits": (decoding.keep_logits, self.shows_logits),
-        }
-        lacks = [what for what, (wanted, able) in asked.items() if wanted and not able]
+        lacks = ["heads"] * bool(decoding.knockout and not self.hides_under)
+        lacks += ["activations"] * bool(decoding.arm and not self.redraws)
         if lacks:
             others = [f"engine={name!r}" for name in ("hugging_face", "forward") if name != self.name]
             raise ModelError(
@@ -241,10 +232,6 @@ def check_finite(rows: Sequence[Row], logits: Tensor) -> None:
 
 def next_tokens(rows: Sequence[Row], logits: Tensor, decoding: Decoding) -> Tensor:
     """The next token of every row `[row]` from its logits `[row, vocab]`; rows that have stopped draw nothing."""
-    if decoding.keep_logits:
-        for row, values in zip(rows, logits, strict=True):
-            if row.stop is None:
-                row.logits.append(values.detach().float().cpu())
     check_finite(rows, logits)
     if decoding.temperature == 0:
         return logits.argmax(-1)
@@ -338,10 +325,7 @@ class _Batches:
 
 
 def rows_at_once(info: ModelInfo, gpu: int | None, *, longest: int, max_new_tokens: int) -> int:
-    """Rows that fit about 2 GB on a CPU (None), or a quarter of the bytes of a GPU; `longest` prompt in tokens.
-
-    A first guess, always the same; halved if wrong.
-    """
+    """Guess how many rows fit about 2 GB on a CPU (None), or a quarter of the bytes of a GPU; `longest` prompt in tokens."""
     cache = info.n_layers * info.n_cached * (longest + max_new_tokens)
     prefill = longest * (8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * longest)
     bytes_each = {"float64": 8, "float32": 4}.get(info.dtype, 2)

@@ -109,7 +109,7 @@ class HuggingFaceEngine(CompletionEngine):
         config = GenerationConfig(max_new_tokens=length, do_sample=False, pad_token_id=pad, use_cache=True)
 
         def choose(_: Tensor, scores: Tensor) -> Tensor:
-            if decoding.temperature == 0 and not decoding.keep_logits:
+            if decoding.temperature == 0:
                 check_finite(rows, scores)
                 return scores
             chosen = next_tokens(rows, scores, decoding)

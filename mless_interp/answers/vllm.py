@@ -61,7 +61,7 @@ class VllmEngine(CompletionEngine):
 
     name = "vllm"
     rows_at_once = 1024  # it batches by itself
-    redraws = shows_logits = False
+    redraws = False
 
     def __init__(self, model: Model, how: Vllm | None = None) -> None:
         how = how or Vllm()

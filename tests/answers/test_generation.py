@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from generated_under_test import generate as generate_slowly
+from generated_under_test import with_logits
 from models_under_test import loaded, pairs_for
 from vllm_under_test import FakeVllm
 
@@ -42,7 +43,7 @@ def requests_of(pairs: tuple[PromptPair, ...]) -> list[Request]:
     ]
 
 
-def whole(model: Model, request: Request, completion: Completion, **options: Any) -> torch.Tensor:
+def whole(model: Model, request: Request, completion: Any, **options: Any) -> torch.Tensor:
     """The logits that one whole forward pass gives for every completed token: what a cache must reproduce."""
     tokens = torch.tensor([request.prompt + completion.tokens])
     logits = model.run(tokens, **options).logits
@@ -71,12 +72,11 @@ def test_a_padded_batch_gives_what_each_prompt_gives_alone(
     requests = requests_of(pairs_for(model))
     assert len({len(request.prompt) for request in requests}) == 3, "rows of different length, so that padding matters"
     assert min(len(request.prompt) for request in requests) > 16, "longer than Gemma's window"
-    together = generate_completions(model, requests, max_new_tokens=8, keep_logits=True)
+    together = with_logits(model, requests, max_new_tokens=8)
     for request in requests:
         alone = generate_completions(model, [request], max_new_tokens=8)[request.key]
         found = together[request.key]
         assert found.tokens == alone.tokens and found.stop == alone.stop
-        assert found.logits is not None
         torch.testing.assert_close(found.logits, whole(model, request, found), atol=2e-4, rtol=1e-4)
         assert list(found.tokens) == found.logits.argmax(-1).tolist()
 
@@ -93,12 +93,11 @@ def test_rows_of_padding_stay_finite_in_every_dtype(
         for i, pair in enumerate(pairs_for(model))
     ]
     assert len({request.prompt[0] for request in requests}) > 1, "no shared beginning, so padding comes first"
-    options: dict[str, Any] = {"max_new_tokens": 4, "knockout": HEADS, "keep_logits": True}
-    together = generate_completions(model, requests, **options)
+    options: dict[str, Any] = {"max_new_tokens": 4, "knockout": HEADS}
+    together = with_logits(model, requests, **options)
     for request in requests:
-        alone = generate_completions(model, [request], **options)[request.key]
+        alone = with_logits(model, [request], **options)[request.key]
         found = together[request.key]
-        assert found.logits is not None and alone.logits is not None
         near = {"atol": 2e-4, "rtol": 1e-4} if dtype == "float64" else {"atol": 0.1, "rtol": 2e-2}
         torch.testing.assert_close(found.logits[0], alone.logits[0], **near)
         if dtype == "float64":  # in half precision near-ties can fall either way
@@ -112,9 +111,8 @@ def test_a_batched_knockout_is_the_knockout_of_the_slow_definition(
 ) -> None:
     model = loaded(tiny_model_dir(architecture), backend, attention=attention)
     requests = requests_of(pairs_for(model))
-    options: dict[str, Any] = {"max_new_tokens": 6, "keep_logits": True}
-    found = generate_completions(model, requests, knockout=HEADS, **options)
-    plain = generate_completions(model, requests, **options)
+    found = with_logits(model, requests, knockout=HEADS, max_new_tokens=6)
+    plain = with_logits(model, requests, max_new_tokens=6)
     for request in requests:
         assert request.span is not None
         span = torch.zeros(1, len(request.prompt), dtype=torch.bool)
@@ -130,9 +128,8 @@ def test_a_batched_knockout_is_the_knockout_of_the_slow_definition(
             stop_ids=stop_ids_of(model),
         )
         assert list(found[request.key].tokens) == slowly[0].tolist()
-        ours, before = found[request.key].logits, plain[request.key].logits
-        assert ours is not None and before is not None
-        assert float((ours[0] - before[0]).abs().max()) > 1e-2, "the knockout does something here"
+        change = found[request.key].logits[0] - plain[request.key].logits[0]
+        assert float(change.abs().max()) > 1e-2, "the knockout does something here"
 
 
 @pytest.mark.parametrize(("architecture", "prefill_only"), [("qwen2", False), ("gemma3", True)])
@@ -143,12 +140,11 @@ def test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step(
     model = loaded(tiny_model_dir(architecture), backend, attention=attention)
     requests = requests_of(pairs_for(model))
     arm = ARM(1.0, 99.5, layers=(0, 2), prefill_only=prefill_only, p_max=0.9, seed=3)
-    found = generate_completions(model, requests, max_new_tokens=5, arm=arm, keep_logits=True)
+    found = with_logits(model, requests, max_new_tokens=5, arm=arm)
     for request in requests:
         completion = found[request.key]
         tokens = torch.tensor([request.prompt + completion.tokens])
         edits = arm.edits(model, tokens, keys=[request.key], n_prompt=len(request.prompt))
-        assert completion.logits is not None
         expected = whole(model, request, completion, edits=edits)
         torch.testing.assert_close(completion.logits, expected, atol=5e-4, rtol=1e-4)
         unedited = whole(model, request, completion)
@@ -174,11 +170,11 @@ def test_a_shared_beginning_is_computed_once_and_changes_nothing(
         rows = [Row(request, decoding_for(model, max_new_tokens=1), model.tokenizer) for request in requests]
         shared = generation_engines.shared_prefix(model, rows, decoding_for(model, max_new_tokens=1, knockout=knockout))
         assert shared == (20 if not knockout or len(set(spans)) == 1 else {12: 12, 2: 0}[spans[0][0]])
-        options: dict[str, Any] = {"max_new_tokens": 6, "keep_logits": True, "knockout": knockout}
-        found = generate_completions(model, requests, **options)
+        options: dict[str, Any] = {"max_new_tokens": 6, "knockout": knockout}
+        found = with_logits(model, requests, **options)
         with monkeypatch.context() as patch:
             patch.setattr(generation_engines, "shared_prefix", lambda *_: 0)
-            expected = generate_completions(model, requests, **options)
+            expected = with_logits(model, requests, **options)
         for key, completion in expected.items():
             assert found[key].tokens == completion.tokens
             torch.testing.assert_close(found[key].logits, completion.logits, atol=2e-4, rtol=1e-4)
@@ -395,7 +391,7 @@ def test_vllm_says_what_it_lacks(demo: Model, by_vllm: Any) -> None:
     request, fake, told = Request((5, 6, 7), "a", (1, 2)), by_vllm([[9, 9]]), "use engine='hugging_face' or engine='for"
     for asked, lacks in (
         ({"arm": ARM(0.1, 99.0)}, "no activations of"),
-        ({"keep_logits": True, "knockout": [Head(0, 0)]}, "no heads and no logits of"),
+        ({"arm": ARM(0.1, 99.0), "knockout": [Head(0, 0)]}, "no heads and no activations of"),
     ):
         with pytest.raises(ModelError, match=f"engine='vllm' shows {lacks} demo, which this asks for; {told}"):
             generate_completions(demo, [request], max_new_tokens=2, engine="vllm", **asked)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import loaded, problems
-from tokenizers_under_test import REAL, read_tokenizer
+from tokenizers_under_test import EACH_REAL, read_tokenizer
 
 import mless_interp as mi
 from mless_interp.prompts.insertions import KINDS, Insertion
@@ -140,7 +140,7 @@ def test_an_answer_goes_on_with_its_prefix_and_no_space_comes_between(form: str)
 PAUSES = {"llama3_1": "<|reserved_special_token_0|>", "gemma3": "<unused0>", "qwen2_5": None}
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", EACH_REAL)
 def test_every_kind_with_published_tokenizers(name: str, tokenizer_dir: Folder) -> None:
     tokenizer = read_tokenizer(tokenizer_dir(name))
     spelt = Problem("p", "How many <|im_end|><end_of_turn><|eot_id|> apples?", "3")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import qwen2_tokenizer, word_tokenizer
 from small_results import certified
-from tokenizers_under_test import REAL, read_tokenizer, slash_pairs
+from tokenizers_under_test import EACH_REAL, read_tokenizer, slash_pairs
 
 from mless_interp.models.arithmetic import visibility
 from mless_interp.prompts.insertions import COMMON_WORDS, Insertion
@@ -74,7 +74,7 @@ def test_a_random_sentence_is_the_same_in_every_process_and_of_ordinary_tokens_w
     assert len(span) == 200 and set(few.convert_ids_to_tokens(span)) == {"river", "stone", "xx", "yy"}
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", EACH_REAL)
 def test_a_random_sentence_has_exactly_n_tokens_of_common_words_and_no_digit(name: str, tokenizer_dir: Folder) -> None:
     tokenizer = read_tokenizer(tokenizer_dir(name))
     common = set(COMMON_WORDS.read_text(encoding="utf-8").split())
@@ -322,7 +322,7 @@ def test_a_merged_border_is_flagged_and_its_tokens_have_no_counterpart() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", EACH_REAL)
 def test_the_papers_text_merges_at_a_border_in_all_of_math500(
     name: str, tokenizer_dir: Folder, math500_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import loaded, problems
-from tokenizers_under_test import REAL, SLASHES, read_tokenizer, slash_pairs
+from tokenizers_under_test import EACH_REAL, SLASHES, read_tokenizer, slash_pairs
 
 import mless_interp as mi
 from mless_interp.prompts.pairs import make_pairs
@@ -112,7 +112,7 @@ Folder = Callable[[str], Path]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", EACH_REAL)
 def test_a_chat_prompt_is_what_the_tokenizers_own_template_encodes(
     name: str, tokenizer_dir: Folder, math500_path: Path
 ) -> None:
@@ -163,7 +163,7 @@ def own_markers(tokenizer: Any, template: str) -> list[int]:
     return [at for at in build_prompt(tokenizer, plain, template).ids if at in special_ids(tokenizer)]
 
 
-@pytest.fixture(params=REAL)
+@pytest.fixture(params=EACH_REAL)
 def tokenizer(request: pytest.FixtureRequest, tokenizer_dir: Folder) -> Any:
     return read_tokenizer(tokenizer_dir(request.param))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import problems
-from tokenizers_under_test import REAL, read_tokenizer
+from tokenizers_under_test import EACH_REAL, read_tokenizer
 
 import mless_interp as mi
 from mless_interp.prompts.insertions import Insertion
@@ -93,7 +93,7 @@ def test_a_chat_template_shows_examples_in_the_message_of_the_question(make: Cal
     assert tuple(prompt.ids[at] for at in prompt.indices("examples")) == encode(tokenizer, made.examples or "")
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", EACH_REAL)
 def test_published_chat_templates_keep_the_segments(name: str, tokenizer_dir: Callable[[str], Path]) -> None:
     tokenizer = read_tokenizer(tokenizer_dir(name))
     (made,) = mi.with_examples([Problem("a", " How many? ", "3")], [Problem("b", " Two and two? ", "4")])
