@@ -81,6 +81,7 @@ class HuggingFaceEngine(CompletionEngine):
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        assert model.hf_model is not None  # engines for models without one are others
         self.module: Foreign = model.hf_model
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
         ours = model.run(tokens).logits

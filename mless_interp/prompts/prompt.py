@@ -179,7 +179,7 @@ def spells_special(tokenizer: Tokenizer, text: str) -> bool:
 def warnings_of(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[str]:
     """What is said of problems that spell special tokens of this tokenizer, and of ones that look like variants."""
     parts = ("system", "examples", "question", "answer_prefix", "answer", "distractor", "solution")
-    spelt = {}
+    spelt: dict[str, list[str]] = {}
     for problem in problems:
         own = [part for part in parts if (text := getattr(problem, part)) and spells_special(tokenizer, text)]
         spelt |= {problem.id: own} if own else {}
