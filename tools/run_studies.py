@@ -155,9 +155,7 @@ def cell(row: dict[str, Any], name: str, found: Any) -> str:
         )
     if name == "answers":
         points = limits(row, "difference", scale=100, form="+.0f")
-        emitted = row.get("emitted", float("nan"))
-        told = f", {100 * emitted:.0f} % of the filler emitted" if emitted == emitted else ""
-        return f"{100 * row['accuracy']:.0f} %: {points}{star(row['difference_p'])}{told}"
+        return f"{100 * row['accuracy']:.0f} %: {points}{star(row['difference_p'])}"
     missing = len(found.problem_ids) - row[f"{name}_n"]
     return limits(row, name) + f" (undefined in {missing})" * bool(missing)
 

@@ -3,9 +3,9 @@
 import json
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.arguments import Arguments, check_count, checked, one_of
 from ..models.base import Model
@@ -27,7 +27,7 @@ from .decoding import (
 from .engines import ENGINES, engine_for
 from .graders import GRADERS, grade, has_closed_box
 from .results import AccuracyResults
-from .treatments import Treatment, as_treatments, emitted_share
+from .treatments import Treatment, as_treatments
 from .vllm import Vllm
 
 MAX_NEW_TOKENS = 2048
@@ -178,14 +178,12 @@ def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     return asked
 
 
-@dataclass(frozen=True, eq=False)
-class _Run:
-    """One treatment by its name, ready: a request per problem, how it is decoded, and by problem what it is to emit."""
+class _Run(NamedTuple):
+    """One treatment by its name, ready: a request per problem, and how it is decoded."""
 
     name: str
     requests: tuple[Request, ...]
     decoding: Decoding
-    fillers: dict[str, str]
 
 
 def _ready(
@@ -201,24 +199,15 @@ def _ready(
     """What answers, and every treatment's requests, all of them checked."""
     model.need_tokenizer("evaluate_accuracy")
     check_known(model.tokenizer, problems)
-    prompts: list[tuple[tuple[Request, ...], dict[str, str]]] = []
-    for treatment in treatments:
-        asked, fillers = problems, {}
-        if treatment.emitted:
-            asked, texts = zip(*(treatment.to_emit(model.tokenizer, problem) for problem in problems), strict=True)
-            check_known(model.tokenizer, asked)
-            fillers = {problem.id: text for problem, text in zip(problems, texts, strict=True)}
-        prompts.append((_requests(model, asked, treatment, template), fillers))
+    prompts = [_requests(model, problems, treatment, template) for treatment in treatments]
     if max_new_tokens is None:  # the paper's, or what the context leaves after the longest prompt
-        longest = max(len(request.prompt) for requests, _ in prompts for request in requests)
+        longest = max(len(request.prompt) for requests in prompts for request in requests)
         max_new_tokens = max(1, min(MAX_NEW_TOKENS, model.info.context_length - longest))
-    runs = []
-    for treatment, (requests, fillers) in zip(treatments, prompts, strict=True):
-        how = decoding_for(
-            model, max_new_tokens=max_new_tokens, knockout=treatment.knockout, arm=treatment.arm, **decoding
-        )
+    decoding["max_new_tokens"], runs = max_new_tokens, []
+    for treatment, requests in zip(treatments, prompts, strict=True):
+        how = decoding_for(model, knockout=treatment.knockout, arm=treatment.arm, **decoding)
         check_requests(model, requests, how)
-        runs.append(_Run(treatment.name, requests, how, fillers))
+        runs.append(_Run(treatment.name, requests, how))
     running = engine_for(model, engine)
     for run in runs:
         running.check(model, run.decoding)
@@ -229,9 +218,8 @@ def _requests(
     model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
 ) -> tuple[Request, ...]:
     """One request per problem, keyed by its id."""
-    if not treatment.inserts:
+    if treatment.insertion is None:
         return tuple(Request(build_prompt(model.tokenizer, each, template).ids, each.id) for each in problems)
-    assert treatment.insertion is not None
     pairs = pairs_of_any(model, problems, treatment.insertion, template=template)
     if treatment.knockout:
         if merged := sum(pair.boundary_merge for pair in pairs):
@@ -260,7 +248,7 @@ def _answer(
     bar.update(len(found))
 
     def keep(ended: dict[str, Completion]) -> None:
-        new = {key: _graded(each, model.tokenizer, golds, run.fillers, places[key][0]) for key, each in ended.items()}
+        new = {key: _graded(each, model.tokenizer, golds[places[key][0]]) for key, each in ended.items()}
         saved.put({lines[key]: answer for key, answer in new.items()})
         found.update(new)
         bar.update(len(new))
@@ -271,12 +259,10 @@ def _answer(
     return [{"treatment": run.name, "problem": problem, "sample": n, **answer} for (problem, n), answer in rows]
 
 
-def _graded(
-    completion: Completion, tokenizer: Tokenizer, golds: dict[str, str], fillers: dict[str, str], problem: str
-) -> Answer:
-    """One answer as it is kept on disk; the graders see the completion alone, never the prompt with its own box."""
+def _graded(completion: Completion, tokenizer: Tokenizer, gold: str) -> Answer:
+    """Grade one answer as it is kept on disk, by the completion alone, never the prompt with its own box."""
     text = completion.text(tokenizer)
-    graded = grade(text, golds[problem])
+    graded = grade(text, gold)
     return {
         "completion": text,
         **{name: getattr(graded, name) for name in (*GRADERS, "boxed", "decided")},
@@ -284,7 +270,6 @@ def _graded(
         "stop": completion.stop,
         "n_tokens": len(completion.tokens),
         "tokens": list(completion.tokens),
-        **({"emitted": emitted_share(text, fillers[problem])} if problem in fillers else {}),
     }
 
 

@@ -163,8 +163,8 @@ class AccuracyResults(Result):
     """Graded answers of the same problems under several treatments.
 
     `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (of the completion) are `[problem, treatment, sample]`, NaN
-    where nothing was run; so is `emitted`, the share of an asked filler that the answer begins with (None: nowhere asked).
-    `completions[problem][treatment][sample]` is the text, None where not run; `decided` says what settled each strict grade.
+    where nothing was run. `completions[problem][treatment][sample]` is the text, None where not run; `decided` says what
+    settled each strict grade.
     """
 
     problem_ids: tuple[str, ...]
@@ -176,12 +176,11 @@ class AccuracyResults(Result):
     completions: tuple[tuple[tuple[str | None, ...], ...], ...]
     decided: np.ndarray
     golds: tuple[str, ...] = ()
-    emitted: np.ndarray | None = None
     settings: dict[str, object] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
     axes: ClassVar = tuple(
-        (name, "problem treatment sample") for name in ("correct", "boxed", "cut_off", "n_tokens", "decided", "emitted")
+        (name, "problem treatment sample") for name in ("correct", "boxed", "cut_off", "n_tokens", "decided")
     )
 
     picture = "accuracy_bars"
@@ -191,7 +190,6 @@ class AccuracyResults(Result):
         paper | right, paper's grader | share | share of right answers as the paper's own rule grades
         boxed | boxed | share | share of answers with a \\boxed{} result
         cut_off | cut off | share | share of answers that ran into the longest length
-        emitted | filler emitted | share | share of the asked filler that answers begin with
         gave_up | undecided | share | share of grades that nothing decided; they count as wrong
         n_tokens | tokens of an answer | count | length of the completions, mean
         n_missing | not run | | answers that are missing
@@ -210,25 +208,23 @@ class AccuracyResults(Result):
         n_samples: int = 1,
         **fields: Any,
     ) -> "AccuracyResults":
-        """Results from finished answers in any order, one mapping each with problem, treatment, sample, completion, decided,
-        `NUMBERS` and maybe emitted; the others count as not run. `fields`: golds, groups, settings, seed."""
+        """Results from finished answers in any order, one mapping each with problem, treatment, sample, completion, decided and
+        `NUMBERS`; the others count as not run. `fields`: golds, groups, settings, seed."""
         shape = (len(problem_ids), len(treatments), n_samples)
         numbers: Arguments = {name: np.full(shape, np.nan) for name in NUMBERS}
-        emitted, decided = np.full(shape, np.nan), np.full(shape, "", dtype="<U16")
-        texts = np.full(shape, None, dtype=object)
+        texts, decided = np.full(shape, None, dtype=object), np.full(shape, "", dtype="<U16")
         first, second = ({name: at for at, name in enumerate(names)} for names in (problem_ids, treatments))
         for row in rows:
             at = first[row["problem"]], second[row["treatment"]], int(row["sample"])
             for name, array in numbers.items():
                 array[at] = float(row[name])
-            decided[at], texts[at], emitted[at] = row["decided"], str(row["completion"]), row.get("emitted", np.nan)
+            decided[at], texts[at] = row["decided"], str(row["completion"])
         return cls(
             problem_ids=tuple(problem_ids),
             treatments=tuple(treatments),
             correct={name: numbers.pop(name) for name in GRADERS},
             completions=tuple(tuple(map(tuple, problem)) for problem in texts.tolist()),
             decided=decided,
-            emitted=None if np.isnan(emitted).all() else emitted,
             **numbers,
             **fields,
         )
@@ -273,14 +269,6 @@ class AccuracyResults(Result):
         """Return shares `[problem, ...]` as those of groups: their problems' answers count as several answers to one."""
         return by_group(values, self.groups, mean=True)
 
-    @property
-    def emitted_shares(self) -> dict[str, float]:
-        """How much came of a filler that the model was asked to emit, by treatment, mean over problems."""
-        if self.emitted is None:
-            return {}
-        shares = self._per_treatment(self.emitted)
-        return {name: float(share) for name, share in zip(self.treatments, shares, strict=True) if not np.isnan(share)}
-
     def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
         """Unbiased pass@k of each treatment (Chen et al. 2021), over the problems with at least k samples; NaN without."""
         graded = self._graded(grader)
@@ -303,7 +291,7 @@ class AccuracyResults(Result):
         if self.n_samples > 1:
             columns[f"pass_at_{self.n_samples}"] = self.pass_at(self.n_samples)
         run = ~np.isnan(self.correct["strict"])
-        for name in ("boxed", "cut_off", "n_tokens") + ("emitted",) * (self.emitted is not None):
+        for name in ("boxed", "cut_off", "n_tokens"):
             columns[name] = self._per_treatment(getattr(self, name))
         columns["gave_up"] = self._per_treatment(np.where(run, self.decided == GAVE_UP, np.nan))
         columns["n_missing"] = (~run).sum((0, 2))
@@ -313,7 +301,7 @@ class AccuracyResults(Result):
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, treatment and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
         axes = {"problem": self.problem_ids, "treatment": self.treatments, "sample": range(self.n_samples)}
-        more = ("boxed", "cut_off", "n_tokens", "decided") + ("emitted",) * (self.emitted is not None)
+        more = ("boxed", "cut_off", "n_tokens", "decided")
         values = {grader: self.correct[grader] for grader in self.graders} | {
             name: getattr(self, name) for name in more
         }
@@ -391,12 +379,10 @@ class AccuracyResults(Result):
         return f"{100 * row['accuracy']:.1f} %{limits} of {n} are answered right under {row['treatment']!r}."
 
     def caveats(self) -> list[str]:
-        """Return which answers were cut off, and which do not begin with the filler that was asked for."""
+        """Return which answers were cut off."""
         cut = self.table().query("cut_off > 0.05")
         words = listed(f"{row.treatment} {100 * row.cut_off:.0f} %" for row in cut.itertuples())
         few = [f"Raise max_new_tokens, these grades may be too low: answers were cut off ({words})."] * bool(words)
-        if told := [f"{100 * s:.0f} % under {name}" for name, s in self.emitted_shares.items() if s < 0.95]:
-            few.append(f"Of the filler that it was asked to emit, the model emitted {listed(told)}.")
         return [*few, *super().caveats()]
 
     def details(self) -> list[str]:

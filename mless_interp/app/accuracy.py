@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ..answers import AccuracyResults, Treatment
 
 TREATMENTS = "none mless mful random_sentence arm".split()
-EMITTED = "emitted"
-"""The place of what the model is asked to emit itself."""
 N_READ = 12
 """Problems whose answers the page shows, at most."""
 
@@ -26,14 +24,12 @@ class Options(Asking):
     limit: int = 500
     treatments: str = option(
         "none,mless,mful,random_sentence,arm",
-        "Any of these; others are compared with the first. A place follows an @: mless@before-answer; mless@emitted asks the "
-        "model for it.",
+        "Any of these; others are compared with the first. A place follows an @: mless@before-answer.",
     )
     unit: str = option(" /", "The meaningless unit of mless.")
     word: str = option("he", "The repeated word of mful.")
     n_tokens: int = option(55, "Length of the insertion in tokens.", min=1)
     place: str = "before-question"
-    emit: str | None = option(None, "Instruction of mless@emitted, with {filler} or {times}. [default: a written one]")
     knockout: str | None = option(None, "Adds a treatment: heads that cannot see mless' tokens, as 0:13,0:21.")
     arm_c: float = option(0.13, "ARM's c; the paper tunes it per model and benchmark.", min=1e-9)
     arm_p1: float = option(99.5, "ARM's p1, a percentile.", min=0, max=100)
@@ -65,9 +61,7 @@ def compute(options: Options) -> Computed:
         one_of(kind, TREATMENTS, "treatment")
         if at and kind in ("none", "arm"):
             raise ValueError(f"--treatments: {name!r}: {kind} inserts nothing, so it has no place")
-        chosen_place(options.place if place in ("", EMITTED) else place)
-    if options.emit is not None and f"@{EMITTED}" not in options.treatments:
-        raise ValueError("--emit is the instruction of mless@emitted: name that in --treatments")
+        chosen_place(place or options.place)
     questions = options.questions()
     from ..answers import evaluate_accuracy
     from ..answers.evaluate import check_asked
@@ -103,10 +97,11 @@ def _treatment(options: Options, name: str) -> "Treatment":
     if kind == "arm":
         arm = ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=options.seed)
         return Treatment(arm=arm, name=name)
-    where = options.place if place in ("", EMITTED) else place
     named, unit = {"mless": ("meaningless", options.unit), "mful": ("meaningful", options.word)}.get(kind, (kind, None))
-    inserted = chosen_insertion(named, unit, n_tokens=options.n_tokens, seed=options.seed, place=where)
-    return Treatment(inserted, name=name, emitted=(options.emit or True) if place == EMITTED else False)
+    where = place or options.place
+    return Treatment(
+        chosen_insertion(named, unit, n_tokens=options.n_tokens, seed=options.seed, place=where), name=name
+    )
 
 
 def _flipped(found: "AccuracyResults") -> list[str]:

@@ -54,11 +54,7 @@ Found = TypeVar("Found")
 @checked
 @dataclass(frozen=True, kw_only=True)
 class InsertionAsked:
-    """Ask for one row of a study: an insertion by its kind's name, as `Insertion.named` takes it, at a place.
-
-    `emitted`: answers are given with the insertion emitted by the model, as `Treatment` has it; effects are measured with it
-    inserted.
-    """
+    """Ask for one row of a study: an insertion by its kind's name, as `Insertion.named` takes it, at a place."""
 
     name: str
     kind: str
@@ -67,7 +63,6 @@ class InsertionAsked:
     before: str | tuple[str, ...] | None = None
     after: str | tuple[str, ...] | None = None
     at: int | tuple[int, ...] | None = None
-    emitted: bool | str = False
 
     def __post_init__(self) -> None:
         one_of(self.kind, KINDS, "insertion")
@@ -152,7 +147,7 @@ class Study:
             seeds = self.seeds if KINDS[asked.kind].drawn else self.seeds[:1]
             for seed in seeds:
                 name = asked.name if len(seeds) == 1 else f"{asked.name}, seed {seed}"
-                found.append(Treatment(asked.made(seed, problems), name=name, emitted=asked.emitted))
+                found.append(Treatment(asked.made(seed, problems), name=name))
         return found
 
     def with_changes(self, *, n_tokens: int | None = None, **changes: Any) -> "Study":
@@ -332,7 +327,7 @@ class StudyResult(Result):
         test, Holm over all); `span_mass` and every other metric, means over heads and problems, and `_n` problems where they
         are defined; `span_mass_null` of uniform attention and the head that reads the span most (`most_read_by`); `heads` named
         and those `shown_again` on fresh problems; the share of right answers `accuracy` of `answers_n` problems and its
-        `difference` from no insertion, with p (Holm); `emitted`: how much of a filler the model emitted that was asked to."""
+        `difference` from no insertion, with p (Holm)."""
         effects = self._effects.set_index(["insertion", "contrast", "outcome"])
         compared = None if self.answers is None else self.answers.compare_all(NONE).table().set_index("second")
         rows = []
@@ -361,8 +356,6 @@ class StudyResult(Result):
                 row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"]}
                 row |= {each: one[each] for each in ("difference", "difference_ci_low", "difference_ci_high")}
                 row["difference_p"] = one["p_corrected"]
-                if name in self._emitted:
-                    row["emitted"] = self._emitted[name]
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -389,11 +382,6 @@ class StudyResult(Result):
         sure = self._effects[self._effects["p_corrected"] < self.alpha]
         return list(zip(sure["insertion"], sure["contrast"], sure["outcome"], strict=True))
 
-    @property
-    def _emitted(self) -> Mapping[str, float]:
-        """How much of a filler the model emitted, by insertion."""
-        return {} if self.answers is None else self.answers.emitted_shares
-
     def headline(self) -> str:
         """Return which insertions have an established effect and how large, and which heads carry it."""
         contrast, outcome = self.contrasts[0], self.outcomes[0]
@@ -414,11 +402,8 @@ class StudyResult(Result):
         return f"{told} ({count_of(len(self.problem_ids), 'problem')})."
 
     def caveats(self) -> list[str]:
-        """Return what effects of an emitted filler are, and that so few problems establish nothing, where they are too few."""
+        """Return that so few problems establish nothing, where they are too few."""
         told = []
-        if emitted := self._emitted:
-            names, shares = listed(map(repr, emitted)), listed(f"{100 * share:.0f} %" for share in emitted.values())
-            told.append(f"Effects of {names} are those of the filler inserted; the model emitted {shares} of it.")
         table = self._effects[self._effects["p"].notna()]
         n, m = table["n"].max(), len(table)
         if m and n < (needed := statistics.fewest_problems(2 * m, alpha=self.alpha)):

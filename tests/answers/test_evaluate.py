@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from conftest import needs_hooked_transformer
@@ -211,9 +210,6 @@ def test_treatments_are_what_users_write() -> None:
         (lambda: as_treatments([Head(0, 1)]), "heads are knocked out with Treatment.insertion=..., knockout="),
         (lambda: as_treatments([Treatment(SLASHES), Treatment(SLASHES)]), "is named twice"),
         (lambda: Treatment(knockout=["L0H1"]), "a knockout hides the inserted tokens from heads, so it needs"),
-        (lambda: Treatment(emitted=True), "emit an insertion"),
-        (lambda: Treatment(Insertion.repeated_bos(4), emitted=True), "that is text"),
-        (lambda: Treatment(SLASHES, knockout=["L0H1"], emitted=True), "cannot be kept from seeing"),
     ],
 )
 def test_what_is_no_treatment_is_said(make: Callable[[], Any], message: str) -> None:
@@ -304,35 +300,3 @@ def test_filler_before_the_answer_is_filler_that_the_model_was_forced_to_emit(
             if emitted and emitted[-1] == demo.tokenizer.eos_token_id:
                 break
         assert said[pair.insertion.label, pair.id] == demo.tokenizer.decode(emitted, skip_special_tokens=True)
-
-
-def test_what_a_model_emits_itself_is_asked_for_and_counted(demo: Model, problems: tuple[Problem, ...]) -> None:
-    """The prompt is the bare one with the request; of what the model says first, all is emitted, of slashes nothing."""
-    asked = replace(problems[0], question=f"{problems[0].question}\nput 4 / .")
-    plain = evaluate_accuracy(demo, [asked], **QUICK)
-    said = plain.completions[0][0]
-    first, slashes = Insertion.text(f" {said[0].split()[0]}"), Insertion.meaningless(" /", 4)
-    arms = [None, Treatment(first, emitted="put 4 / ."), Treatment(slashes, emitted="put {times} / .")]
-    found = evaluate_accuracy(demo, problems[:1], arms, **QUICK)
-    assert found.treatments[1:] == (f"{first.label}, before answer, emitted", "Mless ' /' x4, before answer, emitted")
-    assert found.completions[0][1:] == (said, said) and plain.emitted is None
-    np.testing.assert_equal(found.emitted[0, :, 0], [np.nan, 1.0, 0.0])
-    np.testing.assert_equal(found.to_frame()["emitted"].to_numpy(), [np.nan, 1.0, 0.0])
-    assert found.table()["emitted"].tolist()[1:] == list(found.emitted_shares.values()) == [1.0, 0.0]
-    assert "the model emitted 0 % under Mless ' /' x4" in found.caveats()[-1]
-
-
-def test_an_instruction_is_written_or_ones_own_of_known_words_and_not_of_white_space(
-    demo: Model, problems: tuple[Problem, ...], tokenizer_dir: Callable[[str], Path]
-) -> None:
-    for emitted, asked in (
-        (True, 'Begin your answer by writing " /" 55 times, and then go on.'),
-        (r"Write / {times} times and \boxed{answer}.", r"Write / 55 times and \boxed{answer}."),
-    ):
-        told, _ = Treatment(SLASHES, emitted=emitted).to_emit(demo.tokenizer, problems[0])
-        assert told.question == f"{problems[0].question}\n{asked}"
-    with pytest.raises(ValueError, match="Begin"):
-        evaluate_accuracy(demo, problems, Treatment(SLASHES, emitted=True), **QUICK)
-    lines = Treatment(Insertion.meaningless("\n", 4), emitted=True)
-    with pytest.raises(ValueError, match="white space cannot be asked for"):
-        lines.to_emit(read_tokenizer(tokenizer_dir("qwen2_5")), problems[0])

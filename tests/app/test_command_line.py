@@ -207,7 +207,6 @@ WRONG = {
     "accuracy --treatments none,none": "the treatment 'none' is named twice",
     "accuracy --treatments none,mless@before-anser": "--place: 'before-anser' is no place .did you mean before-answer",
     "accuracy --treatments none@after-question": ".*none inserts nothing, so it has no place",
-    "accuracy --emit x": "--emit is the instruction of mless@emitted: name that in --treatments",
     "check demo --json none/c.json": ".*--json none/c.json: there is no folder",
     "accuracy --knockout 0:99": "L0H99: query head 99 is out of range",
     "accuracy --engine x": "unknown engine 'x'|.*engine 'x'",

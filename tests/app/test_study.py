@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from models_under_test import planted_problems
-from small_results import answered, studied
+from small_results import studied
 from typer.testing import CliRunner
 
 import mless_interp as mi
@@ -82,14 +82,6 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     assert whole.insertions == ("slashes", name) and len(whole.effect_table()) == 4
     tidy = whole.to_frame().groupby(["insertion", "measure"]).size()
     assert tidy[name].to_dict() == {"content": 6, "right": 3, "shift": 6, "span_mass": 6} and tidy["none"].sum() == 3
-
-
-def test_effects_of_a_filler_that_the_model_emits_are_told_to_be_of_the_inserted_one() -> None:
-    answers = answered()
-    emitted = np.full(answers.n_tokens.shape, np.nan)
-    emitted[:, 1] = 0.25
-    found = replace(studied(), answers=replace(answers, emitted=emitted)).caveats()
-    assert found[0] == "Effects of 'Mless' are those of the filler inserted; the model emitted 25 % of it."
 
 
 def test_drawn_insertions_have_a_row_for_each_seed() -> None:
