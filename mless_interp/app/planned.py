@@ -19,7 +19,6 @@ from transformers.pytorch_utils import Conv1D
 from .. import answers, mechanism, scores
 from ..answers.decoding import rows_at_once
 from ..circuits.circuit import trace_circuit
-from ..circuits.locate import duration, estimated_seconds, extrapolated
 from ..core.arguments import Arguments, checked, count_of, one_of
 from ..models.arithmetic import product
 from ..models.decoder import decoder_layers
@@ -30,8 +29,8 @@ from ..models.memory import TOKENS_PER_PASS, at_most, threads_for
 from ..models.weights import BACKENDS, DTYPES, INDEX, WEIGHTS, document, first_line
 from ..patching.knockouts import gate_row, gated_outcomes
 from ..patching.outcomes import Outcome, outcome_named
-from ..patching.prepared import fit_pairs, prepare, units_of
-from ..patching.sweep import Sweep
+from ..patching.prepared import Prepared, fit_pairs, prepare, units_of
+from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
@@ -300,7 +299,7 @@ class _Work:
             return parts | {f"answers of {self.new_tokens} tokens": of_batch * n / self.batch}
         if self.what in whole:
             return parts | {f"{self.what} of all heads": spent(n, *whole[self.what])}
-        sweep = estimated_seconds(prepare(model, self.pairs, self.outcome), heads, [Sweep.named()])
+        sweep = sweep_seconds(prepare(model, self.pairs, self.outcome))
         if self.what == "sweep":
             return parts | {"an exact sweep of all heads": sweep}
         four = (0.5 if self.what == "circuit" else 1.0) * 4 * sweep  # of a circuit half of the problems are fresh
@@ -427,6 +426,49 @@ class Shape:
         info = self.info
         each = 2 * self.active + 2 * info.n_heads * ((info.d_key or info.d_head) + info.d_head) * length
         return layers * info.n_layers * positions * each + 2.0 * read * info.d_model * info.d_vocab
+
+
+def sweep_seconds(prepared: Prepared) -> float:
+    """Return the seconds of an exact sweep of all heads, from some heads of each layer on a problem of usual length."""
+    rows, info = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs]), prepared.model.info
+    usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
+
+    def run(per_layer: int) -> None:
+        some = [head for head in info.heads if head.head < per_layer]
+        sweep_heads(usual, {"sweep": Sweep.named()}, some, options=RunOptions(progress=False))
+
+    return len(rows) * extrapolated(run, info.n_heads)
+
+
+def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int = 1) -> float:
+    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes a second, of
+    `sizes` at least."""
+
+    def timed(units: int) -> float:
+        began = time.perf_counter()
+        run(units)
+        return time.perf_counter() - began
+
+    size, spent, enough = 1, timed(1), 1.0
+    if spent < enough:  # what loads at the first call does not count
+        spent = timed(1)
+    each = spent
+    while 2 * size <= total and (spent < enough or size < sizes):
+        before, size = spent, 2 * size
+        spent = timed(size)
+        each = max(0.0, spent - before) / (size - size // 2)
+    return spent + each * (total - size)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words: s, min or h.
+
+    >>> duration(3.14159), duration(600.0), duration(9000.0)
+    ('3.14 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def bytes_of(dtype: str) -> int:

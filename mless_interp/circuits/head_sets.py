@@ -581,11 +581,9 @@ class CircuitCurve(Result):
         return f"{whole}; half of it returns with the first {of} ({areas})."
 
     def details(self) -> list[str]:
-        words, cpr, cmd = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd
-        if len(self.orders) > 2 and not np.isnan(cmd[0]):
+        words, cpr, cmd, n = [f"Ablation: {self.settings.get('ablation')}."], self.cpr, self.cmd, len(self.orders) - 2
+        if n and not np.isnan(cmd[0]):
             p = CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
-            words.append(
-                f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; {len(self.orders) - 2} random orders with the same layers: CPR "
-                f"{cpr[2:].mean():.3f}, CMD {cmd[2:].mean():.3f} on average; {p}."
-            )
+            random = f"CPR {cpr[2:].mean():.3f}, CMD {cmd[2:].mean():.3f} on average"
+            words.append(f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; {n} random orders with the same layers: {random}; {p}.")
         return words

@@ -91,14 +91,6 @@ def few_problems(n: int, n_heads: int, confidence: float, *, per_head: int = PER
     return "" if n >= needed else f"{few} {more}"
 
 
-def few_in_strata(strata: Sequence[str], groups: Sequence[str], n_heads: int, confidence: float, by: str) -> str:
-    """What to say where no stratum has problems enough to be tested; nothing where one has."""
-    (name, largest), *_ = strata_sizes(strata, groups).items()
-    needed = fewest_for(PER_HEAD * n_heads * 2, confidence)
-    few = f"by={by!r}: no stratum has enough problems to be tested within, so no specialist can be named. The largest ({name})"
-    return "" if largest >= needed else f"{few} has {largest}; {needed} are needed to test it alone."
-
-
 @savable
 @dataclass(frozen=True, order=True)
 class InStratum:

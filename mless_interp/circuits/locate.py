@@ -1,8 +1,7 @@
 """Which heads carry an effect: every head measured, the named ones held against controls and confirmed on fresh problems."""
 
-import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -26,9 +25,8 @@ from ..prompts.problems import overlap
 from ..runtime.checkpoint import CheckpointError
 from ..runtime.loop import RunOptions, stage
 from ..runtime.text_safety import visible
-from ..scores import score_heads
 from ..statistics import CONFIDENCE, derive_generator
-from .judge import OTHERS, SIDES, Claims, few_in_strata, few_problems, measured
+from .judge import OTHERS, SIDES, Claims, few_problems, measured
 from .located import Confirmation, LocatedHeads
 
 MODES = {"exact": "all heads on all problems, exactly", "screen": "heads screened on the other half of the problems"}
@@ -38,8 +36,6 @@ UNTOLD: Settings = {"left_out": {}, "control_prompts": {}}
 """What the settings say of controls where none were run."""
 N_SCREENED = 64
 FEWEST_TO_SPLIT = 8
-ENOUGH = 1.0
-"""Seconds of a run that is long enough to be timed."""
 Values = dict[str, np.ndarray]
 
 
@@ -84,7 +80,7 @@ def locate_heads(
         for these (methods §9). Fresh problems confirm it in the same strata.
     controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
         knockout of as much attention elsewhere: more than both, by more than the smallest effect, in most problems is
-        *specific*. Also reported: a repeated word, the gap alone, and whether the span that a head reads is an attention sink.
+        *specific*. A repeated word, and the gap alone, are reported.
     confidence : of intervals; 1 - confidence bounds the probability that any head is named falsely.
     smallest_effect : of interest, as a share of the upper limit of the median total effect.
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks them by gradients on one half of the problems and sweeps
@@ -122,7 +118,6 @@ def locate_heads(
         discovery, prepared = prepared.halves()
     n_tested = len(candidates) if mode == "exact" else min(len(candidates), N_SCREENED)
     few = [few_problems(prepared.n_groups, n_tested, confidence)]
-    few += [] if by is None else [few_in_strata(_strata(prepared, by), prepared.groups, n_tested, confidence, by)]
     few += [] if fresh is None else [few_problems(fresh.n_groups, 1, confidence, per_head=1)]
     for words in filter(None, few):
         warnings.warn(visible(words), stacklevel=3)
@@ -152,7 +147,7 @@ def locate_heads(
     claims, controlled = located.judged.found, Controls(n_control_draws, n_random_sets, between, run, **rules)
     if not claims.heads:
         return located
-    confirmation, sinks, told = None, None, UNTOLD
+    confirmation, told = None, UNTOLD
     held: Arguments = {}
     if fresh is not None:
         apart = run if run.checkpoint is None else replace(run, checkpoint=Path(run.checkpoint) / "confirm")
@@ -167,12 +162,7 @@ def locate_heads(
         with stage("running controls"):
             values = {name: each[:, located.judged.named] for name, each in located.values.items()}
             held, told = controlled.held(prepared, claims, values)
-    if controls and claims.reads.any():
-        readers = tuple(compress(claims.heads, claims.reads))
-        kept: Arguments = {"checkpoint": run.part("sinks", readers).checkpoint, "progress": progress}
-        sinks = score_heads(model, prepared.pairs, metrics="sinks", conditions=("inserted",), heads=readers, **kept)
-    shown = located.settings | told
-    return replace(located, **held, settings=shown, confirmation=confirmation, sinks=sinks)
+    return replace(located, **held, settings=located.settings | told, confirmation=confirmation)
 
 
 def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
@@ -400,48 +390,3 @@ class Controls:
         runs = sweep_heads(prepared, sweeps, named, options=self.options.part("matched-mass", named))
         drawn = [run.per_head for run in runs.values()]
         return {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}
-
-
-def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterable[Sweep]) -> float:
-    """Return the seconds of these sweeps over all problems, from some heads of each layer on a problem of usual length."""
-    rows = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs])
-    usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
-    named = {str(at): sweep for at, sweep in enumerate(sweeps)}
-    layers = [[head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}]
-
-    def run(per_layer: int) -> None:
-        some = [head for members in layers for head in members[:per_layer]]
-        sweep_heads(usual, named, some, options=RunOptions(progress=False))
-
-    return len(rows) * extrapolated(run, max(map(len, layers)))
-
-
-def extrapolated(run: Callable[[int], object], total: float | int, *, sizes: int = 1) -> float:
-    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`, of
-    `sizes` at least."""
-
-    def timed(units: int) -> float:
-        began = time.perf_counter()
-        run(units)
-        return time.perf_counter() - began
-
-    size, spent = 1, timed(1)
-    if spent < ENOUGH:  # what loads at the first call does not count
-        spent = timed(1)
-    each = spent
-    while 2 * size <= total and (spent < ENOUGH or size < sizes):
-        before, size = spent, 2 * size
-        spent = timed(size)
-        each = max(0.0, spent - before) / (size - size // 2)
-    return spent + each * (total - size)
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in words: s, min or h.
-
-    >>> duration(3.14159), duration(600.0), duration(9000.0)
-    ('3.14 s', '10 min', '2.5 h')
-    """
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

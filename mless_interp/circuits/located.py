@@ -16,20 +16,9 @@ from ..patching.knockouts import JointKnockout, ReadEffects
 from ..patching.prepared import Settings
 from ..patching.sweep import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
+from ..runtime import results
 from ..runtime.columns import Column, Table, columns_of
-from ..runtime.results import (
-    Grouped,
-    Quantity,
-    Result,
-    Shown,
-    ShownTable,
-    head_columns,
-    head_map,
-    interval_columns,
-    rows_per_head,
-)
-from ..scores import HeadScores
-from ..scores.score import is_sink
+from ..runtime.results import Grouped, Quantity, Result, Shown, ShownTable
 from ..statistics import CONFIDENCE, holm
 from . import judge as rules
 from .judge import KINDS, PER_HEAD, SIDES, Claims, InStratum, measured
@@ -116,7 +105,7 @@ class Verdicts(Grouped):
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per measure (`judge.MEASURES`), problem and head."""
-        return Table(rows_per_head(self.problem_ids, self.heads, self.values))
+        return Table(results.rows_per_head(self.problem_ids, self.heads, self.values))
 
     def control_table(self) -> pd.DataFrame:
         """One row per named head: its effect beside the same under each control (`judge.beside_controls`); `p_specific` is
@@ -129,8 +118,8 @@ class Verdicts(Grouped):
     def _side_columns(self, side: str) -> dict[str, np.ndarray]:
         """Median and share of one side's z patch, with limits."""
         values, effect = measured(self.values, SIDES[side]), self.judged.effect
-        medians = interval_columns(f"{side}_median", effect.cell_medians(values))
-        return medians | interval_columns(f"{side}_share", effect.share(values))
+        medians = results.interval_columns(f"{side}_median", effect.cell_medians(values))
+        return medians | results.interval_columns(f"{side}_share", effect.share(values))
 
     def _of_specialists(self, kinds: Sequence[str], **found: Sequence[InStratum]) -> dict[str, list[str]]:
         """Columns with the strata of each specialist in words, "" of other heads; none where there are no specialists."""
@@ -230,7 +219,7 @@ class Confirmation(Verdicts, Result):
     def table(self) -> pd.DataFrame:
         """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits; and
         whether it does more than under random words (`control_table`)."""
-        columns: dict[str, object] = head_columns(self.heads) | {
+        columns: dict[str, object] = results.head_columns(self.heads) | {
             "claimed": list(self.kinds),
             "confirmed": self.confirmed,
             "p_corrected": self.p,
@@ -287,16 +276,13 @@ class LocatedHeads(Verdicts, Result):
 
     All verdicts (`judged`) follow from `values[measure]` `[problem, head]` (the two z patches, where nothing can be cut off),
     `total` `[problem]` and `heads`, the family that was tested. `patches`: their exact z sweep (denoising). `confirmation`:
-    the named heads on fresh problems, where there were some; controls, `joint` and `reads` were then measured there. `sinks`:
-    of the named heads that read, whether the span is a sink.
+    the named heads on fresh problems, where there were some; controls, `joint` and `reads` were then measured there.
     """
 
     patches: PatchScores = field(kw_only=True)
     confirmation: Confirmation | None = None
-    sinks: HeadScores | None = None
 
     columns = columns_of("""
-        reads_sink | reads a sink | verdict | the span that the head reads is an attention sink in most problems
         removed_share | undone | share | share of the whole effect that disappears when the head is patched out
         added_share | reproduced | share | share of the whole effect that appears when the head is patched in
         knockout_median | own read, median | | what hiding the inserted tokens from this head takes away
@@ -309,7 +295,7 @@ class LocatedHeads(Verdicts, Result):
     drawn = ("removed_share", "removed_median")
     reported = tuple(
         "label layer head kind strata sense confirmed removed_share removed_k added_share added_k n removed_p added_p "
-        "reads_sink exceeds_random exceeds_random_n".split()
+        "exceeds_random exceeds_random_n".split()
     )
 
     @property
@@ -358,7 +344,7 @@ class LocatedHeads(Verdicts, Result):
                 columns |= {"n": test.n, f"{side}_k": test.count.max(0), f"{side}_p": np.fmin(*test.p_corrected)}
                 effect = judged.effect.only(inside)
                 columns[f"{side}_median"] = effect.cell_medians(judged.effect.turned(values)).estimate
-                columns |= interval_columns(f"{side}_share", effect.share(values))
+                columns |= results.interval_columns(f"{side}_share", effect.share(values))
             tables.append(pd.DataFrame(columns))
         return pd.concat(tables[len(tables) > 1 :], ignore_index=True)
 
@@ -372,13 +358,12 @@ class LocatedHeads(Verdicts, Result):
         """
         judged = self.judged
         again = {} if self.confirmation is None else {"confirmed_strata": self.confirmation.confirmed_within}
-        patched = self.patches.table()[[*head_columns(()), "effect_fraction", "recovered", "n", "rank"]]
+        patched = self.patches.table()[[*results.head_columns(()), "effect_fraction", "recovered", "n", "rank"]]
         columns: dict[str, Any] = dict(patched) | {
             "kind": list(judged.kinds),
             "sense": np.where(judged.named, np.where(judged.sense > 0, "with", "against"), ""),
             **self._of_specialists(judged.kinds, strata=judged.in_strata, **again),
             "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
-            "reads_sink": pd.array([self.reads_sink(head) for head in self.heads], dtype="boolean"),
         }
         for side, measure in SIDES.items():
             columns[f"{side}_k"] = judged.counted(measure).count[0]
@@ -386,7 +371,7 @@ class LocatedHeads(Verdicts, Result):
             columns |= self._side_columns(side)
         columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
         for measure in (name for name in rules.MEASURES if name in self.values):
-            columns |= interval_columns(f"{measure}_median", judged.effect.cell_medians(self.values[measure]))
+            columns |= results.interval_columns(f"{measure}_median", judged.effect.cell_medians(self.values[measure]))
         beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
         beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
         table = pd.DataFrame(columns).merge(beside, on="label", how="left")
@@ -402,17 +387,6 @@ class LocatedHeads(Verdicts, Result):
         """Return whether fresh problems confirm a head; None where it was not tested again."""
         made, head = self.confirmation, as_head(head)
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
-
-    def reads_sink(self, head: Head | str) -> bool | None:
-        """Return whether the span that a head reads is an attention sink in most problems; None where it was not looked at."""
-        found, head = self.sinks, as_head(head)
-        if found is None or head not in found.heads:
-            return None
-        return bool(2 * is_sink(found)[:, found.heads.index(head)].sum() > len(found.problem_ids))
-
-    @property
-    def _sinking(self) -> list[Head]:
-        return [head for head in self.found if self.reads_sink(head)]
 
     def quantity(self, column: str) -> Quantity:
         claim = f"> {100 * self.smallest_effect:.3g} % in most problems"
@@ -432,8 +406,7 @@ class LocatedHeads(Verdicts, Result):
         s, effect, made = self.settings, self.judged.effect, self.confirmation
         whole = effect.headline(s["insertion"], s["outcome"], self.unit)
         whole += f" ({self.contrast.name})" * (self.contrast.name not in ("total", "content"))
-        fresh = s.get("n_fresh")
-        unused = f", and the {fresh} fresh problems were not used" if fresh else ""
+        unused = f", and the {s['n_fresh']} fresh problems were not used" if s.get("n_fresh") else ""
         if not self.established:
             return f"{whole}, so no head is named{unused}."
         of, more = f"of {count_of(len(self.heads), 'head')}", f"{self._least} it in most"
@@ -449,11 +422,11 @@ class LocatedHeads(Verdicts, Result):
         return f"{whole}; {told}{f'; {tested}' if self.found else unused}."
 
     def rest(self) -> str:
-        kinds = list(self.judged.kinds)
-        undecided = [head for head, kind in zip(self.heads, kinds, strict=True) if kind == "undecided"]
+        if not self.established:
+            return ""
+        undecided = [head for head, kind in zip(self.heads, self.judged.kinds, strict=True) if kind == "undecided"]
         few = f" ({listed(undecided, NAMED_AT_MOST)})" * (0 < len(undecided) <= NAMED_AT_MOST)
-        told = f"Not named: {kinds.count('negligible')} negligible, {len(undecided)} undecided{few}."
-        return told if self.established else ""
+        return f"Not named: {self.judged.kinds.count('negligible')} negligible, {len(undecided)} undecided{few}."
 
     def caveats(self) -> list[str]:
         some = [*filter(None, [rules.few_problems(self.judged.effect.n, len(self.heads), self.confidence)])]
@@ -466,8 +439,8 @@ class LocatedHeads(Verdicts, Result):
         s, judged, made = self.settings, self.judged, self.confirmation
         n, n_heads = judged.effect.n, len(self.heads)
         what = f"{s['insertion']}, {count_of(len(self.problem_ids), 'problem')}, {count_of(n_heads, 'head')} tested"
-        found = [f"{what} ({s['swept']}), outcome {s['outcome']}."]
-        found.append(judged.effect.details(self.unit, self.contrast.name))
+        whole = judged.effect.details(self.unit, self.contrast.name)
+        found = [f"{what} ({s['swept']}), outcome {s['outcome']}.", whole]
         if s.get("screened") is not None:
             left = count_of(s["n_candidates"] - n_heads, "head")
             found.append(f"Screened by gradients; of {left} that ranked below nothing is known.")
@@ -492,16 +465,13 @@ class LocatedHeads(Verdicts, Result):
             found.append(f"{tested} have enough problems to be tested.")
         if (judged.side[judged.named] != "both").any() and s["outcome"] != "logit_diff":
             found.append(SATURATES)
-        if self._sinking:
-            why = "that they read it does not show that they use what it says"
-            found.append(f"The span is an attention sink of {listed(self._sinking)} in most problems: {why}.")
         return [*found, *(self._held_words() if self.confirmation is None and judged.named.any() else [])]
 
     def printed(self) -> pd.DataFrame:
         if self.confirmation is not None:
             return self.confirmation.printed()
         names = "label kind strata confirmed_strata removed_share removed_share_ci_low removed_share_ci_high removed_k"
-        names += f" added_k n removed_p {'reads_sink' * bool(self._sinking)} exceeds_random exceeds_random_n"
+        names += " added_k n removed_p exceeds_random exceeds_random_n"
         return _known(self.table().head(len(self.found) or 3 * self.established), names)
 
     def shown(self) -> Shown:
@@ -517,7 +487,7 @@ class LocatedHeads(Verdicts, Result):
         tables += [] if self.read is None else self.read.shown().tables
         table, columns = tables[0].frame, list(tables[0].columns or ())
         marked = table["kind"].isin(rules.NAMED).tolist()
-        return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
+        return Shown(tuple(tables), results.head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
 
 
 def _on_a_page(found: Result, caption: str) -> ShownTable:

@@ -3,19 +3,22 @@
 import json
 import shlex
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from models_under_test import planted_here, planted_pairs
 from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.app import planned
-from mless_interp.app.planned import Shape
+from mless_interp.app.planned import Shape, duration, extrapolated
 from mless_interp.models.load import DEMO_DIRECTORY
+from mless_interp.patching.prepared import prepare
 
 FILLER = mi.Insertion.meaningless(" /", n_tokens=20)
 GPU: dict[str, Any] = {"memory": int(80e9), "tflops": 100}
@@ -174,3 +177,36 @@ def test_the_command_prints_what_loading_takes() -> None:
     assert done.exit_code == 0, done.output
     assert "accuracy of 3 problems" in done.output
     assert done.output.splitlines()[-1] == "Load with: --backend=bridge --dtype=bfloat16 --attention=eager"
+
+
+def test_a_sweep_is_timed_by_some_heads_of_each_layer_on_a_problem_of_usual_length(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    prepared, swept = prepare(model, planted_pairs(made, model, 6)), []
+    monkeypatch.setattr(planned, "sweep_heads", lambda problems, _, heads, options: swept.append((problems, heads)))
+    monkeypatch.setattr(planned, "extrapolated", lambda run, total: run(2) or 0.5 * total)
+    assert planned.sweep_seconds(prepared) == 6 * 0.5 * 8
+    ((problems, some),) = swept
+    assert len(problems.ids) == 1 and sorted(map(str, some)) == ["L0H0", "L0H1", "L1H0", "L1H1"]
+
+
+@pytest.mark.parametrize(
+    ("once", "each", "first", "sizes"), [(0.5, 0.01, 0.2, [1, 1, 2, 4, 8, 16, 32, 64]), (2.0, 3.0, 0.0, [1, 2])]
+)
+def test_an_estimate_is_the_line_through_runs_of_some_units(
+    once: float, each: float, first: float, sizes: list[int], monkeypatch: Any
+) -> None:
+    """By a clock that the runs move on; what a first call loads does not count."""
+    clock, ran = [0.0], []
+
+    def run(units: int) -> None:
+        clock[0] += once + each * units + (0 if ran else first)
+        ran.append(units)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    assert extrapolated(run, 1000, sizes=2) == pytest.approx(once + 1000 * each)
+    assert ran == sizes
+    assert extrapolated(run, 1) == pytest.approx(once + each)
+    words = {119.9: "120 s", 120.0: "2 min", 7199.0: "120 min", 7200.0: "2 h"}
+    assert {each: duration(each) for each in words} == words
+    if once + each > 1:
+        assert extrapolated(run, 1000) == pytest.approx(1000 * (once + each)), "one long run is enough"

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import small_results as results
-from located_under_test import SLASHES, N, confirmed_here, located, located_here, pairs_of, planted_kinds
+from located_under_test import SLASHES, located, pairs_of
 from models_under_test import planted_here, planted_problems
 
 from mless_interp.circuits import locate
-from mless_interp.circuits.judge import MEASURES
 from mless_interp.circuits.locate import locate_heads
 from mless_interp.circuits.located import Confirmation
-from mless_interp.patching.prepared import prepare
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.statistics import fewest_problems
@@ -60,22 +58,6 @@ def test_claims_have_to_pass_on_their_sides_and_in_their_sense() -> None:
     assert not other_way.confirmed.any() and not other_way.established
 
 
-@pytest.mark.slow
-def test_planted_heads_are_confirmed_on_fresh_problems_and_nothing_else_is_tested() -> None:
-    found, (planted, _) = confirmed_here(), planted_here()
-    again = found.confirmation
-    assert again is not None and found.found == located_here().found == planted_kinds(planted)
-    assert again.heads == tuple(found.found) and found.confirmed == found.found and again.same_kind.all()
-    assert not set(again.problem_ids) & set(found.problem_ids) and len(again.problem_ids) == N
-    assert again.values["knockout"].shape == (N, len(found.found))
-    exact = located(*planted_here(), 2 * N, heads=list(found.found))
-    for name in MEASURES:
-        assert np.abs(exact.values[name][N:] - again.values[name]).max() < 1e-4
-    table = found.table().set_index("label")
-    assert table.loc[[str(head) for head in found.found], "confirmed"].tolist() == [True] * len(found.found)
-    assert table["confirmed"].isna().sum() == len(table) - len(found.found)
-
-
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever sweeps is an error."""
@@ -120,16 +102,6 @@ def test_variants_of_problems_that_named_the_heads_are_refused(grouped: bool) ->
     fresh = (*problems[4:], replace(also, group=problems[0].id if grouped else None))
     words = "1 of 5 problems .*first: 'also'" if grouped else f"'{problems[0].id}' and 'also' share"
     refused(words, problems[:4], fresh)
-
-
-def test_halves_keep_groups_whole() -> None:
-    planted, model = planted_here()
-    problems = [replace(each, group=f"g{at % 3}") for at, each in enumerate(planted_problems(planted, 8))]
-    prepared = prepare(model, make_pairs(model, problems, SLASHES))
-    one, other = prepared.halves()
-    assert (prepared.n_groups, one.groups, other.groups) == (3, ("g0", "g2", "g0", "g2", "g0"), ("g1", "g1", "g1"))
-    alone = prepare(model, make_pairs(model, planted_problems(planted, 5), SLASHES))
-    assert [half.ids for half in alone.halves()] == [alone.ids[::2], alone.ids[1::2]]
 
 
 @pytest.mark.usefixtures("nothing_runs")

@@ -1,6 +1,7 @@
 """What heads write and where they look: planted truth, by hand, and the logits of whole passes."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -55,27 +56,27 @@ def test_logits_are_those_of_whole_passes(name: str, backend: str) -> None:
     model = loaded(folder_of(name), backend)
     pairs, heads = pairs_for(model, count=2), tuple(map(mi.Head.parse, HEADS))
     texts = {model.tokenizer.decode([token]).strip(): token for token in range(len(model.tokenizer))}
-    for positions in ("last", "question"):
-        found = mi.what_it_writes(model, pairs, heads, positions=positions, top=3, progress=False)
-        largest = np.zeros(2)
-        for row, pair in enumerate(pairs):
-            hand = ByHand(model, pair)
-            last = site(model.info.n_layers - 1, "hook_resid_post")
-            x, reads = hand.seen(last), [hand.read[0]]
-            before = model.run(hand.inputs, logits_at=reads).logits
-            for (at, head), which in product(enumerate(heads), (0, 1)):
-                change = hand.head_writes(head) if which else taken(hand, head)
+    ask = partial(mi.what_it_writes, model, pairs, heads, top=3, progress=False)
+    found, largest = {positions: ask(positions=positions) for positions in ("last", "question")}, np.zeros(2)
+    for row, pair in enumerate(pairs):
+        hand = ByHand(model, pair)
+        last = site(model.info.n_layers - 1, "hook_resid_post")
+        x, reads = hand.seen(last), [hand.read[0]]
+        before = model.run(hand.inputs, logits_at=reads).logits
+        for (at, head), which in product(enumerate(heads), (0, 1)):
+            change = hand.head_writes(head) if which else taken(hand, head)
+            means = {"last": change[:, hand.read[0] - hand.start], "question": change.mean(1)}
+            for positions, mean in means.items():
                 new = x.clone()
-                new[:, reads] += change[:, hand.read[0] - hand.start] if positions == "last" else change.mean(1)
+                new[:, reads] += mean
                 after = model.run(hand.inputs, edits={last: lambda _, new=new: new}, logits_at=reads).logits
                 assert before is not None and after is not None
                 told = (before - after)[0, 0, : len(model.tokenizer)].double()
                 told = (told - told.mean()).numpy()
-                tokens = [texts[token.strip()] for token in found.tokens[at][which]]
-                np.testing.assert_allclose(found.values[row, at, which], told[tokens], atol=2e-4)
+                tokens = [texts[token.strip()] for token in found[positions].tokens[at][which]]
+                np.testing.assert_allclose(found[positions].values[row, at, which], told[tokens], atol=2e-4)
                 largest[which] = max(largest[which], np.abs(told).max())
-        assert largest.min() > 1e-3
-        assert found.top == 3 and found.settings["positions"] == positions
+    assert largest.min() > 1e-3 and found["last"].top == 3 and found["last"].settings["positions"] == "last"
 
 
 def test_queries_by_hand() -> None:

@@ -1,6 +1,5 @@
 """Locating heads: exactly the planted ones, honest negatives, the four measures, screening, and what is said about it."""
 
-import time
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,7 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs, pl
 
 import mless_interp as mi
 from mless_interp.circuits import locate as measuring
-from mless_interp.circuits.locate import (
-    N_SCREENED,
-    duration,
-    estimated_seconds,
-    extrapolated,
-    screened,
-    screening,
-    sweeps_of,
-)
+from mless_interp.circuits.locate import N_SCREENED, screened, screening
 from mless_interp.circuits.located import LocatedHeads
 from mless_interp.core.heads import Head
 from mless_interp.patching.prepared import prepare
@@ -94,41 +85,6 @@ def test_screening_takes_the_best_of_both_estimates(monkeypatch: Any) -> None:
     some = model.info.heads[::3]
     assert set(screened(prepared, some, CONTRASTS["content"], options=options)) <= set(some)
     assert screening(CONTRASTS["total"]) == () and screening(CONTRASTS["replaced"]) == ("atp",)
-
-
-def test_an_estimate_sweeps_some_heads_of_each_layer_on_a_problem_of_usual_length(monkeypatch: Any) -> None:
-    made, model = planted_here()
-    prepared = prepare(model, pairs_of(made, model, 6))
-    swept: list[Any] = []
-    monkeypatch.setattr(measuring, "sweep_heads", lambda problems, _, heads, options: swept.append((problems, heads)))
-    monkeypatch.setattr(measuring, "extrapolated", lambda run, total: run(2) or 0.5 * total)
-    heads = [head for head in model.info.heads if head.layer == 0 or head.head < 3]
-    assert estimated_seconds(prepared, heads, sweeps_of(CONTRASTS["content"]).values()) == 6 * 0.5 * 8
-    ((problems, some),) = swept
-    assert len(problems.ids) == 1 and sorted(some) == [Head(layer, head) for layer in (0, 1) for head in (0, 1)]
-
-
-@pytest.mark.parametrize(
-    ("once", "each", "first", "sizes"), [(0.5, 0.01, 0.2, [1, 1, 2, 4, 8, 16, 32, 64]), (2.0, 3.0, 0.0, [1, 2])]
-)
-def test_an_estimate_is_the_line_through_runs_of_some_units(
-    once: float, each: float, first: float, sizes: list[int], monkeypatch: Any
-) -> None:
-    """By a clock that the runs move on; what a first call loads does not count."""
-    clock, ran = [0.0], []
-
-    def run(units: int) -> None:
-        clock[0] += once + each * units + (0 if ran else first)
-        ran.append(units)
-
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    assert extrapolated(run, 1000, sizes=2) == pytest.approx(once + 1000 * each)
-    assert ran == sizes
-    assert extrapolated(run, 1) == pytest.approx(once + each)
-    words = {119.9: "120 s", 120.0: "2 min", 7199.0: "120 min", 7200.0: "2 h"}
-    assert {each: duration(each) for each in words} == words
-    if once + each > 1:
-        assert extrapolated(run, 1000) == pytest.approx(1000 * (once + each)), "one long run is enough"
 
 
 @pytest.mark.parametrize(

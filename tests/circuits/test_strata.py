@@ -112,11 +112,3 @@ def test_fresh_problems_keep_a_specialists_verdict_and_say_which_strata_confirm_
     mi.save(tmp_path / "kept", found=found)
     kept = mi.load(tmp_path / "kept")["found"]
     assert repr(kept) == repr(found) and kept.confirmed_specialists == served
-
-
-@needs_hooked_transformer
-def test_strata_too_small_to_be_tested_are_told_before_anything_runs() -> None:
-    options: dict[str, Any] = {"contrast": "replaced", "by": "answer", "controls": False, "progress": False}
-    said = r"by='answer': no stratum .* The largest \(1\) has 9; 10 are needed to test it alone"
-    with pytest.warns(UserWarning, match=said):
-        mi.locate_heads(four_specialists(), of_classes(28, 0), **options)

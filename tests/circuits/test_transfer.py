@@ -126,19 +126,15 @@ def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
     assert table.loc["Transfer", "p_corrected"] < found.level
     without = [at for at, heads in enumerate(found.sets) if not {A, B} & set(heads)]
     assert np.abs(np.median(found.random[:, without], axis=0)).max() < 0.05 * abs(np.median(found.total_effect))
-    assert 0 < len(without) < len(found.sets)
-    assert abs(table.loc["Random heads", "share"]) < 0.05
+    assert 0 < len(without) < len(found.sets) and abs(table.loc["Random heads", "share"]) < 0.05
     assert abs(table.loc["Other insertion", "share"]) < 0.1  # what the readers read is the slash
     assert (table["p_exceeded"].dropna() < 0.05).all()
 
 
 def test_the_control_is_never_the_insertion_under_study_and_few_problems_are_refused() -> None:
     made, model = planted_here(1, **READERS)
-    problems = planted_problems(made, 16)
-    own, blocks = (
-        mi.Insertion.meaningless(" /", 12),
-        mi.Insertion.meaningless(" /", 2, before="question", after="question"),
-    )
+    problems, own = planted_problems(made, 16), mi.Insertion.meaningless(" /", 12)
+    blocks = mi.Insertion.meaningless(" /", 2, before="question", after="question")
     pairs = mi.make_pairs(model, problems, own)
     for given, options, words in (
         (pairs, {"control": own}, "is the insertion under study"),
