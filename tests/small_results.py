@@ -344,9 +344,7 @@ def checked() -> mi.ClaimChecks:
 def hook_compared(n: int = 4) -> mi.HookComparison:
     """A hook that changes another head, in all problems but one."""
     found = tuple("as meant" if at == 1 else "it changes L1H1, not L1H2" for at in range(n))
-    exact = -0.2 + spread(n)
-    heads, edit = (mi.Head(1, 2),), "the edit 'zero' of L1H2"
-    return mi.HookComparison(problems(n), heads, edit, found, exact - 0.1, exact + 0.02, exact, exact * 0 + 0.3, "")
+    return mi.HookComparison(problems(n), (mi.Head(1, 2),), "the edit 'zero' of L1H2", found, np.full(n, 0.3))
 
 
 def certified() -> mi.Certificate:

@@ -79,7 +79,7 @@ class Certificate(Result):
     to_frame = table
 
     def to_json(self) -> str:
-        """Everything as one JSON document; what was not measured is null."""
+        """Return everything as one JSON document; what was not measured is null."""
         table = self.table().replace(np.inf, np.nan).astype(object)
         found = {
             "passed": self.passed,
@@ -99,14 +99,10 @@ class Certificate(Result):
         )
 
     def details(self) -> list[str]:
-        i, windows = self.info, sorted({window for window in self.info.windows if window is not None})
-        sliding = f", sliding windows of {', '.join(map(str, windows))}" if windows else ""
         lengths = ", ".join(str(len(pair["inserted_ids"])) for pair in self.prompts)
         return [
-            f"{i.n_layers} layers of {i.n_heads} query heads over {i.n_key_value_heads} key-value heads, d_head {i.d_head}, "
-            f"d_model {i.d_model}, context {i.context_length}{sliding}.",
             *self.reasons(),
-            f"With {', '.join(f'{name} {number}' for name, number in i.versions.items())}.",
+            f"With {', '.join(f'{name} {number}' for name, number in self.info.versions.items())}.",
             f"{len(self.prompts)} prompts of {lengths} tokens; errors are shares of the largest value.",
         ]
 
@@ -127,14 +123,12 @@ def certify_model(
     model: Model,
     pairs: Iterable[PromptPair] | None = None,
     *,
-    identities: Sequence[Identity] = IDENTITIES,
     progress: bool = True,
 ) -> Certificate:
     """Run the self-check and the exact identities (methods §3) on a loaded model; nothing is raised for what fails.
 
-    `pairs`: the prompts to run them on, `short_pairs` if you give none. The largest error over the prompts is compared
-    with the tolerance of the model's dtype and backend (`tolerance_of`; ten times that where rounding adds up over all layers).
-    An identity that an architecture cannot have is "not applicable" and says why.
+    `pairs`: the prompts to run them on (default: `short_pairs`). The largest error over the prompts is compared with the
+    tolerance of the model's dtype and backend. An identity that an architecture cannot have is "not applicable" and says why.
     """
     chosen = tuple(short_pairs(model) if pairs is None else pairs)
     if not chosen:
@@ -144,17 +138,17 @@ def certify_model(
     verdicts, checks = _self_check(model)
     model = model.checked(checks)
     tolerance = tolerance_of(model)
-    seen: dict[str, list[Finding | str | Exception]] = {identity.name: [] for identity in identities}
-    with progress_bar(len(identities) * len(chosen), "identities", enabled=progress) as bar:
+    seen: dict[str, list[Finding | str | Exception]] = {identity.name: [] for identity in IDENTITIES}
+    with progress_bar(len(IDENTITIES) * len(chosen), "identities", enabled=progress) as bar:
         for pair in chosen:
             case = Case(model, pair)  # pair by pair, so that only one pair's runs are held
-            for identity in identities:
+            for identity in IDENTITIES:
                 try:
                     seen[identity.name].append(identity.applies(case) or identity.formula(case))
                 except (ModelError, ValueError) as error:
                     seen[identity.name].append(error)
                 bar.update(1)
-    verdicts += [_verdict(identity, seen[identity.name], identity.factor * tolerance) for identity in identities]
+    verdicts += [_verdict(identity, seen[identity.name], identity.factor * tolerance) for identity in IDENTITIES]
     return Certificate(model.info, checks, tuple(verdicts), tuple(pair.record() for pair in chosen))
 
 
@@ -172,8 +166,8 @@ def _verdict(identity: Identity, seen: Sequence[Finding | str | Exception], tole
 def short_pairs(
     model: Model, problems: Iterable[Problem] | None = None, n: int | None = None
 ) -> tuple[PromptPair, ...]:
-    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums, the first `n`; the last of
-    them again with the tokens after the question, and its answer, if it has one, behind them."""
+    """Return a few short pairs with one token repeated 12 times: of `problems`, or of three small sums, the first `n`; the last
+    of them again with the tokens after the question, and its answer, if it has one, behind them."""
     made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
     asked = (list(problems) if problems is not None else made)[:n]
     model.need_tokenizer("certify_model without pairs")

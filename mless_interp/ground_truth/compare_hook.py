@@ -16,7 +16,7 @@ from ..core.arguments import checked, count_of, listed, nearest, one_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.checks import apart, worst
-from ..models.info import Edit, Inputs, ModelError
+from ..models.info import Edit, Inputs
 from ..models.sites import parsed, site
 from ..patching.interventions import INTERVENTIONS, run_edits
 from ..patching.prepared import Settings, fit_pairs
@@ -26,17 +26,16 @@ from ..runtime.loop import progress_bar
 from ..runtime.results import Result
 from .identities import tolerance_of
 
-COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_resid_mid", "hook_mlp_out", "hook_resid_post")
+COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_mlp_out", "hook_resid_post")
 """Sites at which a hook is held against the exact edit, in the order of a forward pass."""
-READ_OF_HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z")
+OF_HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z")
 ROTATED = ("attn.hook_rot_q", "attn.hook_rot_k")
-READ_OF_STREAM = ("hook_attn_out", "hook_resid_pre", "hook_resid_mid", "hook_resid_post")
+OF_STREAM = ("hook_attn_out", "hook_resid_pre", "hook_resid_post")
 AS_MEANT = "as meant"
+MIXED = "after the output projection W_O has mixed all heads"
 
 Activations = Mapping[str, Tensor]
 """Of one prompt by hook name, `[token, ...]`, and the `logits` of its last row; float64."""
-Row = tuple[str, float, float, float, float]
-"""Of one prompt: the finding, the preferred token's log-probability plain, hooked and by the exact edit, and the error."""
 Hooks = Callable[[nn.Module], object] | Sequence[tuple[str, Callable[..., object]]]
 
 
@@ -44,53 +43,46 @@ Hooks = Callable[[nn.Module], object] | Sequence[tuple[str, Callable[..., object
 class HookComparison(Result):
     """What a user's hook really does, problem by problem; `found` says it in words, "as meant" where nothing differs.
 
-    `plain`, `hooked` and `exact` `[problem]` are log-probabilities of the token that the plain run prefers, in nats (of a
-    capture NaN). `error` `[problem]` is the largest difference from what was meant, as a share of the largest value there;
-    NaN where shapes do not fit.
+    `error` `[problem]` is the largest difference from what was meant, as a share of the largest value there; NaN where shapes
+    do not fit. `in_a_batch` says what is wrong in a padded batch, "" if nothing is.
     """
 
     problem_ids: tuple[str, ...]
     heads: tuple[Head, ...]
     meant: str
     found: tuple[str, ...]
-    plain: np.ndarray
-    hooked: np.ndarray
-    exact: np.ndarray
     error: np.ndarray
-    in_a_batch: str
-    batched: bool = True
+    in_a_batch: str = ""
     settings: Settings = field(default_factory=dict)
 
-    axes = (("plain", "problem"), ("hooked", "problem"), ("exact", "problem"), ("error", "problem"))
+    axes = (("error", "problem"),)
     columns = columns_of("""
         found | what it does | | the first difference from what was meant
-        plain | without it | | log-probability of the token that the plain run prefers, in nats
-        hooked | with the hook | | the same log-probability under the user's hook
-        exact | with the exact edit | | the same log-probability under the exact edit
+        error | largest difference | p | from what was meant, as a share of the largest value there
     """)
 
     @property
     def passed(self) -> bool:
-        """Whether it does what was meant in every problem, in a padded batch, too."""
+        """Whether it does what was meant in every problem, and in a padded batch where prompts differ in length."""
         return set(self.found) == {AS_MEANT} and not self.in_a_batch
 
     def table(self) -> pd.DataFrame:
-        """Return one row per kind of finding, the most frequent first: its problems `k` of `n`, and medians over them."""
-        rows = self.to_frame().drop(columns="problem")
-        every = Counter(self.found).most_common()
-        medians = rows.groupby("found").median().loc[[words for words, _ in every]]
-        medians.insert(0, "k", [k for _, k in every])
-        medians.insert(1, "n", len(rows))
-        return medians.reset_index()
+        """Return one row per kind of finding, the most frequent first: its problems `k` of `n`, and their median error."""
+        rows = (
+            self.to_frame()
+            .groupby("found", sort=False)["error"]
+            .agg(k="size", error="median")
+            .assign(n=len(self.found))
+        )
+        return rows.sort_values("k", ascending=False, kind="stable").reset_index()[["found", "k", "n", "error"]]
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per problem."""
-        names = ("found", "error", "plain", "hooked", "exact")
-        return pd.DataFrame({"problem": self.problem_ids} | {name: getattr(self, name) for name in names})
+        return pd.DataFrame({"problem": self.problem_ids, "found": self.found, "error": self.error})
 
     def headline(self) -> str:
-        (most, k), n = self._kinds()[0], len(self.found)
-        where = f"in {k} of {count_of(n, 'problem')}"
+        most, k = self._kinds()[0]
+        where = f"in {k} of {count_of(len(self.found), 'problem')}"
         if most == AS_MEANT:
             return f"Yes, this is {self.meant}, {where}{self.in_a_batch and f'; but {self.in_a_batch}'}."
         return f"No, this is not {self.meant}; {where} {most}."
@@ -100,12 +92,7 @@ class HookComparison(Result):
         return sorted(Counter(self.found).most_common(), key=lambda each: each[0] == AS_MEANT)
 
     def details(self) -> list[str]:
-        others = [f"In {k} of {len(self.found)}: {words}." for words, k in self._kinds()[1:]]
-        return [*others, *([f"{self.in_a_batch[0].upper()}{self.in_a_batch[1:]}."] if self.in_a_batch else [])]
-
-    def caveats(self) -> list[str]:
-        words = f"Tried on {count_of(len(self.found), 'prompt')} alone: code for other batches can still be wrong."
-        return [] if self.batched else [words]
+        return [f"In {k} of {len(self.found)}: {words}." for words, k in self._kinds()[1:]]
 
 
 @checked
@@ -131,31 +118,24 @@ def compare_hook(
     chosen = model.info.chosen(heads, what="edit")
     made = own_pairs(model, fit_pairs(pairs))
     if isinstance(edit, str):
-        names = [name for name, known in INTERVENTIONS.items() if not known.needs_donor]
-        one_of(edit, ("zero", *names), "edit")
+        one_of(edit, ("zero", *(name for name, known in INTERVENTIONS.items() if not known.needs_donor)), "edit")
     if not callable(hook) and not (isinstance(hook, list | tuple) and hook):
         raise TypeError(f"hook must be (name, function) pairs or a function that adds hooks, got {hook!r:.60}")
     calls = Counter[str]()
-    sites = _that_pass(model, made[0].condition("inserted"), COMPARED)
-    rows: list[Row] = []
+    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in COMPARED]
+    rows = []
     with progress_bar(len(made), "comparing", enabled=progress) as bar:
         for pair in made:
             inputs = pair.condition("inserted")
-            plain, exact = (
-                _ran(model, inputs, sites, edits) for edits in (None, _exact(model, pair, inputs, chosen, edit))
-            )
+            plain, exact = _ran(model, inputs, sites), _ran(model, inputs, sites, _exact(model, pair, chosen, edit))
             with _added(model, hook, calls):
                 hooked = _ran(model, inputs, sites)
-            words, error = _Beside(model, pair, plain, hooked, exact, chosen, calls).first_difference()
-            preferred = plain["logits"].argmax()
-            one, two, three = (float(run["logits"].log_softmax(-1)[preferred]) for run in (plain, hooked, exact))
-            rows.append((words, one, two, three, error))
+            rows.append(_Beside(model, pair, plain, hooked, exact, chosen, calls).first_difference())
             bar.update(1)
     short, *_, long = sorted([*made, made[0]], key=lambda pair: len(pair.inserted))
-    batched = len(short.inserted) < len(long.inserted)
+    batch = _padded(model, short, long, hook, chosen) if len(short.inserted) < len(long.inserted) else ""
     meant = f"{f'the edit {edit!r}' if isinstance(edit, str) else 'your edit'} of {listed(chosen)}"
-    in_a_batch = _padded(model, short, long, hook, chosen) if batched else ""
-    return _compared(model, made, chosen, meant, rows, in_a_batch, batched)
+    return _compared(model, made, chosen, meant, rows, batch)
 
 
 @checked
@@ -181,14 +161,13 @@ def compare_capture(
     n = None if values is None else len(values)
     if n != len(made):
         raise ValueError(f"capture must return one entry per prompt, {len(made)}, got {n}")
-    read = (*READ_OF_HEADS, *(ROTATED if model.has_rotated_sites else ()), *READ_OF_STREAM)
-    sites = _that_pass(model, made[0].condition("inserted"), read)
-    rows: list[Row] = []
-    for pair, value in zip(made, values, strict=True):
-        run, tensor = _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value).detach().cpu().double()
-        words, error = _what_it_is(model, run, tensor, chosen, of)
-        rows.append((words, np.nan, np.nan, np.nan, error))
-    return _compared(model, made, (chosen,), f"{of} of {chosen}", rows, "", len(made) > 1)
+    read = (*OF_HEADS, *(ROTATED if model.has_rotated_sites else ()), *OF_STREAM)
+    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in read]
+    rows = [
+        _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen, of)
+        for pair, value in zip(made, values, strict=True)
+    ]
+    return _compared(model, made, (chosen,), f"{of} of {chosen}", rows, "")
 
 
 def _compared(
@@ -196,23 +175,12 @@ def _compared(
     pairs: Sequence[PromptPair],
     heads: tuple[Head, ...],
     meant: str,
-    rows: Sequence[Row],
+    rows: Sequence[tuple[str, float]],
     in_a_batch: str,
-    batched: bool,
 ) -> HookComparison:
-    found, (plain, hooked, exact, error) = tuple(words for words, *_ in rows), np.array([row[1:] for row in rows]).T
-    ids, settings = tuple(pair.id for pair in pairs), {"model": model.info.name, "backend": model.info.backend}
-    return HookComparison(ids, heads, meant, found, plain, hooked, exact, error, in_a_batch, batched, settings)
-
-
-def _that_pass(model: Model, inputs: Inputs, names: Sequence[str]) -> list[str]:
-    """These sites of every layer; where attention and MLP stand side by side there is no stream between them."""
-    sites = [site(layer, name) for layer in range(model.info.n_layers) for name in names]
-    try:
-        model.run(inputs, capture=dict.fromkeys(sites), logits_at="none")
-    except ModelError:
-        return [name for name in sites if "resid_mid" not in name]
-    return sites
+    ids, found, error = tuple(pair.id for pair in pairs), tuple(words for words, _ in rows), [each for _, each in rows]
+    settings = {"model": model.info.name, "backend": model.info.backend}
+    return HookComparison(ids, heads, meant, found, np.array(error), in_a_batch, settings)
 
 
 def _ran(model: Model, inputs: Inputs, sites: Sequence[str], edits: Mapping[str, Edit] | None = None) -> Activations:
@@ -223,11 +191,11 @@ def _ran(model: Model, inputs: Inputs, sites: Sequence[str], edits: Mapping[str,
 
 
 def _exact(
-    model: Model, pair: PromptPair, inputs: Inputs, heads: Sequence[Head], edit: str | Callable[[Tensor], Tensor]
+    model: Model, pair: PromptPair, heads: Sequence[Head], edit: str | Callable[[Tensor], Tensor]
 ) -> dict[str, Edit]:
     """The edits of a run that do to the heads what is meant."""
     if isinstance(edit, str) and edit != "zero":
-        span = pair.span_mask[None]
+        span, inputs = pair.span_mask[None], pair.condition("inserted")
         return run_edits(model, inputs, INTERVENTIONS[edit], heads, span=span, rows=~span, start=0)
     change = torch.zeros_like if isinstance(edit, str) else edit
 
@@ -244,14 +212,9 @@ def _exact(
 @contextmanager
 def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
     """Have the user's hooks on the model and none of them afterwards; the calls of those with a name are counted."""
-    library: Any = (
-        model.hf_model if model.info.backend == "nnsight" and model.hf_model is not None else model.underlying
-    )
-
-    def counted(name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
-        calls[name] += 1
-        return function(*args, **kwargs)
-
+    library: Any = model.underlying
+    if model.info.backend == "nnsight" and model.hf_model is not None:
+        library = model.hf_model
     tables = [hooks for part in library.modules() for hooks in (part._forward_hooks, part._forward_pre_hooks)]
     before = [set(hooks) for hooks in tables]
     try:
@@ -265,23 +228,33 @@ def _added(model: Model, hook: Hooks, calls: Counter[str]) -> Iterator[None]:
                         )
                     stack.enter_context(each)
             else:
-                known = getattr(library, "hook_dict", {})
-                if not known:
-                    raise ValueError(
-                        "(name, function) pairs are hooks of TransformerLens; for other models give a function that adds hooks "
-                        "and returns their handles"
-                    )
-                for name, _ in hook:
-                    if name not in known and not name.endswith("hook_result"):
-                        raise ValueError(f"{model.info.name} has no hook point {name!r}{nearest(name, known)}")
-                    calls.setdefault(name, 0)
-                stack.enter_context(library.hooks(fwd_hooks=[(name, partial(counted, name, f)) for name, f in hook]))
+                stack.enter_context(library.hooks(fwd_hooks=_counted(model, library, hook, calls)))
             yield
     finally:
         # what the user's function added and gave no handle of goes, too
         for hooks, own in zip(tables, before, strict=True):
             for key in set(hooks) - own:
                 del hooks[key]
+
+
+def _counted(model: Model, library: Any, hook: Sequence[tuple[str, Any]], calls: Counter[str]) -> list[tuple[str, Any]]:
+    """The user's hooks of TransformerLens, each of which counts its calls."""
+    known = getattr(library, "hook_dict", {})
+    if not known:
+        raise ValueError(
+            "(name, function) pairs are hooks of TransformerLens; for other models give a function that adds hooks and "
+            "returns their handles"
+        )
+
+    def counted(name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
+        calls[name] += 1
+        return function(*args, **kwargs)
+
+    for name, _ in hook:
+        if name not in known and not name.endswith("hook_result"):
+            raise ValueError(f"{model.info.name} has no hook point {name!r}{nearest(name, known)}")
+        calls.setdefault(name, 0)
+    return [(name, partial(counted, name, function)) for name, function in hook]
 
 
 def _padded(model: Model, short: PromptPair, long: PromptPair, hook: Hooks, heads: Sequence[Head]) -> str:
@@ -349,15 +322,14 @@ class _Beside:
             return f"it leaves {listed(left or self.heads)} as it is; what it changes begins in layer {layer}"
         if what == "attn.hook_z":
             return self._of_heads(layer, first, right[first], begun=begun, here=departs == first)
-        if what in ("hook_attn_out", "hook_resid_mid"):
+        if what == "hook_attn_out":
             old = right[first]
             off = (old - self.hooked[first]).abs().amax(0) > tolerance_of(self.model) * old.abs().max()
             if off.all():
                 return f"it changes what layer {layer}'s attention adds otherwise than that edit"
-            return (
-                f"it changes {_span('coordinate', off.nonzero()[:, 0].tolist())} of what layer {layer}'s attention adds, after "
-                f"the output projection W_O has mixed all heads; {listed(self.heads)} is z[:, :, head] before it"
-            )
+            coordinates = _span("coordinate", off.nonzero()[:, 0].tolist())
+            meant_is = f"{listed(self.heads)} is z[:, :, head] before it"
+            return f"it changes {coordinates} of what layer {layer}'s attention adds, {MIXED}; {meant_is}"
         where = {"hook_resid_pre": "the residual stream before", "hook_mlp_out": "what the MLP adds in"}
         of = f"{where.get(what, 'the residual stream after')} layer {layer}, no head's output"
         return f"it changes {'the logits alone' if what == 'logits' else of}"
@@ -383,8 +355,6 @@ class _Beside:
         if never := [name for name, n in self.calls.items() if not n]:
             flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
             return f": nothing passes at {listed(never)}{flag}"
-        if self.calls:
-            return ": its function runs and changes nothing"
         attention = self.model.info.attention
         return "" if attention == "eager" else f": {attention} attention makes no pattern that a hook could change"
 
@@ -399,32 +369,21 @@ def _span(what: str, places: Sequence[int]) -> str:
 
 def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: str) -> tuple[str, float]:
     """What a captured value is, and how far it is from what was meant."""
-    meant = _rows_of(model, run, head, f"attn.hook_{of}")
-    if value.dim() != 2 or value.shape[-1] != meant.shape[1] or len(value) < len(meant):
-        if value.shape == (len(meant), model.info.d_model) and (wrote := _writer(model, run, value, head.layer)):
-            return f"it is what {wrote} writes, z W_O, of width {model.info.d_model}", np.nan
+    value, meant = value.detach().cpu().double(), _rows_of(model, run, head, f"attn.hook_{of}")
+    if value.dim() != 2 or value.shape[1] != meant.shape[1] or len(value) < len(meant):
         return f"it has shape {list(value.shape)}, where {list(meant.shape)} is meant", np.nan
     error = apart(meant, value[: len(meant)]).relative
     if error <= tolerance_of(model):
         return AS_MEANT, error
-    d = meant.shape[1]  # of latent attention's z and v another one than of its q and k
-    for words, other in _candidates(model, run, head, of, d):
+    for words, other in _candidates(model, run, head, of):
+        if other.shape[1] != value.shape[1]:
+            continue  # of latent attention z and v are narrower than q and k
         for start in range(len(value) - min(4, len(other)) + 1):
             rows = min(len(value) - start, len(other))
-            if other.shape[1] == d and not _differs(model, other[:rows], value[start : start + rows]):
+            if not _differs(model, other[:rows], value[start : start + rows]):
                 shift = ", but rows of padding stand before it: the batch is padded on the left" if start else ""
                 return f"it is {words}{shift}", error
     return "it is nothing that was looked for", error
-
-
-def _writer(model: Model, run: Activations, value: Tensor, layer: int) -> Head | None:
-    """The head of the layer that writes this, if any."""
-    try:
-        weights = model.attention_output(layer).weights.detach().cpu().double()
-    except ModelError:
-        return None
-    wrote = torch.einsum("thd,hdm->htm", run[site(layer, "attn.hook_z")], weights)
-    return next((Head(layer, at) for at, each in enumerate(wrote) if not _differs(model, each, value)), None)
 
 
 def _rows_of(model: Model, run: Activations, head: Head, name: str) -> Tensor:
@@ -433,18 +392,18 @@ def _rows_of(model: Model, run: Activations, head: Head, name: str) -> Tensor:
     return values[:, head.head * values.shape[1] // model.info.n_heads]
 
 
-def _candidates(model: Model, run: Activations, head: Head, of: str, d: int) -> Iterator[tuple[str, Tensor]]:
+def _candidates(model: Model, run: Activations, head: Head, of: str) -> Iterator[tuple[str, Tensor]]:
     """What a capture could be instead, with its words: the head itself at other rows, other heads, slices of streams."""
-    order = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
+    width = _rows_of(model, run, head, f"attn.hook_{of}").shape[1]
+    layers = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
     numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
-    for name in sorted((*READ_OF_HEADS, *ROTATED), key=lambda name: name != f"attn.hook_{of}"):
-        for other in [Head(layer, number) for layer in order for number in numbers]:
+    for name in sorted((*OF_HEADS, *ROTATED), key=lambda name: name != f"attn.hook_{of}"):
+        for other in [Head(layer, number) for layer in layers for number in numbers]:
             if site(other.layer, name) in run:
                 yield f"{name.removeprefix('attn.hook_')} of {other}", _rows_of(model, run, other, name)
-    for layer in order:
-        for name in READ_OF_STREAM:
-            after = ", after the output projection W_O has mixed all heads" if name == "hook_attn_out" else ""
-            for start in range(0, model.info.d_model - d + 1, d):
-                if site(layer, name) in run:
-                    words = f"coordinates {start} to {start + d - 1} of {name} in layer {layer}{after}"
-                    yield words, run[site(layer, name)][:, start : start + d]
+    for layer in layers:
+        for name in OF_STREAM:
+            after = f", {MIXED}" if name == "hook_attn_out" else ""
+            for start in range(0, model.info.d_model - width + 1, width):
+                words = f"coordinates {start} to {start + width - 1} of {name} in layer {layer}{after}"
+                yield words, run[site(layer, name)][:, start : start + width]

@@ -11,14 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..metrics.attention import (
-    attention_entropy,
-    entropy_chain,
-    jensen_shannon_divergence,
-    renormalised_rows,
-    retained_mass,
-    span_log_odds,
-)
+from ..metrics import attention as metrics
 from ..metrics.outputs import span_output
 from ..metrics.patterns import with_sink_key
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
@@ -36,9 +29,8 @@ DOSES = (4, 16)
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a run of one prompt: `pattern` `[H, T, K]` rebuilt from rotated q and k (or the library's own where it does
-    not show them), `v` per query head `[H, K, d]`, `z` `[H, T, d]`, `own`: the library's pattern where it has one, `visible`
-    `[1|H, T, K]`. Keys are the tokens and, where heads have learned sinks, one more, whose value is 0."""
+    """One layer of a run: `pattern` `[H, T, K]` rebuilt from rotated q and k (or the library's `own` where it does not show
+    them), `v` `[H, K, d]`, `z` `[H, T, d]`, `visible` `[1|H, T, K]`. A learned sink is one more key, whose value is 0."""
 
     pattern: Tensor
     v: Tensor
@@ -88,7 +80,6 @@ class Case:
         return with_sinks(masked_scores(q, k, visible.to(q.device), rule), rule.column)[0]
 
     def layer(self, condition: str, layer: int = 0) -> Layer:
-        """One layer of one condition."""
         rule = self.model.attention_rule(layer)
         run = {name: values[0] for name, values in self.run(condition).items()}
         v, z, own = (run.get(site(layer, f"attn.hook_{name}")) for name in ("v", "z", "pattern"))
@@ -105,11 +96,11 @@ class Case:
     def parts(self, layer: Layer) -> tuple[Tensor, Tensor]:
         """lambda `[H, shared]` and Sigma `[H, shared, d]` of a run with the span."""
         span = layer.mask(self.pair.span_mask)
-        lam = retained_mass(layer.pattern, span=span, **layer.keys)[:, self.pair.shared]
+        lam = metrics.retained_mass(layer.pattern, span=span, **layer.keys)[:, self.pair.shared]
         return lam, span_output(layer.pattern, layer.v, span=span, **layer.keys)[:, self.pair.shared]
 
     def shared(self, values: Tensor) -> Tensor:
-        """`[H, T, ...]` of a run with the span at the tokens that both prompts have."""
+        """`[H, T, ...]` at the tokens that both prompts have."""
         return values[:, self.pair.shared]
 
     def edited(self, intervention: Intervention, donor: str = "masked") -> Tensor:
@@ -124,12 +115,11 @@ class Case:
     def written(self, z: Tensor) -> Tensor:
         """What each head of layer 0 adds to the residual stream `[H, shared, d_model]` if its output in the masked run
         became `z` `[H, shared, d]`: one row per head, through the model's own output projection."""
-        inputs = self.pair.condition("masked")
-        name, n_heads, at = site(0, "hook_attn_out"), self.model.info.n_heads, self.pair.shared
+        inputs, name, at = self.pair.condition("masked"), site(0, "hook_attn_out"), self.pair.shared
 
         def edit(old: Tensor) -> Tensor:
             new = old.clone()
-            for head in range(n_heads):
+            for head in range(len(z)):
                 new[head, at, head] = z[head].to(new)
             return new
 
@@ -138,7 +128,7 @@ class Case:
             run = self.model.run(given, edits=edits, capture={name: None}, logits_at="none")
             return run.captured[name][:, at]
 
-        return added(inputs.tokens.expand(n_heads, -1), {site(0, "attn.hook_z"): edit}) - added(inputs.tokens)
+        return added(inputs.tokens.expand(len(z), -1), {site(0, "attn.hook_z"): edit}) - added(inputs.tokens)
 
     def resid_mid(self, condition: str) -> Tensor:
         """The residual stream with what layer 0's attention adds at the shared tokens, `[shared, d_model]`."""
@@ -176,9 +166,7 @@ def _rotated(case: Case) -> str | None:
 def _identical(case: Case) -> str | None:
     if case.model.learned_positions:
         return "its positions are learned vectors, so the same token has other keys and values at another place"
-    if len(set(case.pair.span_ids)) > 1:
-        return "the inserted tokens are not all the same"
-    return _rotated(case)
+    return "the inserted tokens are not all the same" if len(set(case.pair.span_ids)) > 1 else _rotated(case)
 
 
 def _adds(case: Case) -> str | None:
@@ -209,12 +197,9 @@ def _after_the_question(case: Case) -> str | None:
 
 @_identity("I0", "the pattern shown is softmax(q k), and times the values it is z (every layer)")
 def own_pattern(case: Case) -> Finding:
-    found = []
-    for layer in case.layers:
-        run = case.layer("inserted", layer)
-        found.append(apart(run.pattern.to(run.v) @ run.v, run.z))
-        if run.own is not None:
-            found.append(apart(run.own, run.pattern[..., : run.own.shape[-1]]))
+    every = [case.layer("inserted", layer) for layer in case.layers]
+    found = [apart(run.pattern.to(run.v) @ run.v, run.z) for run in every]
+    found += [apart(run.own, run.pattern[..., : run.own.shape[-1]]) for run in every if run.own is not None]
     return worst(found)
 
 
@@ -241,8 +226,8 @@ def one_vector(case: Case) -> Finding:
     after, gap = case.layer("inserted"), case.layer("gap")
     lam, sigma = case.parts(after)
     towards = (1 - lam)[..., None] * after.v[:, case.pair.span[0]][:, None]
-    found = [apart(sigma, towards, scale=size(after.v))]
-    return worst([*found, apart(case.shared(after.z), lam[..., None] * gap.z + towards)])
+    same = apart(sigma, towards, scale=size(after.v))
+    return worst([same, apart(case.shared(after.z), lam[..., None] * gap.z + towards)])
 
 
 @_identity("I4", "renormalised shared pattern = reference pattern")
@@ -250,9 +235,9 @@ def renormalised(case: Case) -> Finding:
     after, gap = case.layer("inserted"), case.layer("gap")
     extra = torch.arange(len(case.pair.inserted), after.pattern.shape[-1])
     at = torch.cat([case.pair.shared, extra]).to(after.pattern.device)
-    rows = renormalised_rows(case.shared(after.pattern), alignment=at)
+    rows = metrics.renormalised_rows(case.shared(after.pattern), alignment=at)
     kept = ~rows.isnan().any(-1)
-    divergence = jensen_shannon_divergence(gap.pattern, rows)[kept]
+    divergence = metrics.jensen_shannon_divergence(gap.pattern, rows)[kept]
     return worst([apart(rows[kept], gap.pattern[kept]), Finding(float(divergence.double().max()), 1.0)])
 
 
@@ -308,10 +293,9 @@ def scale_and_bias(case: Case) -> Finding:
 @_identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)")
 def entropy_splits(case: Case) -> Finding:
     found = []
-    for layer in case.layers:
-        run = case.layer("inserted", layer)
-        between, outside, inside = entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys)
-        found.append(apart(attention_entropy(run.pattern, **run.keys), between + outside + inside))
+    for run in [case.layer("inserted", layer) for layer in case.layers]:
+        between, outside, inside = metrics.entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys)
+        found.append(apart(metrics.attention_entropy(run.pattern, **run.keys), between + outside + inside))
     return worst(found)
 
 
@@ -327,7 +311,7 @@ def slope_one(case: Case) -> Finding:
         keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
         inside = with_extra(other.pair.span_mask.to(scores.device), rule)
         after = slice(len(other.pair.base) - other.pair.n_after, None)
-        of_rows = span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
+        of_rows = metrics.span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
         odds.append(of_rows[:, other.pair.shared][:, after])
     slope = (odds[1] - odds[0]) / math.log(DOSES[1] / DOSES[0])
     return apart(slope, torch.ones_like(slope))
@@ -344,9 +328,8 @@ def presence_and_computed(case: Case) -> Finding:
     pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
     masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
     found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]
-    found += [
-        apart(case.layer("blind", at).z[:, :first], case.layer("inserted", at).z[:, :first]) for at in case.layers
-    ]
+    before = [[case.layer(name, at).z[:, :first] for name in ("blind", "inserted")] for at in case.layers]
+    found += [apart(*both) for both in before]
     if case.model.has_rotated_sites:
         hidden = CONTRASTS["computed"].cut(pair.inserted)
         recording = case.model.record(pair.condition("inserted"), start=0)
@@ -356,8 +339,7 @@ def presence_and_computed(case: Case) -> Finding:
 
 
 IDENTITIES = tuple(each for each in list(globals().values()) if isinstance(each, Identity))  # in the order of this file
-"""I0 to I14: I1 to I13 of methods §3, before them that the backend's own pattern is the one that acts, and behind them that
-what a span computes begins in its own rows."""
+"""I0 to I14 of methods §3."""
 
 
 def tolerance_of(model: Model) -> float:

@@ -15,7 +15,7 @@ parts, all exact functions of content, not of position:
   `avoids` has a larger output on the answer than any reader, but never attends to the unit;
 - all else is small random weights, and a random rotation turns the residual basis.
 
-The verdict that each head must get is declared (`PlantedModel.expected`), not measured. Source: methods §8, §10, §17.
+Source: methods §8, §10, §17.
 """
 
 import json
@@ -30,6 +30,7 @@ from ..core.arguments import check_count, checked
 from ..core.heads import Head
 from ..patching.prepared import Settings
 from ..prompts.problems import Problem
+from ..runtime.checkpoint import plain
 from .roles import Expected, Roles, shares_and_gains
 from .tokenizer import EOS, PAD, Vocabulary, build_tokenizer, draw_records, draw_vocabulary
 from .weights import ROPE_THETA, PlantedWeights
@@ -39,7 +40,7 @@ MAX_POSITIONS = 2048
 
 @dataclass(frozen=True, eq=False)
 class PlantedModel:
-    """A model with known heads: all that have no role are idle. `shares`: the nominal part of the span's effect that each
+    """A model with known heads; those without a role are idle. `shares`: the nominal part of the span's effect that each
     reader contributes and each mediator carries; `settings`: what `planted_model` was called with, defaults filled in."""
 
     hf_model: LlamaForCausalLM
@@ -180,8 +181,21 @@ def planted_model(
         raise ValueError(f"n_heads must be a multiple of n_key_value_heads, got {n_heads} and {n_key_value_heads}")
     if sign not in (1, -1):
         raise ValueError(f"sign must be 1 (the span helps the answer) or -1 (it hurts), got {sign}")
-    circuit = (conditional, against, relayed, recalls, reads_from, combine)
-    roles = Roles.fill(readers, mediators, decoys, copier, n_layers, *circuit, n_heads=n_heads, null=null)
+    roles = Roles.fill(
+        readers=readers,
+        mediators=mediators,
+        decoys=decoys,
+        copier=copier,
+        n_layers=n_layers,
+        conditional=conditional,
+        against=against,
+        relayed=relayed,
+        recalls=recalls,
+        reads_from=reads_from,
+        combine=combine,
+        n_heads=n_heads,
+        null=null,
+    )
     shares, gains = shares_and_gains(roles, seed)
     vocabulary = draw_vocabulary(seed)
     strengths = _read_strengths(reads, vocabulary)
@@ -202,30 +216,22 @@ def planted_model(
         architectures=[LlamaForCausalLM.__name__],
         dtype=dtype,
     )
-    with torch.random.fork_rng(devices=[]):  # the random initialisation is replaced: leave the caller's generator alone
+    with torch.random.fork_rng(
+        devices=[]
+    ):  # the random initialisation is replaced, and the caller's generator left alone
         model = LlamaForCausalLM(config)
     model.to(dtype=dtype).load_state_dict(plan.state_dict())  # type: ignore[call-arg]
     said = vars(roles) | {"n_heads": n_heads, "n_key_value_heads": n_key_value_heads, "seed": seed, "sign": sign}
     said |= {"reads": strengths, "noise": noise, "null": null}
+    said["reads_from"] = {head: sorted(tokens) for head, tokens in roles.reads_from.items()}
     return PlantedModel(
         hf_model=model.eval(),
         tokenizer=build_tokenizer(vocabulary.tokens, model_max_length=MAX_POSITIONS),
         roles=roles,
         shares=shares,
         vocabulary=vocabulary,
-        settings={name: _plain(value) for name, value in said.items()},
+        settings=plain(said),
     )
-
-
-def _plain(value: object) -> object:
-    """Heads by name, tokens in order: as JSON has it."""
-    if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, Head):
-        return str(value)
-    return list(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Vocabulary) -> dict[str, float]:
@@ -234,9 +240,8 @@ def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Voca
         raise ValueError("reads is empty: name at least one token, such as '/'")
     for token, strength in strengths.items():
         if token not in vocabulary.tokens or vocabulary.in_prompts(token):
-            why = (
-                "part of the prompts themselves" if token in vocabulary.tokens else "not a token of this planted model"
-            )
+            known = token in vocabulary.tokens
+            why = "part of the prompts themselves" if known else "not a token of this planted model"
             raise ValueError(f"reads: {token!r} is {why}; choose a word or sign such as '/'")
         if not 0 < strength <= 1:
             raise ValueError(f"reads: the strength of {token!r} must be in (0, 1], got {strength}")

@@ -10,14 +10,10 @@ from ..core.heads import Head, check_heads
 from .tokenizer import ANSWER_PREFIX, NUMBERS
 
 DECOY_KINDS = ("silent", "unread", "avoids")
-COMBINE = ("sum", "any", "all")
 SMALLEST_SHARE = 0.1
 """Least part of the span's effect that a planted reader or mediator must carry; layouts with less are refused."""
-
 ANSWER_ROW = ANSWER_PREFIX[-1]
 """The token in whose row the answer is predicted."""
-
-_MOST_LAYERS = 1000
 _MOST_MEDIATED = 0.8  # of what the readers before a mediator contribute, this much at most passes through mediators
 _AGAINST = 0.25  # of what all readers bring, this much each opposing reader takes back
 _RARE, _FREQUENT = 0.3, 0.9  # the share of problems that name one of some numbers: at most a few, at least nearly all
@@ -33,10 +29,8 @@ class Expected:
 
 _NOTHING = Expected("negligible", 0)
 _EXPECTED = {
-    "reader": Expected("reader"),
+    **dict.fromkeys(("reader", "relay", "recaller"), Expected("reader")),
     "against": Expected("reader", -1),
-    "relay": Expected("reader"),
-    "recaller": Expected("reader"),
     "mediator": Expected("mediator"),
     "conditional": Expected("conditional reader"),  # its sight alone brings nothing without the switch
     "switch": Expected("necessary reader"),  # alone it brings nothing
@@ -115,12 +109,9 @@ class Roles:
         readers = [head for head in (*self.readers, *self.conditional) if head not in self.rare]
         answering = (*readers, *self.against, *self.relayed, *self.recalls, *self.mediators)
         found = {(str(head), last): "" for head in answering if self.direct(head)}
-        found |= {
-            (str(reader), str(mediator)): "v"
-            for mediator in self.mediators
-            for reader in readers
-            if self.passes(reader) and reader.layer < mediator.layer
-        }
+        for mediator in self.mediators:
+            fed = [head for head in readers if self.passes(head) and head.layer < mediator.layer]
+            found |= {(str(reader), str(mediator)): "v" for reader in fed}
         found |= {(str(switch), str(reader)): "q" for reader, switch in self.conditional.items()}
         return found | {(last, "logits"): ""}
 
@@ -136,67 +127,62 @@ class Roles:
     @classmethod
     def fill(
         cls,
+        *,
         readers: Iterable[Head] | None,
         mediators: Iterable[Head] | None,
         decoys: Mapping[str, Iterable[Head]] | None,
         copier: Head | None,
         n_layers: int | None,
-        conditional: Mapping[Head, Head] | None,
         against: Iterable[Head],
-        relayed: Mapping[Head, Head] | None,
-        recalls: Mapping[Head, Head] | None,
         reads_from: Mapping[Head, Iterable[str]] | None,
         combine: str,
-        *,
         n_heads: int,
         null: bool,
+        **behind: Mapping[Head, Head] | None,
     ) -> "Roles":
-        """The given roles, checked, with defaults for what is missing."""
+        """The given roles, checked, with defaults for what is missing; `behind`: reader -> the earlier head it needs."""
         for kind in decoys or {}:
             one_of(kind, DECOY_KINDS, "kind of decoys")
-        one_of(combine, COMBINE, "combine")
-        conditional, relayed, recalls = dict(conditional or {}), dict(relayed or {}), dict(recalls or {})
+        one_of(combine, ("sum", "any", "all"), "combine")
+        needs = {name: dict(each or {}) for name, each in behind.items()}
         given: dict[str, list[Head]] = {
             "readers": list(readers or ()),
             "mediators": list(mediators or ()),
             **{f"{kind} decoys": list((decoys or {}).get(kind, ())) for kind in DECOY_KINDS},
             "copier": [] if copier is None else [copier],
-            "conditional readers": list(conditional),
-            "switches": list(dict.fromkeys(conditional.values())),
-            "readers of the span's rows": list(relayed),
-            "writers of the span's rows": list(relayed.values()),
-            "readers of what the span computed": list(recalls),
-            "heads that compute in the span's rows": list(recalls.values()),
+            "conditional readers": list(needs["conditional"]),
+            "switches": list(dict.fromkeys(needs["conditional"].values())),
+            "readers of the span's rows": list(needs["relayed"]),
+            "writers of the span's rows": list(needs["relayed"].values()),
+            "readers of what the span computed": list(needs["recalls"]),
+            "heads that compute in the span's rows": list(needs["recalls"].values()),
             "readers against the effect": list(against),
         }
-        for heads in given.values():  # types first: the number of layers is read from the heads
-            check_heads(heads, n_layers=n_layers or _MOST_LAYERS, n_heads=n_heads)
-        if n_layers is None:
-            n_layers = max([2, *(head.layer + 1 for heads in given.values() for head in heads)])
+        for heads in given.values():
+            check_heads(heads, n_layers=n_layers or 1000, n_heads=n_heads)
+        every = [(head, role) for role, heads in given.items() for head in heads]
+        n_layers = n_layers or max([2, *(head.layer + 1 for head, _ in every)])
         role_of: dict[Head, str] = {}
-        for role, heads in given.items():
-            for head in heads:
-                if head in role_of:
-                    raise ValueError(f"{head} is given two roles, {role_of[head]} and {role} (zero-based)")
-                role_of[head] = role
-        brings = bool(given["readers"] or conditional or relayed or recalls)
+        for head, role in every:
+            if head in role_of:
+                raise ValueError(f"{head} is given two roles, {role_of[head]} and {role} (zero-based)")
+            role_of[head] = role
+        brings = bool(given["readers"] or any(needs.values()))
         others = given["mediators"] or given["readers against the effect"]
         if (brings or others) if null else (readers is not None and not brings):
             raise ValueError("name at least one reader, or ask for null=True, a model without readers and mediators")
 
-        def choose(role: str, layers: Iterable[int], wanted: int = -1) -> list[Head]:
+        def choose(role: str, layers: Iterable[int], wanted: int = 0) -> list[Head]:
             """A free head, `wanted` where it is; no head takes another's place."""
-            for layer in layers:
-                for head in [Head(layer, at) for at in (wanted, *range(n_heads)) if 0 <= at < n_heads]:
-                    if head not in role_of:
-                        role_of[head] = role
-                        return [head]
+            for head in [Head(layer, at) for layer in layers for at in (wanted, *range(n_heads))]:
+                if head not in role_of:
+                    role_of[head] = role
+                    return [head]
             raise ValueError(f"no head is free for the default {role}: give more heads or layers, or name one")
 
         if readers is None and not null:
-            given["readers"] = [
-                head for h in (n_heads // 2 - 1, 3 * n_heads // 4) for head in choose("readers", [0], h)
-            ]
+            wanted = (max(n_heads // 2 - 1, 0), 3 * n_heads // 4)
+            given["readers"] = [head for at in wanted for head in choose("readers", [0], at)]
         if mediators is None and given["readers"] and combine == "sum":
             later = range(min(head.layer for head in given["readers"]) + 1, n_layers)
             given["mediators"] = choose("mediators", later, n_heads // 7) if later else []
@@ -204,20 +190,16 @@ class Roles:
             for kind, layer in zip(DECOY_KINDS, (0, 0, n_layers - 1), strict=True):
                 if not (null and kind == "unread"):
                     given[f"{kind} decoys"] = choose(kind, [layer, *range(n_layers)])
-        if copier is None:
-            given["copier"] = choose("copier", reversed(range(n_layers)))
         return cls(
-            tuple(given["readers"]),
-            tuple(given["mediators"]),
-            {kind: tuple(given[f"{kind} decoys"]) for kind in DECOY_KINDS},
-            given["copier"][0],
-            n_layers,
-            conditional,
-            tuple(given["readers against the effect"]),
-            relayed,
-            recalls,
-            {head: frozenset(tokens) for head, tokens in (reads_from or {}).items()},
-            combine,
+            readers=tuple(given["readers"]),
+            mediators=tuple(given["mediators"]),
+            decoys={kind: tuple(given[f"{kind} decoys"]) for kind in DECOY_KINDS},
+            copier=(given["copier"] or choose("copier", reversed(range(n_layers))))[0],
+            n_layers=n_layers,
+            against=tuple(given["readers against the effect"]),
+            reads_from={head: frozenset(tokens) for head, tokens in (reads_from or {}).items()},
+            combine=combine,
+            **needs,
         )
 
     def __post_init__(self) -> None:
@@ -283,8 +265,7 @@ def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[H
     """
     if roles.combine != "sum":
         return dict.fromkeys((*roles.readers, *roles.mediators), 1.0), dict.fromkeys(roles.kinds, 1.0)
-    shares = _fair_shares(roles, seed)
-    gains = _gains(shares, roles)
+    shares, gains = _of_the_usual(roles, seed)
     rng = random.Random(f"planted shares against {seed}")
     shares |= {head: -_AGAINST * rng.uniform(0.95, 1.05) for head in roles.against}
     gains |= {head: shares[head] for head in roles.against}
@@ -296,8 +277,8 @@ def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[H
     return shares, gains
 
 
-def _fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
-    """Each reader's part of the span's effect (they add up to 1) and the part that passes through each mediator.
+def _of_the_usual(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head, float]]:
+    """Shares and gains of the readers that act in most problems (their shares add up to 1), and of mediators.
 
     As equal as the layers allow: what the mediators up to some layer carry is at most `_MOST_MEDIATED` of what the
     readers before that layer contribute, so where few readers come first, they get more. Where readers look from rows of
@@ -307,10 +288,11 @@ def _fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
     every = (*roles.readers, *roles.conditional, *roles.relayed, *roles.recalls)
     readers = [head for head in every if head not in roles.rare]
     if not readers:
-        return {}
+        return {}, {}
     rng = random.Random(f"planted shares {seed}")
     fed = [reader for reader in readers if roles.passes(reader)]
-    given = _given_gains(roles)
+    restricted = any(not roles.direct(head) for head in roles.reads_from)
+    given = dict.fromkeys(mediators, 1 / len(mediators)) if restricted else {}
     extra = 0.0
     for layer in {mediator.layer for mediator in mediators if not given}:
         carried = sum(m.layer <= layer for m in mediators) / _MOST_MEDIATED
@@ -321,16 +303,15 @@ def _fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
     extra *= through
     first = [reader for reader in fed if reader.layer == min(head.layer for head in fed)]
     rest = (1 - extra) / len(readers)
-    drawn = {
-        reader: (rest + (extra / len(first) if reader in first else 0)) * rng.uniform(0.95, 1.05) for reader in readers
-    }
+    drawn = {r: (rest + (extra / len(first) if r in first else 0)) * rng.uniform(0.95, 1.05) for r in readers}
     shares = {reader: share / sum(drawn.values()) for reader, share in drawn.items()}
     if not given:
-        return shares | {mediator: through * rng.uniform(0.95, 1.05) for mediator in mediators}
-    gains = _gains(shares, roles)
-    shares |= {m: given[m] * sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
-    _check_smallest(min(shares.values()), readers, mediators)
-    return shares
+        shares |= {mediator: through * rng.uniform(0.95, 1.05) for mediator in mediators}
+    gains = _gains(shares, roles, given)
+    if given:
+        shares |= {m: given[m] * sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
+        _check_smallest(min(shares.values()), readers, mediators)
+    return shares, gains
 
 
 def _check_smallest(share: float, readers: list[Head], mediators: tuple[Head, ...]) -> None:
@@ -341,28 +322,22 @@ def _check_smallest(share: float, readers: list[Head], mediators: tuple[Head, ..
         )
 
 
-def _given_gains(roles: Roles) -> dict[Head, float]:
-    """The mediators' gains where readers look from rows of numbers, else nothing: then they follow from the shares."""
-    restricted = any(not roles.direct(head) for head in roles.reads_from)
-    return dict.fromkeys(roles.mediators, 1 / len(roles.mediators)) if restricted else {}
-
-
-def _gains(shares: Mapping[Head, float], roles: Roles) -> dict[Head, float]:
+def _gains(shares: Mapping[Head, float], roles: Roles, given: Mapping[Head, float]) -> dict[Head, float]:
     """Output gains that give the shares: a reader acts on its own and through every later mediator.
 
     share(reader) = gain(reader) * (direct + the rows of numbers it looks from * sum of later mediators' gains);
-    share(mediator) = gain(mediator) * sum of earlier readers' gains. Solved by iteration, a contraction.
+    share(mediator) = gain(mediator) * sum of earlier readers' gains, unless given. Solved by iteration, a contraction.
     """
-    mediators, given = roles.mediators, _given_gains(roles)
-    readers = [head for head in shares if head not in mediators]
+    readers = [head for head in shares if head not in roles.mediators]
     fed = [reader for reader in readers if roles.passes(reader)]
     part = {head: len(roles.reads_from.get(head, frozenset(NUMBERS)) & {*NUMBERS}) / len(NUMBERS) for head in fed}
     gains = {**shares, **given}
     for _ in range(2000):
         if not given:
-            gains |= {m: shares[m] / sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
+            gains |= {m: shares[m] / sum(gains[r] for r in fed if r.layer < m.layer) for m in roles.mediators}
         gains |= {
-            r: shares[r] / (roles.direct(r) + part.get(r, 0.0) * sum(gains[m] for m in mediators if m.layer > r.layer))
+            r: shares[r]
+            / (roles.direct(r) + part.get(r, 0.0) * sum(gains[m] for m in roles.mediators if m.layer > r.layer))
             for r in readers
         }
     return gains

@@ -1,11 +1,11 @@
 """Checkpoints of long runs: one line of a .jsonl file per finished problem, with its digest."""
 
+import contextlib
 import hashlib
 import json
 import os
 import warnings
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,13 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be gone on from."""
 
 
-class Checkpoint(AbstractContextManager["Checkpoint"]):
+class Checkpoint(contextlib.AbstractContextManager["Checkpoint"]):
     """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing.
 
     The first line holds the run's settings and the toolkit's version; a file made with others is refused, the differences
     named. Every other line is a problem with a digest: a damaged one is refused by its number; a last line that was cut off is
-    dropped, with a warning. `keys` say what else a problem's numbers come from (prompts, answers, what it was computed together
-    with): under another key it is computed again. The file is locked until `close`. A `shard` writes a file of its own beside
-    `path`; what other shards have kept is read along.
+    dropped, with a warning. `keys` say what else a problem's numbers come from: under another key it is computed again. The
+    file is locked until `close`. A `shard` writes a file of its own beside `path` and reads those of the others.
     """
 
     def __init__(
@@ -132,11 +131,7 @@ class Checkpoint(AbstractContextManager["Checkpoint"]):
 
 
 def key_of(value: object) -> str:
-    """Return a short SHA-256 of anything JSON can hold, the same in every process.
-
-    >>> key_of([1.0, float("nan")]) == key_of([1.0, float("nan")]) != key_of([1, float("nan")])
-    True
-    """
+    """Return a short SHA-256 of anything JSON can hold, the same in every process."""
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -152,19 +147,14 @@ def plain(value: object) -> Any:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(line)
-    except (ValueError, RecursionError):
-        found = {}
-    return found if isinstance(found, dict) else {}
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _differences(was: object, now: object, name: str = "") -> list[str]:
-    """Every setting that differs in words, those inside others by their path; NaN is NaN.
-
-    >>> _differences({"a": {"b": [1, 2]}, "c": "x", "d": 0}, {"a": {"b": [1, 3]}, "c": "y", "d": 0})
-    ['a.b was [1, 2], now [1, 3]', "c was 'x', now 'y'"]
-    """
+    """Every setting that differs in words, those inside others by their path; NaN is NaN."""
     if isinstance(was, dict) and isinstance(now, dict):
         path = {key: f"{name}.{key}" if name else str(key) for key in {**was, **now}}
         return [found for key in path for found in _differences(was.get(key), now.get(key), path[key])]

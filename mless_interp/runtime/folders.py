@@ -42,11 +42,8 @@ def savable(kind: Class) -> Class:
 
 
 class Lock(contextlib.AbstractContextManager["Lock"]):
-    """Holds `path` until `release`, by a hidden file beside it that the system frees when the process ends.
-
-    Within one thread the same path may be held again. `BlockingIOError` where another run holds it for longer than `patience`
-    seconds.
-    """
+    """Holds `path` until `release`, by a hidden file beside it that the system frees when the process ends; the same thread may
+    hold it again. `BlockingIOError` where another run holds it for longer than `patience` seconds."""
 
     def __init__(self, path: Path, *, patience: float = 0.0) -> None:
         self._file = path.with_name(f".{path.name}.lock")
@@ -127,10 +124,10 @@ def _sha256(path: Path) -> str:
 
 @contextlib.contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Make a folder that appears under its name only when everything in it is written; it gets a manifest of its files.
+    """Make a folder that appears under its name, with a manifest of its files, only when everything in it is written.
 
-    Refuses an existing one unless `overwrite`; then too where it holds anything that this toolkit did not write. The old
-    one is replaced only when the new one is whole, and stays if anything fails.
+    Refuses an existing one unless `overwrite`, and then too where it holds anything that this toolkit did not write. The old
+    one stays if anything fails.
     """
     target = Path(path).resolve()  # a link to a folder stays a link
     making = _beside(target, "new")
@@ -162,10 +159,8 @@ def recover(target: Path) -> None:
 
 
 def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
-    """Raise `FileExistsError` if `path` exists and may not be replaced (call it before anything long).
-
-    With `overwrite` only a folder is replaced that this toolkit has written, and holds nothing else.
-    """
+    """Raise `FileExistsError` if `path` exists and may not be replaced: with `overwrite` only a folder that holds nothing but
+    what this toolkit has written."""
     target = Path(path)
     if target.is_file():
         raise FileExistsError(f"{str(target)!r} is a file, not a folder; choose another name")
@@ -191,9 +186,9 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
 def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | None = None) -> Iterator[Path]:
     """Claim the folder `path` for one run of an analysis, from its beginning; give its `.partial` folder for what it keeps.
 
-    Refuses before any work: a folder that may not be replaced, a place that cannot be written, another run on the same
-    folder, and the unfinished work of another analysis. A partial folder without a finished step goes; whoever saves removes
-    it. Shards of one analysis share it (their checkpoints have locks of their own) and leave it where it is.
+    Refuses before any work: a folder that may not be replaced, a place that cannot be written, another run on the same folder,
+    and the unfinished work of another analysis. A partial folder without a finished step goes; whoever saves removes it. Shards
+    share it (their checkpoints have locks of their own) and leave it.
     """
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)

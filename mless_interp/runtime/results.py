@@ -43,7 +43,7 @@ class ShownTable:
 
 @dataclass(frozen=True, eq=False)
 class ShownMap:
-    """A column of a table with one row per head, drawn layer by head; `marked` heads are outlined, `means` says why."""
+    """A column with one row per head, drawn layer by head; `marked` heads are outlined, `means` says why."""
 
     frame: pd.DataFrame
     value: str
@@ -77,13 +77,13 @@ class Quantity:
 
 @dataclass(frozen=True, eq=False)
 class Grouped:
-    """The one field of all results: `groups`, one name per problem of `problem_ids`; () where every problem is its own."""
+    """What all results share: `groups`, one name per problem of `problem_ids`; () where every problem is its own."""
 
     groups: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def n_groups(self) -> int:
-        """How many problems there are, variants of one another counted once."""
+        """Problems, variants of one another counted once."""
         return len(set(self.groups)) or len(self.problem_ids)  # type: ignore[attr-defined]
 
     def by_group(self, values: np.ndarray) -> np.ndarray:
@@ -92,13 +92,10 @@ class Grouped:
 
 
 class Result(Grouped):
-    """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here.
-
-    All data frames that its methods give are `Table`s.
-    """
+    """A frozen outcome of an analysis. Subclasses are dataclasses; all data frames that their methods give are `Table`s."""
 
     signed: ClassVar[bool] = False
-    """Whether its print shows the sign of every number."""
+    """Whether 0 is the middle of its pictures' colours."""
     caption: ClassVar[str] = ""
     """What a page writes above its table."""
     picture: ClassVar[str] = "summary_plot"
@@ -168,11 +165,11 @@ class Result(Grouped):
 
     def caveats(self) -> list[str]:
         """Return what limits the finding, at most three lines."""
-        said = []
+        said, dtype = [], str(self.settings.get("dtype"))
         if self.groups:
             n = count_of(len(set(self.groups)), "group")
             said.append(f"These {len(self.groups)} problems are variants in {n}; each group counts once.")
-        if (dtype := str(self.settings.get("dtype"))) in HALF:
+        if dtype in HALF:
             noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
             resolution = getattr(self, "resolution", self.settings.get("resolution"))
             words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
@@ -198,8 +195,8 @@ class Result(Grouped):
         return ()
 
     def summary(self, *which: object, **options: object) -> pd.DataFrame:
-        """Return what a researcher reports of `table` (whose arguments it takes): its `reported` columns, each interval right
-        after its number, at most `MOST` (intervals go first where there would be more), none that is empty in every row."""
+        """Return what a researcher reports of `table` (whose arguments it takes): its `reported` columns that are not empty,
+        each interval right after its number; where there would be more than `MOST`, without intervals."""
         table = self.table(*which, **options)
         wanted = [each for name in self.reported or table.columns for each in (name, *_ends(name))]
         names = [name for name in dict.fromkeys(wanted) if name in table and (table.empty or says(table[name]))]
@@ -276,12 +273,13 @@ class Result(Grouped):
 
     def _repr_html_(self) -> str:
         """In a notebook: the headline and the table of a print, everything else folded."""
-        table = self.printed()
+        table, (headline, *others) = self.printed(), self.explain().splitlines()
         below = self._first_rows(table).html() if len(table) else ""
-        said = "".join(f"<p>{escape(each)}</p>" for each in self.explain().splitlines()[1:])
-        first = f"<p><strong>{escape(one_line(self.headline()))}</strong></p>"
-        folded = f"<details><summary>Everything else</summary>{said}</details>"
-        return f'<div style="max-width:60rem;overflow-wrap:anywhere">{first}{below}{folded}</div>'
+        folded = "".join(f"<p>{escape(each)}</p>" for each in others)
+        return (
+            f'<div style="max-width:60rem;overflow-wrap:anywhere"><p><strong>{escape(headline)}</strong></p>{below}'
+            f"<details><summary>Everything else</summary>{folded}</details></div>"
+        )
 
 
 def _ends(column: str) -> tuple[str, str]:
@@ -365,9 +363,9 @@ def limits_of(low: SupportsFloat, high: SupportsFloat, form: str = "+.4f", *, sc
 
 def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:
     """The columns that name heads, zero-based (`label`) and as the paper counts (`paper_label`)."""
-    rows = [(head.layer, head.head, str(head), head.paper_label) for head in heads] * times
-    named = ("layer", "head", "label", "paper_label")
-    return {name: [row[at] for row in rows] for at, name in enumerate(named)}
+    every = [*heads] * times
+    columns: dict[str, list[Any]] = {"layer": [head.layer for head in every], "head": [head.head for head in every]}
+    return columns | {"label": [*map(str, every)], "paper_label": [head.paper_label for head in every]}
 
 
 def of_heads(values: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
@@ -407,10 +405,8 @@ def stacked(parts: Sequence[Any], order: Iterable[str] | None = None) -> Found:
 
 def undefined(values: Found, heads: Sequence[Head]) -> str:
     """How many cells of each metric are NaN, as words; "" where none is."""
-    missing = {
-        metric: np.isnan([of_heads(array, heads) for array in named.values()]) for metric, named in values.items()
-    }
-    return ", ".join(f"{metric} {cells.sum()}/{cells.size}" for metric, cells in missing.items() if cells.any())
+    cells = {name: np.isnan([of_heads(array, heads) for array in found.values()]) for name, found in values.items()}
+    return ", ".join(f"{name} {missing.sum()}/{missing.size}" for name, missing in cells.items() if missing.any())
 
 
 def rows_of(
@@ -431,7 +427,7 @@ def rows_of(
 
 
 def rows_per_head(problem_ids: Sequence[str], heads: Sequence[Head], values: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """One tidy row per measure, problem and head of arrays `[problem, head]`: `problem, layer, head, label, measure, value`."""
+    """One tidy row per measure, problem and head of arrays `[problem, head]`."""
     parts = [rows_of(problem_ids, heads, array, name, called="measure") for name, array in values.items()]
     return pd.concat(parts, ignore_index=True)
 

@@ -19,8 +19,6 @@ from .folders import RESULTS, RUN, SAVED, damaged_files, new_folder
 from .results import Result
 
 DOCUMENT, ARRAYS = "results.json", "arrays.npz"
-GONE = frozenset(("joint", "joint_sizes", "n_possible", "places", "rows_alike", "singles"))
-"""Fields that results saved by earlier states have, which nothing rests on any more: they are left out."""
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
 
 
@@ -42,11 +40,10 @@ def provenance(model: Any = None, *, command: Sequence[str] | None = None, **mor
 
 @checked
 def save(path: str | Path, *results: object, overwrite: bool = False, model: object = None, **named: object) -> Path:
-    """Save results of this toolkit in one folder: arrays as `arrays.npz`, everything else as `results.json`.
+    """Save results of this toolkit in one folder, whole or not at all; an existing one needs `overwrite=True`.
 
     `save("results/slashes", patches, scores)` keeps them under their public names, `save(path, first=a, second=b)` under
-    yours. `model` adds its geometry and check figures. Written whole or not at all; an existing folder needs
-    `overwrite=True`.
+    yours. `model` adds its geometry and check figures.
     """
     everything = {type(result).__name__: result for result in results} | named
     if len(everything) != len(results) + len(named) or "provenance" in everything or not everything:
@@ -65,19 +62,16 @@ def save(path: str | Path, *results: object, overwrite: bool = False, model: obj
 
 @checked
 def load(path: str | Path) -> dict[str, object]:
-    """Load the results of a folder by name, with their provenance under "provenance": one that `save` wrote, or the `--out`
-    of a run.
+    """Load the results of a folder that `save` or a run (`--out`) wrote, by name, with where they come from as "provenance".
 
-    What is read is checked first against the folder's manifest: `ValueError` names the file that is missing, cut off or
-    changed, or the result whose arrays do not fit together.
+    `ValueError` names a file that is missing or changed, by the folder's manifest, or a result whose arrays do not fit.
     """
     folder = Path(path)
     if (folder / RUN).is_file():
         folder /= RESULTS
     for name, why in damaged_files(folder, (DOCUMENT, ARRAYS)).items():
-        raise ValueError(
-            f"{str(folder / name)!r} {why}: the saved results are damaged; take a copy that is whole, or make them again"
-        )
+        said = "the saved results are damaged; take a copy that is whole, or make them again"
+        raise ValueError(f"{str(folder / name)!r} {why}: {said}")
     if not (folder / DOCUMENT).is_file():
         raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no {DOCUMENT})")
     try:
@@ -131,15 +125,11 @@ def _encode(value: object, key: str, arrays: dict[str, np.ndarray]) -> object:
 
 
 def _part(name: str) -> str:
-    """A name as one part of an array's, whose parts are joined by dots.
-
-    >>> _part("a.b")
-    'a%2Eb'
-    """
+    """A name as one part of an array's, whose parts are joined by dots."""
     return name.replace("%", "%25").replace(".", "%2E")
 
 
-def _decode(value: object, arrays: Mapping[str, np.ndarray]) -> object:
+def _decode(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if isinstance(value, list):
         return [_decode(inner, arrays) for inner in value]
     if not isinstance(value, dict):
@@ -153,7 +143,7 @@ def _decode(value: object, arrays: Mapping[str, np.ndarray]) -> object:
         case "result":
             return _rebuild(inner, arrays)
         case "tuple":
-            return tuple(_decode(held, arrays) for held in inner)
+            return tuple(_decode(inner, arrays))
         case _:
             return {name: _decode(held, arrays) for name, held in inner.items()}
 
@@ -164,9 +154,7 @@ def _rebuild(part: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> object:
         getattr(package, name)  # its module enters it into SAVED
     if name not in SAVED:
         raise ValueError(f"this version of the toolkit has no result {name!r}")
-    known = {field.name for field in dataclasses.fields(SAVED[name])}
-    fields = {key: value for key, value in part["fields"].items() if key in known or key not in GONE}
-    made = SAVED[name](**{key: _decode(value, arrays) for key, value in fields.items()})
+    made = SAVED[name](**{key: _decode(value, arrays) for key, value in part["fields"].items()})
     if isinstance(made, Result):
         made.check_axes()
     return made

@@ -35,11 +35,7 @@ CONFIDENCE = 0.95
 
 
 def derive_generator(seed: int, *labels: object) -> np.random.Generator:
-    """A NumPy generator keyed by a seed and any labels (the SHA-256 digest of their text), the same in every process.
-
-    Source: TransformerLens 4.x `derive_generator` | differs in: a NumPy generator, the whole digest, and labels that cannot run
-    into each other.
-    """
+    """Return a NumPy generator keyed by a seed and any labels (the SHA-256 digest of their text), the same in every process."""
     key = json.dumps([str(as_annotated(seed, int, "seed")), *(str(label) for label in labels)]).encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest(), "little"))
 
@@ -73,10 +69,8 @@ def defined_mean(values: AnyArray, axis: int = 0) -> AnyArray:
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """Estimates with confidence intervals; every array has the shape of the cells (no axes for a single number).
-
-    NaN where undefined. `standard_error` is of the estimate, `n` counts the problems behind it, `flag` is empty or says in
-    words what is special about the cell.
+    """Estimates with confidence intervals; every array has the shape of the cells (no axes for a single number), NaN where
+    undefined. `n` counts the problems behind an estimate; `flag` says what is special about it, or "".
     """
 
     estimate: Cells
@@ -130,7 +124,10 @@ def bootstrap_interval(
             mean = x.mean(axis=0)
             deviation = x - mean
             tie, draws = _TIE * np.abs(x).max(axis=0), _means(x, weights)
-            low, high, fell_back = _limits(draws, mean, tie=tie, skew=_skew(deviation), confidence=confidence)
+            squares = (deviation**2).sum(axis=0)
+            with np.errstate(invalid="ignore"):  # the acceleration a, from the jackknife's deviations; 0 without any
+                skew = (deviation**3).sum(axis=0) / (6 * np.where(squares > 0, squares, 1.0) ** 1.5)
+            low, high, fell_back = _limits(draws, mean, tie=tie, skew=skew, confidence=confidence)
             equal = (x == x[0]).all(axis=0)
             error = deviation.std(axis=0, ddof=1) / len(x) ** 0.5
             found[:, at] = np.where(equal, [x[0], x[0], x[0], np.zeros(len(mean))], (mean, low, high, error))
@@ -177,14 +174,12 @@ def _student(array: np.ndarray, confidence: float) -> Interval:
         squares = (np.where(defined, array - mean, 0.0) ** 2).sum(0)
         error = np.sqrt(squares / np.where(n > 1, n - 1, np.nan) / n)
         half = stats.t.isf((1 - confidence) / 2, np.maximum(n - 1, 1)) * error
-    low = np.min(array, axis=0, where=defined, initial=np.inf)
-    high = np.max(array, axis=0, where=defined, initial=-np.inf)
-    equal = (n > 1) & (low == high)
+    least = np.min(array, axis=0, where=defined, initial=np.inf)
+    equal = (n > 1) & (least == np.max(array, axis=0, where=defined, initial=-np.inf))
     flag = np.where(n < 2, TOO_FEW, np.where(equal, ALL_EQUAL, FEW))
-    half, error = np.where(equal, 0.0, half), np.where(equal, 0.0, error)
-    estimate = np.where(equal, low, mean)
-    low, high, flag = np.asarray(estimate - half), np.asarray(estimate + half), np.asarray(flag)
-    return Interval(np.asarray(estimate), low, high, np.asarray(error), n, flag, confidence, "t")
+    half, error, mean = np.where(equal, 0.0, half), np.where(equal, 0.0, error), np.where(equal, least, mean)
+    estimate, low, high, error, flag = map(np.asarray, (mean, mean - half, mean + half, error, flag))
+    return Interval(estimate, low, high, error, n, flag, confidence, "t")
 
 
 def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interval:
@@ -228,13 +223,6 @@ def _means(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     for start in range(0, n_resamples, rows):
         draws[:, start : start + rows] = columns @ weights[start : start + rows].T.astype(np.float64)
     return draws
-
-
-def _skew(deviation: np.ndarray) -> np.ndarray:
-    """The acceleration a of each cell from its jackknife deviations; 0 without any."""
-    squares = (deviation**2).sum(axis=0)
-    with np.errstate(invalid="ignore"):
-        return (deviation**3).sum(axis=0) / (6 * np.where(squares > 0, squares, 1.0) ** 1.5)
 
 
 def _limits(

@@ -22,10 +22,8 @@ def by_group(values: Effects, groups: Sequence[str], *, mean: bool = False) -> G
     """Return `[group, *cells]`: the median of each group's problems, groups in order of first appearance.
 
     Problems that are variants of one another do not replicate, so tests and intervals take these values. NaN members are left
-    out; NaN where all are. Where every problem has a group of its own the values come back as they are.
-
-    groups: one name per problem; () where every problem is its own.
-    mean: take the mean of a group's problems, as for shares of right answers.
+    out; NaN where all are. Where every problem has a group of its own (`groups` may be () then) the values come back as they
+    are. `mean` takes a group's mean, as for shares of right answers.
 
     >>> by_group(np.array([1.0, 5.0, 2.0, 9.0]), ("a", "b", "a", "a"))
     array([2., 5.])
@@ -100,13 +98,12 @@ def sign_test(values: Effects, *, rounding: float = 0.0) -> Cells:
 class Concentration:
     """How much of an effect the largest 5 % of the problems carry: `share` of the sum of |x|, and which they are.
 
-    `problems` are their places, the largest first. `mean` is over all problems; `low`, `high` the smallest and the largest mean
-    as these problems are left out one after the other.
+    `problems` are their places, the largest first; `low`, `high` the smallest and the largest mean as these problems are left
+    out one after the other.
     """
 
     share: float
     problems: tuple[int, ...]
-    mean: float
     low: float
     high: float
 
@@ -116,7 +113,7 @@ class Concentration:
         return self.share > 0.5
 
 
-def concentration(values: Effects, *, largest: float = 0.05) -> Concentration:
+def concentration(values: Effects) -> Concentration:
     r"""How far a mean over problems rests on a few of them.
 
     $$ C = \frac{\sum_{p \in L} |x_p|}{\sum_p |x_p|}, \qquad |L| = \lceil 0.05\, n \rceil $$
@@ -127,16 +124,15 @@ def concentration(values: Effects, *, largest: float = 0.05) -> Concentration:
     >>> round(concentration(np.array([10.0] + [0.1] * 19)).share, 3)
     0.84
     """
-    check_share(largest, name="largest")
     array = check_effects(values, name="values", min_problems=1)
     places = np.flatnonzero(~np.isnan(array))
     known = array[places]
-    n_largest = int(np.ceil(largest * len(known) - 1e-9))
+    n_largest = int(np.ceil(0.05 * len(known) - 1e-9))
     order = np.argsort(-np.abs(known), kind="stable")
     whole = float(np.abs(known).sum())
     share = float(np.abs(known[order[:n_largest]]).sum()) / whole if whole > 0 else float("nan")
     left = [float(known[order[cut:]].mean()) for cut in range(min(n_largest, len(known) - 1) + 1)]
-    return Concentration(share, tuple(places[order[:n_largest]].tolist()), left[0], min(left), max(left))
+    return Concentration(share, tuple(places[order[:n_largest]].tolist()), min(left), max(left))
 
 
 def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFIDENCE) -> Interval:
@@ -171,11 +167,8 @@ def share_of_total(part: Effects, total: AnyArray, *, confidence: float = CONFID
 
 
 def _accepted(g: np.ndarray, t: np.ndarray, most: float | int) -> tuple[float, float]:
-    """The smallest and the largest share at which at most so many g - share x t have one sign.
-
-    Both are ratios g / t, since nothing changes between two of them. One is always there where more than `most` of t have one
-    sign: towards either end g - share x t takes t's sign, or the other one.
-    """
+    """The smallest and the largest share at which at most so many g - share x t have one sign: ratios g / t, since nothing
+    changes between two of them; one is always there where more than `most` of t have one sign."""
     rest = g[t == 0]
     rising, falling = (np.sort(g[side] / t[side]) for side in (t > 0, t < 0))
     ratios = np.concatenate([rising, falling])
@@ -209,7 +202,7 @@ class Prevalence:
         return np.asarray(self.count / np.where(self.n > 0, self.n, np.nan))
 
     def of(self, at: int) -> "Prevalence":
-        """The tests at one place of the first axis of the cells, corrected as they are."""
+        """Return the tests at one place of the first axis of the cells, corrected as they are."""
         rows = {name: getattr(self, name)[:, at] for name in ("count", "low", "high", "p", "p_corrected")}
         return replace(self, n=self.n[at], **rows)
 

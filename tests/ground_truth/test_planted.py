@@ -125,7 +125,6 @@ def test_defaults_follow_the_papers_heads() -> None:
     planted = planted_model()
     assert planted.readers == (Head(0, 13), Head(0, 21)) and planted.mediators == (Head(1, 4),)
     assert all(len(planted.decoys[kind]) == 1 for kind in ("silent", "unread", "avoids"))
-    assert planted.hf_model.config.architectures == ["LlamaForCausalLM"]
     assert sum(planted.shares[reader] for reader in planted.readers) == pytest.approx(1)
     assert repr(planted).startswith("PlantedModel(2 layers, 28 query heads, 4 key-value heads, seed 0: L0H0 silent, ")
 
@@ -135,11 +134,11 @@ def test_equal_seeds_give_equal_models_and_leave_the_callers_generator_alone() -
     expected = torch.rand(2)
     torch.manual_seed(3)
     first, second, other = (planted_model(n_heads=8, seed=seed) for seed in (4, 4, 5))
-    assert torch.equal(torch.rand(2), expected)
+    assert torch.equal(torch.rand(2), expected) and first.truth == second.truth == other.truth
     a, b, c = (model.hf_model.state_dict() for model in (first, second, other))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-    assert first.truth == second.truth == other.truth
-    assert first.vocabulary == second.vocabulary != other.vocabulary
+    assert (
+        all(torch.equal(a[name], b[name]) for name in a) and first.vocabulary == second.vocabulary != other.vocabulary
+    )
     assert not torch.equal(a["model.layers.0.self_attn.q_proj.weight"], c["model.layers.0.self_attn.q_proj.weight"])
 
 
@@ -151,12 +150,9 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
     ids = torch.tensor([encode(planted, planted.problems(1)[0].question)])
     with torch.no_grad():
         assert torch.equal(model(ids).logits, planted.hf_model(ids).logits)
-    for text in (planted.problems(1)[0].question, " / / / he", r"Answer : \boxed{7} unheard"):
-        assert tokenizer(text)["input_ids"] == encode(planted, text)
+    text = r"Ben has 7 / / he Answer : \boxed{7} unheard"
+    assert tokenizer(text)["input_ids"] == encode(planted, text)
     assert load_problems(directory) == planted.problems(5) == load_problems(planted, limit=5)
-    keys = set("problem solution answer subject level unique_id system distractor answer_prefix".split())
-    lines = (directory / "problems.jsonl").read_text(encoding="utf-8").splitlines()
-    assert all(set(record := json.loads(line)) == keys and isinstance(record["level"], int) for line in lines)
     facts = json.loads((directory / "planted.json").read_text(encoding="utf-8"))
     assert facts["truth"] == {str(head): kind for head, kind in planted.truth.items()}
     assert facts["expected"].keys() == facts["truth"].keys() and facts["settings"] == planted.settings

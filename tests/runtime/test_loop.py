@@ -81,25 +81,18 @@ def test_a_run_that_was_stopped_after_any_unit_gives_the_same(file: Path) -> Non
         assert same(run(file, rest), run()) and sorted(compute.done + rest.done) == list(IDS)
 
 
-def test_a_longer_list_reuses_the_units_that_are_the_same(file: Path) -> None:
+def test_another_list_reuses_the_units_that_are_the_same(file: Path) -> None:
     run(file)
     longer, grown = (*IDS, "f", "g"), ((0, 2), (1, 3, 5), (4,), (6,))
-    compute = Batched(longer)
-    assert same(run(file, compute, longer, grown), run(None, Batched(longer), longer, grown))
-    assert compute.done == ["b", "d", "f", "g"], "b and d stand beside another problem now"
-    compute = Batched()
-    assert same(run(file, compute), run()) and compute.done == [], "and the shorter list is still there"
-
-
-def test_another_order_or_a_part_reuses_what_is_the_same(file: Path) -> None:
-    run(file)
-    part = ("e", "d", "b", "z")
-    compute = Batched(part)
-    assert same(run(file, compute, part, ((0,), (2, 1), (3,))), run(None, None, part, ((0,), (2, 1), (3,))))
-    assert compute.done == ["z"]
-    compute = Batched(part)
-    run(file, compute, part, ((0,), (1, 2), (3,)))
-    assert compute.done == ["d", "b"], "another order in a batch is another batch"
+    part, other = ("e", "d", "b", "z"), ((0,), (2, 1), (3,))
+    for ids, units, computed in (
+        (longer, grown, ["b", "d", "f", "g"]),  # b and d stand beside another problem now
+        (IDS, UNITS, []),  # and the shorter list is still there
+        (part, other, ["z"]),
+        (part, ((0,), (1, 2), (3,)), ["d", "b"]),  # another order in a batch is another batch
+    ):
+        compute = Batched(ids)
+        assert same(run(file, compute, ids, units), run(None, None, ids, units)) and compute.done == computed
 
 
 # --------------------------------------------------------------------------------------------------- what ends it tells
@@ -131,28 +124,22 @@ def test_a_run_that_is_stopped_says_what_is_kept_and_how_to_go_on(file: Path) ->
     assert same(run(file), run())
 
 
-@pytest.mark.parametrize("error", [ValueError("odd"), RuntimeError("odd"), OSError("odd"), ZeroDivisionError("odd")])
-def test_an_error_says_which_problems_and_what_is_kept(file: Path, error: Exception) -> None:
-    with pytest.raises(type(error)) as caught:
-        run(file, failing(error))
-    assert "odd" in told(caught.value) and "problems 'b', 'd'" in told(caught.value)
-    assert "2 of 5 problems completed, kept in" in told(caught.value)
-    assert same(run(file), run())
+def test_an_error_says_which_problems_and_what_is_kept(file: Path) -> None:
+    for error in (ValueError("odd"), RuntimeError("odd"), OSError("odd"), ZeroDivisionError("odd")):
+        file.unlink(missing_ok=True)
+        with pytest.raises(type(error)) as caught:
+            run(file, failing(error))
+        assert "odd" in told(caught.value) and "problems 'b', 'd'" in told(caught.value)
+        assert "2 of 5 problems completed, kept in" in told(caught.value)
+        assert same(run(file), run())
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        MemoryError(),
-        MemoryError("5 GB"),
-        RuntimeError("CUDA out of memory. Tried\nmore"),
-        RuntimeError("can't allocate"),
-    ],
+    "error", [MemoryError(), RuntimeError("CUDA out of memory. Tried\nmore"), RuntimeError("can't allocate")]
 )
 def test_memory_that_runs_out_says_where_and_what_to_do(file: Path, error: Exception) -> None:
-    with pytest.raises(
-        MemoryError, match=r"problems 'b', 'd': memory ran out \(.+\): free some, .*max_rows="
-    ) as caught:
+    message = r"problems 'b', 'd': memory ran out \(.+\): free some, .*max_rows="
+    with pytest.raises(MemoryError, match=message) as caught:
         run(file, failing(error))
     assert caught.value.__cause__ is error and "2 of 5 problems" in told(caught.value) and "\n" not in str(caught.value)
 
@@ -170,14 +157,6 @@ def test_every_part_of_a_run_keeps_a_file_of_its_own() -> None:
 def test_an_id_that_is_given_twice_is_told_first() -> None:
     with pytest.raises(ValueError, match="the problem id 'a' is given twice; the problem is the unit of replication"):
         over_problems("aba", lambda *_: pytest.fail("it began"), label="trying", settings={})
-
-
-def part(file: Path, index: int, count: int = 2, **options: Any) -> Batched:
-    """A shard that ends with its part done; what it computed."""
-    compute = Batched()
-    with pytest.raises(ShardDone, match=rf"Shard {index}/{count} is done, \d of 5 problems"):
-        run(file, compute, engine=Shard(index, count), **options)
-    return compute
 
 
 # ------------------------------------------------------------------------------------------------------------ in parts
@@ -203,16 +182,14 @@ def test_shards_share_the_units_and_together_are_the_whole(file: Path, count: in
 
 
 def test_what_is_missing_is_computed_by_the_whole_run(file: Path) -> None:
-    assert part(file, 1).done == ["b", "d"]
-    whole = Batched()
-    assert repr(run(file, whole)) == repr(run()) and whole.done == ["a", "c", "e"]
+    compute, whole = Batched(), Batched()
+    with pytest.raises(ShardDone, match=r"Shard 1/2 is done, \d of 5 problems"):
+        run(file, compute, engine=Shard(1, 2))
+    assert repr(run(file, whole)) == repr(run()) and (compute.done, whole.done) == (["b", "d"], ["a", "c", "e"])
     assert [each.name for each in parts_of(file)] == ["c.v1.1-of-2.jsonl"]
-
-
-@pytest.mark.parametrize(("index", "count"), [(2, 2), (-1, 2), (0, 0)])
-def test_shards_count_from_zero(index: int, count: int) -> None:
-    with pytest.raises(ValueError, match="shards are numbered 0/"):
-        Shard(index, count)
+    for index, count in ((2, 2), (-1, 2), (0, 0)):
+        with pytest.raises(ValueError, match="shards are numbered 0/"):
+            Shard(index, count)
 
 
 def test_shards_that_wait_all_have_the_whole(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,7 @@ def test_the_promise_is_the_inverse_of_the_detectable_prevalence(n: int, cells: 
 
 
 def test_backends_that_disagree_are_counted() -> None:
-    made = {
-        name: bench.with_strengths(0, strengths)[0]
-        for name, strengths in {"one": (0.1, 0.3), "two": (0.3, 0.1)}.items()
-    }
+    made = {"one": bench.with_strengths(0, (0.1, 0.3))[0], "two": bench.with_strengths(0, (0.3, 0.1))[0]}
     problems = made["one"].problems(4)
     compared = bench.agreement("x", lambda name: mi.load_model(made[name], backend="bridge"), problems, ["one", "two"])
     assert compared.difference > 0.05

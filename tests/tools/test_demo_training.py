@@ -46,10 +46,9 @@ def test_bundled_problems_are_those_of_the_generator(problems: list[dict[str, An
     assert all(task.is_held_out(story) for story in stories) and len(set(stories)) == len(stories) == 564
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_answers_follow_from_the_story(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(200):
+def test_answers_follow_from_the_story() -> None:
+    rng = random.Random(0)
+    for _ in range(400):
         story = task.draw_story(rng)
         for question in story.questions:
             assert answer_by_rule(story.text, question.text) == question.answer != question.distractor

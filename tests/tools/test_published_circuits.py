@@ -62,7 +62,7 @@ def test_a_page_of_any_folder(tmp_path: Path, monkeypatch: Any) -> None:
     save_file(
         {name: each.contiguous() for name, each in drawn.state_dict().items()}, folder / "unknown" / "model.safetensors"
     )
-    monkeypatch.setattr(published_circuits, "N", 20)
+    monkeypatch.setattr(published_circuits, "N", 12)
     monkeypatch.setattr(sys, "argv", ["x", str(folder), "--page", str(page), "--keep", str(tmp_path / "pairs")])
     published_circuits.main()
     text = page.read_text()

