@@ -215,6 +215,7 @@ class HeadAttribution(Result):
     columns = columns_of("""
         ranked_by | ranked by | | exact: verified by patching; estimate: the gradient alone
         score | estimate | | of the method, mean over problems
+        exact | exact effect | | mean over problems of the same patch made exactly, where it was
         knockout | knockout, estimated | | the same from the gradient where the head sees the span
         edge_noise | edge noise, estimated | | the same from the gradient where it does not
     """)
