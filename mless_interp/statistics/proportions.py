@@ -93,8 +93,8 @@ def paired_difference(only_first: int, only_second: int, n: int, *, confidence: 
     if mcnemar(b, c) >= 1 - confidence:
         low, high = min(low, 0.0), max(high, 0.0)
     error = np.sqrt(b + c - (c - b) ** 2 / total) / total
-    arrays = map(np.asarray, (estimate, low, high, error, total, ""))
-    return Interval(*arrays, confidence=confidence, method="tango")
+    made = {"estimate": estimate, "low": low, "high": high, "standard_error": error, "n": total, "flag": ""}
+    return Interval(**{name: np.asarray(each) for name, each in made.items()}, confidence=confidence, method="tango")
 
 
 def pass_at_k(n_correct: Counts, n_samples: Counts, *, k: int) -> Cells:
