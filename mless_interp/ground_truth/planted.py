@@ -67,7 +67,7 @@ class PlantedModel:
 
     @property
     def decoys(self) -> Mapping[str, tuple[Head, ...]]:
-        """kind -> the heads that only look as if they carried the effect."""
+        """The heads that only look as if they carried the effect, by kind."""
         return self.roles.decoys
 
     @property
@@ -114,13 +114,9 @@ class PlantedModel:
         records = draw_records(self.vocabulary, n_problems, seed=0, name=self.name)
         lines = "".join(json.dumps(record) + "\n" for record in records)
         (directory / "problems.jsonl").write_text(lines, encoding="utf-8")
-        facts = {
-            "truth": {str(head): kind for head, kind in self.truth.items()},
-            "shares": {str(head): share for head, share in self.shares.items()},
-            "expected": {str(head): asdict(found) for head, found in self.expected.items() if head in self.truth},
-            "settings": dict(self.settings),
-        }
-        (directory / "planted.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        expected = {head: asdict(found) for head, found in self.expected.items() if head in self.truth}
+        facts = {"truth": self.truth, "shares": self.shares, "expected": expected, "settings": self.settings}
+        (directory / "planted.json").write_text(json.dumps(plain(facts), indent=2) + "\n", encoding="utf-8")
         return directory
 
     def __repr__(self) -> str:

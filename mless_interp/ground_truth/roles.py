@@ -245,13 +245,8 @@ class Roles:
 
 
 def named_in(tokens: Iterable[str] | None) -> float:
-    """The share of problems of two numbers (drawn from `NUMBERS` without replacement) that name one of `tokens`.
-
-    1 where the row of the answer is among the tokens, or where there is no restriction.
-
-    >>> named_in(None), round(named_in(["13"]), 3)
-    (1.0, 0.167)
-    """
+    """The share of problems of two numbers (drawn from `NUMBERS` without replacement) that name one of `tokens`; 1 where the
+    row of the answer is among them, or where there is no restriction."""
     if tokens is None or ANSWER_ROW in set(tokens):
         return 1.0
     return 1 - comb(len(NUMBERS) - len(set(tokens)), 2) / comb(len(NUMBERS), 2)

@@ -46,12 +46,8 @@ _TURN_POSITIONS = 512
 _Normal = Callable[..., Tensor]  # (*shape, scale=...) → seeded normal numbers
 
 
-def still_dimensions(d_head: int) -> list[int]:
-    """Dimensions of a key that RoPE (Hugging Face's pairs i, i + d_head / 2) hardly turns.
-
-    >>> still_dimensions(16)
-    [5, 6, 7, 13, 14, 15]
-    """
+def _still_dimensions(d_head: int) -> list[int]:
+    """Dimensions of a key that RoPE (Hugging Face's pairs i, i + d_head / 2) hardly turns."""
     half = d_head // 2
     slow = [i for i in range(half) if ROPE_THETA ** (-i / half) * _TURN_POSITIONS < _MAX_TURN]
     return [*slow, *(i + half for i in slow)]
@@ -173,7 +169,7 @@ class PlantedWeights:
     def _attention(self, layer: int, normal: _Normal) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Query, key, value and output matrices of one layer, `[out, in]` as in Hugging Face."""
         d, channel = self.d_head, self.channel
-        still = still_dimensions(d)
+        still = _still_dimensions(d)
         key_of = dict(zip(_KEY_FEATURES, still, strict=False))
         moving = [i for i in range(d) if i not in still]
         values = (*_VALUE_FEATURES, *(["noted"] if self.roles.relayed else []))

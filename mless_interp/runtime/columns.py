@@ -25,11 +25,10 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a result's tables: its name there, its heading, what it is, its unit, and the role that it plays.
+    """A column of a result's tables: its name there, its heading, what it is, its unit, and its role.
 
-    Roles: "share" is written in percent, "points" in percentage points, "p" with two digits, "count" (ranks too) without
-    decimals where all are whole, else with one, "of NAME" as a count out of the
-    column NAME; "verdict" stands right after the first column, "later" behind the others.
+    "share" is written in percent, "points" in percentage points, "p" with two digits, "count" (ranks too) without decimals
+    where all are whole, "of NAME" as a count out of the column NAME; "verdict" stands second, "later" behind the others.
     """
 
     name: str
@@ -59,11 +58,7 @@ def declare(*columns: Column) -> tuple[Column, ...]:
 
 
 def columns_of(text: str) -> tuple[Column, ...]:
-    """Declare columns of a result, a line each: `name | heading | role | note`.
-
-    >>> columns_of("n_twins | twins | | untrained twins of the model")[0].heading
-    'twins'
-    """
+    """Declare columns of a result, a line each: `name | heading | role | note`."""
     parts = ([part.strip() for part in line.split("|")] for line in text.splitlines() if line.strip())
     made = tuple(Column(name, heading, note, role=role) for name, heading, role, note in parts)
     for column in made:
@@ -114,11 +109,10 @@ class TextTable:
         known: Mapping[str, Column] = DECLARED,
         interval: str = "95 %",
     ) -> "TextTable":
-        """Make the table of a data frame.
+        """Make the table of a data frame: its `columns` (default: all), in this order, named by a mapping or as `known`.
 
-        `columns` chooses and orders them, as a mapping also names them; `known`: what they mean; `interval`: the confidence of
-        intervals. `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell, under a heading that
-        names both; counts say of how many. Verdicts stand second; of more than six columns those that matter less stand last.
+        `x` shows its interval `x_ci_low`, `x_ci_high` (or `x_low`, `x_high`) in the same cell; counts say of how many. Verdicts
+        stand second; of more than six columns those that matter less stand last.
         """
         frame = frame.rename(columns=str)
         names = dict(columns) if isinstance(columns, Mapping) else dict.fromkeys(columns or frame.columns, "")
@@ -188,8 +182,7 @@ def says(column: pd.Series) -> bool:
 
 
 def _numbers(values: Sequence[Any], ends: Sequence[Sequence[object]], role: str = "") -> list[Cell]:
-    """Numbers of one column, with the `ends` of their intervals, all with the same number of decimals, signed if any is
-    negative."""
+    """Numbers of one column and the `ends` of their intervals, with equally many decimals, signed if any is negative."""
     scale, unit = 100 if role in ("share", "points") else 1, " %" if role == "share" else ""
     known = [scale * float(value) for value in (*values, *chain(*ends)) if not pd.isna(value)]
     signed = role == "points" or (role != "share" and any(value < 0 for value in known))
@@ -240,11 +233,8 @@ def _key(value: float | int) -> str:
 
 
 class Table(pd.DataFrame):
-    """A data frame whose texts never act: printed, control characters show as their codes; in a .csv no text is a formula.
-
-    Everything else is pandas'. Numbers stay numbers; a text that a spreadsheet would take for a formula gets a `'` in front in
-    the file.
-    """
+    """A data frame whose texts never act: printed, control characters show as their codes; in a .csv a text that a spreadsheet
+    would take for a formula gets a `'` in front. Everything else is pandas'."""
 
     @property
     def _constructor(self) -> type["Table"]:
@@ -266,11 +256,7 @@ class Table(pd.DataFrame):
 
 
 def neutral(cell: object) -> object:
-    """A cell of a .csv file: a text that begins like a formula (and is no number) with `'` in front, all else as it is.
-
-    >>> neutral("=1+1"), neutral("-0.5"), neutral("'=x"), neutral(-0.5)
-    ("'=1+1", '-0.5', "''=x", -0.5)
-    """
+    """A cell of a .csv file: a text that begins like a formula (and is no number) with `'` in front, all else as it is."""
     if isinstance(cell, tuple):
         return tuple(map(neutral, cell))
     if not isinstance(cell, str) or not _FORMULA.match(cell) or _NUMBER.fullmatch(cell):

@@ -67,9 +67,6 @@ class Lock(contextlib.AbstractContextManager["Lock"]):
         self.release()
 
 
-# ------------------------------------------------------------------------------------------------------------- manifests
-
-
 def listed_in(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in a folder's manifest; nothing without one, `ValueError` for a damaged one."""
     file = folder / MANIFEST
@@ -117,9 +114,6 @@ def foreign_in(folder: Path) -> list[str]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# ---------------------------------------------------------------------------------------------------------- whole folders
 
 
 @contextlib.contextmanager
@@ -177,9 +171,6 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
             f"the folder {str(target)!r} holds what this toolkit did not write there ({', '.join(foreign[:5])}) and is not "
             "replaced; move that away, or choose another name"
         )
-
-
-# ---------------------------------------------------------------------------------------------------------- a whole run
 
 
 @contextlib.contextmanager

@@ -352,11 +352,7 @@ def with_limits(made: Interval, unit: str = "") -> str:
 
 
 def limits_of(low: SupportsFloat, high: SupportsFloat, form: str = "+.4f", *, scale: int = 1) -> str:
-    """An interval's limits behind its estimate; nothing where they are undefined.
-
-    >>> limits_of(0.05, 0.2, ".1f", scale=100), limits_of(np.nan, 0.2)
-    (' [5.0, 20.0]', '')
-    """
+    """An interval's limits behind its estimate, ` [+0.0500, +0.2000]`; nothing where they are undefined."""
     ends = [scale * float(end) for end in (low, high)]
     return "" if np.isnan(ends).any() else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
 

@@ -9,21 +9,13 @@ _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 
 
 def visible(text: str) -> str:
-    r"""A text with everything that would act and not show written as its code: escape sequences, control characters (all
-    but line breaks and tabs), what turns the direction of writing, and halves of characters.
-
-    >>> print(visible("plain\x1b[31mred\r\u202e"))
-    plain\x1b[31mred\x0d\u202e
-    """
+    """A text with everything that would act and not show written as its code: escape sequences, control characters (all but
+    line breaks and tabs), what turns the direction of writing, and halves of characters."""
     return _ACTS.sub(lambda found: code_of(found[0]), text)
 
 
 def one_line(text: str) -> str:
-    r"""The same on one line: line breaks and tabs are shown as well.
-
-    >>> print(one_line("first\nsecond"))
-    first\nsecond
-    """
+    """The same on one line: line breaks and tabs are shown as well."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
 
 

@@ -54,11 +54,7 @@ def check_effects(
 
 
 def defined_mean(values: AnyArray, axis: int = 0) -> AnyArray:
-    """Mean over one axis (the problems, unless named) of what is not NaN; NaN where nothing is. An infinite value is defined.
-
-    >>> defined_mean(np.array([[1.0, np.nan], [3.0, np.nan]]))
-    array([ 2., nan])
-    """
+    """Return the mean over one axis (the problems, unless named) of what is not NaN, infinities too; NaN where nothing is."""
     defined = ~np.isnan(values)
     if values.ndim == 1:  # summed without gaps, so that a gap does not change which numbers are added first
         values, defined = values[defined], defined[defined]

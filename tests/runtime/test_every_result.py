@@ -200,9 +200,6 @@ def test_a_fresh_process_reads_all_of_them(kept: Path) -> None:
     assert done.stdout.split() == [*RESULTS, "dict"]
 
 
-# --------------------------------------------------------------------------------------------------- what they share
-
-
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> type[Result]:
     """A result that only has a table, forgotten afterwards."""

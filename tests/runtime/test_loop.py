@@ -59,9 +59,6 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "c.v1.jsonl"
 
 
-# ------------------------------------------------------------------------------------------------------- the same numbers
-
-
 def test_a_run_that_was_stopped_after_any_unit_gives_the_same(file: Path) -> None:
     for n in range(len(UNITS) + 1):
         file.unlink(missing_ok=True)
@@ -93,9 +90,6 @@ def test_another_list_reuses_the_units_that_are_the_same(file: Path) -> None:
     ):
         compute = Batched(ids)
         assert same(run(file, compute, ids, units), run(None, None, ids, units)) and compute.done == computed
-
-
-# --------------------------------------------------------------------------------------------------- what ends it tells
 
 
 def failing(error: BaseException) -> Any:
@@ -159,9 +153,6 @@ def test_an_id_that_is_given_twice_is_told_first() -> None:
         over_problems("aba", lambda *_: pytest.fail("it began"), label="trying", settings={})
 
 
-# ------------------------------------------------------------------------------------------------------------ in parts
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_shards_share_the_units_and_together_are_the_whole(file: Path, count: int) -> None:
     done = []
@@ -200,9 +191,6 @@ def test_shards_that_wait_all_have_the_whole(file: Path, monkeypatch: pytest.Mon
     assert [repr(each) for each in found] == [repr(run())] * 2
     with pytest.raises(ShardDone):
         run(file.with_name("alone.jsonl"), engine=Shard(0, 2, wait=0.5))
-
-
-# ---------------------------------------------------------------------------------------------------------- as commands
 
 
 def command(*arguments: str, code: int = 0) -> str:

@@ -21,8 +21,6 @@ from mless_interp.patching.sweep import PatchScores
 from mless_interp.runtime.folders import write_manifest
 from mless_interp.runtime.store import load, provenance, save
 
-# ------------------------------------------------------------------------------------------------- saving and loading
-
 
 def made_scores(**changes: Any) -> PatchScores:
     """Three problems, two layers of two heads, of which three were patched."""
@@ -51,11 +49,9 @@ def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> No
         "head": Head(1, 2),
     }
     folder = save(tmp_path / "out", found=made_scores(settings=settings))
-    text = (folder / "results.json").read_text()
-    document = json.loads(text)
-    assert text.startswith('{\n  "format": 1,\n  "results": {\n    "found": {')
-    assert set(document) == {"format", "results", "provenance"} and document["format"] == 1
+    document = json.loads((folder / "results.json").read_text())
     found = document["results"]["found"]
+    assert set(document) == {"format", "results", "provenance"} and document["format"] == 1
     assert set(found) == {"class", "fields"} and found["class"] == "PatchScores"
     assert found["fields"]["settings"] == {
         "dict": {
@@ -130,9 +126,6 @@ def test_what_is_no_whole_result_is_refused(tmp_path: Path, edit: Any, arrays: A
         load(changed(tmp_path / "out", edit, **arrays))
 
 
-# -------------------------------------------------------------------------------------------------------------- damage
-
-
 @pytest.mark.parametrize("name", ["results.json", "arrays.npz"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     folder = save(tmp_path / "out", made_scores())
@@ -153,9 +146,6 @@ def test_names_with_dots_keep_their_own_arrays(tmp_path: Path) -> None:
     everything = {"x": first, "x.settings": second, "x%2Esettings": third, "x.npy": made_scores(settings=settings)}
     found = load(save(tmp_path / "out", **everything))
     assert all(same(found[name], scores) for name, scores in everything.items())
-
-
-# --------------------------------------------------------------------------------------------------------- provenance
 
 
 def test_the_model_and_its_check_figures_travel_with_the_result(

@@ -33,9 +33,6 @@ def run(workers: Any, compute: Any, file: Path | None = None) -> list[Any]:
     return over_problems(IDS, compute, label="trying", settings={}, options=options, engine=workers)
 
 
-# --------------------------------------------------------------------------------------------------------- the same bits
-
-
 ANALYSES = """
 import sys
 from pathlib import Path
@@ -79,9 +76,6 @@ def test_analyses_have_the_bits_of_one_process(tmp_path: Path) -> None:
     assert len(done.stdout.split("\n")) == 2 * 4 + 1
 
 
-# -------------------------------------------------------------------------------------------------------- what goes wrong
-
-
 def test_a_worker_that_is_killed_is_replaced(workers: Any, tmp_path: Path) -> None:
     def dies_once(unit: tuple[int, ...], tick: Any) -> list[Any]:
         marker = tmp_path / f"begun-{unit[0]}"
@@ -116,8 +110,7 @@ def test_a_unit_that_ends_every_worker_ends_the_run_and_loses_nothing(workers: A
         healthy.append(unit)
         return [{"value": at} for at in unit]
 
-    found = run(mi.runtime.engines.here, counted, tmp_path / "run.jsonl")
-    assert found == [{"value": at} for at in range(6)]
+    assert run(mi.runtime.engines.here, counted, tmp_path / "run.jsonl") == [{"value": at} for at in range(6)]
     assert (3,) in healthy and len(healthy) < 6
 
 
@@ -149,17 +142,7 @@ def test_a_model_that_cannot_be_loaded_again_is_refused(workers: Any) -> None:
         run(workers, layers_of(model))
 
 
-# --------------------------------------------------------------------------------------------------------------- addresses
-
-
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("nowhere", "no Ray cluster answers at 'nowhere'"),
-        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1' .*refused"),
-        ("ray://127.0.0.1:1", "no Ray cluster answers at 'ray://127.0.0.1:1'"),
-    ],
-)
-def test_an_address_where_nothing_is_is_refused(address: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nothing_is_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=f"no Ray cluster answers at '{address}'"):
         mi.RayWorkers(2, address=address)
