@@ -33,6 +33,12 @@ ROTATED = ("attn.hook_rot_q", "attn.hook_rot_k")
 OF_STREAM = ("hook_attn_out", "hook_resid_pre", "hook_resid_post")
 AS_MEANT = "as meant"
 MIXED = "after the output projection W_O has mixed all heads"
+ELSEWHERE = {
+    "hook_resid_pre": "the residual stream before layer {}, no head's output",
+    "hook_mlp_out": "what the MLP adds in layer {}, no head's output",
+    "hook_resid_post": "the residual stream after layer {}, no head's output",
+    "logits": "the logits alone",
+}
 
 Activations = Mapping[str, Tensor]
 """Of one prompt by hook name, `[token, ...]`, and the `logits` of its last row; float64."""
@@ -322,17 +328,14 @@ class _Beside:
             return f"it leaves {listed(left or self.heads)} as it is; what it changes begins in layer {layer}"
         if what == "attn.hook_z":
             return self._of_heads(layer, first, right[first], begun=begun, here=departs == first)
-        if what == "hook_attn_out":
-            old = right[first]
-            off = (old - self.hooked[first]).abs().amax(0) > tolerance_of(self.model) * old.abs().max()
-            if off.all():
-                return f"it changes what layer {layer}'s attention adds otherwise than that edit"
-            coordinates = _span("coordinate", off.nonzero()[:, 0].tolist())
-            meant_is = f"{listed(self.heads)} is z[:, :, head] before it"
-            return f"it changes {coordinates} of what layer {layer}'s attention adds, {MIXED}; {meant_is}"
-        where = {"hook_resid_pre": "the residual stream before", "hook_mlp_out": "what the MLP adds in"}
-        of = f"{where.get(what, 'the residual stream after')} layer {layer}, no head's output"
-        return f"it changes {'the logits alone' if what == 'logits' else of}"
+        if what != "hook_attn_out":
+            return f"it changes {ELSEWHERE[what].format(layer)}"
+        old, added = right[first], f"what layer {layer}'s attention adds"
+        off = (old - self.hooked[first]).abs().amax(0) > tolerance_of(self.model) * old.abs().max()
+        if off.all():
+            return f"it changes {added} otherwise than that edit"
+        coordinates = _span("coordinate", off.nonzero()[:, 0].tolist())
+        return f"it changes {coordinates} of {added}, {MIXED}; {listed(self.heads)} is z[:, :, head] before it"
 
     def _of_heads(self, layer: int, name: str, old: Tensor, *, begun: bool, here: bool) -> str:
         new, exact, differs = self.hooked[name], self.exact[name], partial(_differs, self.model)
@@ -378,9 +381,10 @@ def _what_it_is(model: Model, run: Activations, value: Tensor, head: Head, of: s
     for words, other in _candidates(model, run, head, of):
         if other.shape[1] != value.shape[1]:
             continue  # of latent attention z and v are narrower than q and k
-        for start in range(len(value) - min(4, len(other)) + 1):
+        first = (value - other[0]).abs().amax(1) <= tolerance_of(model) * other.abs().max()
+        for start in first.nonzero()[:, 0].tolist():
             rows = min(len(value) - start, len(other))
-            if not _differs(model, other[:rows], value[start : start + rows]):
+            if rows >= min(4, len(other)) and not _differs(model, other[:rows], value[start : start + rows]):
                 shift = ", but rows of padding stand before it: the batch is padded on the left" if start else ""
                 return f"it is {words}{shift}", error
     return "it is nothing that was looked for", error
