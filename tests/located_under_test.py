@@ -1,10 +1,8 @@
-"""Heads of the default planted model, located once per process, with controls and with fresh problems to confirm on."""
+"""Pairs of the default planted model, and its heads located."""
 
-import os
-from functools import lru_cache
 from typing import Any
 
-from models_under_test import planted_here, planted_problems
+from models_under_test import planted_problems
 
 from mless_interp.circuits.locate import locate_heads
 from mless_interp.circuits.located import LocatedHeads
@@ -16,7 +14,6 @@ from mless_interp.prompts.pairs import PromptPair, make_pairs
 N = 12
 """Problems to name heads on, and as many to confirm on: with fewer than 11 none of 16 heads can be named."""
 SLASHES = Insertion.meaningless(" /", 20)
-CONTROLLED: dict[str, Any] = {"controls": True, "n_control_draws": 2, "n_random_sets": 5}
 
 
 def pairs_of(made: PlantedModel, model: Any, count: int, *, skip: int = 0) -> tuple[PromptPair, ...]:
@@ -27,22 +24,6 @@ def pairs_of(made: PlantedModel, model: Any, count: int, *, skip: int = 0) -> tu
 def located(made: PlantedModel, model: Any, count: int = N, **options: Any) -> LocatedHeads:
     options = {"progress": False, "controls": False, "mode": "exact", **options}
     return locate_heads(model, pairs_of(made, model, count), **options)
-
-
-@lru_cache
-def located_here() -> LocatedHeads:
-    """With controls."""
-    return located(*planted_here(), **CONTROLLED)
-
-
-@lru_cache
-def confirmed_here() -> LocatedHeads:
-    """With controls, on fresh problems."""
-    return located(*planted_here(), **CONTROLLED, confirm=pairs_of(*planted_here(), N, skip=N))
-
-
-for result in (located_here, confirmed_here):  # mutmut forks to run a fault: what right code located is not its result
-    os.register_at_fork(after_in_child=result.cache_clear)
 
 
 def planted_kinds(made: PlantedModel) -> dict[Head, str]:

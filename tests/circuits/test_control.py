@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from located_under_test import SLASHES, N, confirmed_here, located_here, pairs_of, planted_kinds
+from analyses_under_test import asked, whole
+from located_under_test import SLASHES, N, pairs_of, planted_kinds
 from models_under_test import planted_here, planted_problems
 
 from mless_interp.circuits.judge import KINDS, LEAST_MATCHED, MEASURES, Claims, beside_controls, specificity
@@ -99,28 +100,24 @@ def test_draws_leave_out_the_insertion_under_study() -> None:
 
 
 def test_the_gap_alone_is_the_shift_contrast() -> None:
-    found, (made, model) = located_here(), planted_here()
-    pairs, named, held = pairs_of(made, model, N), list(found.found), found.controls
+    found, on = whole("located").confirmation, asked()
     for side, direction in (("removed", "denoising"), ("added", "noising")):
-        run = patch_heads(model, pairs, contrast="shift", direction=direction, heads=named, progress=False)
-        assert held[f"shift_z_{side}"] == pytest.approx(run.per_head, abs=1e-6)
-        assert held["shift_total"] == pytest.approx(run.total_effect, abs=1e-6)
-    assert np.abs(held["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
+        options: dict[str, Any] = {"contrast": "shift", "direction": direction, "heads": found.heads}
+        run = patch_heads(on.model, on.fresh, **options, progress=False)
+        assert found.controls[f"shift_z_{side}"] == pytest.approx(run.per_head, abs=1e-6)
+        assert found.controls["shift_total"] == pytest.approx(run.total_effect, abs=1e-6)
+    assert np.abs(found.controls["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
 
 
-@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_readers_are_knocked_out_together_against_random_sets(fresh: bool) -> None:
-    made, _ = planted_here()
-    found: Any = confirmed_here() if fresh else located_here()
-    told = found.confirmation if fresh else found
-    assert found.found == planted_kinds(made) and (found.confirmed == found.found) == fresh
-    assert told.heads == tuple(found.found) or not fresh
+def test_the_readers_are_knocked_out_together_against_random_sets() -> None:
+    made, found = planted_here()[0], whole("located")
+    told = found.confirmation
+    assert found.found == found.confirmed == planted_kinds(made) and told.heads == tuple(found.found)
     joint = told.joint
-    assert set(joint.heads) == set(made.readers) == set(told.reads.heads)
+    assert set(joint.heads) == set(made.readers) == set(told.reads.heads) and found.joint is None
     assert joint.effect == pytest.approx(told.total, rel=0.05), "together they are the whole effect"
     reads = [told.heads.index(head) for head in joint.heads]
-    assert joint.singles == pytest.approx(told.values["knockout"][:, reads])
-    assert joint.p == pytest.approx(1 / 6) and found.joint is None if fresh else np.isnan(joint.p)
+    assert joint.singles == pytest.approx(told.values["knockout"][:, reads]) and joint.p == pytest.approx(1 / 6)
     for name in ("random", "mful"):
         assert told.controls[f"{name}_knockout"].shape == (N, len(found.found))
     assert set(told.settings["control_prompts"]) == {"random-0", "random-1", "mful-0"}

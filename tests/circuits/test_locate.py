@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from located_under_test import N, located, located_here, pairs_of, planted_kinds
+from analyses_under_test import whole
+from located_under_test import N, located, pairs_of, planted_kinds
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
 
 import mless_interp as mi
@@ -20,8 +21,8 @@ from mless_interp.runtime.loop import RunOptions
 
 @pytest.fixture(scope="module")
 def found() -> LocatedHeads:
-    """The default planted model, with controls."""
-    return located_here()
+    """Of the default planted model."""
+    return whole("located")
 
 
 def test_exactly_the_planted_readers_and_mediators_are_named(found: LocatedHeads) -> None:

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from analyses_under_test import whole
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand
 from conftest import needs_hooked_transformer
-from located_under_test import located_here, pairs_of
+from located_under_test import pairs_of
 from models_under_test import (
     hooked,
     loaded,
@@ -133,7 +134,7 @@ def test_both_ways_add_up_to_the_sweep_under_every_contrast(place: str) -> None:
 
 def test_planted_heads_act_through_the_last_mlp() -> None:
     made, model = planted_here(1)
-    found = mi.direct_effects(model, pairs_of(made, model, 12), located_here(), progress=False)
+    found = mi.direct_effects(model, pairs_of(made, model, 12), whole("located"), progress=False)
     assert set(found.heads) == {*made.readers, *made.mediators} and found.settings["named_on_these"] == 12
     assert set(map(str, found.found)) == {f"{head} indirect" for head in found.heads}
     assert np.abs(found.direct).max() < 0.01 * np.abs(found.effect).min()
