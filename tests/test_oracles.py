@@ -277,6 +277,7 @@ def test_entropies_are_scipy_s() -> None:
         nats, keys = stats.entropy(p, axis=-1), np.arange(1, n + 1)
         close(attention.attention_entropy(pattern), nats, atol=1e-12)
         close(attention.effective_tokens(pattern), np.exp(nats), rtol=1e-12)
+        close(attention.participation(pattern), 1 / (p**2).sum(-1))
         close(attention.normalised_entropy(pattern)[..., 1:], (nats / np.log(keys).clip(1e-9))[..., 1:], atol=1e-12)
         between, beside, within_it = attention.entropy_chain(pattern, span=span)
         inside, outside = p[..., span.numpy()], p[..., ~span.numpy()]
@@ -307,6 +308,7 @@ def test_distances_are_scipy_s() -> None:
         close(attention.jensen_shannon_divergence(p, q), np.nan_to_num(jensen) ** 2, atol=1e-12)
         moved = [spatial.distance.cityblock(x, y) / 2 for x, y in zip(a, b, strict=True)]
         close(attention.total_variation(p, q), moved, atol=1e-15)
+        close(attention.hellinger(p, q), np.linalg.norm(np.sqrt(a) - np.sqrt(b), axis=-1) / np.sqrt(2), atol=1e-12)
         shared = torch.nonzero(~span)[:, 0]
         kept = a[:, shared.numpy()]
         with np.errstate(invalid="ignore"):
@@ -353,8 +355,8 @@ def test_spikes_are_those_of_scipy(kind: str) -> None:
         both = ~np.isnan(x) & ~np.isnan(y)
         a, b = x[both], y[both]
         if np.ptp(a) > 0 and np.ptp(b) > 0:
-            found = recovery.timing_spearman(torch.tensor(x), torch.tensor(y))
-            close(found, stats.spearmanr(a, b).statistic, rtol=1e-6, atol=1e-9)
+            found = [f(torch.tensor(x), torch.tensor(y)) for f in (recovery.timing_pearson, recovery.timing_spearman)]
+            close(found, (stats.pearsonr(a, b).statistic, stats.spearmanr(a, b).statistic), rtol=1e-6, atol=1e-9)
         if a.any():
             (slope,), *_ = np.linalg.lstsq(a[:, None], b, rcond=None)
             close(recovery.attenuation_slope(torch.tensor(x), torch.tensor(y)), slope)

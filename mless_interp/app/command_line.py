@@ -57,13 +57,13 @@ Rows = Literal["shared", "all", "question"]
 SEGMENTS = ("question", "system", "template", "bos")
 METRICS = """
     span_mass lam span_mass_without_sink log_density_ratio within_span_entropy entropy normalised_entropy
-    effective_tokens entropy_without_sink entropy_between entropy_outside entropy_inside
-    span_output_weight js_distance total_variation kurtosis sink_alpha sink_rate
+    effective_tokens participation entropy_without_sink entropy_between entropy_outside entropy_inside
+    span_output_weight js_distance hellinger total_variation kurtosis sink_alpha sink_rate
     span_sink_rate span_first_alpha span_first_alpha_ratio span_received span_relative collapse collapse_relative
     collapsed_share onset_step span_variation recovery_ratio recovery_ratio_raw recovery_fraction span_residual_norm
     span_first_residual_norm sink_residual_norm span_sink_cosine span_first_sink_cosine span_value_norm
     span_first_value_norm sink_value_norm retention recovery_aligned recovery_latency recovered recovery_tau
-    spike_spearman spike_slope spike_r_squared spike_f1 peak_attenuation
+    spike_spearman spike_pearson spike_slope spike_r_squared spike_f1 peak_attenuation
 """.split()
 
 

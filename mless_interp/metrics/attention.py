@@ -223,6 +223,20 @@ def effective_tokens(
     return attention_entropy(pattern, visible=visible, dest_positions=dest_positions).exp()
 
 
+def participation(
+    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
+) -> PerRow:
+    r"""Participation ratio of each row, in tokens (Hill number of order 2, never above `effective_tokens`).
+
+    $1 / \textstyle\sum_j A_{ij}^2$. 1: a single token; $c_i$: all visible tokens evenly.
+
+    >>> participation(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
+    tensor([1., 2.])
+    """
+    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    return torch.where(visible.any(-1), 1 / pattern.square().sum(-1), torch.nan)
+
+
 @once
 def entropy_chain(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
@@ -346,6 +360,19 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
 def jensen_shannon_distance(p: Distribution, q: Distribution) -> Distance:
     """Square root of the Jensen-Shannon divergence in bits: a metric, in [0, 1]."""
     return jensen_shannon_divergence(p, q).sqrt()
+
+
+def hellinger(p: Distribution, q: Distribution) -> Distance:
+    r"""Hellinger distance of two rows, in [0, 1].
+
+    $\tfrac{1}{\sqrt 2} \lVert \sqrt p - \sqrt q \rVert_2$. 0: equal; 1: disjoint. Small probabilities count more than in total
+    variation.
+
+    >>> hellinger(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+    tensor(1.)
+    """
+    p, q = _checked(p, q)
+    return ((p.sqrt() - q.sqrt()).square().sum(-1) / 2).sqrt()
 
 
 def total_variation(p: Distribution, q: Distribution) -> Distance:

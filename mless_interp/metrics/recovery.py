@@ -230,6 +230,17 @@ def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squar
 Peaks = Bool[Tensor, "*lead src"]
 
 
+def timing_pearson(base: PerColumn, inserted: PerColumn) -> PerHead:
+    r"""Pearson correlation of two aligned profiles, in [-1, 1].
+
+    1: the same shape up to scale and offset; 0: unrelated. NaN where either is constant.
+
+    >>> round(timing_pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 2.0])).item(), 4)
+    1.0
+    """
+    return _correlation(*_paired(base, inserted))
+
+
 def timing_spearman(base: PerColumn, inserted: PerColumn) -> PerHead:
     r"""Spearman rank correlation of two aligned profiles, in [-1, 1]: do the same tokens rank high?
 
@@ -239,10 +250,13 @@ def timing_spearman(base: PerColumn, inserted: PerColumn) -> PerHead:
     >>> round(timing_spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.4])).item(), 4)
     1.0
     """
-    ranks = [_ranks(values) for values in _paired(base, inserted)]
-    centred = [values - values.nanmean(-1, keepdim=True) for values in ranks]
+    return _correlation(*(_ranks(values) for values in _paired(base, inserted)))
+
+
+def _correlation(x: PerColumn, y: PerColumn) -> PerHead:
+    varied = [v.nan_to_num(nan=-torch.inf).amax(-1) > v.nan_to_num(nan=torch.inf).amin(-1) for v in (x, y)]
+    centred = [values - values.nanmean(-1, keepdim=True) for values in (x, y)]
     x, y = (values / values.square().nansum(-1, keepdim=True).sqrt() for values in centred)
-    varied = [v.nan_to_num(nan=-torch.inf).amax(-1) > v.nan_to_num(nan=torch.inf).amin(-1) for v in ranks]
     return torch.where(varied[0] & varied[1], (x * y).nansum(-1).clamp(-1, 1), torch.nan)
 
 

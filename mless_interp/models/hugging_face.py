@@ -227,13 +227,13 @@ def _from_pretrained(
 def load_hugging_face(name: str, loading: weights.Loading) -> tuple[PreTrainedModel, Foreign]:
     """Load (model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
-    options = {"local_files_only": only_here(name)}
+    options = {"local_files_only": only_here(name), "trust_remote_code": loading.trust_remote_code}
     what = "the tokenizer of" if local else "model"
     try:
         tokenizer = load_tokenizer(name, **options)
         what = "model"
         quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        index = cached_file(name, weights.INDEX, **options, **quiet)
+        index = cached_file(name, weights.INDEX, local_files_only=options["local_files_only"], **quiet)
         if index is not None:  # weights in one file have none
             weights.check_index(Path(index))
         model = _from_pretrained(AutoModelForCausalLM, name, loading, name=name, use_safetensors=True, **options)

@@ -50,6 +50,7 @@ def load_model(
     quantization_config: Foreign = None,
     attn_implementation: str = "eager",
     tf32: bool = True,
+    trust_remote_code: bool = False,
     remote: bool | str = False,
 ) -> Model:
     """Load a causal language model behind one of the backends and check it.
@@ -70,6 +71,7 @@ def load_model(
         "quant_method". A directory that is quantised says so itself.
     attn_implementation : nnsight only. "eager" shows patterns; "sdpa" is faster and lean and has none.
     tf32 : on a GPU, products of float32 are made in TF32 (factors of 10 bits, sums of float32), in this model's passes alone.
+    trust_remote_code : off; running code from a model's repository is your decision.
     remote : nnsight only. True: on NDIF, a hub id that it hosts; no weight is read here ([how](../larger-models.md)). "local":
         written down as for NDIF, and answered here.
 

@@ -32,6 +32,7 @@ class Loading:
     quantization_config: object = None
     attn_implementation: str = "eager"
     tf32: bool = True
+    trust_remote_code: bool = False
     remote: bool | str = False
 
     def __post_init__(self) -> None:

@@ -93,12 +93,14 @@ within_span_entropy | share | span | evenness of the attention inside the span
 entropy | nats | | entropy of the attention row
 normalised_entropy | share | | entropy over its maximum
 effective_tokens | tokens | | tokens read as if evenly
+participation | tokens | | participation ratio
 entropy_without_sink | nats | | entropy without the sink
 entropy_between | nats | span | entropy: span or rest
 entropy_outside | nats | span | entropy: where outside the span
 entropy_inside | nats | span | entropy: where inside the span
 span_output_weight | share | span values output_weights asked | share of the span by norm
 js_distance | sqrt bits | first_rows asked | change of where shared tokens are read (Jensen-Shannon)
+hellinger | | first_rows asked | the same by Hellinger
 total_variation | share | first_rows asked | the same by total variation
 kurtosis | | | excess kurtosis of received attention: spiky or diffuse
 sink_alpha | share | sink_levels | mean attention on the first token
@@ -130,6 +132,7 @@ recovery_latency | tokens | censored one_block | tokens until attention is back;
 recovered | share | one_block | whether attention comes back at all
 recovery_tau | tokens | one_block | time constant of the recovery
 spike_spearman | | signed | do the same tokens rank high
+spike_pearson | | signed | the same, linear
 spike_slope | ratio | | attenuation: slope through the origin
 spike_r_squared | share | | explained by a pure scaling
 spike_f1 | | | F1 of matched peaks
@@ -245,12 +248,14 @@ ROWS: Formulas = {
     "entropy": _of_rows(attention.attention_entropy),
     "normalised_entropy": _of_rows(attention.normalised_entropy),
     "effective_tokens": _of_rows(attention.effective_tokens),
+    "participation": _of_rows(attention.participation),
     "entropy_without_sink": _of_rows(attention.entropy_without_sink, "sink"),
     "entropy_between": _chain(0),
     "entropy_outside": _chain(1),
     "entropy_inside": _chain(2),
     "span_output_weight": _output_weight,
     "js_distance": _distance(attention.jensen_shannon_distance),
+    "hellinger": _distance(attention.hellinger),
     "total_variation": _distance(attention.total_variation),
 }
 PROFILES: Formulas = {
@@ -280,6 +285,7 @@ PAIRED: Formulas = {
     "recovered": _recovered,
     "recovery_tau": _tau,
     "spike_spearman": _of_both(recovery.timing_spearman),
+    "spike_pearson": _of_both(recovery.timing_pearson),
     "spike_slope": _of_both(recovery.attenuation_slope),
     "spike_r_squared": _of_both(recovery.attenuation_r_squared),
     "spike_f1": _of_both(_peaks_f1),

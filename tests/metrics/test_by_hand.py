@@ -79,7 +79,8 @@ def test_output_weight_reads_what_the_output_projection_keeps() -> None:
 
 def test_constant_or_missing_profiles_have_no_timing_and_nothing_has_no_slope() -> None:
     x = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.2, 0.3], [NAN, NAN, NAN], [NAN, 1.0, NAN]])
-    same(recovery.timing_spearman(x, torch.tensor([0.3, 0.1, 0.2]).expand(4, 3)), [NAN, -0.5, NAN, NAN])
+    for timing in (recovery.timing_pearson, recovery.timing_spearman):
+        same(timing(x, torch.tensor([0.3, 0.1, 0.2]).expand(4, 3)), [NAN, -0.5, NAN, NAN])
     zero, some = torch.zeros(3), torch.tensor([0.1, 0.2, 0.3])
     for slope, given, expected in (("slope", zero, NAN), ("r_squared", zero, NAN), ("slope", some, 0.0)):
         same(getattr(recovery, f"attenuation_{slope}")(given, some if given is zero else zero), expected)

@@ -32,6 +32,7 @@ OF_PROFILES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torc
     "recovery_latency": lambda x, y, v: recovery.recovery_latency(x, y, width=2),
     "running_median": lambda x, y, v: recovery.running_median(x),
     "recovery_time_constant": lambda x, y, v: recovery.recovery_time_constant(x, min_r_squared=0.0),
+    "timing_pearson": lambda x, y, v: recovery.timing_pearson(x, y),
     "timing_spearman": lambda x, y, v: recovery.timing_spearman(x, y),
     "attenuation_slope": lambda x, y, v: recovery.attenuation_slope(x, y),
     "attenuation_r_squared": lambda x, y, v: recovery.attenuation_r_squared(x, y),
@@ -81,6 +82,7 @@ OF_PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor, Tensors], torch.Ten
     "log_density_ratio_no_sink": lambda p, v, m: attention.log_density_ratio(p, span=m["span"], sink=m["sink"], **v),
     "attention_entropy": lambda p, v, m: attention.attention_entropy(p, **v),
     "normalised_entropy": lambda p, v, m: attention.normalised_entropy(p, **v),
+    "participation": lambda p, v, m: attention.participation(p, **v),
     "effective_tokens": lambda p, v, m: attention.effective_tokens(p, **v),
     "chain_between": lambda p, v, m: attention.entropy_chain(p, span=m["span"], **v)[0],
     "chain_outside": lambda p, v, m: attention.entropy_chain(p, span=m["span"], **v)[1],
@@ -177,7 +179,8 @@ def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> 
     null = attention.span_mass_null(visible, span=span, dtype=torch.float64)
     same(attention.span_mass(pattern, span=span, visible=visible), null)
     keys = torch.where(visible.any(-1), visible.sum(-1).double(), NAN)
-    same(attention.effective_tokens(pattern, visible=visible), keys)
+    for metric in (attention.effective_tokens, attention.participation):
+        same(metric(pattern, visible=visible), keys)
     full = attention.normalised_entropy(pattern, visible=visible)
     same(full, torch.where(keys > 1, 1.0, NAN))
     for rows, left_out in (("all", None), ("shared", sink), ("question", sink)):
@@ -207,7 +210,7 @@ def test_outcomes_and_gains_of_half_precision_are_computed_in_float32(dtype: tor
         assert value.dtype == torch.float32
     same(outputs.answer_logprob(torch.full((1, 1, 2), 6e4, dtype=torch.float16), ANSWER[:1]), -0.6931472)
     p, q = (3 * random(2, 40)).softmax(-1).to(dtype)
-    for distance in (attention.total_variation, attention.jensen_shannon_distance):
+    for distance in (attention.total_variation, attention.hellinger, attention.jensen_shannon_distance):
         exact = distance(p.double() / p.double().sum(), q.double() / q.double().sum())
         same(distance(p, q), exact.float(), atol=1e-6, rtol=0)
 

@@ -25,7 +25,7 @@ from mless_interp.prompts.pairs import PromptPair
 from mless_interp.runtime.results import of_heads
 from mless_interp.scores import HeadScores, score_cache, score_heads, streaming
 
-LEAN = {"effective_tokens": 1e-3, "recovery_tau": 0.05, "kurtosis": 1e-3, "recovery_fraction": 1e-3}
+LEAN = {"effective_tokens": 1e-3, "participation": 1e-3, "recovery_tau": 0.05, "kurtosis": 1e-3, "recovery_fraction": 1e-3}
 """Tolerances of numbers that are tens of tokens, fourth powers or quotients of differences; 1e-5 for the rest."""
 
 
@@ -66,6 +66,7 @@ def test_the_methods_vectors_come_out_of_a_cache() -> None:
         "log_density_ratio_last": np.log(0.25 / 0.125),  # without the sink: tokens 3 and 4 get .15 and .10
         "entropy_last": 1.554547,
         "effective_tokens_last": 4.732943,
+        "participation_last": 4.545455,
         "normalised_entropy_last": 0.965895,
         "retention": (0.365 + 0.15) / (0.55 + 0.3),
         "recovery_aligned": 0.15 / 0.3,
