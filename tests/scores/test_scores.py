@@ -25,7 +25,13 @@ from mless_interp.prompts.pairs import PromptPair
 from mless_interp.runtime.results import of_heads
 from mless_interp.scores import HeadScores, score_cache, score_heads, streaming
 
-LEAN = {"effective_tokens": 1e-3, "participation": 1e-3, "recovery_tau": 0.05, "kurtosis": 1e-3, "recovery_fraction": 1e-3}
+LEAN = {
+    "effective_tokens": 1e-3,
+    "participation": 1e-3,
+    "recovery_tau": 0.05,
+    "kurtosis": 1e-3,
+    "recovery_fraction": 1e-3,
+}
 """Tolerances of numbers that are tens of tokens, fourth powers or quotients of differences; 1e-5 for the rest."""
 
 
