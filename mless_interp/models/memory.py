@@ -101,14 +101,12 @@ def threads_for(info: ModelInfo) -> int:
     return max(1, min(torch.get_num_threads(), product // PER_THREAD))
 
 
-def rows_per_pass(
-    info: ModelInfo, *, batch: int, changed: int, length: int, read: int, devices: Sequence[str] = ()
-) -> int:
+def rows_per_pass(info: ModelInfo, *, batch: int, changed: int, length: int, read: int, devices: Sequence[str]) -> int:
     """Return rows per problem of one pass: full matrix products, within 1 GB or a sixth of the smallest GPU's memory
     (`devices`, as `Model.devices`). The same on every day, as rows decide the last bits."""
     widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
-    gpu = smallest_gpu(devices or (info.device,))
+    gpu = smallest_gpu(devices)
     kind, budget = ("cpu", 1e9) if gpu is None else ("cuda", gpu / 6)
     bytes_each = 8 if info.dtype == "float64" else 4
     fitting = int(budget / (per_row * bytes_each * batch))
@@ -122,12 +120,12 @@ def rows_per_request(info: ModelInfo, *, batch: int, changed: int, length: int) 
 
 
 def rows_per_graph(
-    info: ModelInfo, *, changed: int, length: int, read: int, bytes_each: int, devices: Sequence[str] = ()
+    info: ModelInfo, *, changed: int, length: int, read: int, bytes_each: int, devices: Sequence[str]
 ) -> int:
     """Return rows of one pass whose graph over all layers fits the memory: the smallest GPU's, wherever the layers lie."""
     width = 10 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * length
     numbers = info.n_layers * changed * width + 3 * read * info.d_vocab
-    gpu = smallest_gpu(devices or (info.device,))
+    gpu = smallest_gpu(devices)
     budget = GRAPH_BYTES if gpu is None else gpu / 4
     return max(1, int(budget / (numbers * bytes_each)))
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import needs_hooked_transformer
+from conftest import needs_hooked_transformer, word_tokenizer
+from models_under_test import hooked
 
 import mless_interp as mi
 from mless_interp.models.base import Model
@@ -14,51 +15,25 @@ from mless_interp.models.info import ModelError
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import Prompt
 from mless_interp.views.circuitsvis import read_patterns
 
-LEAST = {"n_layers": 1, "n_heads": 1, "d_model": 8, "d_head": 8, "attn_only": True, "normalization_type": None}
-USUAL = {**LEAST, "n_layers": 2, "n_heads": 2, "d_head": 4, "normalization_type": "LN"}
+LEAST = {"n_layers": 1, "n_heads": 1, "d_head": 8, "n_ctx": 16, "d_vocab": 12}
 QUIET = {"progress": False}
 
 
-def hooked(**shape: Any) -> Any:
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-
-    made = {"n_ctx": 16, "d_vocab": 12, "act_fn": "relu", "seed": 0, "device": "cpu", **shape}
-    model = HookedTransformer(HookedTransformerConfig(**made))
-    generator = torch.Generator().manual_seed(0)
-    for weight in model.parameters():
-        weight.data += 0.5 * torch.randn(weight.shape, generator=generator)
-    return model
-
-
 def toy(**shape: Any) -> Model:
-    return mi.wrap_model(hooked(**{**USUAL, **shape}))
+    return hooked(**{"n_ctx": 16, "d_vocab": 12, "normalization_type": "LN", **shape})
 
 
 def toy_pair(before: int, inserted: int, after: int, answer: tuple[int, ...] = (1,)) -> PromptPair:
-    """A prompt of token ids that no tokenizer made."""
-    ids = (*(1 + at % 5 for at in range(before)), *[7] * inserted, *(2 + at % 7 for at in range(after)))
-    segments = ("question",) * before + ("inserted",) * inserted + ("question",) * after
-    kept = [at for at, segment in enumerate(segments) if segment != "inserted"]
-    base = Prompt(tuple(ids[at] for at in kept), ("question",) * len(kept), "raw", False)
-    return PromptPair(
-        problem=Problem(id=f"{before} {inserted} {after}", question=str(ids), answer=str(answer)),
-        base=base,
-        inserted=Prompt(ids, segments, "raw", False),
-        insertion=Insertion.meaningless(" /", inserted),
-        answer_ids=answer,
-        distractor_ids=(0,),
-    )
+    ids = [*(1 + at % 5 for at in range(before)), *[7] * inserted, *(2 + at % 7 for at in range(after))]
+    return mi.pairs_from_ids([ids], [answer], span=(before, before + inserted), distractors=[0])[0]
 
 
 @needs_hooked_transformer
-@pytest.mark.parametrize(
-    "shape", [LEAST, {**LEAST, "n_ctx": 3}, {**LEAST, "d_vocab_out": 2}, {**USUAL, "d_vocab_out": 20}]
-)
+@pytest.mark.parametrize("shape", [LEAST, {**LEAST, "n_ctx": 3}, {**LEAST, "d_vocab_out": 2}, {"d_vocab_out": 20}])
 def test_the_smallest_models_pass_the_self_check(shape: dict[str, Any]) -> None:
-    model = mi.wrap_model(hooked(**shape))
+    model = hooked(**shape)
     assert model.checks.by_layers and model.checks.shows_rotated and model.checks.output_error < 1e-5
     assert np.isfinite(model.resolution)
 
@@ -85,16 +60,15 @@ def test_an_answer_of_a_model_that_gives_classes_is_a_class() -> None:
 @pytest.mark.parametrize("outcome", ["answer_logprob", "logit_diff", "kl_last"])
 def test_a_prompt_that_fills_the_context_is_one_in_a_longer_context(outcome: str) -> None:
     """Nothing is read behind the last token of the answer, so it need not be fed."""
-    long, short = (hooked(**USUAL, n_ctx=n) for n in (18, 16))
-    weights = {name: value[:16] if name == "pos_embed.W_pos" else value for name, value in long.state_dict().items()}
-    short.load_state_dict({name: value for name, value in weights.items() if "mask" not in name}, strict=False)
+    long, short = (toy(n_ctx=n) for n in (18, 16))
+    weights = {name: value for name, value in long.underlying.state_dict().items() if "mask" not in name}
+    weights["pos_embed.W_pos"] = weights["pos_embed.W_pos"][:16]
+    short.underlying.load_state_dict(weights, strict=False)
     for pair in (toy_pair(3, 4, 9), toy_pair(3, 4, 8, answer=(1, 5))):
-        tight, roomy = (
-            mi.patch_heads(mi.wrap_model(model), [pair], outcome=outcome, **QUIET) for model in (short, long)
-        )
+        tight, roomy = (mi.patch_heads(model, [pair], outcome=outcome, **QUIET) for model in (short, long))
         np.testing.assert_allclose(tight.patched, roomy.patched, atol=1e-5)
     with pytest.raises(ValueError, match="needs 17 positions"):
-        mi.patch_heads(mi.wrap_model(short), [toy_pair(3, 4, 8, answer=(1, 5, 6))], **QUIET)
+        mi.patch_heads(short, [toy_pair(3, 4, 8, answer=(1, 5, 6))], **QUIET)
 
 
 @needs_hooked_transformer
@@ -110,7 +84,7 @@ def test_without_a_tokenizer_everything_runs_that_needs_none() -> None:
 
 
 @needs_hooked_transformer
-@pytest.mark.parametrize("name", ["certify_model", "locate_heads", "activation_shift", "evaluate_accuracy"])
+@pytest.mark.parametrize("name", ["certify_model", "activation_shift", "evaluate_accuracy"])
 def test_where_a_tokenizer_is_needed_what_was_called_is_named(name: str) -> None:
     model, pairs = toy(attn_only=False, d_mlp=16), [toy_pair(3, 4, 7), toy_pair(4, 4, 7)]
     given = {"certify_model": (), "evaluate_accuracy": ([pair.problem for pair in pairs],)}.get(name, (pairs,))
@@ -122,9 +96,7 @@ def test_where_a_tokenizer_is_needed_what_was_called_is_named(name: str) -> None
 
 @needs_hooked_transformer
 def test_a_model_that_gives_classes_writes_no_text() -> None:
-    from conftest import word_tokenizer
-
-    model = mi.wrap_model(hooked(**{**USUAL, "d_vocab": 144, "d_vocab_out": 2}), tokenizer=word_tokenizer())
+    model = mi.wrap_model(toy(d_vocab=144, d_vocab_out=2).underlying, tokenizer=word_tokenizer())
     problems = [Problem(id="a", question="How many ?", answer="3")]
     with pytest.raises(ModelError, match="gives 2 classes, not tokens, so it completes no text"):
         mi.evaluate_accuracy(model, problems, max_new_tokens=2, **QUIET)

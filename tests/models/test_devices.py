@@ -72,7 +72,6 @@ def certified(model: Model) -> Iterator[np.ndarray]:
 
 
 MADE = {"capture": everything_captured, "edits": edited, "certify_model": certified}
-OFTEN = ("capture", "edits", "attribution")
 
 
 def same(name: str, whole: Model, split: Model) -> None:
@@ -93,7 +92,7 @@ OF_OTHERS = ("profile", "segments", "patches of knockouts, noising", "joint", "r
 EVERY = [name for name in (*MADE, *ANALYSES) if name not in (*OF_OTHERS, "located, screened")]
 
 
-@pytest.mark.parametrize("name", OFTEN)
+@pytest.mark.parametrize("name", ["capture", "edits"])
 def test_a_split_changes_nothing(name: str) -> None:
     same(name, *(here(where, "eager") for where in (ALONE, SPLITS[-1])))
 
@@ -171,7 +170,9 @@ def products_in_passes(model: Model, pairs: Any, monkeypatch: pytest.MonkeyPatch
     return set(seen)
 
 
-@pytest.mark.parametrize(("options", "products"), [({}, "high"), ({"tf32": False}, "highest")])
+@pytest.mark.parametrize(
+    ("options", "products"), [({}, "high"), pytest.param({"tf32": False}, "highest", marks=pytest.mark.slow)]
+)
 def test_products_are_in_tf32_on_a_device_within_passes_alone(
     options: dict[str, Any], products: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
