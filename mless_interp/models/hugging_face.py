@@ -27,9 +27,7 @@ from .traced_ops import additive_mask, unembedded
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
 
 
-def hugging_face_info(
-    hf_model: Foreign, *, name: str = "", backend: str = "none yet", attention: str = "eager"
-) -> ModelInfo:
+def hugging_face_info(hf_model: Foreign, *, name: str = "", backend: str = "", attention: str = "eager") -> ModelInfo:
     """Return the geometry that a Hugging Face config gives (its text part for multimodal models); `ModelError` for models whose
     conditions are undefined, or whose attention is of another form."""
     config = hf_model.config.get_text_config()

@@ -103,16 +103,14 @@ class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
     Largest differences: of a row's sum from 1 (`row_sum_error`); of heads' outputs from their own values with every token made
-    to look at itself, as a share (`edit_error`), and of the logits then (`edit_effect`); of logits from the plain Hugging Face
-    pass; of the gap from the masked condition; of a replay from a whole pass; of heads' outputs from those of entering queries
-    and keys (`entering_error`; `entering` says why these cannot be had); of what attention adds from z W_O + b
-    (`output_error`). `resolution`: twice the root mean square of what rounding did to a token's log-probability, in nats.
-    None: does not apply, or was not measured.
+    to look at itself, as a share (`edit_error`); of logits from the plain Hugging Face pass; of the gap from the masked
+    condition; of a replay from a whole pass; of heads' outputs from those of entering queries and keys (`entering_error`;
+    `entering` says why these cannot be had); of what attention adds from z W_O + b (`output_error`). `resolution`: twice the
+    root mean square of what rounding did to a token's log-probability, in nats. None: does not apply, or was not measured.
     """
 
     largest_logit: float
     row_sum_error: float | None
-    edit_effect: float | None
     logits_difference: float | None
     gap_difference: float | None
     replay_difference: float | None

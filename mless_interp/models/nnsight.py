@@ -49,9 +49,7 @@ class _Brought(nnsight.TransformersModel):
 def hosted(name: str, loading: Loading) -> "NnsightModel":
     """Take a model that NDIF hosts, by its hub id. Its config and tokenizer are fetched; no weight is read or made here."""
     if not nnsight.CONFIG.API.APIKEY:
-        raise ModelError(
-            f"{name!r} with remote=True needs an API key of NDIF (https://login.ndif.us): set NDIF_API_KEY"
-        )
+        raise ModelError(f"{name!r} with remote=True needs an API key of NDIF, https://login.ndif.us: set NDIF_API_KEY")
     options = {"task": "text-generation", "attn_implementation": loading.attn_implementation}
     try:
         tokenizer = load_tokenizer(name)
@@ -111,9 +109,7 @@ class NnsightModel(HuggingFaceModel):
         unknown = [part.unknown for part in self.parts if part.unknown not in (None, "MLP")]
         if unknown or not self.parts:
             what = (*unknown, "decoder layers")[0]
-            raise ModelError(
-                f'{info.architecture}: its {what} go by names that are not known here; use backend="bridge"'
-            )
+            raise ModelError(f'{info.name}: its {what} go by names that are not known here; use backend="bridge"')
         if remote and self.has_sinks:
             raise ModelError(f"{info.architecture} has learned sinks, so it cannot be run remotely: load it here")
         paths = {module: path for path, module in hf_model.named_modules()}

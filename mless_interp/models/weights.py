@@ -263,9 +263,7 @@ class WeightsHash:
         return f"xxh3:{xxhash.xxh3_128_hexdigest(''.join(sorted(lines)).encode())}"
 
     def _digest(self, tensor: Tensor) -> str:
-        if (
-            tensor.is_cpu or tensor.is_inference()
-        ):  # never by its address: one that was brought here may have had it before
+        if tensor.is_cpu or tensor.is_inference():  # not by address: one brought before may have had the same
             return _digest(tensor)
         key = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if self._known.get(key, (-1, ""))[0] != tensor._version:

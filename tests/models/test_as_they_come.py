@@ -40,7 +40,7 @@ def test_the_smallest_models_pass_the_self_check(shape: dict[str, Any]) -> None:
 
 @needs_hooked_transformer
 def test_an_answer_of_a_model_that_gives_classes_is_a_class() -> None:
-    model, pairs = toy(d_vocab_out=2), [toy_pair(3, 4, 9), toy_pair(2, 4, 10)]
+    model, pairs = toy(d_vocab_out=2, n_ctx=18), [toy_pair(3, 4, 9), toy_pair(2, 4, 10)]
     found = mi.patch_heads(model, pairs, **QUIET)
     for at, pair in enumerate(pairs):
         logits = model.underlying(pair.inserted.tokens)[0, -1].detach()
