@@ -102,11 +102,11 @@ BY_LAYERS = "layer by layer"
 class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
-    Largest differences: of a row's sum from 1 (`row_sum_error`); of heads' outputs from their own values with every token made
-    to look at itself, as a share (`edit_error`); of logits from the plain Hugging Face pass; of the gap from the masked
-    condition; of a replay from a whole pass; of heads' outputs from those of entering queries and keys (`entering_error`;
-    `entering` says why these cannot be had); of what attention adds from z W_O + b (`output_error`). `resolution`: twice the
-    root mean square of what rounding did to a token's log-probability, in nats. None: does not apply, or was not measured.
+    Largest differences: of a row's sum from 1 (`row_sum_error`); of logits from the plain Hugging Face pass; of the gap from
+    the masked condition; of a replay from a whole pass; of heads' outputs from those of entering queries and keys
+    (`entering_error`; `entering` says why these cannot be had); of what attention adds from z W_O + b (`output_error`).
+    `resolution`: twice the root mean square of what rounding did to a token's log-probability, in nats. None: does not apply,
+    or was not measured.
     """
 
     largest_logit: float
@@ -117,7 +117,6 @@ class ModelChecks:
     tolerance: float
     replay: str
     shows_rotated: bool = True
-    edit_error: float | None = None
     entering_error: float | None = None
     entering: str = ""
     resolution: float | None = None
