@@ -1,4 +1,4 @@
-"""Greedy continuation with an intervention, one whole forward pass a token: what engines with a cache must equal."""
+"""Completions with the logits that their tokens were chosen from."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,37 +11,7 @@ from torch import Tensor
 
 from mless_interp.answers import decoding, engines
 from mless_interp.answers.decoding import Request
-from mless_interp.core.heads import Head
 from mless_interp.models.base import Model
-from mless_interp.models.info import Inputs
-from mless_interp.patching.interventions import Intervention, run_edits
-
-
-def generate(
-    model: Model,
-    inputs: Inputs,
-    *,
-    max_new_tokens: int,
-    intervention: Intervention | None = None,
-    heads: tuple[Head, ...] = (),
-    span: Tensor | None = None,
-    start: int = 0,
-    stop_ids: tuple[int, ...] = (),
-) -> Tensor:
-    """New tokens `[batch, new]`; generated ones are never part of the span. The intervention acts at every step."""
-    tokens = inputs.tokens.to(model.info.device)
-    for _ in range(max_new_tokens):
-        edits = {}
-        if intervention is not None and span is not None:
-            more = tokens.shape[1] - span.shape[-1]
-            inside = torch.nn.functional.pad(span.view(1, -1), (0, more), value=False)
-            edits = run_edits(model, Inputs(tokens), intervention, heads, span=inside, start=start)
-        logits = model.run(tokens, edits=edits, logits_at="last").logits
-        assert logits is not None
-        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
-        if int(tokens[0, -1]) in stop_ids:
-            break
-    return tokens[:, inputs.n_tokens :]
 
 
 def with_logits(model: Model, requests: Iterable[Request], **options: Any) -> dict[str, SimpleNamespace]:

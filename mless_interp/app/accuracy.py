@@ -75,7 +75,7 @@ def compute(options: Options) -> Computed:
     treatments = [_treatment(options, name) for name in names]
     asked = options.chosen("n_samples", "temperature", "top_p", "max_new_tokens", "batch_size") | {"engine": engine}
     check_asked(treatments, **asked)
-    model = options.load()
+    model = options.load(*(each.insertion for each in treatments if each.insertion is not None))
     if knocked_out is not None:
         treatments.append(replace(_treatment(options, "mless"), knockout=knocked_out, name="knockout"))
     how = {"template": options.template, "checkpoint": options.partial / "answers.jsonl", **options.common}

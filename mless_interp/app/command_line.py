@@ -322,13 +322,19 @@ class Asking(Loading, Saving):
             )
         return split(found, counts.values())
 
-    def load(self) -> "Model":
-        """Load the model, once options, engine and named heads are known to be right."""
+    def load(self, *fillers: "Insertion") -> "Model":
+        """Load the model, once options, engine, named heads and insertions are known to be right."""
         options, engine = self.loading(), self.computing()
         self.say(f"loading {self.model} ...")
-        from ..models.load import load_model, shape_of
+        from ..models.load import context_of, load_model, shape_of, tokenizer_of_model
+        from ..prompts.pairs import check_length, pairs_of_any
 
         self.heads_of(shape_of(self.model))
+        for filler in fillers:
+            check_length(filler, context_of(self.model), self.model)
+            pairs_of_any(
+                tokenizer_of_model(self.model), self.first(1), filler, template=getattr(self, "template", "raw")
+            )
         return load_model(self.model, **options).on(engine)
 
 
@@ -354,7 +360,8 @@ class Inserting(Asking):
         """Return the model and the pairs of each part of the problems; refuse a wrong insertion before the model is loaded."""
         from ..prompts.pairs import make_pairs
 
-        filler, model = self.filler(), self.load()
+        filler = self.filler()
+        model = self.load(filler)
         made = make_pairs(model, [problem for part in parts for problem in part], filler, template=self.template)
         return model, split(made, map(len, parts))
 
@@ -585,7 +592,7 @@ def chosen_heads(
 
 def check_key(problems: tuple[Problem, ...], name: str, key: str | None) -> None:
     """`ValueError` where a problem has nothing under the key that an option names."""
-    lacking = [each for each in problems if key not in (None, "answer") and not each.text(key)]
+    lacking = [each for each in problems if key not in (None, "answer") and not each.texts.get(key)]
     if lacking:
         known = ", ".join(lacking[0].keys)
         raise ValueError(f"{name} {key}: problem {lacking[0].id!r} has nothing under that key; it has {known}")

@@ -34,7 +34,7 @@ def compute(options: Options) -> Computed:
     doses = checked_doses(numbers)
     check_has_doses(options.insertion)
     filler = options.filler(n_tokens=doses[-1])
-    model = options.load()
+    model = options.load(filler)
     how = options.chosen("layer", "outcome", "template") | options.common
     found = dose_response(model, questions, filler, doses=doses, checkpoint=options.partial / "doses.jsonl", **how)
     pairs = make_pairs(model, questions[:1], filler, template=options.template)

@@ -55,7 +55,7 @@ def compute(options: Options) -> Computed:
     from ..views.report import ShownPrompt
 
     chosen_metrics(metrics)
-    model = options.load()
+    model = options.load(*fillers)
     heads = options.heads_of((model.info.n_layers, model.info.n_heads))
     common = options.common | {"conditions": conditions, "rows": options.rows}
     pairs = [make_pairs(model, questions, filler, template=options.template) for filler in fillers]

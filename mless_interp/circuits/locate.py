@@ -197,10 +197,10 @@ def _strata(prepared: Prepared, by: str | None) -> tuple[str, ...]:
     """The stratum of each problem by a key; `ValueError` where some problems have nothing under it."""
     if by is None:
         return ()
-    found = [pair.problem.text(by) for pair in prepared.bare]
+    found = [pair.problem.texts.get(by) for pair in prepared.bare]
     lacking = [pair.id for pair, value in zip(prepared.bare, found, strict=True) if not value]
     if lacking:
-        known = sorted(set.intersection(*(set(pair.problem.keys) for pair in prepared.bare)) - {"id", "question"})
+        known = sorted(set.intersection(*(set(pair.problem.texts) for pair in prepared.bare)) - {"id", "question"})
         raise ValueError(
             f"by={by!r}: {len(lacking)} of {len(found)} problems have nothing under that key (first: {lacking[0]!r}); all have "
             f"{', '.join(known)}"

@@ -398,9 +398,9 @@ def _token(model: Model, pair: PromptPair, what: What) -> int:
 
 
 def _of_tag(model: Model, pair: PromptPair, tag: str) -> Sequence[int]:
-    text = pair.problem.text(tag)
+    text = pair.problem.texts.get(tag)
     if text is None:
-        raise ValueError(f"problem {pair.id!r} has no tag {tag!r}; it has {', '.join(pair.problem.keys)}")
+        raise ValueError(f"problem {pair.id!r} has no tag {tag!r}; it has {', '.join(pair.problem.texts)}")
     if pair.given:
         return [int(text)] if text.isdecimal() else []
     model.need_tokenizer(f"the tag {tag!r}")

@@ -265,6 +265,11 @@ def shape_of(label: str) -> tuple[int, int] | None:
     return (n_layers, n_heads) if isinstance(n_layers, int) and isinstance(n_heads, int) else None
 
 
+def context_of(label: str) -> int | None:
+    """Read the context length from the config.json behind a model's name; None where it is not here or says it otherwise."""
+    return _config_of(label).get("max_position_embeddings")
+
+
 def source_of(label: str) -> str:
     """Return the directory or hub id behind a model's name; `ModelError` for a directory without a model."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)

@@ -60,7 +60,7 @@ def checked_doses(doses: Sequence[int] | np.ndarray) -> tuple[int, ...]:
 
 def check_has_doses(kind: str) -> None:
     """`ValueError` where insertions of this kind have one length only."""
-    if one_of(kind, KINDS, "insertion").own_length or kind == "text":
+    if one_of(kind, KINDS, "insertion").own_length:
         raise ValueError(f"an insertion of kind {kind!r} has one length only, so it has no dose")
 
 

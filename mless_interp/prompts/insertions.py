@@ -37,13 +37,12 @@ AT = tuple(Place.__annotations__)
 class Insertion:
     """An insertion: what to insert and where, counted in tokens. Make one with the class methods.
 
-    A unit, word or text may name a special token of the tokenizer (`<|reserved_special_token_0|>`): it is inserted as such,
-    unlike the text of problems, which is text whatever it spells.
-
     The place is `before=` or `after=` a segment of the prompt ("question", "system", "template", "bos": its first or last
     token), or `at=` a token index of the prompt without insertion; `before="answer"` is the prompt's end. The paper's
     positions: `before="question"` (2, the default), `before="system"` (1), `after="question"` (3). Several places, as in
     `before="question", after="question"` or `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
+
+    A unit, word or text may name a special token of the tokenizer, unlike the text of problems, which is text.
     """
 
     kind: str
@@ -120,9 +119,9 @@ class Insertion:
 
     @classmethod
     @checked
-    def text(cls, text: str, n_tokens: int | None = None, **place: Unpack[Place]) -> "Insertion":
-        """Any text once, as it is; `n_tokens`, if given, must be its length in tokens."""
-        return cls("text", text, n_tokens, **place)
+    def text(cls, text: str, **place: Unpack[Place]) -> "Insertion":
+        """Any text once, as it is."""
+        return cls("text", text, None, **place)
 
     @classmethod
     @checked
@@ -188,9 +187,7 @@ class Insertion:
         if unit is not None and not asked.unit:
             raise ValueError(f"insertion {kind!r} takes no unit, got {unit!r}; leave it out")
         if n_tokens is not None and asked.own_length:
-            raise ValueError(
-                f"insertion {kind!r} is as long as each problem's own text; leave its number of tokens out"
-            )
+            raise ValueError(f"insertion {kind!r} is as long as its text; leave its number of tokens out")
         given: Arguments = dict(place)
         given |= {} if asked.own_length else {"n_tokens": 55 if asked.counted and n_tokens is None else n_tokens}
         given |= {"seed": seed} if asked.drawn else {}
@@ -223,11 +220,6 @@ class Insertion:
     def repeats(self) -> bool:
         """Whether it is one unit of text again and again."""
         return KINDS[self.kind].ids is _repeated
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it can be put into a string; token ids cannot."""
-        return KINDS[self.kind].is_text
 
     def span(self, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
         """Return the token ids that this insertion puts into this problem's prompt; its id is enough for most kinds.
@@ -360,10 +352,7 @@ def _repeated(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str
 
 
 def _once(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
-    ids = _encoded(tokenizer, insertion.unit)
-    if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
-        raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
-    return ids
+    return _encoded(tokenizer, insertion.unit)
 
 
 def _bos(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str) -> tuple[int, ...]:
@@ -417,12 +406,10 @@ def _own_text(insertion: Insertion, tokenizer: Tokenizer, problem: Problem | str
     """What a problem says under a key (its question), after a space, as plain text."""
     key = insertion.unit or "question"
     assert isinstance(problem, Problem)
-    text = (problem.text(key) or "").strip()
+    text = problem.texts.get(key, "").strip()
     if not text:
-        known = ", ".join(problem.keys)
-        raise ValueError(
-            f"problem {problem.id!r} has no {key} to insert (it has {known}); give it one or leave the problem out"
-        )
+        known = f"{key} to insert (it has {', '.join(problem.texts)})"
+        raise ValueError(f"problem {problem.id!r} has no {known}; give it one or leave the problem out")
     ids = encode_part(tokenizer, problem, key, f" {text}", within=True)
     remedy = "leave it out, or give it words of the model's own"
     _check_known(tokenizer, ids, f"problem {problem.id!r}, its {key}", remedy)
@@ -434,8 +421,8 @@ class Kind:
     """One kind of insertion: its `short` name in tables, and the `ids` that it puts into a problem's prompt.
 
     `unit`: the argument that says what is repeated or looked up, if that can be chosen, and `read` makes it of a text.
-    `counted`: its length is given in tokens, and the same in every problem. `own_length`: each problem's text decides it.
-    `drawn`: by a seed. `is_text`: it can be put into a string too.
+    `counted`: its length is given in tokens, and the same in every problem. `own_length`: its text decides it. `drawn`: by a
+    seed.
     """
 
     short: str
@@ -445,7 +432,6 @@ class Kind:
     counted: bool = True
     own_length: bool = False
     drawn: bool = False
-    is_text: bool = True
 
 
 KINDS: dict[str, Kind] = {
@@ -459,9 +445,9 @@ KINDS: dict[str, Kind] = {
     "from_key": Kind("its own", _own_text, "key", counted=False, own_length=True),
     "counting": Kind("counting", _counting),
     "whitespace": Kind("whitespace", _repeated, "unit"),
-    "pause": Kind("pause", _pause, "token", is_text=False),
-    "repeated_bos": Kind("repeated_bos", _bos, is_text=False),
-    "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False, is_text=False),
-    "text": Kind("text", _once, "text", counted=False),
+    "pause": Kind("pause", _pause, "token"),
+    "repeated_bos": Kind("repeated_bos", _bos),
+    "ids": Kind("ids", _given_ids, "token_ids", _whole_numbers, counted=False),
+    "text": Kind("text", _once, "text", counted=False, own_length=True),
 }
 """Every kind of insertion by name; each has a constructor of that name in `Insertion`."""

@@ -56,33 +56,32 @@ def pairs_from_ids(
     if not prompts:
         raise ValueError("there are no ids to make pairs of")
     n = len(prompts)
-    columns = [
-        prompts,
-        *(_of_each(*each, n) for each in ((answers, "answers"), (distractors, "distractors"), (clean, "clean"))),
-    ]
-    columns += [[span] * n if _range(span) else _of_each(span, "span", n), _tags(tags, n), [None] * n]
+    given = {"ids": prompts, "tags": _tags(tags, n)}
+    given["span"] = [span] * n if _range(span) else _of_each(span, "span", n)
+    given |= {"answer": _of_each(answers, "answers", n), "clean": _of_each(clean, "clean", n)}
+    given["distractor"] = _of_each(distractors, "distractors", n)
     made = []
-    for at, row in enumerate(zip(*columns, strict=True)):
+    for at in range(n):
         try:
-            made.append(_pair(dict(zip(KEYS, row, strict=True)), names or {}))
+            made.append(_pair({key: values[at] for key, values in given.items()}, names or {}))
         except ValueError as error:
             raise ValueError(f"problem {at} (zero-based): {error}") from None
     return Several(made)
 
 
 def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
-    """The pair of a prompt, of what `KEYS` name."""
+    """Make the pair of what `KEYS` name."""
     ids, answer = _ids(given, "ids"), _ids(given, "answer")
     distractor, other = _ids(given, "distractor"), _ids(given, "clean")
     if other and (len(other) != len(ids) or other == ids):
         came = "the same" if other == ids else len(other)
         raise ValueError(f"clean must be as many tokens as ids, {len(ids)}, and other ones, got {came}")
-    if given["span"] is not None:
-        start, stop = _range(given["span"]) or (0, 0)
+    if (span := given.get("span")) is not None:
+        start, stop = _range(span) or (0, 0)
         if not 0 <= start < stop < len(ids):
             raise ValueError(
                 f"span must be (first, one past the last) position, before the last of {len(ids)} tokens, where the answer is "
-                f"read, got {given['span']!r}"
+                f"read, got {span!r}"
             )
     elif other:
         start = stop = next(at for at, (here, there) in enumerate(zip(ids, other, strict=True)) if here != there)
@@ -93,7 +92,7 @@ def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
     fields = {key: tags.pop(key) for key in ("group", "subject", "level") if key in tags}
     digest = key_of([ids, other or None, answer, distractor, start, stop])[:10]
     problem = Problem(
-        id=digest if given["id"] is None else str(given["id"]),
+        id=digest if given.get("id") is None else str(given["id"]),
         question=",".join(map(str, [*ids, *(["clean", *other] if other else [])])),  # one word: no runs of words
         answer=words(answer),
         distractor=words(distractor) or None,
@@ -101,12 +100,12 @@ def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
         **{"group": f"ids {key_of([ids])[:10]}", **fields},  # with another clean prompt it is the same problem
     )
     segments = tuple("inserted" if start <= at < stop else "question" for at in range(len(ids)))
-    kept = tuple(at for at, segment in enumerate(segments) if segment == "question")
+    base = (*ids[:start], *ids[stop:])
     return PromptPair(
         problem=problem,
-        base=Prompt(tuple(ids[at] for at in kept), ("question",) * len(kept), IDS.name),
+        base=Prompt(base, ("question",) * len(base), IDS.name),
         inserted=Prompt(ids, segments, IDS.name),
-        insertion=REPLACED if given["span"] is None else Given("given span"),
+        insertion=REPLACED if span is None else Given("given span"),
         answer_ids=answer,
         distractor_ids=distractor,
         template=IDS,
@@ -117,7 +116,7 @@ def _pair(given: Mapping[str, Any], known: Mapping[int, str]) -> PromptPair:
 
 def _ids(given: Mapping[str, Any], key: str) -> tuple[int, ...]:
     """Token ids as a tuple, one alone too; () where a distractor or a clean prompt was not given."""
-    if given[key] is None and key in ("distractor", "clean"):
+    if given.get(key) is None and key in ("distractor", "clean"):
         return ()
     found = np.atleast_1d(given[key].tolist() if hasattr(given[key], "tolist") else given[key])
     if found.dtype.kind not in "iu" or found.ndim != 1 or not found.size or found.min() < 0:
@@ -165,7 +164,7 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
                 row = json.loads(line)
                 if not isinstance(row, dict) or not {"ids", "answer"} <= row.keys() <= set(KEYS):
                     raise ValueError(f"a pair is an object with ids and answer, and of {', '.join(KEYS[2:])}")
-                made.append(_pair(dict.fromkeys(KEYS) | row | {"tags": _tags([row.get("tags")], 1)[0]}, {}))
+                made.append(_pair(row | {"tags": _tags([row.get("tags")], 1)[0]}, {}))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{source.name}, line {number}: {error}") from None
     if not made:

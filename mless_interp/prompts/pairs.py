@@ -357,6 +357,13 @@ def check_fits(info: ModelInfo, pair: PromptPair) -> None:
         )
 
 
+def check_length(insertion: Insertion, context: int | None, name: str) -> None:
+    """`ValueError` for more tokens than a model's context holds (None: unknown), before that many are made."""
+    if context is not None and (insertion.n_tokens or 0) > context:
+        told = f"{insertion.n_tokens} tokens to insert do not fit {name}, which has a context of {context}"
+        raise ValueError(f"{told}: insert fewer tokens")
+
+
 def over_pairs(
     model: Model,
     pairs: Sequence[PromptPair],
@@ -413,11 +420,8 @@ def pairs_of_any(
 ) -> tuple[PromptPair, ...]:
     """`make_pairs` of whatever the tokenizer makes of the problems' words, for what holds for any tokens."""
     tokenizer, info, made = tokenizer_of(model), getattr(model, "info", None), template_named(template)
-    if info is not None and (insertion.n_tokens or 0) > info.context_length:  # before that many are made
-        raise ValueError(
-            f"{insertion.n_tokens} tokens to insert do not fit {info.name}, which has a context of {info.context_length}: "
-            "insert fewer tokens"
-        )
+    if info is not None:
+        check_length(insertion, info.context_length, info.name)
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in problems)
     if not pairs:
         raise ValueError("there are no problems to make pairs of")
@@ -466,7 +470,8 @@ def _make_pair(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, tem
 
 def _as_text(tokenizer: Tokenizer, problem: Problem, insertion: Insertion, template: Template) -> Prompt:
     """The prompt with an insertion in the paper's way: inserted into the string, which is encoded in one piece."""
-    if not insertion.is_text or insertion.where != "before question" or spells_special(tokenizer, insertion.unit):
+    no_text = insertion.kind in ("pause", "repeated_bos", "ids") or spells_special(tokenizer, insertion.unit)
+    if no_text or insertion.where != "before question":
         raise ValueError(
             'template="paper" inserts text between system and question, no special tokens; use template="raw" for anything else'
         )

@@ -53,18 +53,14 @@ class Problem:
         return first, second
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys under which this problem has a text: its fields and those of `extra`."""
-        return tuple(key for key in (*FIELDS, *self.tags) if self.text(key))
-
-    @property
     def tags(self) -> dict[str, str]:
         """What is known of the problem beyond its fields, by key (`extra`)."""
         return dict(self.extra)
 
-    def text(self, key: str) -> str | None:
-        """Return what stands under a key, a field's name or one of `extra`; None where there is nothing."""
-        return getattr(self, key) if key in FIELDS else self.tags.get(key)
+    @property
+    def texts(self) -> dict[str, str]:
+        """Every text of this problem by its key, a field's name or one of `extra`."""
+        return {key: text for key in FIELDS if (text := getattr(self, key))} | self.tags
 
     @classmethod
     def from_dict(cls, record: Mapping[str, object]) -> "Problem":

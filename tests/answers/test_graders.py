@@ -7,6 +7,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -255,18 +256,17 @@ def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_an_interrupted_question_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = equivalence._Worker()
     worker.ask("x", "x")
-    process, dumps = worker.process, json.dumps
+    process = worker.process
 
-    class Interrupted(str):
-        def __str__(self) -> str:
-            process.stdin.write(f"{self + ''}\n")
-            raise KeyboardInterrupt
+    def interrupted(*said: object, file: Any, **_: object) -> None:
+        file.write(f"{said[0]}\n")
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(json, "dumps", lambda question: Interrupted(dumps(question)))
+    monkeypatch.setattr(equivalence, "print", interrupted, raising=False)
     with pytest.raises(KeyboardInterrupt):
         worker.ask("y", "y")
     monkeypatch.undo()
-    assert process.returncode == -signal.SIGKILL
+    assert process is not None and process.returncode == -signal.SIGKILL
     assert worker.ask("x", "x+1") is False
     worker.close()
 

@@ -208,6 +208,8 @@ WRONG = {
     "accuracy --treatments none,mless@before-anser": "--place: 'before-anser' is no place .did you mean before-answer",
     "accuracy --treatments none@after-question": ".*none inserts nothing, so it has no place",
     "check demo --json none/c.json": ".*--json none/c.json: there is no folder",
+    "locate --unit zzqx": "the insertion 'zzqx' becomes the unknown token",
+    "profiles --n-tokens 5000": "5000 tokens to insert do not fit demo, which has a context of 512",
     "accuracy --knockout 0:99": "L0H99: query head 99 is out of range",
     "accuracy --engine x": "unknown engine 'x'|.*engine 'x'",
     "dose --doses 4,1": "doses must be at least two increasing",
@@ -232,21 +234,14 @@ def test_wrong_input_is_one_plain_line_before_weights_are_read(
     assert "\x1b" not in done.stderr and not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "message"),
-    [
-        ({"answer": " "}, "--limit 2 --answers 2", "no answer to grade"),
-        ({}, "--unit zzqx", "becomes the unknown token"),
-    ],
-)
-def test_problems_that_are_wrong_are_one_line(
-    changes: dict[str, str], options: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_problems_that_are_wrong_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    good = json.loads(DEMO_PROBLEMS.read_text().splitlines()[0]) | changes
-    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(good | {"unique_id": each}) for each in "abcd"))
-    done = call(f"locate --backend bridge --problems p.jsonl {options} --out out --no-progress")
-    assert done.exit_code == 2 and message in done.stderr and done.stderr.count("error: ") == 1, done.stderr
+    wrong = json.loads(DEMO_PROBLEMS.read_text().splitlines()[0]) | {"answer": " "}
+    (tmp_path / "p.jsonl").write_text("\n".join(json.dumps(wrong | {"unique_id": each}) for each in "abcd"))
+    done = call("locate --backend bridge --problems p.jsonl --limit 2 --answers 2 --out out --no-progress")
+    assert done.exit_code == 2 and "no answer to grade" in done.stderr and done.stderr.count("error: ") == 1, (
+        done.stderr
+    )
     assert not (tmp_path / "out").exists()
 
 

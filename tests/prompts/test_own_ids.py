@@ -38,10 +38,7 @@ def test_a_span_of_token_ids_is_a_pair_by_hand() -> None:
     [
         ({}, "give a span whose effect is asked for, or a clean prompt"),
         ({"span": (2, 5)}, "before the last of 5 tokens, where the answer is read"),
-        (
-            {"clean": [[7, 1, 2, 3], IDS[0]]},
-            "problem 0 .*clean must be as many tokens as ids, 5, and other ones, got 4",
-        ),
+        ({"clean": [[7, 1, 2, 3], IDS[0]]}, "problem 0 .*clean must be as many tokens as ids, 5, .* got 4"),
         ({"clean": [IDS[1], IDS[1]]}, "problem 1 .*and other ones, got the same"),
         ({"span": (1, 2), "distractors": [1]}, "distractors must hold one entry for each of 2 problems, got 1"),
         ({"span": (1, 2), "tags": {"of": [1, 2, 3]}}, "tags must hold one entry for each of 2 problems, got 3"),
@@ -144,10 +141,6 @@ def test_everything_takes_pairs_of_ids(tmp_path: Path) -> None:
     for asked in (mi.score_heads, mi.decompose_attention):
         with pytest.raises(ValueError, match=r"has no span, so .* is not defined"):
             asked(model, replaced, **QUIET)
-    ids[:, 1:3] = (ids[:, 1:3] + 1) % 9
-    others = mi.pairs_from_ids(ids, gold, span=(1, 3))
-    beside = mi.trace_paths(model, spans, ["L0H0", "L1H1"], control=others, **QUIET)
-    assert beside.settings["beside"] == "given span"
 
 
 def test_a_file_of_pairs_is_read_line_by_line(tmp_path: Path) -> None:

@@ -42,13 +42,10 @@ def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
 def test_blank_lines_line_ends_of_windows_and_byte_order_marks_are_read(write: Write) -> None:
     path = write("\r", json.dumps(record(1)) + "\r", "   ", json.dumps(record(2)) + "\r", encoding="utf-8-sig")
     assert [problem.id for problem in load_problems(path)] == ["id-1", "id-2"]
+    twice = ("", record(1), record(2), record(1, problem="another"))
     for lines, encoding, message in (
         (("", record(1), "  ", "{"), "utf-8", "line 4: not valid JSON"),
-        (
-            ("", record(1), record(2), record(1, problem="another")),
-            "utf-8",
-            "line 4: id 'id-1' was already used in line 2",
-        ),
+        (twice, "utf-8", "line 4: id 'id-1' was already used in line 2"),
         (("", " "), "utf-8", " holds no problems"),
         (('{"problem": "What is caf\u00e9?"}',), "latin-1", r"line 1: .utf-8. codec .* in position 24"),
     ):

@@ -1,6 +1,5 @@
 """Prompts: what each template sends, which part each token belongs to; what a problem spells is text, and known words."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -92,15 +91,8 @@ def test_white_space_around_a_question_is_what_the_chat_template_makes_of_it(que
         (None, 'this tokenizer has no chat template; use template="raw"'),
         ("{{ raise_exception('System role not supported') }}", r"takes no system prompt \(System role not supported\)"),
         ("{{ messages[1]['content'] }}", "does not show system prompt and question once each"),
-        (
-            "{% for m in messages * 2 %}{{ m['content'] }}{% endfor %}",
-            "does not show system prompt and question once each",
-        ),
-        ("{{ messages[1]['content'] + messages[0]['content'] }}", "does not show system prompt and question once each"),
-        (
-            "{{ messages[0]['content'] + messages[1]['content'] | replace('How', 'Why') }}",
-            "problem 'p': .* as they are",
-        ),
+        ("{% for m in messages * 2 %}{{ m['content'] }}{% endfor %}", "does not show system prompt and question once"),
+        ("{{ messages[0]['content'] + messages[1]['content'] | replace('How', 'Why') }}", "'p': .* as they are"),
     ],
 )
 def test_a_chat_template_that_cannot_be_cut_apart_is_refused(template: str | None, message: str) -> None:
@@ -128,8 +120,7 @@ def test_pairs_of_another_tokenizer_are_refused_by_every_analysis(tiny_model_dir
     model = loaded(tiny_model_dir("llama"), "bridge")
     planted = mi.planted_model(readers=[mi.Head(0, 2)], n_heads=8, n_key_value_heads=2)
     pairs = mi.make_pairs(planted.tokenizer, mi.load_problems(planted, limit=2), mi.Insertion.meaningless(" /", 4))
-    works = [mi.patch_heads, mi.locate_heads, mi.score_heads, mi.attention_profile, mi.decompose_attention]
-    for work in (*works, mi.activation_shift, mi.mediate):
+    for work in (mi.patch_heads, mi.score_heads, mi.attention_profile, mi.decompose_attention, mi.activation_shift):
         with pytest.raises(ValueError, match="made for another tokenizer: its token .* make the pairs with this model"):
             work(model, pairs, progress=False)
     copied = mi.load_model(tiny_model_dir("llama"), backend="bridge")
@@ -185,24 +176,18 @@ def test_no_text_of_a_problem_becomes_a_control_token(tokenizer: Any, template: 
         assert tokenizer.decode(list(ids), clean_up_tokenization_spaces=False) == getattr(HOSTILE, part)
     text = tokenizer.decode(list(pair.base.ids), clean_up_tokenization_spaces=False)
     assert QUESTION in text and HOSTILE.system in text, "every letter is there"
-    assert all(
-        s in ("bos", "template") for at, s in zip(pair.base.ids, pair.base.segments, strict=True) if at in special
-    )
+    held = {s for at, s in zip(pair.base.ids, pair.base.segments, strict=True) if at in special}
+    assert held <= {"bos", "template"}
 
 
-@pytest.mark.parametrize("template", ["raw", "chat"])
-def test_what_is_made_text_is_said_once_per_call_with_the_count(tokenizer: Any, template: str) -> None:
+def test_what_is_made_text_is_said_once_per_call_with_the_count(tokenizer: Any) -> None:
     marker = "<bos>" if tokenizer.bos_token == "<bos>" else tokenizer.eos_token
     plain = [Problem(f"p{i}", f"What is {i}?", "2") for i in range(3)]
     asked = [plain[0], replace(plain[1], answer=marker), replace(plain[2], question=f"a {marker} b")]
-    with pytest.warns(
-        UserWarning, match=r"2 of 3 problems spell special tokens .*first: 'p1', its answer\).* as the text"
-    ) as said:
-        make_pairs(tokenizer, asked, SLASHES, template=template)
-    assert len(said) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        make_pairs(tokenizer, plain, SLASHES, template=template)
+    told = r"2 of 3 problems spell special tokens .*first: 'p1', its answer\).* as the text"
+    with pytest.warns(UserWarning, match=told) as said:
+        make_pairs(tokenizer, asked, SLASHES)
+    assert len(said) == 1 and make_pairs(tokenizer, plain, SLASHES), "no warning here"
 
 
 def test_a_templates_own_text_and_an_insertions_unit_may_name_special_tokens(tokenizer: Any) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
 from models_under_test import problems
-from tokenizers_under_test import EACH_REAL, read_tokenizer
 
 import mless_interp as mi
 from mless_interp.prompts.insertions import Insertion
@@ -93,18 +92,9 @@ def test_a_chat_template_shows_examples_in_the_message_of_the_question(make: Cal
     assert tuple(prompt.ids[at] for at in prompt.indices("examples")) == encode(tokenizer, made.examples or "")
 
 
-@pytest.mark.parametrize("name", EACH_REAL)
-def test_published_chat_templates_keep_the_segments(name: str, tokenizer_dir: Callable[[str], Path]) -> None:
-    tokenizer = read_tokenizer(tokenizer_dir(name))
-    (made,) = mi.with_examples([Problem("a", " How many? ", "3")], [Problem("b", " Two and two? ", "4")])
-    for template in ("raw", "chat"):
-        prompt = build_prompt(tokenizer, made, template)
-        shown = tokenizer.decode([prompt.ids[at] for at in prompt.indices("examples")])
-        assert shown.lstrip() == "Two and two? \nThe final answer is \\boxed{4}\n\n"
-
-
 def test_which_examples_depends_on_seed_and_problem_never_on_the_list() -> None:
     pool = [Problem(f"p{at}", f"{at} + {at} ?", str(2 * at)) for at in range(9)]
+    assert mi.with_examples(pool[:1], pool[1:2])[0].examples == "1 + 1 ?\nThe final answer is \\boxed{2}\n\n"
     drawn = mi.with_examples(pool, pool, n=3, seed=1)
     assert drawn == tuple(mi.with_examples([problem], pool, n=3, seed=1)[0] for problem in pool)
     assert drawn != mi.with_examples(pool, pool, n=3, seed=2) and len({made.examples for made in drawn}) > 6
