@@ -184,7 +184,9 @@ class _Process:
 
 
 def _ended(process: "subprocess.Popen[str]", said: IO[str]) -> None:
-    """End it with whatever it has begun."""
+    """Let it end by itself where its input has; then end whatever is left of it."""
+    with contextlib.suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        process.communicate(timeout=5)
     with contextlib.suppress(OSError), said, process:
         os.killpg(process.pid, signal.SIGKILL)
 
