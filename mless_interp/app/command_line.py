@@ -594,7 +594,7 @@ def check_key(problems: tuple[Problem, ...], name: str, key: str | None) -> None
     """`ValueError` where a problem has nothing under the key that an option names."""
     lacking = [each for each in problems if key not in (None, "answer") and not each.texts.get(key)]
     if lacking:
-        known = ", ".join(lacking[0].keys)
+        known = ", ".join(lacking[0].texts)
         raise ValueError(f"{name} {key}: problem {lacking[0].id!r} has nothing under that key; it has {known}")
 
 
