@@ -32,8 +32,9 @@ def checked(*, typechecker: Any) -> Callable[[Any], Any]:
 
     def of(thing: Any) -> Any:
         if inspect.isclass(thing):
-            if is_dataclass(thing) and "__init__" in vars(thing):
-                thing.__init__ = of(thing.__init__)
+            init = vars(thing).get("__init__")
+            if is_dataclass(thing) and init is not None and not hasattr(init, "__wrapped__"):  # that checks by itself
+                thing.__init__ = of(init)
             return thing
         if "<locals>" in thing.__qualname__:
             return thing
