@@ -101,18 +101,6 @@ def test_stored_figures_are_of_the_stored_weights_which_meet_every_criterion(fig
     assert all(found["met"] for found in figures["criteria"].values())
 
 
-@pytest.mark.slow
-def test_stored_weights_answer_as_the_criteria_say(demo: Loaded, problems: list[dict[str, Any]]) -> None:
-    chosen = problems[measure.N_EFFECTS : measure.N_EFFECTS + 100]
-    assert measure.answers(*demo, chosen).all_right.double().mean() >= 0.95
-    right = {
-        name: measure.answers(*demo, chosen, spans=spans, condition="inserted").all_right.double().mean().item()
-        for name, spans in measure.fillers(len(chosen)).items()
-    }
-    assert right["he"] >= 0.97 and right["random_words"] >= 0.97
-    assert right["slashes"] < right["he"]
-
-
 def test_slashes_change_the_log_prob(demo: Loaded, problems: list[dict[str, Any]], figures: dict[str, Any]) -> None:
     chosen = problems[: measure.N_EFFECTS]
     spans = measure.fillers(len(chosen))["slashes"]
