@@ -151,13 +151,6 @@ class Identity:
     factor: float = 1.0
 
 
-def _identity(
-    name: str, says: str, applies: Callable[[Case], str | None] = lambda case: None, factor: float = 1.0
-) -> Callable[[Callable[[Case], Finding]], Identity]:
-    """Make an identity of a formula."""
-    return lambda formula: Identity(name, says, formula, applies, factor)
-
-
 def _rotated(case: Case) -> str | None:
     said = "this backend shows no queries and keys as they enter the scores of this architecture"
     return None if case.model.has_rotated_sites else said
@@ -187,15 +180,14 @@ def _after_something(case: Case) -> str | None:
     return None if case.pair.span[0] else "nothing stands before the span"
 
 
-def _before_the_question(case: Case) -> str | None:
+def _span_first(case: Case) -> str | None:
     return "the span stands after the question, or part of it" if case.pair.span_sees_question else None
 
 
-def _after_the_question(case: Case) -> str | None:
+def _span_behind(case: Case) -> str | None:
     return None if case.pair.span_sees_question else "nothing of the question stands before the span"
 
 
-@_identity("I0", "the pattern shown is softmax(q k), and times the values it is z (every layer)")
 def own_pattern(case: Case) -> Finding:
     every = [case.layer("inserted", layer) for layer in case.layers]
     found = [apart(run.pattern.to(run.v) @ run.v, run.z) for run in every]
@@ -203,7 +195,6 @@ def own_pattern(case: Case) -> Finding:
     return worst(found)
 
 
-@_identity("I1", "z' = λ z_ref + Σ, position-matched")
 def affine(case: Case) -> Finding:
     found = []
     for new, reference in (("inserted", "gap"), ("held", "base")):
@@ -213,7 +204,6 @@ def affine(case: Case) -> Finding:
     return worst(found)
 
 
-@_identity("I2", "against the plain run: plus λ (z_gap - z_base)")
 def third_term(case: Case) -> Finding:
     after, gap, base = (case.layer(name) for name in ("inserted", "gap", "base"))
     lam, sigma = case.parts(after)
@@ -221,7 +211,6 @@ def third_term(case: Case) -> Finding:
     return apart(case.shared(after.z) - base.z, (lam - 1)[..., None] * base.z + sigma + shift, scale=size(after.z))
 
 
-@_identity("I3", "identical tokens: Σ = (1 - λ) v, one vector per head", _identical)
 def one_vector(case: Case) -> Finding:
     after, gap = case.layer("inserted"), case.layer("gap")
     lam, sigma = case.parts(after)
@@ -230,7 +219,6 @@ def one_vector(case: Case) -> Finding:
     return worst([same, apart(case.shared(after.z), lam[..., None] * gap.z + towards)])
 
 
-@_identity("I4", "renormalised shared pattern = reference pattern")
 def renormalised(case: Case) -> Finding:
     after, gap = case.layer("inserted"), case.layer("gap")
     extra = torch.arange(len(case.pair.inserted), after.pattern.shape[-1])
@@ -241,26 +229,22 @@ def renormalised(case: Case) -> Finding:
     return worst([apart(rows[kept], gap.pattern[kept]), Finding(float(divergence.double().max()), 1.0)])
 
 
-@_identity("I5", "tokens before the span never change (every layer)", _after_something)
 def prefix(case: Case) -> Finding:
     m = case.pair.span[0]
     names = [site(layer, "hook_resid_post") for layer in case.layers]
     return worst(apart(case.run("base")[name][:, :m], case.run("inserted")[name][:, :m]) for name in names)
 
 
-@_identity("I6", "gap = masked on shared tokens (every layer, logits)", factor=10.0)
 def gap_is_masked(case: Case) -> Finding:
     gap, masked, at = case.run("gap"), case.run("masked"), case.pair.shared
     names = ["logits", *(site(layer, "attn.hook_z") for layer in case.layers)]
     return worst(apart(masked[name][:, at], gap[name]) for name in names)
 
 
-@_identity("I7", "layer 0: knockout = z patch from masked, from gap", _rotated)
 def knockout_is_patch(case: Case) -> Finding:
     return worst(apart(case.edited(Knockout(), name), case.edited(PatchZ(), name)) for name in ("masked", "gap"))
 
 
-@_identity("I8", "span attention zeroed: z = λ z_ref", _rotated)
 def zeroed(case: Case) -> Finding:
     n = case.pair.n_after
     lam, _ = case.parts(case.layer("inserted"))
@@ -268,7 +252,6 @@ def zeroed(case: Case) -> Finding:
     return apart(z, lam[:, -n:, None] * case.layer("gap").z[:, -n:])
 
 
-@_identity("I9", "residual change = sum over heads, shares sum to 1", _adds)
 def heads_add_up(case: Case) -> Finding:
     after, masked = case.resid_mid("inserted"), case.resid_mid("masked")
     per_head = case.written(case.shared(case.layer("inserted").z))
@@ -281,7 +264,6 @@ def heads_add_up(case: Case) -> Finding:
     return worst([found, Finding(abs(float(shares.sum()) - 1) * size(change), size(after))])
 
 
-@_identity("I10", "each head adds its scale part + its bias part", _adds)
 def scale_and_bias(case: Case) -> Finding:
     after, reference = case.layer("inserted"), case.shared(case.layer("masked").z)
     lam, sigma = case.parts(after)
@@ -290,7 +272,6 @@ def scale_and_bias(case: Case) -> Finding:
     return apart(whole, parts, scale=size(case.resid_mid("inserted")))
 
 
-@_identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)")
 def entropy_splits(case: Case) -> Finding:
     found = []
     for run in [case.layer("inserted", layer) for layer in case.layers]:
@@ -299,7 +280,6 @@ def entropy_splits(case: Case) -> Finding:
     return worst(found)
 
 
-@_identity("I12", "logit(1 - λ) = log N + constant, slope 1", _unwindowed, factor=10.0)
 def slope_one(case: Case) -> Finding:
     ids, odds = case.pair.span_ids, []
     unit = next(n for n in range(1, len(ids) + 1) if len(ids) % n == 0 and ids == ids[:n] * (len(ids) // n))
@@ -317,14 +297,12 @@ def slope_one(case: Case) -> Finding:
     return apart(slope, torch.ones_like(slope))
 
 
-@_identity("I13", "span before the question: blind = inserted (every layer)", _before_the_question)
-def before_it_is_blind(case: Case) -> Finding:
+def blind_is_inserted(case: Case) -> Finding:
     blind, inserted = case.run("blind"), case.run("inserted")
     return worst(apart(blind[name], inserted[name]) for name in inserted)
 
 
-@_identity("I14", "content = presence + computed (layer 0: outside the span, in it)", _after_the_question)
-def presence_and_computed(case: Case) -> Finding:
+def content_splits(case: Case) -> Finding:
     pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
     masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
     found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]
@@ -338,7 +316,23 @@ def presence_and_computed(case: Case) -> Finding:
     return worst(found)
 
 
-IDENTITIES = tuple(each for each in list(globals().values()) if isinstance(each, Identity))  # in the order of this file
+IDENTITIES = (
+    Identity("I0", "the pattern shown is softmax(q k), and times the values it is z (every layer)", own_pattern),
+    Identity("I1", "z' = λ z_ref + Σ, position-matched", affine),
+    Identity("I2", "against the plain run: plus λ (z_gap - z_base)", third_term),
+    Identity("I3", "identical tokens: Σ = (1 - λ) v, one vector per head", one_vector, _identical),
+    Identity("I4", "renormalised shared pattern = reference pattern", renormalised),
+    Identity("I5", "tokens before the span never change (every layer)", prefix, _after_something),
+    Identity("I6", "gap = masked on shared tokens (every layer, logits)", gap_is_masked, factor=10.0),
+    Identity("I7", "layer 0: knockout = z patch from masked, from gap", knockout_is_patch, _rotated),
+    Identity("I8", "span attention zeroed: z = λ z_ref", zeroed, _rotated),
+    Identity("I9", "residual change = sum over heads, shares sum to 1", heads_add_up, _adds),
+    Identity("I10", "each head adds its scale part + its bias part", scale_and_bias, _adds),
+    Identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)", entropy_splits),
+    Identity("I12", "logit(1 - λ) = log N + constant, slope 1", slope_one, _unwindowed, factor=10.0),
+    Identity("I13", "span before the question: blind = inserted (every layer)", blind_is_inserted, _span_first),
+    Identity("I14", "content = presence + computed (layer 0: outside the span, in it)", content_splits, _span_behind),
+)
 """I0 to I14 of methods §3."""
 
 
