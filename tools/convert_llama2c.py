@@ -154,56 +154,33 @@ def _check_rope(header: Header, cos: Tensor, sin: Tensor, name: str) -> None:
 
 def read_tokenizer(file: Path, vocab_size: int) -> tuple[list[str], list[float]]:
     """The tokens, with "▁" for a space and `<0x..>` for bytes, and their scores; `ValueError` for anything else."""
-    if vocab_size < len(SPECIAL):
-        raise ValueError(
-            f"the model has {vocab_size} tokens, fewer than the {len(SPECIAL)} that every tokenizer of llama2.c begins with"
-        )
     content = file.read_bytes()
-    tokens: list[bytes] = []
+    tokens: list[str] = []
     scores: list[float] = []
     try:
         (longest,) = struct.unpack_from("<i", content)
         start = 4
-        for _ in range(vocab_size):
+        while start < len(content):
             score, length = struct.unpack_from("<fi", content, start)
-            start += 8
-            if not 0 < length <= min(longest, len(content) - start):
-                raise ValueError(
-                    f"{file.name} is damaged: token {len(tokens)} says that it has {length} bytes, where the longest has "
-                    f"{longest} and {len(content) - start} are left"
-                )
-            tokens.append(content[start : start + length])
+            raw = content[start + 8 : start + 8 + length]
+            if not 0 < length == len(raw) <= longest or not np.isfinite(score):
+                raise ValueError(f"token {len(tokens)} is cut off, too long or without a score")
+            tokens.append(_token(raw.decode(), len(tokens)))
             scores.append(score)
-            start += length
-    except struct.error:
-        raise ValueError(
-            f"{file.name} ends after {len(tokens)} of the model's {vocab_size} tokens: it is cut off, or belongs to another "
-            "model"
-        ) from None
-    if start != len(content):
-        raise ValueError(
-            f"{file.name} has {len(content) - start} bytes after the model's {vocab_size} tokens: it belongs to another model"
-        )
-    if longest != max(map(len, tokens)) or not np.isfinite(scores).all():
-        raise ValueError(
-            f"{file.name} is damaged: a score is not finite, or no token has the {longest} bytes it speaks of"
-        )
-    return [_token(token, at, file.name) for at, token in enumerate(tokens)], scores
+            start += 8 + length
+    except (struct.error, ValueError) as error:
+        raise ValueError(f"{file.name} is damaged, or no tokenizer of llama2.c: {error}") from error
+    if len(tokens) != vocab_size or vocab_size < len(SPECIAL):
+        raise ValueError(f"{file.name} has {len(tokens)} tokens, the model {vocab_size}: it belongs to another model")
+    return tokens, scores
 
 
-def _token(raw: bytes, at: int, name: str) -> str:
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        raise ValueError(f"{name} is damaged: token {at}, {raw!r}, is no UTF-8") from None
+def _token(text: str, at: int) -> str:
     if at >= len(SPECIAL):
         return text.replace(" ", SPACE)
     written = SPECIAL[at] if at < 3 else chr(at - 3)  # by earlier exports; later ones write bytes as <0x..>
     if text not in (SPECIAL[at], written, f"\n{written}\n"):
-        raise ValueError(
-            f"{name}: token {at} must be {SPECIAL[at]!r}, got {text!r}; a llama2.c tokenizer begins with {UNK}, {BOS}, "
-            f"{EOS} and the 256 bytes"
-        )
+        raise ValueError(f"token {at} must be {SPECIAL[at]!r}, got {text!r}")
     return SPECIAL[at]
 
 
