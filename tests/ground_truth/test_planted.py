@@ -51,10 +51,8 @@ def effect(planted: PlantedModel, unit: str) -> float:
     """Of 30 tokens, mean over two problems."""
     model = behind_bridge(planted)
     insertion = Insertion.text(unit) if len(unit.split()) > 1 else Insertion.meaningless(unit, 30)
-    found = patch_heads(
-        model, make_pairs(model, planted_problems(planted, 2), insertion), heads=[Head(0, 0)], progress=False
-    )
-    return float(found.total_effect.mean())
+    pairs = make_pairs(model, planted_problems(planted, 2), insertion)
+    return float(patch_heads(model, pairs, heads=[Head(0, 0)], progress=False).total_effect.mean())
 
 
 def test_tokens_are_read_as_strongly_as_they_were_asked_to_be_and_no_others_are() -> None:
