@@ -68,9 +68,9 @@ def test_a_headline_says_which_way_the_effect_goes_and_in_how_many_problems(made
 
 @EVERY
 def test_one_name_is_declared_once(name: str) -> None:
-    """Of all that a result is made of; another result may mean something else by it."""
-    own = [column for kind in type(RESULTS[name]()).__mro__ for column in vars(kind).get("columns", ())]
-    assert len({column.name for column in own}) == len(own) and all(column.heading for column in own)
+    """By each class that a result is made of; another class may mean something else by it."""
+    for own in (vars(kind).get("columns", ()) for kind in type(RESULTS[name]()).__mro__):
+        assert len({column.name for column in own}) == len(own) and all(column.heading for column in own)
 
 
 @EVERY
@@ -83,7 +83,7 @@ def test_its_page_shows_what_it_says_and_its_tables_as_they_were_declared(name: 
     assert [part.text for part in parts if part.kind == "text"] == result.explain().splitlines()
     assert [(each.caption, len(each.rows)) for each in tables] == [(t.caption, len(t.frame)) for t in shown.tables]
     assert sum(part.kind == "head_map" for part in parts) == (shown.head_map is not None)
-    own = {column.name: column for kind in type(result).__mro__ for column in vars(kind).get("columns", ())}
+    own = {c.name: c for kind in reversed(type(result).__mro__) for c in vars(kind).get("columns", ())}
     for table in tables:
         headings = [column.heading for column in table.columns]
         assert len(set(headings)) == len(headings) and table.at_once <= 6
