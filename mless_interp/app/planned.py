@@ -377,14 +377,14 @@ class Shape:
     def of(cls, name: str) -> "Shape":
         """Read config.json and the tokenizer; `ModelError` where there are none, or for a model of a kind that is not taken."""
         source = source_of(name)
-        options: Arguments = {"local_files_only": only_here(source)}
+        options: Arguments = {"local_files_only": only_here(source), "trust_remote_code": False}
         if Path(source).is_dir():
             document(Path(source), "config.json")
         try:
             config = AutoConfig.from_pretrained(source, **options)
             tokenizer = load_tokenizer(source, **options)
             with torch.device("meta"):
-                made = AutoModelForCausalLM.from_config(config)
+                made = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
             info = hugging_face_info(made, name=name)
             layers = [layer.module for layer in decoder_layers(made, info)]
         except ModelError:

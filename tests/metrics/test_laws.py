@@ -251,7 +251,7 @@ def asked(metric: Callable) -> dict[str, torch.Tensor]:
 
 
 def test_every_row_that_is_no_probability_is_refused_by_every_metric() -> None:
-    assert len(OF_A_PATTERN) >= 12 and len(takes("p")) == 3
+    assert len(OF_A_PATTERN) >= 12 and len(takes("p")) == 4
     for kind, row in WRONG.items():
         for metric in OF_A_PATTERN:
             metric(GOOD, **asked(metric))
