@@ -334,7 +334,7 @@ def answered(first: float = 0.72, n: int = 500) -> mi.AccuracyResults:
 def checked() -> mi.ClaimChecks:
     attenuation, uniform = CLAIMS["attenuation"], CLAIMS["more_uniform"]
     checks = (
-        ClaimCheck(attenuation, 0.5, 0.4, 0.6, 6, 1.0, -0.6, -0.4, "agrees"),
+        ClaimCheck(attenuation, 0.5, 0.4, 0.6, 6, 1.0, -0.5, -0.6, -0.4, "agrees"),
         ClaimCheck(uniform, 0.2, 0.1, 0.3, 6, reason="no profile with random words"),
     )
     settings = {"model": "tiny", "heads": "L0H1", "insertion": "Mless", "n_problems": 6}
@@ -480,11 +480,8 @@ def studied(n: int = 8) -> mi.StudyResult:
         problem_ids=problems(n),
         insertions=tuple(totals),
         contrasts=("content",),
-        outcomes=("answer_logprob",),
-        effects={
-            name: {"content": {"answer_logprob": patched(n, donor=-total, contrast="content")}}
-            for name, total in totals.items()
-        },
+        outcome="answer_logprob",
+        effects={name: {"content": patched(n, donor=-total, contrast="content")} for name, total in totals.items()},
         attention={name: scored(n) for name in totals},
         located={"slashes": located()},
         settings={"model": "tiny", "insertions": {"slashes": "Mless ' /' x8", "he": "Mful 'he' x8"}},

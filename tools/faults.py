@@ -54,7 +54,7 @@ ANALYSES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "figures": (
         "reproduce_figures",
-        (*COMMON, "--model", MODEL, "--n-tokens", "6", "--figure", "13", "--limit", "8", "--draws", "2"),
+        (*COMMON, "--model", MODEL, "--n-tokens", "6", "--figure", "13", "--limit", "8"),
     ),
     "study": ("study", (f"{MODEL}/{STUDY}", *COMMON, "--model", MODEL)),
     "circuit": (

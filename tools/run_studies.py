@@ -48,7 +48,7 @@ mless-interp study paper --report --out results/paper
 title = "Slashes against words"
 limit = 32                            # problems to measure
 contrasts = ["content", "computed"]
-outcomes = ["answer_logprob"]
+outcome = "answer_logprob"
 seeds = [0, 1]                        # random insertions get a row for each seed
 heads = "all"                         # name heads too; "none" by default
 confirm = 32                          # and test them on this many fresh problems

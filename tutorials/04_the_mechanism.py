@@ -41,7 +41,7 @@ print(parts)
 # - The slope of the best straight line through $(z, z')$ is **not** $\lambda$, even where its $R^2$ is good.
 
 # %%
-mi.views.lambda_map(parts)
+mi.views.head_map(parts, value="lam_minus_uniform")
 
 # %% [markdown]
 # ## What happens to the activations

@@ -30,7 +30,7 @@ def compute(options: Options) -> Computed:
 
     Writes heads.csv and heads_total.csv (a row per head), layers.csv, activations.csv (a row per token class and metric),
     claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with
-    intervals; lambda.png, lambda_map.png, shares.png, layers.png, activations.png, mediation.png.
+    intervals; lambda.png, lambda_map.png, layers.png, activations.png, mediation.png.
     """
     contrast, folder, questions = options.contrast, options.partial, options.questions()
     from ..mechanism import activation_shift, decompose_attention, mediate
@@ -55,17 +55,15 @@ def compute(options: Options) -> Computed:
 
 
 def present(kept: Kept) -> Presented:
-    """Make six tables, six pictures, and the page."""
+    """Make six tables, five pictures, and the page."""
     from .. import views
 
     parts, shift, mediated = (kept.results[name] for name in ("AttentionDecomposition", "ActivationShift", "Mediation"))
-    layer = kept.options["layer"]
-    drawn = layer if layer in parts.layers else parts.layers[0]
+    smallest = parts.table().nsmallest(10, "lam")["label"].tolist()
     pictures = {
-        "lambda.png": views.lambda_heads(parts, layer=drawn),
-        "shares.png": views.shares(parts, layer=drawn),
+        "lambda_map.png": views.head_map(parts, value="lam_minus_uniform"),
+        "lambda.png": views.forest(parts, value="lam", heads=smallest),
         "layers.png": views.affine_layers(parts),
-        "lambda_map.png": views.lambda_map(parts),
         "activations.png": views.activation_histograms(shift),
         "mediation.png": views.mediation(mediated),
     }
@@ -73,8 +71,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = "Does the insertion act by scaling what attention wrote, or by adding to it?"
         captions = {
-            "Lambda per head, its null, and the slope of the best fit, another number.": pictures["lambda.png"],
-            "Shares of the heads in the residual change, by part.": pictures["shares.png"],
+            "Lambda of the heads that read the span most; uniform attention's is in the table.": pictures["lambda.png"],
             "What the affine form leaves open in each layer.": pictures["layers.png"],
         }
         effects = {"Medians with 95 % intervals; filled: corrected p < 0.05.": pictures["mediation.png"]}

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from ..paper import Figure
-    from ..views.plots import Picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +39,15 @@ class Options(Loading, Saving):
         "--answers/--no-answers",
     )
     max_new_tokens: int | None = None
-    draws: int = option(3, "Draws of random words per problem, averaged.", min=1)
     twins: int = 3
-    repeats: int = option(20, "Other tokens repeated as often, which give the insertion's its rank.", min=0)
     out: Path = Path("results/figure")
 
 
 def compute(options: Options) -> Computed:
     """Draw one of the paper's figures and check its claims.
 
-    Writes figure.png, figure.csv (the curves and bars behind it), claims.csv (claim, measured with interval, null,
-    agrees / disagrees / cannot tell).
+    Writes figure.png, figure.csv (the curves behind it), claims.csv (claim, measured with interval, null, agrees / disagrees /
+    cannot tell); of figure 10 also bars.png and bars.csv.
     """
     from ..paper.figures import figure_named, title_of
 
@@ -70,14 +67,14 @@ def compute(options: Options) -> Computed:
     models: dict[str, object] = {}
     filler, mful = Insertion.meaningless(n_tokens=options.n_tokens), Insertion.meaningful(n_tokens=options.n_tokens)
     common = options.chosen("template") | options.common
-    how = options.chosen("n_tokens", "rows", "draws", "repeats", "twins") | common
+    how = options.chosen("n_tokens", "rows", "twins") | common
     if options.tiny:
         loading = {name: loading[name] for name in ("backend", "attn_implementation")}
     for key, directory in directories.items():
         options.say(f"loading {directory or title_of(key)} ...")
         model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading).on(engine)
         heads, folder = figure.heads(key), options.partial / key
-        found = paper.reproduce_figure(model, figure, questions[key], heads=heads, checkpoint=folder, **how)
+        found = paper.reproduce_figure(model, figure.key, questions[key], heads=heads, checkpoint=folder, **how)
         if figure.kind == "bars_and_head" and (directory is not None if options.answers is None else options.answers):
             treatments = [Treatment(name="none"), Treatment(filler, name="mless"), Treatment(mful, name="mful")]
             kept = {"checkpoint": folder / "answers.jsonl", "max_new_tokens": options.max_new_tokens} | common
@@ -96,16 +93,16 @@ def compute(options: Options) -> Computed:
 
 
 def _directories(figure: "Figure", given: list[str] | None) -> dict[str, str | None]:
-    """What to load in place of each of the figure's models, by its key; None for the paper's own."""
+    """Return what to load in place of each of the figure's models, by its key; None for the paper's own."""
     from ..paper.figures import key_of, title_of
 
     found: dict[str, str | None] = dict.fromkeys(figure.models)
-    titles = ", ".join(map(title_of, figure.models))
     for text in given or []:
         name, equals, directory = text.partition("=")
         if not equals and len(figure.models) == 1:
             name, directory = figure.models[0], text
         if not directory or found.get(key_of(name), "") is not None:
+            titles = ", ".join(map(title_of, figure.models))
             how = "write --model NAME=DIRECTORY for each once"
             raise ValueError(f"{figure.number} shows {titles}: {how}, got {text!r}")
         found[key_of(name)] = directory
@@ -113,7 +110,7 @@ def _directories(figure: "Figure", given: list[str] | None) -> dict[str, str | N
 
 
 def _questions(options: Options, directory: str | None) -> tuple[Problem, ...]:
-    """The problems of one model: those that were asked for, else its own, else MATH-500."""
+    """Return the problems of one model: those that were asked for, else its own, else MATH-500."""
     if options.problems is None and options.tiny:
         from ..ground_truth.stand_ins import stand_in_problems
 
@@ -128,6 +125,7 @@ def present(kept: Kept) -> Presented:
     """Make the figure in the paper's arrangement, its numbers, the claims, and the page."""
     import pandas as pd
 
+    from .. import views
     from ..paper.figures import figure_named, title_of
     from ..views.report import Report as Page
 
@@ -139,24 +137,31 @@ def present(kept: Kept) -> Presented:
         found[key][series] = result
     checks = {key: each.pop("claims") for key, each in found.items()}
     answered = {key: each.pop("answers") for key, each in found.items() if "answers" in each}
+    if figure.kind == "against_random_sentence":
+        panels = [(names[key], head, each) for key, each in found.items() for head in figure.heads(key)]
+        picture = views.compare_profiles(panels)
+    else:
+        shown = [each[name] for each in found.values() for name in ("Mless", "Mful") if name in each]
+        picture = views.profiles(shown, conditions=("base", "inserted"), whole=figure.kind != "layers")
     curves = [
         profile.curves(heads=figure.heads(key)).assign(series=series, model=names[key])
         for key in names
         for series, profile in found[key].items()
     ]
     claims = [check.to_frame().assign(model=names[key]) for key, check in checks.items()]
-    bars = _bars({names[key]: result for key, result in answered.items()})
-    picture = _draw(figure, found, names, bars)
+    files = {"figure.png": picture, "figure.csv": pd.concat(curves), "claims.csv": pd.concat(claims)}
+    if figure.kind == "bars_and_head":
+        bars = _bars({names[key]: result for key, result in answered.items()})
+        files |= {"bars.csv": bars, "bars.png": views.bars_of_models(bars, BARS)}
 
     def page() -> Report:
-        shown = ", ".join(f"{title_of(key)} (here {names[key]})" for key in names)
-        question = f"Does what {figure.number} claims of {shown} hold on {count_of(run['n_problems'], 'problem')}?"
+        asked = ", ".join(f"{title_of(key)} (here {names[key]})" for key in names)
+        question = f"Does what {figure.number} claims of {asked} hold on {count_of(run['n_problems'], 'problem')}?"
         answer = " ".join(each.headline() for each in checks.values())
-        made = (
-            Page(f"{figure.number} of arXiv 2510.01032 and its claims", question, answer)
-            .heading("The figure")
-            .figure(picture, figure.caption)
-        )
+        made = Page(f"{figure.number} of arXiv 2510.01032 and its claims", question, answer)
+        made = made.heading("The figure").figure(picture, figure.caption)
+        if "bars.png" in files:
+            made = made.figure(files["bars.png"], BARS)
         for key, name in names.items():
             made = made.result(checks[key], heading=name)
             if key in answered:
@@ -164,17 +169,19 @@ def present(kept: Kept) -> Presented:
             made = kept.view(made, f"{key} attention").prompt(kept.shown[f"{key} prompt"])
         return made
 
-    files = {"figure.png": picture, "figure.csv": pd.concat(curves), "claims.csv": pd.concat(claims)}
-    return Presented(files | ({"bars.csv": bars} if figure.kind == "bars_and_head" else {}), page)
+    return Presented(files, page)
+
+
+BARS = "MATH-500 as published (read off the paper's bars), and measured where n is given (95 % intervals)."
 
 
 def _bars(answered: dict[str, Any]) -> "pd.DataFrame":
-    """The paper's bars, and behind them those of one's own models with their intervals."""
+    """Return the paper's bars, and behind them those of one's own models with their intervals."""
     import pandas as pd
 
     from ..paper.figures import published, title_of
 
-    printed = published(source="Figure 10 (read off the bars)")
+    printed = published().query("source == 'Figure 10 (read off the bars)'")
     parts = [printed.assign(model=printed["model"].map(title_of), low=float("nan"), high=float("nan"), n=float("nan"))]
     ends = {"accuracy": "percent", "accuracy_ci_low": "low", "accuracy_ci_high": "high"}
     for name, found in answered.items():
@@ -182,27 +189,6 @@ def _bars(answered: dict[str, Any]) -> "pd.DataFrame":
         table[list(ends.values())] *= 100
         parts.append(table.assign(model=f"{name} (measured)", source="measured"))
     return pd.concat(parts, ignore_index=True)
-
-
-def _draw(
-    figure: "Figure", found: dict[str, dict[str, object]], names: dict[str, str], bars: "pd.DataFrame"
-) -> "Picture":
-    """Draw the figure in the paper's arrangement, of the models that there are."""
-    from .. import views
-
-    every = [each["Mless"] for each in found.values()]
-    if figure.kind in ("with_and_without", "layers"):
-        whole, both = figure.kind != "layers", {"base": "None", "inserted": "Mless"}
-        return views.profiles(every, conditions=tuple(both), whole=whole, names={} if whole else both)
-    if figure.kind == "against_random_sentence":
-        panels = [(names[key], head, each) for key, each in found.items() for head in figure.heads(key)]
-        return views.compare_profiles(panels)
-    title = "accuracy (%): MATH-500 as published (read off the paper's bars)"
-    measured = bars.loc[bars["source"] == "measured", "n"]
-    if len(measured):
-        title += f",\nand measured on {count_of(int(measured.max()), 'problem')} (95 % intervals)"
-    named = {name: next(iter(found.values()))[name] for name in ("Mless", "Mful")}
-    return views.bars_and_profiles(bars, named, figure.panels[0].head, bars_title=title)
 
 
 app = program("reproduce_figures", compute, present)

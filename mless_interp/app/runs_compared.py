@@ -18,6 +18,7 @@ from ..runtime.results import Result, Shown, ShownTable, interval_columns, limit
 
 SAME = ("outcome", "contrast", "direction", "edit")
 """Settings in which runs must agree, or their numbers cannot be compared."""
+AGAIN = {True: ", confirmed", False: ", not confirmed", None: ""}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -34,17 +35,20 @@ class RunsCompared(Result):
         of_heads | of heads | | heads that were tested
     """)
 
+    @property
+    def of_answers(self) -> bool:
+        """Whether these are runs of accuracy."""
+        return isinstance(next(iter(self.results.values())), AccuracyResults)
+
     def table(self) -> pd.DataFrame:
         """Return, of heads, one row per run: the median total effect with limits, in how many of `n` problems it has this sign,
         how many heads are named, and which are confirmed. Of answers one row per run and treatment, differences from the first
         one."""
-        rows, tables = [], []
+        if self.of_answers:
+            of_runs = pd.concat({run: found.printed() for run, found in self.results.items()}, names=["run"])
+            return of_runs.drop(columns=["gained", "lost"], errors="ignore").reset_index("run").reset_index(drop=True)
+        rows = []
         for run, found in self.results.items():
-            if isinstance(found, AccuracyResults):
-                answers = found.printed().drop(columns=["gained", "lost"], errors="ignore")
-                tables.append(answers)
-                answers.insert(0, "run", run)
-                continue
             located = isinstance(found, LocatedHeads)
             total = found.total if located else found.total_effect
             middle = (found.judged.effect if located else found.whole).median
@@ -52,46 +56,39 @@ class RunsCompared(Result):
             row = {"run": run, "insertion": found.settings.get("insertion")}
             row |= {name: float(end) for name, end in interval_columns("total", middle).items()}
             row |= {"of_this_sign": int((sign * total > 0).sum()), "n": len(total)}
-            row |= {"named": sum(named for _, named in _verdicts(found).values()), "of_heads": len(found.heads)}
+            row |= {"named": int(_verdicts(found)["named"].sum()), "of_heads": len(found.heads)}
             if located and found.confirmation is not None:
                 row["confirmed"] = ", ".join(map(str, found.confirmed))
             rows.append(row)
-        if tables:
-            return pd.concat(tables, ignore_index=True)
         return pd.DataFrame(rows).dropna(axis=1, how="all")
 
     def heads(self) -> pd.DataFrame:
         """Return one row per head that any run names: its verdict and count of problems in each, and how many name it."""
-        found = {run: _verdicts(each) for run, each in self.results.items() if not isinstance(each, AccuracyResults)}
-        if not found:
+        if self.of_answers:
             return pd.DataFrame()
-        named = {label for told in found.values() for label, (_, sure) in told.items() if sure}
-        union = [str(head) for head in sorted(map(Head.parse, named))]
-        columns = {run: [told.get(label, ("not tested",))[0] for label in union] for run, told in found.items()}
-        times = [sum(told.get(label, ("", False))[1] for told in found.values()) for label in union]
-        table = pd.DataFrame({"head": union, **columns, "named in": times})
-        return table.sort_values("named in", ascending=False, kind="stable", ignore_index=True)
+        told = {run: _verdicts(found) for run, found in self.results.items()}
+        times = pd.concat([each["named"] for each in told.values()]).groupby(level=0).sum()
+        verdicts = pd.DataFrame({run: each["verdict"] for run, each in told.items()}).fillna("not tested")
+        order = sorted(times.index[times > 0], key=lambda label: (-times[label], Head.parse(label)))
+        return verdicts.assign(**{"named in": times}).loc[order].rename_axis("head").reset_index()
 
     def to_frame(self) -> pd.DataFrame:
         return pd.concat([found.to_frame().assign(run=run) for run, found in self.results.items()], ignore_index=True)
 
     def headline(self) -> str:
         """Return what the runs have in common."""
-        rows, heads, n = self.table().to_dict("records"), self.heads(), len(self.results)
-        if "treatment" in rows[0]:
-            first = {row["run"]: row for row in reversed(rows)}
-            right = [f"{run} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for run, row in first.items()]
+        table, heads, n = self.table(), self.heads(), len(self.results)
+        rows = table.to_dict("records")
+        if self.of_answers:
+            first = table.drop_duplicates("run").to_dict("records")
+            right = [f"{row['run']} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for row in first]
             moves = [
                 f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points"
                 for row in rows
                 if row.get("p_corrected", 1) < 1 - self.results[row["run"]].confidence
             ]
-            moved = (
-                f"established within a run: {'; '.join(moves)}"
-                if moves
-                else "no treatment is shown to differ within a run"
-            )
-            return f"Right answers: {'; '.join(right[::-1])}; {moved}."
+            moved = f"established within a run: {'; '.join(moves)}" if moves else "no treatment is shown to differ"
+            return f"Right answers: {'; '.join(right)}; {moved}."
         every = heads.loc[heads["named in"] == n, "head"].tolist()
         answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
         answer += f" in {'both runs' if n == 2 else f'all {n} runs'} ({len(heads)} in any)"
@@ -133,28 +130,24 @@ def compare_runs(runs: Mapping[str, object]) -> RunsCompared:
         results[name] = found[0]
     if len(results) < 2:
         raise ValueError("give two or more runs")
+    alike = [{"analysis": type(found).__name__, **found.settings} for found in results.values()]
     for what in ("analysis", *SAME):
-        values = {
-            name: type(found).__name__ if what == "analysis" else found.settings.get(what)
-            for name, found in results.items()
-        }
-        if len(set(values.values())) > 1:
-            told = ", ".join(f"{name} has {value}" for name, value in values.items())
+        if len({settings.get(what) for settings in alike}) > 1:
+            told = ", ".join(f"{name} has {settings.get(what)}" for name, settings in zip(results, alike, strict=True))
             raise ValueError(f"these runs cannot be compared, they differ in {what}: {told}")
     return RunsCompared(results)
 
 
-def _verdicts(found: LocatedHeads | PatchScores) -> dict[str, tuple[str, bool]]:
-    """Return, by label, the verdict with its count of problems, and whether the head is named."""
-    told = {}
-    for row in found.table().to_dict("records"):
-        if isinstance(found, LocatedHeads):
-            named, words = row["kind"] in NAMED, row["kind"]
-            count = row["added_k" if named and KINDS[words].side == "added" else "removed_k"]
-            again = found.confirmed_or_unknown(row["label"])
-            sure = "" if again is None else ", confirmed" if again else ", not confirmed"
-        else:
-            named, sure, count = bool(row["p_corrected"] < found.level), "", row["k"]
-            words = "more than the smallest effect" if named else "undecided"
-        told[row["label"]] = (words + ("" if np.isnan(count) else f", {int(count)} of {int(row['n'])}") + sure, named)
-    return told
+def _verdicts(found: LocatedHeads | PatchScores) -> pd.DataFrame:
+    """Return each head's verdict with its count of problems, and whether it is named."""
+    table = found.table().set_index("label")
+    if isinstance(found, LocatedHeads):
+        words, named, again = table["kind"], table["kind"].isin(NAMED), map(found.confirmed_or_unknown, table.index)
+        added = words.map(lambda kind: KINDS[kind].side == "added")
+        counts, sure = table["removed_k"].mask(added, table["added_k"]), [AGAIN[each] for each in again]
+    else:
+        named = table["p_corrected"] < found.level
+        words = named.map({True: "more than the smallest effect", False: "undecided"})
+        counts, sure = table["k"], [""] * len(table)
+    of = ["" if np.isnan(k) else f", {k:.0f} of {n:.0f}" for k, n in zip(counts, table["n"], strict=True)]
+    return pd.DataFrame({"verdict": words + of + sure, "named": named})

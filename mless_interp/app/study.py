@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from ..core.arguments import Arguments, nearest
+from ..core.arguments import Arguments
 from . import INCLUDED
 from .command_line import MODEL_HELP, Asking, Backend, Template, argument, is_file, is_model, option, tell
 from .run_folder import Computed, Kept, Presented, Report, program
@@ -15,11 +15,6 @@ from .run_folder import Computed, Kept, Presented, Report, program
 
 def _listed(study: str | None) -> str:
     """Return the study that was asked for; without one, list those that are included."""
-    if study is not None and study not in INCLUDED and not Path(study).is_file():
-        raise typer.BadParameter(
-            f"there is no file {str(Path(study).absolute())!r}, and no included study of that name"
-            f"{nearest(study, INCLUDED)}; there are {', '.join(INCLUDED)}"
-        )
     if study is None:
         tell("\n".join(f"{name:28}{tomllib.loads(path.read_text())['title']}" for name, path in INCLUDED.items()))
         raise typer.Exit
@@ -62,7 +57,7 @@ def compute(options: Options) -> Computed:
     study = read_study(options.file).with_changes(**changes, seeds=None if options.seed is None else (options.seed,))
     of_study: Arguments = {name: getattr(study, name) for name in ("model", "problems", "template")}
     whole = replace(options, limit=study.n_problems, **of_study)
-    questions = whole.first(None if study.draws_questions else study.n_problems)
+    questions = whole.first(study.n_read)
     study.check_enough(questions)
     model = whole.load()
     found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=options.progress)

@@ -4,8 +4,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import product
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +14,13 @@ import pandas as pd
 from .. import statistics
 from ..answers import AccuracyResults, Treatment, evaluate_accuracy
 from ..answers.evaluate import check_answers
-from ..circuits.locate import LOCATED, locate_heads
+from ..circuits.locate import locate_heads
 from ..circuits.located import LocatedHeads
 from ..core.arguments import Arguments, check_count, checked, count_of, listed, nearest, one_of, several_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.load import load_model
-from ..patching.outcomes import OUTCOMES, outcome_named
+from ..patching.outcomes import outcome_named
 from ..patching.prepared import prepare
 from ..patching.sweep import PatchScores, patch_heads
 from ..prompts.conditions import CONTRASTS
@@ -33,7 +32,7 @@ from ..prompts.texts import problems_of
 from ..runtime.columns import Column, columns_of, declare
 from ..runtime.engines import ShardDone
 from ..runtime.loop import progress_bar
-from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads, place_of
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, of_heads
 from ..runtime.text_safety import one_line
 from ..scores.catalogue import metric_named
 from ..scores.score import HeadScores, score_heads
@@ -80,9 +79,9 @@ class Study:
     """Hold everything that a study asks; made of a file by `read_study`.
 
     `limit` problems are measured; `metrics` of attention, `span_mass` first (none: it is left out); `heads` "all": heads are
-    named on them by `locate_heads` (`locate_by`: the contrast) and tested on `confirm` fresh ones (0: not); the first `answers`
-    problems are answered (0: none). The first of `seeds` is that of all that is drawn; drawn insertions have a row for each.
-    `source` and `claims`: where the question comes from, and what is claimed there.
+    named on them by `locate_heads` and tested on `confirm` fresh ones (0: not); the first `answers` problems are answered (0:
+    none). The first of `seeds` is that of all that is drawn; drawn insertions have a row for each. `source` and `claims`:
+    where the question comes from, and what is claimed there.
     """
 
     title: str
@@ -94,23 +93,20 @@ class Study:
     template: str = "raw"
     limit: int = 32
     contrasts: tuple[str, ...] = ("content", "shift")
-    outcomes: tuple[str, ...] = ("answer_logprob",)
+    outcome: str = "answer_logprob"
     seeds: tuple[int, ...] = (0,)
     metrics: tuple[str, ...] = (SPAN_MASS,)
     heads: str = "none"
-    locate_by: str = "content"
     confirm: int = 0
     answers: int = 0
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
         several_of(self.contrasts, CONTRASTS, "contrast")
-        for outcome in several_of(self.outcomes, OUTCOMES, "outcome"):
-            outcome_named(outcome, signed_for="a study")
+        outcome_named(self.outcome, signed_for="a study")
         if not self.seeds or min(self.seeds) < 0:
             raise ValueError(f"seeds must be one or more numbers, 0 or more, got {list(self.seeds)}")
         one_of(self.heads, ("none", "all"), "choice of heads")
-        one_of(self.locate_by, LOCATED, "contrast to locate heads by")
         template_named(self.template)
         for metric in self.metrics:
             metric_named(metric)
@@ -136,9 +132,9 @@ class Study:
         return max(self.limit + self.confirm, self.answers)
 
     @property
-    def draws_questions(self) -> bool:
-        """Return True where all problems are read, so that draws from them do not depend on how many are measured."""
-        return any(each.kind == "other_questions" for each in self.insertions)
+    def n_read(self) -> int | None:
+        """Count the problems to read: all (None) where insertions draw from them, so that draws do not depend on `limit`."""
+        return None if any(each.kind == "other_questions" for each in self.insertions) else self.n_problems
 
     def rows(self, problems: Iterable[Problem]) -> list[Treatment]:
         """Return every row's insertion, named, and as it is answered: one for each seed where it is drawn."""
@@ -214,12 +210,11 @@ OF_EFFECTS = {
     "p": ("p, corrected", "that most problems show one sign (sign test; Holm over all effects of the study)", "p"),
     "n_undefined": ("undefined", "problems where the outcome is not defined", ""),
 }
-"""What columns such as `content_median` and `shift_logit_diff_k` hold, by their ends."""
+"""What columns such as `content_median` and `shift_k` hold, by their ends."""
 declare(
     *(
-        Column(f"{key}_{end}", f"{key}, {word}", f"{note} ({CONTRASTS[name].says})", role=role.format(key))
-        for name in CONTRASTS
-        for key in (name, *(f"{name}_{outcome}" for outcome in OUTCOMES))
+        Column(f"{name}_{end}", f"{name}, {word}", f"{note} ({contrast.says})", role=role.format(name))
+        for name, contrast in CONTRASTS.items()
         for end, (word, note, role) in OF_EFFECTS.items()
     )
 )
@@ -229,9 +224,9 @@ declare(
 class StudyResult(Result):
     """Hold effects, attention, heads and answers of several insertions on the same problems.
 
-    `effects[insertion][contrast][outcome]` is a `PatchScores`, of which the whole effect is read; `attention[insertion]` a
-    `HeadScores`, `located[insertion]` a `LocatedHeads`, `answers` an `AccuracyResults` with a treatment for each insertion
-    after `none`; empty or None where the study does not ask for them.
+    `effects[insertion][contrast]` is a `PatchScores`, of which the whole effect is read (`total_effect`, `whole`);
+    `attention[insertion]` a `HeadScores`, `located[insertion]` a `LocatedHeads`, `answers` an `AccuracyResults` with a
+    treatment for each insertion after `none`; empty or None where the study does not ask for them.
     """
 
     title: str
@@ -240,8 +235,8 @@ class StudyResult(Result):
     problem_ids: tuple[str, ...]
     insertions: tuple[str, ...]
     contrasts: tuple[str, ...]
-    outcomes: tuple[str, ...]
-    effects: dict[str, dict[str, dict[str, PatchScores]]]
+    outcome: str
+    effects: dict[str, dict[str, PatchScores]]
     attention: dict[str, HeadScores]
     located: dict[str, LocatedHeads]
     answers: AccuracyResults | None = None
@@ -260,87 +255,70 @@ class StudyResult(Result):
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """The first contrast's effect on the first outcome, `span_mass`, `most_read_by`, the heads, the answers."""
-        key = self.key(self.contrasts[0], self.outcomes[0])
-        effect = (f"{key}_median", f"{key}_k", f"{key}_n", f"{key}_p")
+        """The first contrast's effect, `span_mass`, `most_read_by`, the heads, the answers."""
+        effect = (f"{self.contrasts[0]}_{end}" for end in ("median", "k", "n", "p"))
         answers = ("accuracy", "answers_n", "difference", "difference_p")
         return ("insertion", "inserts", *effect, "span_mass", "most_read_by", "heads", "shown_again", *answers)
 
     @property
-    def alpha(self) -> float:
-        """The level of all effects together, and of all heads that any insertion names: 1 - `confidence`."""
-        return 1 - self.confidence
-
-    def effect_of(self, insertion: str, contrast: str | None = None, outcome: str | None = None) -> PatchScores:
-        """Return the sweep that holds one whole effect (`total_effect`, `whole`); the first contrast and outcome by default."""
-        contrast, outcome = contrast or self.contrasts[0], outcome or self.outcomes[0]
-        place_of(insertion, self.insertions, "insertion")
-        place_of(contrast, self.contrasts, "contrast")
-        place_of(outcome, self.outcomes, "outcome")
-        return self.effects[insertion][contrast][outcome]
+    def unit(self) -> str:
+        """The outcome's unit."""
+        return self.effects[self.insertions[0]][self.contrasts[0]].unit
 
     @cached_property
     def _effects(self) -> pd.DataFrame:
         rows = []
-        for cell in product(self.insertions, self.contrasts, self.outcomes):
-            made = self.effect_of(*cell)
-            whole, total = made.whole, made.total_effect
-            values, level = whole.units(whole.turned(total)), made.confidence
-            told = statistics.prevalence_test(values, whole.rounding, senses=(1,), confidence=level)
-            rows.append(
-                dict(zip(("insertion", "contrast", "outcome"), cell, strict=True))
-                | {name: float(end) for name, end in interval_columns("median", whole.median).items()}
-                | {"unit": made.unit, "k": int(told.count[0]), "n": int(told.n)}
-                | {"n_undefined": int(np.isnan(total).sum()), "prevalence": float(told.share[0])}
-                | {"prevalence_ci_low": float(told.low[0]), "prevalence_ci_high": float(told.high[0]), "p": whole.p}
-            )
+        for insertion in self.insertions:
+            for contrast, made in self.effects[insertion].items():
+                whole, total = made.whole, made.total_effect
+                values = whole.units(whole.turned(total))
+                told = statistics.prevalence_test(values, whole.rounding, senses=(1,), confidence=made.confidence)
+                row: dict[str, object] = {"insertion": insertion, "contrast": contrast}
+                row |= {name: float(end) for name, end in interval_columns("median", whole.median).items()}
+                row |= {"unit": made.unit, "k": int(told.count[0]), "n": int(told.n)}
+                row |= {"n_undefined": int(np.isnan(total).sum()), "prevalence": float(told.share[0])}
+                row |= {"prevalence_ci_low": float(told.low[0]), "prevalence_ci_high": float(told.high[0])}
+                rows.append(row | {"p": whole.p})
         table = pd.DataFrame(rows)
         p = table["p"].to_numpy(dtype=float)
         return table.assign(p_corrected=statistics.holm(p) if np.isfinite(p).any() else p)
 
     def effect_table(self) -> pd.DataFrame:
-        """Return one row per insertion, contrast and outcome: the median effect over problems with its interval, in `unit`; `k`
-        of the `n` problems where it is defined have its sign (beyond rounding), `prevalence` = k / n with its exact limits;
+        """Return one row per insertion and contrast: the median effect over problems with its interval, in `unit`; `k` of the
+        `n` problems where it is defined have its sign (beyond rounding), `prevalence` = k / n with its exact limits;
         `n_undefined` others; `p` of the sign test, `p_corrected` after Holm over all rows."""
         return self._effects.copy()
 
-    def attention_to(self, insertion: str, metric: str = "span_mass") -> tuple[np.ndarray, Interval]:
-        """Return a metric of the runs with this insertion, mean over heads where it is defined, `[problem]`; and that mean
-        over problems with its interval (no limits where it is infinite on one)."""
-        place_of(insertion, self.attention, "insertion with attention")
+    def _attention_to(self, insertion: str, metric: str) -> tuple[np.ndarray, Interval]:
+        """A metric of the runs with this insertion, mean over heads where it is defined, `[problem]`; and that mean over
+        problems with its interval (no limits where it is infinite on one)."""
         made = self.attention[insertion]
         values = defined_mean(of_heads(made.of(metric, "inserted"), made.heads), axis=1)
-        finite = np.where(np.isinf(values), np.nan, values)
-        limits = statistics.mean_interval(made.by_group(finite), confidence=made.confidence, seed=made.seed)
+        finite, unknown = np.where(np.isinf(values), np.nan, values), np.array(np.nan)
+        mean = statistics.mean_interval(made.by_group(finite), confidence=made.confidence, seed=made.seed)
         if np.isinf(values).any():
-            unknown = np.array(np.nan)
-            limits = replace(limits, estimate=defined_mean(values), low=unknown, high=unknown)
-        return values, limits
-
-    def key(self, contrast: str, outcome: str) -> str:
-        """Return the prefix of an effect's columns: the contrast, and with several outcomes the outcome's name."""
-        return contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
+            mean = replace(mean, estimate=defined_mean(values), low=unknown, high=unknown)
+        return values, mean
 
     def table(self) -> pd.DataFrame:
-        """Return one row per insertion: `inserts`; each contrast's median effect with its limits (`content_median`, ...; with
-        several outcomes `content_logit_diff_median`), `_k` of `_n` problems of its sign, `_n_undefined` others and `_p` (sign
-        test, Holm over all); `span_mass` and every other metric, means over heads and problems, and `_n` problems where they
-        are defined; `span_mass_null` of uniform attention and the head that reads the span most (`most_read_by`); `heads` named
-        and those `shown_again` on fresh problems; the share of right answers `accuracy` of `answers_n` problems and its
-        `difference` from no insertion, with p (Holm)."""
-        effects = self._effects.set_index(["insertion", "contrast", "outcome"])
+        """Return one row per insertion: `inserts`; each contrast's median effect with its limits (`content_median`, ...), `_k`
+        of `_n` problems of its sign, `_n_undefined` others and `_p` (sign test, Holm over all); every metric, mean over heads
+        and problems, and `_n` problems where it is defined; `span_mass_null` of uniform attention, and the head that reads the
+        span most (`most_read_by`); `heads` named and those `shown_again` on fresh problems; the share of right answers
+        `accuracy` of `answers_n` problems and its `difference` from no insertion, with p (Holm)."""
+        effects = self._effects.set_index(["insertion", "contrast"]).drop(columns="p")
+        effects = effects.rename(columns={"p_corrected": "p"})
         compared = None if self.answers is None else self.answers.compare_all(NONE).table().set_index("second")
         rows = []
         for name in self.insertions:
             row: dict[str, object] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
-            for contrast, outcome in product(self.contrasts, self.outcomes):
-                cell, key = effects.loc[(name, contrast, outcome)], self.key(contrast, outcome)
-                ends = ("median", "median_ci_low", "median_ci_high", "k", "n", "n_undefined")
-                row |= {f"{key}_{each}": cell[each] for each in ends} | {f"{key}_p": cell["p_corrected"]}
+            for contrast in self.contrasts:
+                ends = ("median", "median_ci_low", "median_ci_high", "k", "n", "n_undefined", "p")
+                row |= {f"{contrast}_{end}": effects.loc[(name, contrast), end] for end in ends}
             if name in self.attention:
                 scores = self.attention[name]
                 for metric in scores.metrics:
-                    values, mean = self.attention_to(name, metric)
+                    values, mean = self._attention_to(name, metric)
                     row |= {each: float(end) for each, end in interval_columns(metric, mean).items()}
                     row[f"{metric}_n"] = int((~np.isnan(values)).sum())
                 uniform = scores.null["span_mass"]["inserted"][:, [head.layer for head in scores.heads]]
@@ -354,46 +332,39 @@ class StudyResult(Result):
             if compared is not None:
                 one = compared.loc[name]
                 row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"]}
-                row |= {each: one[each] for each in ("difference", "difference_ci_low", "difference_ci_high")}
+                row |= one[["difference", "difference_ci_low", "difference_ci_high"]].to_dict()
                 row["difference_p"] = one["p_corrected"]
             rows.append(row)
         return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per insertion, measure and problem: the contrast with its outcome and unit, each metric (mean
-        over heads), `right` (share of right answers; also of `none`)."""
+        """Return one tidy row per insertion, measure and problem: the contrast with its unit, each metric (mean over heads),
+        `right` (share of right answers; also of `none`)."""
         parts: list[tuple[object, ...]] = []
-        for cell in product(self.insertions, self.contrasts, self.outcomes):
-            made = self.effect_of(*cell)
-            parts.append((*cell, made.problem_ids, made.total_effect, made.unit))
+        for insertion, made in self.effects.items():
+            for contrast, each in made.items():
+                parts.append((insertion, contrast, each.problem_ids, each.total_effect, each.unit))
         for insertion, scores in self.attention.items():
             for metric in scores.metrics:
-                values, unit = self.attention_to(insertion, metric)[0], metric_named(metric).unit
-                parts.append((insertion, metric, "", scores.problem_ids, values, unit))
+                values, unit = self._attention_to(insertion, metric)[0], metric_named(metric).unit
+                parts.append((insertion, metric, scores.problem_ids, values, unit))
         if self.answers is not None:
             for name, right in zip(self.answers.treatments, self.answers.share_right().T, strict=True):
-                parts.append((name, "right", "", self.answers.problem_ids, right, "share"))
-        names = ("insertion", "measure", "outcome", "problem", "value", "unit")
+                parts.append((name, "right", self.answers.problem_ids, right, "share"))
+        names = ("insertion", "measure", "problem", "value", "unit")
         return pd.concat([pd.DataFrame(dict(zip(names, part, strict=True))) for part in parts], ignore_index=True)
-
-    @property
-    def established(self) -> list[tuple[str, str, str]]:
-        """Insertion, contrast and outcome of the effects that most problems show with one sign (corrected p, Holm)."""
-        sure = self._effects[self._effects["p_corrected"] < self.alpha]
-        return list(zip(sure["insertion"], sure["contrast"], sure["outcome"], strict=True))
 
     def headline(self) -> str:
         """Return which insertions have an established effect and how large, and which heads carry it."""
-        contrast, outcome = self.contrasts[0], self.outcomes[0]
-        table = self.effect_table().query("contrast == @contrast and outcome == @outcome")
-        sure = table[table["p_corrected"] < self.alpha].to_dict("records")
-        have = "has" if 1 in (len(sure), len(table)) else "have"
-        n = count_of(len(table), "insertion")
-        told = f"{len(sure)} of {n} {have} an established {contrast} effect on {outcome}"
+        contrast = self.contrasts[0]
+        sure = self._effects.query("contrast == @contrast and p_corrected < 1 - @self.confidence").to_dict("records")
+        have = "has" if 1 in (len(sure), len(self.insertions)) else "have"
+        n = count_of(len(self.insertions), "insertion")
+        told = f"{len(sure)} of {n} {have} an established {contrast} effect on {self.outcome}"
         if sure:
             limits = [limits_of(row["median_ci_low"], row["median_ci_high"], "+.2f") for row in sure]
             sizes = (f"{row['insertion']!r} {row['median']:+.2f}{ends}" for row, ends in zip(sure, limits, strict=True))
-            told += f" (median, {sure[0]['unit']}): {listed(sizes)}"
+            told += f" (median, {self.unit}): {listed(sizes)}"
         if self.located:
             tested = any(made.confirmation is not None for made in self.located.values())
             named = {name: list(made.confirmed if tested else made.found) for name, made in self.located.items()}
@@ -406,35 +377,30 @@ class StudyResult(Result):
         told = []
         table = self._effects[self._effects["p"].notna()]
         n, m = table["n"].max(), len(table)
-        if m and n < (needed := statistics.fewest_problems(2 * m, alpha=self.alpha)):
+        if m and n < (needed := statistics.fewest_problems(2 * m, alpha=1 - self.confidence)):
             few = f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."
             told.append(few)
         return [*told, *super().caveats()][:3]
 
     def details(self) -> list[str]:
-        contrasts, outcomes = ", ".join(self.contrasts), ", ".join(self.outcomes)
-        found = [
-            f"Contrasts {contrasts}, outcomes {outcomes}; p of sign tests after Holm over all {len(self._effects)}."
-        ]
+        effects = f"Contrasts {', '.join(self.contrasts)}, outcome {self.outcome}"
+        found = [f"{effects}; p of sign tests after Holm over all {len(self._effects)}."]
         if self.answers is not None:
             first = self.answers.table().iloc[0]
             n = count_of(int(first["n"]), "problem")
             found.append(f"Without insertion {100 * first['accuracy']:.1f} % of {n} are right.")
         if self.located:
             n = count_of(len(self.located), "insertion")
-            found.append(f"Heads are named for {n}, each at {self.alpha:.3g} / {len(self.located)}.")
+            found.append(f"Heads are named for {n}, each at {1 - self.confidence:.3g} / {len(self.located)}.")
         if self.claims:
             found.append(f"Claimed in {self.source or 'its source'}: {self.claims.rstrip('.')}.")
         return found
 
-    def printed(self) -> pd.DataFrame:
-        table = self.table()
-        ends = ("_ci_low", "_ci_high", "_k", "_n", "_n_undefined", "_p")
-        return table[[name for name in table.columns if name != "inserts" and not name.endswith(ends)]]
-
     def shown(self) -> Shown:
-        table, unit = self.table(), self.effect_of(self.insertions[0]).unit
-        side = f"What each insertion does: medians of effects in {unit}, and in how many problems it has that sign."
+        table = self.table()
+        side = (
+            f"What each insertion does: medians of effects in {self.unit}, and in how many problems it has that sign."
+        )
         columns = [name for name in table.columns if not name.endswith("_n")]
         each = "Each effect, with the exact limits of its prevalence, and its sign test before and after Holm."
         return Shown((ShownTable(table, side, columns), ShownTable(self.effect_table(), each)))
@@ -471,7 +437,7 @@ def run_study(
     """
     asked = read_study(study)
     if problems is None:
-        problems = problems_of(asked.model, asked.problems, limit=None if asked.draws_questions else asked.n_problems)
+        problems = problems_of(asked.model, asked.problems, limit=asked.n_read)
     every = tuple(problems)
     given = whole_groups(every, asked.limit, asked.n_problems - asked.limit)[: asked.n_problems]
     asked.check_enough(given)
@@ -482,66 +448,61 @@ def run_study(
     pairs = pairs_of(asked, model, every)
     measured = {name: made[: asked.limit] for name, made in pairs.items()}
     ready = {
-        name: {outcome: _of(name, prepare, model, here, outcome, signed_for="a study") for outcome in asked.outcomes}
-        for name, here in measured.items()
+        name: _of(name, prepare, model, here, asked.outcome, signed_for="a study") for name, here in measured.items()
     }
     treatments = [Treatment(name=NONE), *asked.rows(every)]
     answering: Arguments = {"max_new_tokens": asked.max_new_tokens, "template": asked.template}
     if asked.answers:
         check_answers(model, given[: asked.answers], treatments, **answering)
-    effects: dict[str, dict[str, dict[str, PatchScores]]] = {}
+
+    effects: dict[str, dict[str, PatchScores]] = {name: {} for name in measured}
     attention: dict[str, HeadScores] = {}
     located: dict[str, LocatedHeads] = {}
     answers: dict[str, AccuracyResults] = {}
+    jobs: list[
+        tuple[str, dict[str, Any], str, Callable[..., object]]
+    ] = []  # file, where the result goes, what makes it
+    for name, here in measured.items():
+        for contrast in asked.contrasts:
+            sweep = partial(patch_heads, model, ready[name], contrast=contrast, outcome=asked.outcome, heads=ANY_HEAD)
+            jobs.append((f"{slug(name)}/{contrast}.jsonl", effects[name], contrast, sweep))
+        if asked.metrics:
+            scores = partial(score_heads, model, here, metrics=asked.metrics, conditions=("inserted",))
+            jobs.append((f"{slug(name)}/attention.jsonl", attention, name, scores))
+        if asked.heads == "all":
+            how: Arguments = {"contrast": "content", "outcome": asked.outcome}
+            how["confirm"] = pairs[name][asked.limit : asked.limit + asked.confirm] or None
+            how["confidence"] = 1 - (1 - CONFIDENCE) / len(measured)  # any false name, of any insertion
+            jobs.append((f"{slug(name)}/heads", located, name, partial(locate_heads, model, here, **how)))
+    if asked.answers:
+        answer = partial(evaluate_accuracy, model, given[: asked.answers], treatments, **answering)
+        jobs.append(("answers.jsonl", answers, "answers", answer))
     waiting: list[ShardDone] = []
-    each = len(asked.contrasts) * len(asked.outcomes) + bool(asked.metrics) + (asked.heads == "all")
-
-    def done(
-        into: dict[Any, Any], name: str, file: str, measure: Callable[..., object], *given: object, **how: object
-    ) -> None:
-        """Measure, with a file of its own; where other shards' parts are missing go on to the next."""
-        kept = None if checkpoint is None else Path(checkpoint) / file
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            into[name] = measure(model, *given, checkpoint=kept, progress=progress, seed=asked.seeds[0], **how)
-        except ShardDone as ended:
-            waiting.append(ended)
-        bar.update(1)
-
-    with progress_bar(len(measured) * each + bool(asked.answers), "study", enabled=progress) as bar:
-        for name, here in measured.items():
-            bar.set_description(one_line(f"study: {name}"))
-            files, of = slug(name), effects.setdefault(name, {})
-            for contrast, outcome in product(asked.contrasts, asked.outcomes):
-                what: Arguments = {"contrast": contrast, "outcome": outcome, "heads": ANY_HEAD}
-                file = f"{files}/{contrast}-{outcome}.jsonl"
-                done(of.setdefault(contrast, {}), outcome, file, patch_heads, ready[name][outcome], **what)
-            if asked.metrics:
-                what = {"metrics": asked.metrics, "conditions": ("inserted",)}
-                done(attention, name, f"{files}/attention.jsonl", score_heads, here, **what)
-            if asked.heads == "all":
-                what = {"contrast": asked.locate_by, "outcome": asked.outcomes[0]}
-                what["confirm"] = pairs[name][asked.limit : asked.limit + asked.confirm] or None
-                what["confidence"] = 1 - (1 - CONFIDENCE) / len(measured)  # any false name, of any insertion
-                done(located, name, f"{files}/heads", locate_heads, here, **what)
-        if asked.answers:
-            bar.set_description("study: answers")
-            some = given[: asked.answers]
-            done(answers, "answers", "answers.jsonl", evaluate_accuracy, some, treatments, **answering)
+    with progress_bar(len(jobs), "study", enabled=progress) as bar:
+        for file, into, name, measure in jobs:
+            bar.set_description(one_line(f"study: {file}"))
+            kept = None if checkpoint is None else Path(checkpoint) / file
+            if kept is not None:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                into[name] = measure(checkpoint=kept, progress=progress, seed=asked.seeds[0])
+            except ShardDone as ended:  # other shards' parts are missing: on to the next
+                waiting.append(ended)
+            bar.update(1)
     if waiting:
         raise ShardDone(f"{len(waiting)} measurements wait for the other shards; {waiting[0]}")
-    of_study: Arguments = {
-        name: getattr(asked, name) for name in ("title", "source", "claims", "contrasts", "outcomes")
-    }
     settings = {**model.identity, "template": asked.template, "seeds": list(asked.seeds), "heads": asked.heads}
-    settings |= {"locate_by": asked.locate_by, "n_fresh": asked.confirm, "resolution": model.resolution}
+    settings |= {"n_fresh": asked.confirm, "resolution": model.resolution}
     settings["insertions"] = {name: made[0].insertion.label for name, made in pairs.items()}
     return StudyResult(
-        **of_study,
+        title=asked.title,
+        source=asked.source,
+        claims=asked.claims,
         problem_ids=tuple(problem.id for problem in given[: asked.limit]),
         groups=groups_of(given[: asked.limit]),
         insertions=tuple(pairs),
+        contrasts=asked.contrasts,
+        outcome=asked.outcome,
         effects=effects,
         attention=attention,
         located=located,
@@ -552,9 +513,9 @@ def run_study(
 
 def pairs_of(asked: Study, model: Model, problems: tuple[Problem, ...]) -> dict[str, tuple[PromptPair, ...]]:
     """Return the pairs of every row by its name; `ValueError` says which insertion cannot be put in."""
-    template, measured = asked.template, problems[: asked.n_problems]
+    measured = problems[: asked.n_problems]
     return {
-        row.name: _of(row.name, make_pairs, model, measured, row.insertion, template=template)
+        row.name: _of(row.name, make_pairs, model, measured, row.insertion, template=asked.template)
         for row in asked.rows(problems)
     }
 

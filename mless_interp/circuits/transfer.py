@@ -28,7 +28,7 @@ from ..prompts.pairs import Given, PromptPair, digest_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Result
-from ..statistics import CONFIDENCE, Interval, Prevalence, derive_generator, median_interval
+from ..statistics import CONFIDENCE, Prevalence, derive_generator
 from .cells import Asked, Cells, heads_of, named_on
 from .head_sets import halves
 from .locate import draws_beside, under
@@ -212,7 +212,6 @@ class Transfer(Cells[str], Result):
     smallest_effect: float = SMALLEST_EFFECT
     resolution: float = 0.0
 
-    picture = "transfer_bars"
     columns = columns_of("""
         exceeded | more than this in | | problems in which the heads bring more than this control
         p_exceeded | p, more than | p | that they bring more than this control in most problems, corrected
@@ -242,17 +241,6 @@ class Transfer(Cells[str], Result):
         """Those of `CELLS` that were run."""
         sizes = (1, self.random.shape[1], self.other.shape[1])
         return tuple(name for name, size in zip(CELLS, sizes, strict=True) if size)
-
-    @property
-    def levels(self) -> dict[str, np.ndarray]:
-        """The outcome without the tokens, with them, and as each of `cells` leaves it, `[problem]` each."""
-        moved = {f"base + {name.lower()}": self.base + self.per_cell[:, at] for at, name in enumerate(self.cells)}
-        return {"base": self.base, "inserted": self.inserted, **moved}
-
-    @property
-    def median_levels(self) -> Interval:
-        """The medians of `levels` over problems, with the intervals of their order statistics, `[level]`."""
-        return median_interval(self.by_group(np.stack(list(self.levels.values()), 1)), confidence=self.confidence)
 
     @cached_property
     def exceeds(self) -> Prevalence:

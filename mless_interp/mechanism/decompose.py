@@ -358,7 +358,7 @@ class AttentionDecomposition(results.Result):
     seed: int = 0
     confidence: float = CONFIDENCE
 
-    picture = "lambda_map"
+    picture = "head_map"
     columns = columns_of("""
         lam | lambda | | share of attention left to the tokens that are not inserted, mean over queries
         lam_null | lambda of uniform attention | | what even attention to all tokens would leave

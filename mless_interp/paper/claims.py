@@ -30,10 +30,11 @@ from ..runtime.folders import savable
 from ..runtime.results import Result, Shown, ShownTable
 from ..scores import AttentionProfile, attention_profile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
-from .figures import MODELS, Figure, figure_named
+from .figures import MODELS, figure_named
 
-N_SHIFTS = 100
-FEWEST_REPEATS = 20
+N_SHIFTS, N_DRAWS = 100, 3
+"""Rotations that are the null of the timing; draws of random words per problem, averaged."""
+REPEATS = 20
 """Other repeated tokens that a rank among them takes: with 20, the first of 21 has p = .048."""
 SAME = 0.05
 """Layers whose retention differs by less than this, with confidence, count as alike."""
@@ -44,7 +45,7 @@ SAME = 0.05
 class Claim:
     """Hold a claim of the figures: what is measured for it, what it is compared with, and which way it goes.
 
-    `direction`: +1 measured above null, -1 below, 0 different from it.
+    `direction`: +1 measured above null, -1 below, 0 different from it. `missing`: what to say where one of both is not there.
     """
 
     key: str
@@ -53,6 +54,7 @@ class Claim:
     measure: str
     null: str
     direction: int
+    missing: str = ""
 
 
 CLAIMS: dict[str, Claim] = {entry["key"]: Claim(**entry) for entry in paper_entries("claims")["claims"]}
@@ -65,12 +67,13 @@ class ClaimCheck:
 
     claim: Claim
     measured: float = np.nan
-    low: float = np.nan
-    high: float = np.nan
+    measured_ci_low: float = np.nan
+    measured_ci_high: float = np.nan
     n: int = 0
     null: float = np.nan
-    difference_low: float = np.nan
-    difference_high: float = np.nan
+    above_null: float = np.nan
+    above_null_ci_low: float = np.nan
+    above_null_ci_high: float = np.nan
     verdict: str = "cannot tell"
     reason: str = ""
 
@@ -95,6 +98,8 @@ class ClaimChecks(Result):
         measure | measure | | the number that is compared
     """)
 
+    reported = ("claim", "verdict", "measured", "null", "n", "above_null", "untrained", "untrained_verdict", "reason")
+
     def __getitem__(self, key: str) -> ClaimCheck:
         return {check.claim.key: check for check in self.checks}[key]
 
@@ -113,16 +118,13 @@ class ClaimChecks(Result):
         rows = []
         for check in self.checks:
             claim = check.claim
-            row: dict[str, object] = {"claim": claim.text, "key": claim.key, "figures": " ".join(claim.figures)}
+            row: dict[str, object] = vars(check) | {"claim": claim.text}
             row |= {
+                "key": claim.key,
+                "figures": " ".join(claim.figures),
                 "measure": claim.measure,
-                "measured": check.measured,
-                "measured_ci_low": check.low,
-                "measured_ci_high": check.high,
+                "null_is": claim.null,
             }
-            row |= {"null": check.null, "null_is": claim.null, "above_null": check.measured - check.null}
-            row |= {"above_null_ci_low": check.difference_low, "above_null_ci_high": check.difference_high}
-            row |= {"n": check.n, "verdict": check.verdict, "reason": check.reason}
             if self.twins:
                 agree = f"{self.shared(check)} of {len(self.twins)} agree"
                 row["untrained"] = float(np.mean([twin[claim.key].measured for twin in self.twins]))
@@ -146,9 +148,6 @@ class ClaimChecks(Result):
         made, twins = self.settings, count_of(len(self.twins), "untrained twin")
         return [f"Heads {made.get('heads')} (zero-based), {made.get('insertion')}, {twins}."]
 
-    def printed(self) -> pd.DataFrame:
-        return self.table()[["claim", "verdict", "measured", "measured_ci_low", "measured_ci_high", "null", "n"]]
-
     def shown(self) -> Shown:
         of_twins = ["untrained", "untrained_verdict"] * bool(self.twins)
         columns = ["claim", "measured", "null", "null_is", "above_null", "n", "verdict", *of_twins, "reason"]
@@ -158,15 +157,13 @@ class ClaimChecks(Result):
 @checked
 def reproduce_figure(
     model: Model,
-    figure: str | Figure,
+    figure: str,
     problems: Iterable[Problem],
     *,
     heads: Iterable[Head | str] | None = None,
     n_tokens: int = 55,
     template: str = "raw",
     rows: RowChoice = "shared",
-    draws: int = 3,
-    repeats: int = 20,
     twins: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -178,15 +175,13 @@ def reproduce_figure(
     ----------
     figure : the paper's number ("13") or key ("000").
     heads : those to show; default the figure's, of its first model.
-    draws, repeats : draws of random words per problem, averaged; other tokens repeated as often, among which the
-        insertion's has its rank (20 or more); each only where the figure's claims need them.
     twins : untrained twins of the model that are checked alike.
     checkpoint : a folder that receives each finished problem of each profile.
 
     Returns `AttentionProfile`s by the name of their series ("Mless", "Mful", "random words"), and the `ClaimChecks` under
     "claims".
     """
-    shown = figure_named(figure) if isinstance(figure, str) else figure
+    shown = figure_named(figure)
     chosen = shown.heads(shown.models[0]) if heads is None else model.info.chosen(heads, what="show")
     questions, filler = tuple(problems), Insertion.meaningless(n_tokens=n_tokens)
 
@@ -199,10 +194,10 @@ def reproduce_figure(
 
         made, random, others = {"Mless": profile("mless", filler, "base", "inserted", "gap")}, [], []
         if shown.key in CLAIMS["low_in_span"].figures:
-            tokens = filler.other_repeats(of.tokenizer, repeats, seed=seed)
+            tokens = filler.other_repeats(of.tokenizer, REPEATS, seed=seed)
             others = [profile(f"repeat-{at}", each, "inserted") for at, each in enumerate(tokens)]
         if shown.kind in ("against_random_sentence", "bars_and_head"):
-            words = [Insertion.random_sentence(n_tokens, seed=seed, draw=draw) for draw in range(draws)]
+            words = [Insertion.random_sentence(n_tokens, seed=seed, draw=draw) for draw in range(N_DRAWS)]
             random = [profile(f"random-{at}", each) for at, each in enumerate(words)]
         if shown.kind == "against_random_sentence":
             made["random words"] = random[0]
@@ -238,7 +233,7 @@ def check_claims(
     profile: AttentionProfile,
     *,
     heads: Iterable[Head | str] | None = None,
-    random_sentence: AttentionProfile | Sequence[AttentionProfile] = (),
+    random_sentence: Sequence[AttentionProfile] = (),
     meaningful: AttentionProfile | None = None,
     repeats: Sequence[AttentionProfile] = (),
     claims: Iterable[str] | None = None,
@@ -255,7 +250,7 @@ def check_claims(
     random_sentence, meaningful : of the same problems with random words of the same length (draws are averaged), and with a
         repeated word.
     repeats : of the same problems with other repeated tokens (`Insertion.other_repeats`), condition inserted, at least
-        `FEWEST_REPEATS`: among them the insertion's own token has its rank.
+        `REPEATS`: among them the insertion's own token has its rank.
 
     For an untrained twin check its own profiles, and give the checks of all: `replace(checks, twins=(...))`. A claim whose
     null is not here, or with fewer than two problems, is "cannot tell", with the reason.
@@ -265,22 +260,15 @@ def check_claims(
     lowest = min(head.layer for head in profile.heads)
     chosen = as_heads(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
     wanted = [one_of(key, CLAIMS, "claim") for key in (CLAIMS if claims is None else claims)]
-    draws = (random_sentence,) if isinstance(random_sentence, AttentionProfile) else tuple(random_sentence)
-    for other in (*draws, *repeats, *([] if meaningful is None else [meaningful])):
+    for other in (*random_sentence, *repeats, *([] if meaningful is None else [meaningful])):
         if other.problem_ids != profile.problem_ids:
             raise ValueError("the profiles must be of the same problems in the same order: they are compared in pairs")
-    checking = _Checking(profile, chosen, draws, meaningful, seed, confidence)
+    checking = _Checking(profile, chosen, tuple(random_sentence), meaningful, seed, confidence)
     checks = tuple(
         checking.ranked(claim, repeats) if claim.key == "low_in_span" else checking.judged(claim) for claim in wanted
     )
     settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
     return ClaimChecks(checks, settings)
-
-
-def per_problem(formula: Callable[..., torch.Tensor], *values: Iterable[np.ndarray]) -> np.ndarray:
-    """A formula of a number per head, mean over heads, `[problem]`."""
-    parts = (formula(*map(torch.from_numpy, each)).numpy() for each in zip(*values, strict=True))
-    return np.array([defined_mean(part.ravel()) for part in parts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,43 +282,35 @@ class _Checking:
     seed: int
     confidence: float
 
-    def measured(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None, str]:
-        """What was measured `[problem]`, its null `[problem]` or a number, and why one is missing."""
+    def measured(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None]:
+        """Return what was measured `[problem]` and its null `[problem]` or a number; None for what is missing."""
         made = self.profile
         match key:
             case "attenuation":
-                return self.retention(), 1.0, ""
+                return self.retention(), 1.0
             case "attenuation_beyond_position":
-                if "gap" not in made.conditions:
-                    return self.retention(), None, "profile has no gap condition"
-                return self.retention(), self.retention("gap"), ""
+                return self.retention(), self.retention("gap") if "gap" in made.conditions else None
             case "attenuation_beyond_dilution":
-                return self.retention(), self.retention(of=replace(made, received=made.uniform)), ""
+                return self.retention(), self.retention(of=replace(made, received=made.uniform))
             case "low_in_span_beyond_random":
-                return self.against_draws(self.level, made)
+                return self.level(made), self.of_draws(self.level)
             case "timing":
-                return (*self.timing(), "")
+                return self.timing()
             case "recovery":
-                return self.level(made, "question") - self.level(made), 0.0, ""
+                return self.level(made, "question") - self.level(made), 0.0
             case "more_uniform":
-                return self.against_draws(self.variation, made)
+                return self.variation(made), self.of_draws(self.variation)
             case "first_layer_differs":
                 first = [head for head in self.heads if head.layer == 0]
                 later = [Head(layer, head.head) for layer in (1, 2) for head in first]
                 if not first or any(head not in made.heads for head in later):
-                    return None, None, "profile lacks these heads in layers 0, 1 and 2 (zero-based)"
-                return self.retention(heads=first), self.retention(heads=later), ""
-        if self.meaningful is None:
-            return None, None, "no profile with meaningful tokens"
-        return self.against_draws(self.alike, self.meaningful)
+                    return None, None
+                return self.retention(heads=first), self.retention(heads=later)
+        return None if self.meaningful is None else self.alike(self.meaningful), self.of_draws(self.alike)
 
-    def against_draws(
-        self, measure: Callable[[AttentionProfile], np.ndarray], of: AttentionProfile
-    ) -> tuple[np.ndarray, np.ndarray | None, str]:
-        """A measure, and its mean over the draws of random words."""
-        if not self.draws:
-            return measure(of), None, "no profile with random words"
-        return measure(of), np.mean([measure(draw) for draw in self.draws], 0), ""
+    def of_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
+        """Return the mean of a measure over the draws of random words."""
+        return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
 
     def rows(self, of: AttentionProfile) -> list[int]:
         return [of.of(head) for head in self.heads]
@@ -338,33 +318,33 @@ class _Checking:
     def retention(
         self, condition: str = "inserted", *, of: AttentionProfile | None = None, heads: Sequence[Head] | None = None
     ) -> np.ndarray:
-        """The received attention that shared tokens keep."""
+        """Return the received attention that shared tokens keep."""
         of = of or self.profile
         rows = [of.of(head) for head in heads or self.heads]
 
         def kept(base: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
             return aligned_recovery(base[rows], other[rows], tokens=torch.ones(base.shape[1], dtype=torch.bool))
 
-        return per_problem(kept, of.aligned("base"), of.aligned(condition))
+        return _per_problem(kept, of.aligned("base"), of.aligned(condition))
 
     def level(self, of: AttentionProfile, segment: str = "inserted") -> np.ndarray:
-        """The received attention of a segment over uniform attention's."""
+        """Return the received attention of a segment over uniform attention's."""
         levels = of.level("inserted", segment, relative=True)[:, self.rows(of)]
         return np.array([defined_mean(heads) for heads in levels])
 
     def variation(self, of: AttentionProfile) -> np.ndarray:
-        """How much the tokens of the span differ in what they receive."""
+        """Return how much the tokens of the span differ in what they receive."""
         rows, inside = self.rows(of), map(of.is_inserted, range(len(of.problem_ids)))
-        return per_problem(lambda values, span: span_variation(values[rows], span=span), of.whole("inserted"), inside)
+        return _per_problem(lambda values, span: span_variation(values[rows], span=span), of.whole("inserted"), inside)
 
     def alike(self, other: AttentionProfile) -> np.ndarray:
-        """The rank correlation of two insertions' profiles on shared tokens."""
+        """Return the rank correlation of two insertions' profiles on shared tokens."""
         own, their = self.rows(self.profile), self.rows(other)
         values = self.profile.aligned("inserted"), other.aligned("inserted")
-        return per_problem(lambda a, b: timing_spearman(a[own], b[their]), *values)
+        return _per_problem(lambda a, b: timing_spearman(a[own], b[their]), *values)
 
     def timing(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rank correlation with and without the insertion, and its mean over rotations of prefix and question."""
+        """Return the rank correlation with and without the insertion, and its mean over rotations of prefix and question."""
         rows, measured, null = self.rows(self.profile), [], []
         pairs = zip(self.profile.aligned("base"), self.profile.aligned("inserted"), self.profile.spans, strict=True)
         for index, (base, other, (start, _)) in enumerate(pairs):
@@ -383,7 +363,7 @@ class _Checking:
         return np.array(measured), np.array(null)
 
     def mean(self, values: np.ndarray) -> tuple[float, float, float, int]:
-        """The mean over groups, its limits, and of how many it is."""
+        """Return the mean over groups, its limits, and of how many it is."""
         mean, n = float(defined_mean(values)), int(np.isfinite(values).sum())
         if len(values) < 2:
             return mean, np.nan, np.nan, n
@@ -392,37 +372,41 @@ class _Checking:
 
     def judged(self, claim: Claim) -> ClaimCheck:
         """Hold what was measured against its null, problem by problem."""
-        measured, null, why = self.measured(claim.key)
-        if measured is None:
-            return ClaimCheck(claim, reason=why)
-        groups, measured = self.profile.groups, np.where(np.isfinite(measured), measured, np.nan)
-        if null is None:
-            return ClaimCheck(claim, *self.mean(by_group(measured, groups)), reason=why)
-        difference = measured - null  # on the same problems
+        (measured, null), groups = self.measured(claim.key), self.profile.groups
+        if measured is None or null is None:
+            return ClaimCheck(claim, reason=claim.missing)
+        difference = np.where(np.isfinite(measured), measured, np.nan) - null
         own, other = (by_group(np.where(np.isnan(difference), np.nan, each), groups) for each in (measured, null))
         mean, low, high, _ = self.mean(own)
         reference = float(defined_mean(other))
         _, below, above, n = self.mean(by_group(difference, groups))
         if n < 2:
-            return ClaimCheck(claim, mean, low, high, n, reference, reason="fewer than 2 problems")
+            return ClaimCheck(claim, mean, low, high, n, reference, mean - reference, reason="fewer than 2 problems")
         ends = sorted((claim.direction * below, claim.direction * above))
         verdict = "agrees" if ends[0] > 0 else "disagrees" if ends[1] < 0 else "cannot tell"
         if claim.direction == 0:
             alike = below > -SAME and above < SAME
             verdict = "disagrees" if alike else "agrees" if below > 0 or above < 0 else "cannot tell"
-        return ClaimCheck(claim, mean, low, high, n, reference, below, above, verdict)
+        return ClaimCheck(claim, mean, low, high, n, reference, mean - reference, below, above, verdict)
 
     def ranked(self, claim: Claim, repeats: Sequence[AttentionProfile]) -> ClaimCheck:
         """Judge a claim about one repeated token by the rank of its mean over problems among other repeated tokens'."""
         own, *others = (by_group(self.level(each), self.profile.groups) for each in (self.profile, *repeats))
         mean, low, high, n = self.mean(own)
         levels = np.array([defined_mean(other) for other in others])
-        if len(levels) < FEWEST_REPEATS or not np.isfinite([mean, *levels]).all():
-            few = f"{len(levels)} other repeated tokens, {FEWEST_REPEATS} needed"
+        if len(levels) < REPEATS or not np.isfinite([mean, *levels]).all():
+            few = f"{len(levels)} other repeated tokens, {REPEATS} needed"
             return ClaimCheck(claim, mean, low, high, n, reason=few if np.isfinite(mean) else "undefined")
         _, below, above, _ = self.mean(own - np.mean(others, axis=0))
         ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
         likely = (1 - self.confidence) * (1 + len(levels))
         verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"
         where = f"rank {ranks[0]} of {1 + len(levels)} repeated tokens, the lowest first"
-        return ClaimCheck(claim, mean, low, high, n, float(levels.mean()), below, above, verdict, where)
+        null = float(levels.mean())
+        return ClaimCheck(claim, mean, low, high, n, null, mean - null, below, above, verdict, where)
+
+
+def _per_problem(formula: Callable[..., torch.Tensor], *values: Iterable[np.ndarray]) -> np.ndarray:
+    """Return a formula of a number per head, mean over heads, `[problem]`."""
+    parts = (formula(*map(torch.from_numpy, each)).numpy() for each in zip(*values, strict=True))
+    return np.array([defined_mean(part.ravel()) for part in parts])

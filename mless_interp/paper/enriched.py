@@ -11,8 +11,7 @@ from ..circuits.located import LocatedHeads
 from ..core.arguments import checked, count_of
 from ..core.heads import Head, as_heads
 from ..patching.sweep import PatchScores
-from ..runtime.columns import columns_of
-from ..runtime.results import Result, Shown, ShownTable, head_columns
+from ..runtime.results import Result, head_columns
 from ..statistics import CONFIDENCE, derive_generator
 
 N_RESAMPLES = 2_000
@@ -30,23 +29,18 @@ class Enrichment(Result):
     expected_rank: float
     p: float
     ranks: dict[str, float]
-    limits: dict[str, tuple[float, float]] = field(default_factory=dict)
+    limits: dict[str, tuple[float, float]]
     settings: dict[str, object] = field(default_factory=dict)
 
-    columns = columns_of("""
-        mean_rank | mean rank | count | of these heads in their layers; 1 is the largest effect
-        expected_rank | of random heads | count | the mean rank that random heads of these layers have
-    """)
+    caption = "Rank of each head in its layer; 1: the largest effect."
 
     def table(self) -> pd.DataFrame:
-        """Return one row: the mean rank, that of random heads, p, and of how many heads."""
-        row = {"mean_rank": self.mean_rank, "expected_rank": self.expected_rank, "p": self.p}
-        return pd.DataFrame([row | {"n_heads": len(self.heads)}])
-
-    def to_frame(self) -> pd.DataFrame:
-        ends = np.array([self.limits.get(str(head), (np.nan, np.nan)) for head in self.heads])
+        """Return one row per head: its rank in its layer, with an interval over problems."""
+        low, high = np.array([self.limits[str(head)] for head in self.heads]).T
         ranks = {"rank": [self.ranks[str(head)] for head in self.heads]}
-        return pd.DataFrame(head_columns(self.heads) | ranks | {"rank_ci_low": ends[:, 0], "rank_ci_high": ends[:, 1]})
+        return pd.DataFrame(head_columns(self.heads) | ranks | {"rank_ci_low": low, "rank_ci_high": high})
+
+    to_frame = table
 
     def headline(self) -> str:
         """Return the mean rank beside that of random heads."""
@@ -56,13 +50,6 @@ class Enrichment(Result):
 
     def details(self) -> list[str]:
         return ["Rank 1 is the largest effect of its layer; intervals are of a bootstrap over problems."]
-
-    def printed(self) -> pd.DataFrame:
-        return self.to_frame()[["label", "rank", "rank_ci_low", "rank_ci_high"]]
-
-    def shown(self) -> Shown:
-        columns = ["label", "paper_label", "rank", "rank_ci_low", "rank_ci_high"]
-        return Shown((ShownTable(self.to_frame(), "Rank of each head in its layer; 1: the largest effect.", columns),))
 
 
 @checked
@@ -97,27 +84,20 @@ def enrichment(
     weights = generator.multinomial(n, np.full(n, 1 / n), N_RESAMPLES) / n
     ranks, limits, drawn, expected = {}, {}, np.zeros(n_draws), 0.0
     for layer in {head.layer for head in chosen}:
-        members = [at for at, head in enumerate(family) if head.layer == layer]
-        of_layer = effects[:, members]
+        members = [head for head in family if head.layer == layer]
+        of_layer = effects[:, [family.index(head) for head in members]]
         if np.isnan(of_layer).any():
             raise ValueError(f"heads of layer {layer} are undefined (NaN) on some problems: leave out those problems")
         rank, resampled = (rankdata(-np.abs(means), axis=-1) for means in (of_layer.mean(0), weights @ of_layer))
         low = np.quantile(resampled, (1 - confidence) / 2, axis=0, method="lower")
         high = np.quantile(resampled, (1 + confidence) / 2, axis=0, method="higher")
-        for place, at in enumerate(members):
-            if family[at] in chosen:
-                ranks[str(family[at])] = float(rank[place])
-                limits[str(family[at])] = (float(low[place]), float(high[place])) if n > 1 else (np.nan, np.nan)
-        n_chosen = sum(head.layer == layer for head in chosen)
-        drawn += generator.permuted(np.tile(rank, (n_draws, 1)), axis=1)[:, :n_chosen].sum(1)
-        expected += n_chosen * (len(members) + 1) / 2
+        here = {head: place for place, head in enumerate(members) if head in chosen}
+        for head, at in here.items():
+            ranks[str(head)] = float(rank[at])
+            limits[str(head)] = (float(low[at]), float(high[at])) if n > 1 else (np.nan, np.nan)
+        drawn += generator.permuted(np.tile(rank, (n_draws, 1)), axis=1)[:, : len(here)].sum(1)
+        expected += len(here) * (len(members) + 1) / 2
     total = sum(ranks.values())
-    return Enrichment(
-        heads=chosen,
-        mean_rank=total / len(chosen),
-        expected_rank=expected / len(chosen),
-        p=float(1 + (drawn <= total + 1e-9).sum()) / (1 + n_draws),
-        ranks=ranks,
-        limits=limits,
-        settings={"n_problems": n, "confidence": confidence},
-    )
+    p = float(1 + (drawn <= total + 1e-9).sum()) / (1 + n_draws)
+    settings: dict[str, object] = {"n_problems": n, "confidence": confidence}
+    return Enrichment(chosen, total / len(chosen), expected / len(chosen), p, ranks, limits, settings)

@@ -15,7 +15,7 @@ Kind = Literal["with_and_without", "against_random_sentence", "layers", "bars_an
 
 @dataclass(frozen=True)
 class PaperModel:
-    """Describe a model of the figures; `title` is how they write it. `source` says where its geometry comes from."""
+    """Describe a model of the figures; `title` is how they write it."""
 
     key: str
     title: str
@@ -25,46 +25,40 @@ class PaperModel:
     n_heads: int
     n_key_value_heads: int
     first_token_left_out: bool
-    source: str
 
 
 _DATA = paper_entries("figures")
 
 MODELS: dict[str, PaperModel] = {entry["key"]: PaperModel(**entry) for entry in _DATA["models"]}
 """Appendix I leaves out the first token for Llama and Gemma."""
-
-
-@dataclass(frozen=True)
-class Panel:
-    """Describe one column of a figure: a model (a key of `MODELS`) and a head, zero-based."""
-
-    model: str
-    head: Head
+TITLES: dict[str, str] = _DATA["titles"] | {key: made.title for key, made in MODELS.items()}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Describe one of the five figures: what it shows and where; `doubt` is what the paper leaves open, if anything."""
+    """Describe one of the five figures: `panels` are models (keys of `MODELS`) and heads, zero-based; `doubt` is what the paper
+    leaves open, if anything."""
 
     key: str
     number: str
     kind: Kind
-    panels: tuple[Panel, ...]
+    panels: tuple[tuple[str, Head], ...]
     caption: str
     doubt: str
 
     @property
     def models(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(panel.model for panel in self.panels))
+        """Return the models shown."""
+        return tuple(dict.fromkeys(model for model, _ in self.panels))
 
     def heads(self, model: str) -> tuple[Head, ...]:
         """Return the heads shown of one model."""
-        return tuple(panel.head for panel in self.panels if panel.model == model)
+        return tuple(head for shown, head in self.panels if shown == model)
 
 
 FIGURES: dict[str, Figure] = {
     entry["key"]: Figure(
-        **entry | {"panels": tuple(Panel(model, Head.from_paper(layer=at, head=h)) for model, at, h in entry["panels"])}
+        **entry | {"panels": tuple((model, Head.from_paper(layer=at, head=h)) for model, at, h in entry["panels"])}
     )
     for entry in _DATA["figures"]
 }
@@ -86,14 +80,13 @@ def title_of(model: str) -> str:
     >>> title_of("qwen2.5-math-7b"), title_of("results/model"), title_of("Qwen/Qwen2.5-7B")
     ('Qwen2.5-Math-7B', 'results/model', 'Qwen/Qwen2.5-7B')
     """
-    titles = _DATA["titles"] | {key: made.title for key, made in MODELS.items()}
-    return str(titles.get(key_of(model), short_name(model)))
+    return str(TITLES.get(key_of(model), short_name(model)))
 
 
 def key_of(model: str) -> str:
     """Return the key of a model of the paper, from its key, title or hub id in any case; other names stay as they are."""
-    names = {name: key for key, made in MODELS.items() for name in (key, made.title.lower(), made.hub_id.lower())}
-    names |= {name: key for key, title in _DATA["titles"].items() for name in (key, title.lower())}
+    names = {made.hub_id.lower(): key for key, made in MODELS.items()}
+    names |= {name.lower(): key for key, title in TITLES.items() for name in (key, title)}
     return names.get(model.lower(), model)
 
 
@@ -103,17 +96,12 @@ SHOWN_HEADS: dict[str, tuple[Head, ...]] = {
 """Every first-layer head that any figure shows; the paper gives no rule by which they were chosen."""
 
 
-def published(**wanted: str) -> "pd.DataFrame":
+def published() -> "pd.DataFrame":
     """Return every accuracy that the paper prints, in `percent`, with the table (`source`) that prints it; means of five runs
-    where the paper says so (Table 1), without intervals. Tables differ in places.
-
-    `published(benchmark="MATH-500", model="llama-3.1-8b-instruct")` filters; `treatment` is none, mless (slashes), mful
+    where the paper says so (Table 1), without intervals. Tables differ in places. `treatment` is none, mless (slashes), mful
     ("he"), arm or question_mark.
     """
     import pandas as pd
 
     table = pd.DataFrame(paper_table("published"))
-    table = table.assign(percent=table["percent"].astype(float), approximate=table["approximate"] == "yes")
-    for column, value in wanted.items():
-        table = table[table[column] == value]
-    return table.reset_index(drop=True)
+    return table.assign(percent=table["percent"].astype(float), approximate=table["approximate"] == "yes")

@@ -6,14 +6,11 @@ from typing import Any
 import lazy_loader
 
 PUBLIC = {
-    "maps": ["head_map", "lambda_map", "path_graph", "site_map", "span_map"],
+    "maps": ["head_map", "path_graph", "site_map", "span_map"],
     "forests": ["forest", "mediation", "read_effects", "study_effects", "summary_plot"],
     "lines": ["affine_layers", "circuit_curve", "compare_profiles", "dose_response", "profiles", "set_growth"],
-    "bars": [
-        *("accuracy_bars", "activation_histograms", "bars_and_profiles", "direct_bars", "lambda_heads", "shares"),
-        *("token_bars", "transfer_bars"),
-    ],
-    "circuitsvis": ["attention", "tokens"],
+    "bars": ["accuracy_bars", "activation_histograms", "bars_of_models", "direct_bars", "token_bars"],
+    "circuitsvis": ["attention"],
 }
 """module -> its public names."""
 __getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["plots"], PUBLIC)

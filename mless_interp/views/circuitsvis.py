@@ -1,4 +1,4 @@
-"""Attention and token views drawn by CircuitsVis, offline, and the patterns that they draw. The only file that imports it.
+"""Attention views drawn by CircuitsVis, offline, and the patterns that they draw. The only file that imports it.
 
 Its script, as published, stands once on a page, compressed; `circuitsvis.html` is the page's side.
 """
@@ -7,10 +7,9 @@ import base64
 import hashlib
 import html
 import json
-import re
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from itertools import pairwise
@@ -20,21 +19,19 @@ import numpy as np
 import torch
 
 from ..core.arguments import check_count, count_of
-from ..core.heads import Head, as_heads, both_names
+from ..core.heads import Head, both_names
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.folders import savable
-from ..runtime.results import place_of
 from ..runtime.text_safety import visible
-from ..scores import AttentionProfile
 from . import show_after_cell
 
 COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
 """More, less, inserted: the ends of the still pictures' colours, told apart by colour-blind people."""
-MOST_TOKENS, MOST_HEADS = 128, 32
-"""What one view draws: longer prompts in blocks of tokens, of more heads the first. A page stays below 3 MB."""
+MOST_CELLS = 800_000
+"""Cells of all charts of a view, above which only the first heads are drawn (at least one), so that a page stays small."""
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 _STYLE = "body{margin:1rem auto;max-width:100rem;padding:0 1rem;background:#fff}"
 MARK = "▌"
@@ -47,7 +44,7 @@ class Patterns:
     """Attention of chosen heads in one condition: `values` `[head, dest, src]`, one text per token.
 
     `base[token]` is the token's index in the prompt without insertion, -1 for inserted tokens (and tokens without a
-    match); `inserted[token]` whether it belongs to the span. A pooled token stands for `sizes[token]` of them.
+    match); `inserted[token]` whether it belongs to the span.
     """
 
     condition: str
@@ -55,55 +52,30 @@ class Patterns:
     texts: tuple[str, ...]
     base: np.ndarray
     inserted: np.ndarray
-    sizes: np.ndarray
-
-    def pooled(self, begins: np.ndarray) -> "Patterns":
-        """Neighbouring tokens drawn as one, from each that `begins` a block: a column is the sum of their attention, a row the
-        mean of their rows. So a row still sums to 1, and a span that gets 93 % has a cell of 0.93, however long it is."""
-        first = np.flatnonzero(begins)
-        member = np.cumsum(begins) - 1 == np.arange(len(first))[:, None]
-        weights = member * self.sizes
-        sizes, texts = weights.sum(1), []
-        for start, stop, size in zip(first, [*first[1:], len(begins)], sizes, strict=True):
-            ends = "…".join(dict.fromkeys((self.texts[start], self.texts[stop - 1])))
-            texts.append(self.texts[start] if stop - start == 1 else f"{ends} ×{size}")
-        values = (weights / sizes[:, None]) @ np.tril(self.values) @ member.T
-        return Patterns(self.condition, values, tuple(texts), self.base[first], self.inserted[first], sizes)
 
     def with_short_span(self, max_span: int | None) -> "Patterns":
-        """The inserted tokens pooled into about `max_span` blocks (None: as they are)."""
+        """Return it with the inserted tokens drawn as about `max_span` blocks (None: as they are).
+
+        A block's column is the sum of its tokens' attention, its row the mean of theirs. So a row still sums to 1, and a span
+        that gets 93 % has a cell of 0.93, however long it is.
+        """
         inside = np.flatnonzero(self.inserted)
         if max_span is None or len(inside) <= max_span:
             return self
         begins = ~self.inserted | ~np.append(False, self.inserted[:-1])
         begins[[part[0] for part in np.array_split(inside, max_span)]] = True
-        return self.pooled(begins)
-
-    def in_blocks(self, block_of: np.ndarray) -> "Patterns":
-        """Tokens of the same block of base tokens drawn as one; `base` then counts blocks."""
-        own = np.where(self.base >= 0, block_of[self.base], -1)
-        begins = (own < 0) | (np.diff(own, prepend=-2) != 0)
-        return replace(self.pooled(begins), base=own[begins])
-
-
-def with_few_tokens(panels: Sequence[Patterns], most: int) -> tuple[list[Patterns], int]:
-    """Panels of about `most` tokens, and how many neighbouring ones stand in a block: none across an insertion's place."""
-    size = -(-max(len(panel.texts) for panel in panels) // most)
-    if size == 1:
-        return list(panels), 1
-    n_base = 1 + max(int(panel.base.max()) for panel in panels)
-    begins = np.arange(n_base) == 0
-    for panel in panels:  # before what begins, a panel has inserted tokens, or one of two neighbours has no match
-        at, matched = np.full(n_base, -1), np.flatnonzero(panel.base >= 0)
-        at[panel.base[matched]] = matched
-        begins[1:] |= ~((at[1:] == at[:-1] + 1) & (at[:-1] >= 0) | (at[1:] < 0) & (at[:-1] < 0))
-    for start, stop in pairwise([*np.flatnonzero(begins), n_base]):
-        begins[start:stop:size] = True
-    return [panel.in_blocks(np.cumsum(begins) - 1) for panel in panels], size
+        first = np.flatnonzero(begins)
+        member = np.cumsum(begins) - 1 == np.arange(len(first))[:, None]
+        texts = []
+        for start, stop in pairwise([*first, len(begins)]):
+            ends = "…".join(dict.fromkeys((self.texts[start], self.texts[stop - 1])))
+            texts.append(ends if stop - start == 1 else f"{ends} ×{stop - start}")
+        values = (member / member.sum(1, keepdims=True)) @ np.tril(self.values) @ member.T
+        return Patterns(self.condition, values, tuple(texts), self.base[first], self.inserted[first])
 
 
 def difference_of(first: Patterns, last: Patterns) -> tuple[tuple[str, ...], np.ndarray, str]:
-    """(texts, values `[head, dest, src]`, "all" or "shared") of the last panel minus the first, on tokens that both have."""
+    """Return texts, values `[head, dest, src]`, "all" or "shared": the last panel minus the first, on tokens that both have."""
     if np.array_equal(first.base, last.base):
         return first.texts, last.values - first.values, "all"
     both = sorted(set(first.base[first.base >= 0]) & set(last.base[last.base >= 0]))
@@ -127,7 +99,7 @@ class PairAttention:
 def read_attention(
     model: Model, pair: PromptPair, heads: Iterable[Head | str], conditions: Sequence[str] | None = None
 ) -> PairAttention:
-    """The attention of chosen heads in these conditions of a pair."""
+    """Return the attention of chosen heads in these conditions of a pair."""
     chosen = model.info.chosen(heads, what="show")
     if conditions is None:
         conditions = ("base" if pair.n_inserted else "clean", "inserted")
@@ -136,7 +108,7 @@ def read_attention(
 
 
 def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Patterns:
-    """The patterns of chosen heads in one condition of a pair, with texts and the map to the base prompt's tokens."""
+    """Return the patterns of chosen heads in one condition of a pair, with texts and the map to the base prompt's tokens."""
     wanted = {layer: [head.head for head in heads if head.layer == layer] for layer in {head.layer for head in heads}}
     capture = {  # only these heads leave their layer
         site(layer, "attn.hook_pattern"): (lambda pattern, here=here: pattern[0, here].float().cpu())
@@ -146,17 +118,17 @@ def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequenc
     found = model.run(inputs, capture=capture, logits_at="none").captured
     rows = [found[site(head.layer, "attn.hook_pattern")][wanted[head.layer].index(head.head)] for head in heads]
     values, ids = torch.stack(rows).double().numpy(), inputs.tokens[0].tolist()
-    texts, one = tuple(readable(pair.text_of(model, i)) for i in ids), np.ones(len(ids), dtype=int)
+    texts = tuple(readable(pair.text_of(model, i)) for i in ids)
     if len(ids) == len(pair.base):
-        return Patterns(condition, values, texts, np.arange(len(ids)), one == 0, one)
-    base, alignment = -one, np.array(pair.alignment)
+        return Patterns(condition, values, texts, np.arange(len(ids)), np.zeros(len(ids), dtype=bool))
+    base, alignment = np.full(len(ids), -1), np.array(pair.alignment)
     matched = np.flatnonzero(alignment >= 0)
     base[alignment[matched]] = matched
-    return Patterns(condition, values, texts, base, pair.span_mask.numpy(), one)
+    return Patterns(condition, values, texts, base, pair.span_mask.numpy())
 
 
 def readable(text: str) -> str:
-    """A token's text with line breaks and tabs made visible, and whatever else would act and not show."""
+    """Return a token's text with line breaks and tabs made visible, and whatever else would act and not show."""
     return visible(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"))
 
 
@@ -179,7 +151,7 @@ class View:
         show_after_cell(self)
 
     def fragment(self) -> str:
-        """This view's part of a page that holds `shared_script()` once."""
+        """Return this view's part of a page that holds `shared_script()` once."""
         self.seen.add("written")
         text = json.dumps(self.data, separators=(",", ":"), allow_nan=False)
         safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -191,7 +163,7 @@ class View:
         )
 
     def page(self) -> str:
-        """A whole HTML page that makes no request."""
+        """Return a whole HTML page that makes no request."""
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -214,7 +186,7 @@ class View:
 
 @lru_cache(maxsize=1)
 def shared_script() -> str:
-    """Style, CircuitsVis' own script (compressed, as published) and what draws views with it: once per page."""
+    """Return style, CircuitsVis' own script (compressed, as published) and what draws views with it: once per page."""
     import circuitsvis
 
     source = (Path(circuitsvis.__file__).parent / "dist" / "cdn" / "iife.js").read_bytes()
@@ -238,9 +210,9 @@ def attention(
     """Show attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
 
     A button per head; all panels show the chosen one. Inserted tokens are marked (texts, a yellow band beyond the diagonal).
-    Prompts of more than 128 tokens are drawn in blocks of neighbours: a block's column is the sum of its tokens' attention,
-    its row the mean of theirs, so every row sums to 1. Of more than 32 heads the first are drawn. The difference is last minus
-    first condition, on the tokens that both have.
+    A block of inserted tokens has the sum of their attention as its column and the mean of theirs as its row, so every row
+    sums to 1. Of many heads of long prompts the first are drawn. The difference is last minus first condition, on the tokens
+    that both have.
 
     Parameters
     ----------
@@ -256,39 +228,36 @@ def attention(
 
 
 def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: float | None = None) -> View:
-    """The view that `attention` gives, of what was read before (`read_attention`), without the model."""
-    heads = read.heads[:MOST_HEADS]
-    panels, size = with_few_tokens([panel.with_short_span(max_span) for panel in read.panels], MOST_TOKENS)
-    if scale is None:
-        cells = np.concatenate([panel.values[:, *np.tril_indices(len(panel.texts))].ravel() for panel in panels])
-        scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
-    words = ["Rows attend, columns are attended to; the number after a token counts what is drawn."]
-    drawn = max(int(panel.inserted.sum()) for panel in panels)
-    if read.n_inserted:
-        pooled = f", drawn as {count_of(drawn, 'block')}" if 0 < drawn < read.n_inserted else ""
-        words.append(f"{count_of(read.n_inserted, 'token')} inserted{pooled} ({MARK}, yellow band).")
-    if size > 1:
-        words.append(f"To keep the page small, {size} neighbouring tokens are drawn as one block.")
-    if drawn < read.n_inserted or size > 1:
-        words.append("A block's column is the sum of its tokens' attention, its row the mean of theirs.")
-    if len(read.heads) > len(heads):
-        words.append(f"To keep the page small, the first {len(heads)} of {len(read.heads)} heads are drawn.")
-    charts = []
-    for panel in panels:
-        length = count_of(int(panel.sizes.sum()), "token")
-        title = f"{CONDITIONS[panel.condition].title} ({panel.condition}), {length}"
-        charts.append((title, panel.texts, panel.inserted, panel.values))
+    """Return the view that `attention` gives, of what was read before (`read_attention`), without the model."""
+    panels = [panel.with_short_span(max_span) for panel in read.panels]
+    charts = [
+        (f"{CONDITIONS[panel.condition].title} ({panel.condition}), {count_of(len(whole.texts), 'token')}", panel)
+        for panel, whole in zip(panels, read.panels, strict=True)
+    ]
     if len(panels) > 1:
         texts, values, on = difference_of(panels[0], panels[-1])
+        nothing = np.zeros(len(texts), dtype=bool)
         title = f"difference: {panels[-1].condition} − {panels[0].condition} on {on} tokens"
-        charts.append((title, texts, np.zeros(len(texts), dtype=bool), values))
+        charts.append((title, Patterns("difference", values, texts, nothing, nothing)))
+    below = [np.tril_indices(len(chart.texts)) for _, chart in charts]
+    heads = read.heads[: max(1, MOST_CELLS // sum(len(rows) for rows, _ in below))]
+    if scale is None:
+        cells = np.concatenate([panel.values[:, *at].ravel() for panel, at in zip(panels, below, strict=False)])
+        scale = float(np.quantile(cells, 0.99)) or float(cells.max()) or 1.0
+    words = ["Rows attend, columns are attended to; the number after a token counts what is drawn."]
+    if read.n_inserted:
+        words.append(f"{count_of(read.n_inserted, 'token')} inserted ({MARK}, yellow band).")
+    if any(panel is not whole for panel, whole in zip(panels, read.panels, strict=True)):
+        words.append("The column of ×N tokens is the sum of their attention, the row the mean of theirs.")
+    if len(read.heads) > len(heads):
+        words.append(f"To keep the page small, the first {len(heads)} of {len(read.heads)} heads are drawn.")
     title = visible(f"Attention, problem {read.problem_id}: {read.insertion}")
     legend = _legend("attention", scale, less=False, inserted=bool(read.n_inserted))
-    legend += _legend("difference", scale, less=True, inserted=False) * (len(charts) > len(panels))
+    legend += _legend("difference", scale, less=True, inserted=False) * (len(panels) > 1)
     figures = "".join(
         f'<figure><figcaption>{html.escape(each)} · <span class="mless-head-name"></span></figcaption>'
         '<div class="mless-chart"></div></figure>'
-        for each, *_ in charts
+        for each, _ in charts
     )
     buttons = "".join(f'<button type="button" aria-pressed="false">{html.escape(str(head))}</button>' for head in heads)
     body = (
@@ -300,13 +269,14 @@ def attention_view(read: PairAttention, *, max_span: int | None = 1, scale: floa
         "<noscript>CircuitsVis draws these charts with JavaScript, which is switched off here.</noscript>"
     )
     numbers = []
-    for _, texts, marked, values in charts:
-        tokens = [_cut(MARK + text.strip() if mark else text) for text, mark in zip(texts, marked, strict=True)]
-        cells = np.rint(values[: len(heads), *np.tril_indices(len(texts))] * 10_000).astype(int)
-        numbers.append({"tokens": tokens, "marked": marked.astype(int).tolist(), "values": cells.tolist()})
+    for (_, chart), at in zip(charts, below, strict=True):
+        marked = zip(chart.texts, chart.inserted, strict=True)
+        tokens = [_cut(MARK + text.strip() if mark else text) for text, mark in marked]
+        cells = np.rint(chart.values[: len(heads), *at] * 10_000).astype(int)
+        numbers.append({"tokens": tokens, "marked": chart.inserted.astype(int).tolist(), "values": cells.tolist()})
     packed = _packed(json.dumps(numbers, separators=(",", ":")).encode())
-    data = {"kind": "attention", "heads": [both_names(head) for head in heads], "scale": float(f"{scale:.4g}")}
-    return View(title, body, data | {"colours": COLOURS, "charts": packed})
+    names = [both_names(head) for head in heads]
+    return View(title, body, {"heads": names, "scale": float(f"{scale:.4g}"), "colours": COLOURS, "charts": packed})
 
 
 def _cut(text: str) -> str:
@@ -321,60 +291,3 @@ def _legend(what: str, scale: float, *, less: bool, inserted: bool) -> str:
         f'<span>{what}: {left}<span class="mless-bar" style="background:linear-gradient(to right,{bar})"></span>'
         f"{scale:.3g} and more</span>{swatch * inserted}"
     )
-
-
-def tokens(
-    profile: AttentionProfile,
-    heads: Iterable[Head | str] | None = None,
-    *,
-    problem: str | int = 0,
-    conditions: Sequence[str] | None = None,
-    relative: bool = False,
-) -> View:
-    """Show one problem's tokens coloured by the attention that each receives, per head and condition, on one colour scale.
-
-    White is 0. `relative` shows log2 of received attention over what uniform attention would give instead (white: as much,
-    red: more, blue: less; from an eighth to eight times). Inserted tokens are marked. Tokens whose value is undefined stand in
-    ⟨ ⟩ without colour. `problem`: its id, or its place; `heads` and `conditions`: default all of the profile's.
-    """
-    chosen = profile.heads if heads is None else as_heads(heads)
-    index = problem if isinstance(problem, int) else place_of(problem, profile.problem_ids, "problem")
-    rows = [profile.of(head) for head in chosen]
-    strips = {}
-    for name in conditions or profile.conditions:
-        received = profile.whole(name, relative=relative)[index][rows]
-        texts = (profile.inserted_texts if CONDITIONS[name].has_span else profile.base_texts)[index]
-        inside = profile.is_inserted(index) if CONDITIONS[name].has_span else np.zeros(len(texts), bool)
-        marked = [MARK * bool(mark) + readable(text) for text, mark in zip(texts, inside, strict=True)]
-        strips[name] = marked, np.log2(np.clip(received, 1 / 8, 8)) if relative else received
-    largest = max(float(np.nanmax(values, initial=0.0)) for _, values in strips.values())
-    scale = 3.0 if relative else largest or 1.0
-    common = {"minValue": -scale, "maxValue": scale, "positiveColor": COLOURS[0], "negativeColor": COLOURS[1]}
-    elements, blocks = [], []
-    for row, head in enumerate(chosen):
-        blocks.append(f"<p><b>{html.escape(both_names(head))}</b></p>")
-        for name, (marked, values) in strips.items():
-            shown = [inert(t if np.isfinite(x) else f"⟨{t}⟩") for t, x in zip(marked, values[row], strict=True)]
-            known = [float(f"{x:.4g}") if np.isfinite(x) else None for x in values[row]]
-            elements.append({"tokens": shown, "values": known, "paddingBottom": 8, **common})
-            blocks.append(f'<p>{html.escape(name)}</p><div class="mless-tokens mless-element"></div>')
-    unit = "log2 of attention received / uniform attention's" if relative else "mean attention received, a probability"
-    words = f"Colour: {unit}; one scale for all. {MARK} marks inserted tokens, ⟨ ⟩ undefined values."
-    title = f"Tokens, problem {profile.problem_ids[index]}: {profile.settings.get('insertion', '')}"
-    legend = _legend("log2 ratio" if relative else "received", scale, less=relative, inserted=False)
-    body = (
-        f"<h3>{html.escape(title)}</h3><p>{html.escape(words)}</p>"
-        f'<div class="mless-controls">{legend}</div>{"".join(blocks)}'
-    )
-    return View(title, body, {"kind": "elements", "element": "ColoredTokens", "elements": elements})
-
-
-def inert(text: str) -> str:
-    """A text in which no tag or entity can begin, by an invisible word joiner after `<` and `&`.
-
-    CircuitsVis' ColoredTokens puts texts into the page as HTML, and the same text as text into its tooltip.
-
-    >>> inert("<b>&amp;").encode("ascii", "backslashreplace").decode()
-    '<\\\\u2060b>&\\\\u2060amp;'
-    """
-    return re.sub(r"([<&])", "\\1\u2060", text)

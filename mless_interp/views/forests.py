@@ -1,6 +1,6 @@
 """Forests: numbers with their intervals, a row each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -33,13 +33,6 @@ READ_MARKS: dict[str, tuple[Style, str]] = {
 }
 """What is shown of an edit -> marker, words."""
 SHOWN_EFFECTS = ("scale", "bias", "both", "interaction", "total")
-READING_NAMES = {
-    "near_zero_arm": "near-zero share (ARM's form)",
-    "near_zero_quantile": "near-zero share (quantile)",
-    "mean": "mean activation",
-    "mean_absolute": "mean |activation|",
-    "variance": "variance over tokens",
-}
 
 
 def forest(
@@ -107,21 +100,13 @@ def mediation(found: Mediation) -> Picture:
 
     Medians over problems with 95 % intervals; filled: corrected p < 0.05, a sign test, Holm over the effects on a reading.
     """
-    readings = {name: rows.set_index("effect") for name, rows in found.table().groupby("reading", sort=False)}
-    outcome = f"{found.settings.get('outcome', 'outcome')} ({found.unit})"
-    rows = -(-len(readings) // 3)
-    picture = Picture(figsize=(10.2, 2.1 * rows + 0.5), layout="constrained")
-    for number, (reading, table) in enumerate(readings.items()):
-        axes = picture.add_subplot(rows, 3, number + 1)
-        here = table.loc[list(SHOWN_EFFECTS)]
-        drawn = with_limits(here, "median")
-        draw_forest(axes, SHOWN_EFFECTS, [(str(reading), drawn, OPEN)])
-        plots.draw_marks(axes, drawn[0], here["p_corrected"] < 1 - found.confidence, 4.5, FILLED)
-        axes.set_title(READING_NAMES.get(str(reading), outcome), fontsize=8)
-        axes.locator_params(axis="x", nbins=4)
-        if number % 3:
-            axes.set_yticklabels([])
-    s = found.settings
+    s, readings = found.settings, list(found.table().groupby("reading", sort=False))
+    names = {"outcome": f"{s.get('outcome', 'outcome')} ({found.unit})"}
+    picture, places = _panels([names.get(str(name), str(name).replace("_", " ")) for name, _ in readings])
+    for axes, (reading, table) in zip(places, readings, strict=True):
+        here = table.set_index("effect").loc[list(SHOWN_EFFECTS)]
+        sure = (here["p_corrected"] < 1 - found.confidence).to_numpy()
+        draw_forest(axes, SHOWN_EFFECTS, [(str(reading), with_limits(here, "median"), OPEN)], [(sure, FILLED)])
     heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
     words = words_of(found, "model", "insertion", "contrast", "direction")
     picture.suptitle(f"{words}: {heads} of layer {s.get('layer')} (zero-based)", fontsize=9)
@@ -137,49 +122,51 @@ def read_effects(found: ReadEffects) -> Picture:
     table = turned(found, found.table())
     value, quantity = plots.chosen_column(found, table, None)
     heads = list(table.groupby("label", sort=False))
-    columns = min(3, len(heads))
-    rows = -(-len(heads) // columns)
-    picture = Picture(figsize=(2.7 * columns + 1.9, 1.9 * rows + 1.0), layout="constrained")
     reach = found.whole.delta / (abs(float(found.whole.median.estimate)) if value == "share" else 1)
-    axes: object = None
-    for number, (label, here) in enumerate(heads):
-        axes = picture.add_subplot(rows, columns, number + 1, sharex=axes)
+    titles = [f"{label} (paper: {here['paper_label'].iloc[0]})" for label, here in heads]
+    picture, places = _panels(titles, sharex=True)
+    for axes, (label, here) in zip(places, heads, strict=True):
         drawn = with_limits(here, value, quantity.limits)
-        draw_forest(axes, here["intervention"].str.replace("_", " ").tolist(), [(str(label), drawn, OPEN)])
-        for shown, (style, _) in list(READ_MARKS.items())[:3]:
-            plots.draw_marks(axes, drawn[0], here["shown"] == shown, 5.0, style)
-        for place in np.arange(len(here))[::-1][np.isnan(drawn[0])]:
-            axes.text(0, place, "undefined", fontsize=7, color=plots.GREY, ha="left", va="center")
+        marks = [((here["shown"] == each).to_numpy(), style) for each, (style, _) in READ_MARKS.items() if each]
+        draw_forest(axes, here["intervention"].str.replace("_", " ").tolist(), [(str(label), drawn, OPEN)], marks)
+        axes.set_xlabel(f"removed ({quantity.unit})", fontsize=7)
         if np.isfinite(reach):
             axes.axvspan(-reach, reach, color="0.9", zorder=0)
-        axes.set_title(f"{label} (paper: {here['paper_label'].iloc[0]})", fontsize=8)
-        axes.locator_params(axis="x", nbins=5)
-        if number % columns:
-            axes.set_yticklabels([])
-        if number + columns >= len(heads):
-            axes.set_xlabel(f"removed ({quantity.unit})", fontsize=7)
     picture.suptitle(words_of(found, "model", "insertion", "contrast", "outcome"), fontsize=9)
     point: Style = {"linestyle": "none", "markersize": 5}
-    marks = [(words, point | style) for each, (style, words) in READ_MARKS.items() if (table["shown"] == each).any()]
+    entries = [(words, point | style) for each, (style, words) in READ_MARKS.items() if (table["shown"] == each).any()]
     if np.isfinite(reach):
-        marks.append(("smallest effect of interest", {"facecolor": "0.9", "edgecolor": "none"}))
-    key_below(picture, ncols=3, handles=plots.key(marks))
+        entries.append(("smallest effect of interest", {"facecolor": "0.9", "edgecolor": "none"}))
+    key_below(picture, ncols=3, handles=plots.key(entries))
     return picture
 
 
-def study_effects(found: Any, *, outcome: str | None = None) -> Picture:
+def _panels(titles: Sequence[str], *, sharex: bool = False) -> tuple[Picture, list[plots.Axes]]:
+    """Return a picture with axes of these titles for forests of the same rows, three beside each other."""
+    columns = min(3, len(titles))
+    rows = -(-len(titles) // columns)
+    picture = Picture(figsize=(2.7 * columns + 1.9, 1.9 * rows + 1.0), layout="constrained")
+    places = picture.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=True).ravel().tolist()
+    for axes, title in zip(places, titles, strict=False):
+        axes.set_title(title, fontsize=8)
+        axes.tick_params(labelbottom=True)
+        axes.locator_params(axis="x", nbins=5)
+    for axes in places[len(titles) :]:
+        axes.remove()
+    return picture, places[: len(titles)]
+
+
+def study_effects(found: Any) -> Picture:
     """Draw the median effect of every insertion of a `StudyResult` with its 95 % interval over problems, a row each; one
-    series per contrast. `outcome`: one of the study's (default: the first); below 0 the insertion lowers it."""
-    outcome = found.outcomes[0] if outcome is None else outcome
-    table = found.effect_table().query("outcome == @outcome")
-    series = []
+    series per contrast; below 0 the insertion lowers the outcome."""
+    table, series = found.effect_table(), []
     for contrast, (colour, _, marker) in zip(found.contrasts, cycle(LINES), strict=False):
         rows = table[table["contrast"] == contrast].set_index("insertion").loc[list(found.insertions)]
         series.append((contrast, with_limits(rows, "median"), {"marker": marker, "color": colour}))
     picture, axes = panel(7.2, 1.5 + (0.2 + 0.2 * len(series)) * len(found.insertions))
     draw_forest(axes, list(found.insertions), series)
-    unit = found.effect_of(found.insertions[0], outcome=outcome).unit
-    name_axes(axes, x=f"effect on {outcome} ({unit}; below 0: the insertion lowers it)", title=words_of(found, "model"))
+    words = f"effect on {found.outcome} ({found.unit}; below 0: the insertion lowers it)"
+    name_axes(axes, x=words, title=words_of(found, "model"))
     if len(series) > 1:
         key_below(picture)
     return picture

@@ -28,14 +28,12 @@ def profiles(
     *,
     conditions: Sequence[str] | None = None,
     whole: bool = True,
-    relative: bool = False,
-    names: Mapping[str, str] | None = None,
 ) -> Picture:
-    """Draw attention received per token, a column per head; of several models' profiles side by side.
+    """Draw attention received per token, a column per head; of several profiles side by side.
 
     Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
     inserted span shaded. Lines are means over problems, bands their 95 % bootstrap intervals, grey is what uniform attention
-    would give (`relative` divides by it). `names` are the conditions' names in the legend.
+    would give.
     """
     every = [profile] if isinstance(profile, AttentionProfile) else list(profile)
     chosen = None if heads is None else as_heads(heads)
@@ -43,20 +41,18 @@ def profiles(
     conditions = tuple(conditions or every[0].conditions)
     last = conditions[-1]
     whole = whole and all(profile.shaded(last) for profile in every)
-    names = SERIES | dict(names or {})
     picture, rows = _grid(len(shown), 2 if whole else 1)
     for column, (profile, head) in enumerate(shown):
-        title = f"{words_of(profile, 'model')}\n{both_names(head)}"
         for axes, drawn, aligned in zip(rows[:, column], (conditions, (last,)), (True, False), strict=False):
             for condition in drawn:
-                curve = profile.curve(head, condition, aligned=aligned, relative=relative)
-                draw_curve(axes, curve, names.get(condition, condition), conditions.index(condition))
-            if not relative:
-                curve = profile.curve(head, drawn[0], aligned=aligned, null=True)
-                axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
+                curve = profile.curve(head, condition, aligned=aligned)
+                _draw_curve(axes, curve, SERIES.get(condition, condition), conditions.index(condition))
+            curve = profile.curve(head, drawn[0], aligned=aligned, null=True)
+            axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
             if not aligned:
-                shade_span(axes, profile, last)
-            label_curve(axes, title if aligned else "", aligned=aligned, relative=relative)
+                _shade_span(axes, profile)
+            title = f"{words_of(profile, 'model', 'insertion')}\n{both_names(head)}" if aligned else ""
+            _label_curve(axes, title, "without the span" if aligned else "whole prompt")
     return picture
 
 
@@ -65,9 +61,9 @@ def compare_profiles(panels: Sequence[tuple[str, Head | str, Mapping[str, Attent
     picture, rows = _grid(len(panels), 1)
     for axes, (title, head, named) in zip(rows[0], panels, strict=True):
         for number, (name, found) in enumerate(named.items()):
-            draw_curve(axes, found.curve(head, "inserted"), name, number)
-        shade_span(axes, next(iter(named.values())), "inserted")
-        label_curve(axes, f"{title}\n{both_names(head)}", aligned=False)
+            _draw_curve(axes, found.curve(head, "inserted"), name, number)
+        _shade_span(axes, next(iter(named.values())))
+        _label_curve(axes, f"{title}\n{both_names(head)}", "whole prompt")
     return picture
 
 
@@ -76,21 +72,19 @@ def _grid(columns: int, rows: int) -> tuple[Picture, np.ndarray]:
     return picture, picture.subplots(rows, columns, squeeze=False)
 
 
-def draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
+def _draw_curve(axes: Axes, curve: Curve, name: str, number: int) -> None:
     values = np.stack([curve.mean, curve.low, curve.high])
     draw_series(axes, curve.position, values, number, name, marker=None, linewidth=1.3)
 
 
-def shade_span(axes: Axes, profile: AttentionProfile, condition: str) -> None:
-    for number, (start, stop) in enumerate(profile.shaded(condition)):
+def _shade_span(axes: Axes, profile: AttentionProfile) -> None:
+    for number, (start, stop) in enumerate(profile.shaded("inserted")):
         label = "inserted tokens" if number == 0 else None
         axes.axvspan(start - 0.5, stop - 0.5, color="0.85", zorder=0, label=label)
 
 
-def label_curve(axes: Axes, title: str, *, aligned: bool, relative: bool = False) -> None:
-    where = "token (without the span)" if aligned else "token (whole prompt)"
-    received = "received attention / uniform" if relative else "mean attention received (probability)"
-    name_axes(axes, x=where, y=received, title=title)
+def _label_curve(axes: Axes, title: str, where: str) -> None:
+    name_axes(axes, x=f"token ({where})", y="mean attention received (probability)", title=title)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=7)
 

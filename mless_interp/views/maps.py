@@ -6,66 +6,65 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..circuits.judge import KINDS, NAMED, Kind
+from ..circuits.judge import KINDS, NAMED
 from ..circuits.paths import LOGITS, TOGETHER, PathEffects
 from ..circuits.site_patches import ALL, POSITION, PositionMap, SitePatches
 from ..core.arguments import count_of
 from ..core.heads import Head
-from ..mechanism import AttentionDecomposition, SpanReadings
+from ..mechanism import SpanReadings
 from ..mechanism.span_reading import READERS
-from ..runtime.results import Quantity, Result, largest_first, turned
+from ..runtime.results import Result, largest_first, turned
 from . import plots
 from .plots import Axes, Picture, Style, draw_cells, name_axes, words_of
 
-FRAMES = {(True, False): "-", (False, True): "--", (True, True): "-.", (False, False): ":"}
-"""Frames of named heads, by whether they read and mediate."""
-Cell = tuple[int, int]
-"""Layer and head, or row and column."""
+FRAME: Style = {"edgecolor": "black", "linewidth": 1.8}
 
 
-def head_map(
-    found: Result, *, value: str | None = None, top: int = 3, level: float | None = None, limit: float | None = None
-) -> Picture:
+def head_map(found: Result, *, value: str | None = None, top: int = 3, limit: float | None = None) -> Picture:
     """Draw a layer × head map of a result's table, 0 in the middle of the colours where the number has a sign.
 
     Works for any result whose `.table()` has a row per head with layer and head. Effects are above 0 where they go with the
-    whole effect. Strokes mark heads whose corrected p-value is below `level` (None: the result's own); frames the heads that
-    locating named, with the letters of their kind (a minus before them: against the effect): solid those that read, dashed
-    those that mediate, dash-dotted both, dotted neither resolved. Grey is undefined or not tested. Zero-based numbers are left
-    and below, the paper's one-based ones right and above.
+    whole effect. Strokes mark heads whose corrected p-value is small; frames the heads that locating named, with the letters
+    of their kind (a minus before them: against the effect). Grey is undefined or not tested.
 
     `value`: the column to show (None: the result's own choice, for example removed_share, share, lam); `top`: how many heads
     of largest magnitude carry their number; `limit`: the end of the colours (None: the largest magnitude).
     """
     table = plots.head_table(found)
     value, quantity = plots.chosen_column(found, table, value)
-    level = quantity.level if level is None else level
-    grid = _grid_of(table, value)
-    limit = limit or plots.end_of(grid)
-    hatched, named = _significant(table, quantity, level), _named(table)
-    ranked = largest_first(table, value).dropna(subset=[value]).head(top)
-    largest = list(zip(ranked["layer"], ranked["head"], strict=True))
-    texts = {cell: str(cell[1]) for cell in largest}
-    texts |= {cell: f"{cell[1]}{letters}" for cell, (letters, _) in named.items()}
-    frames = {cell: FRAMES[kind.reads, kind.mediates] for cell, (_, kind) in named.items()}
+    grid = np.full((int(table["layer"].max()) + 1, int(table["head"].max()) + 1), np.nan)
+    grid[table["layer"], table["head"]] = table[value].astype(float)
     signed = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
-    picture, axes = plots.panel(*_map_size(grid))
-    label = plots.label_of(value, quantity)
-    _draw_heads(axes, grid, label, limit, diverging=signed, hatched=hatched, outlined=frames, texts=texts)
-    name_axes(axes, title=words_of(found))
+    sure = table[table[quantity.p] < quantity.level] if quantity.p in table else table.head(0)
+    named = table[table["kind"].isin(NAMED)] if "kind" in table else table.head(0)
+    ranked = largest_first(table, value).dropna(subset=[value]).head(top)
+    texts = {(row.layer, row.head): str(row.head) for row in ranked.itertuples()}
+    words = {}  # letters of a kind -> what they mean
+    for row in named.itertuples():
+        kind, against = KINDS[row.kind], row.sense == "against"
+        letters = "−" * against + kind.letters
+        texts[row.layer, row.head] = f"{row.head}{letters}"
+        words[letters] = f"{letters}: {kind.name.replace('+', ' and ')}" + " against the effect" * against
+    picture, axes = plots.panel(max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9))
+    hatched = list(zip(sure["layer"], sure["head"], strict=True))
+    image = draw_cells(axes, grid, limit=limit or plots.end_of(grid), diverging=signed, hatched=hatched)
+    for layer, head in zip(named["layer"], named["head"], strict=True):
+        axes.add_patch(plots.Rectangle((head - 0.45, layer - 0.45), 0.9, 0.9, fill=False, **FRAME))
+    for (layer, head), text in texts.items():
+        box = {"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.8}
+        size = min(7.5, 27.0 / len(text))  # as wide as its cell at most
+        axes.text(head, layer, text, ha="center", va="center", fontsize=size, bbox=box, zorder=3)
+    axes.set_xticks(range(0, grid.shape[1], max(1, grid.shape[1] // 14)))
+    axes.set_yticks(range(0, grid.shape[0], max(1, grid.shape[0] // 14)))
+    name_axes(axes, x="head (zero-based)", y="layer (zero-based)", title=words_of(found))
+    plots.colour_bar(image, axes, plots.label_of(value, quantity), shrink=0.95)
     entries: list[tuple[str, Style]] = []
     if hatched:
-        words = quantity.claim or f"{count_of(len(table), 'head')} tested"
-        entries.append((f"p < {level:.3g}, corrected: {words}", plots.STROKES))
-    for letters, kind in dict(named.values()).items():
-        frame = {"facecolor": "white", "edgecolor": "black", "linestyle": FRAMES[kind.reads, kind.mediates]}
-        against = " against the effect" if letters != kind.letters else ""
-        entries.append((f"{letters}: {kind.name.replace('+', ' and ')}{against}", frame | {"linewidth": 1.5}))
-    if set(largest) - set(named):
-        entries.append((f"number alone: the head, of the {len(largest)} largest", {"linestyle": "none"}))
-    if signed and plots.negative_cells(grid, limit):
-        minus = {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3}
-        entries.append((f"clearly negative{quantity.below and f': {quantity.below}'}", minus))
+        claim = quantity.claim or f"{count_of(len(table), 'head')} tested"
+        entries.append((f"p < {quantity.level:.3g}, corrected: {claim}", plots.STROKES))
+    entries += [(each, FRAME | {"facecolor": "white"}) for each in words.values()]
+    if len(texts) > len(named):
+        entries.append((f"number alone: the head, of the {len(ranked)} largest", {"linestyle": "none"}))
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
@@ -74,96 +73,11 @@ def head_map(
     return picture
 
 
-def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None) -> Picture:
-    """Draw lambda of every head (retained attention mass, a share), and how far it is from its null.
-
-    First from 0 to 1: lambda 1 means that the inserted tokens get nothing. Second lambda minus what uniform attention would
-    retain: red, the span is avoided; blue, preferred. Strokes: corrected p < 0.05. Source: methods §3, §4.3.
-    """
-    table = found.table(contrast)
-    grid, against = _grid_of(table, "lam"), _grid_of(table, "lam_minus_uniform")
-    width, height = _map_size(grid)
-    rows, columns = (2, 1) if width > 2 * height else (1, 2)  # wide maps one below the other, to be readable
-    picture = Picture(figsize=(width * columns, height * rows), layout="constrained")
-    axes, beside = picture.add_subplot(rows, columns, 1), picture.add_subplot(rows, columns, 2)
-    _draw_heads(axes, grid, "lambda (share)", 1.0, diverging=False)
-    name_axes(axes, title=words_of(found))
-    quantity = found.quantity("lam_minus_uniform")
-    hatched = _significant(table, quantity, quantity.level)
-    _draw_heads(beside, against, "lambda − uniform's (share)", plots.end_of(against), hatched=hatched)
-    passed = f"strokes: {len(hatched)} of {count_of(len(table), 'head')}" if hatched else "no head passes"
-    words = f"minus sign: below it\n{passed} (corrected p < {quantity.level:g})"
-    beside.set_title(f"against uniform attention; {words}", fontsize=8)
-    return picture
-
-
-def _draw_heads(
-    axes: Axes,
-    grid: np.ndarray,
-    label: str,
-    limit: float,
-    *,
-    diverging: bool = True,
-    hatched: Sequence[Cell] = (),
-    outlined: Mapping[Cell, str] | None = None,
-    texts: Mapping[Cell, str] | None = None,
-) -> None:
-    """A map `[layer, head]`: its cells, frames of `outlined` ones (by line style), `texts` in cells, numbers at its axes."""
-    image = draw_cells(axes, grid, limit=limit, diverging=diverging, hatched=hatched)
-    frame: Style = {"fill": False, "edgecolor": "black", "linewidth": 1.8}
-    for (layer, head), style in (outlined or {}).items():
-        axes.add_patch(plots.Rectangle((head - 0.45, layer - 0.45), 0.9, 0.9, linestyle=style, **frame))
-    for (layer, head), text in (texts or {}).items():
-        ink, ground = ("white", "black") if plots.is_dark(image, layer, head) else ("black", "white")
-        box = {"facecolor": ground, "alpha": 0.85, "linewidth": 0, "pad": 0.8}
-        size = min(7.5, 27.0 / len(text))  # as wide as its cell at most
-        axes.text(head, layer, text, ha="center", va="center", fontsize=size, color=ink, bbox=box, zorder=3)
-    one_based = (lambda x: x + 1, lambda x: x - 1)
-    above, right = axes.secondary_xaxis("top", functions=one_based), axes.secondary_yaxis("right", functions=one_based)
-    sides = ((axes.xaxis, above.xaxis, grid.shape[1], "head"), (axes.yaxis, right.yaxis, grid.shape[0], "layer"))
-    for own, paper, n, what in sides:
-        step = max(1, n // 14)
-        own.set_ticks(range(0, n, step))
-        own.set_label_text(f"{what} (zero-based)", fontsize=8)
-        own.set_tick_params(labelsize=8)
-        paper.set_ticks(range(1, n + 1, step))
-        paper.set_tick_params(labelsize=7, colors="0.4")
-    above.set_xlabel("head in the paper's counting", fontsize=8, color="0.4")
-    plots.colour_bar(image, axes, label, shrink=0.95)
-
-
-def _named(table: pd.DataFrame) -> dict[Cell, tuple[str, Kind]]:
-    """The named heads -> the letters of their kind, a minus before them for heads against the effect."""
-    if "kind" not in table:
-        return {}
-    return {
-        (row.layer, row.head): ("−" * (row.sense == "against") + KINDS[row.kind].letters, KINDS[row.kind])
-        for row in table[table["kind"].isin(NAMED)].itertuples()
-    }
-
-
-def _grid_of(table: pd.DataFrame, value: str) -> np.ndarray:
-    grid = np.full((int(table["layer"].max()) + 1, int(table["head"].max()) + 1), np.nan)
-    grid[table["layer"], table["head"]] = table[value].astype(float)
-    return grid
-
-
-def _map_size(grid: np.ndarray) -> tuple[float, float]:
-    """Width and height in inches of the map of a grid `[layer, head]`."""
-    return max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9)
-
-
-def _significant(table: pd.DataFrame, quantity: Quantity, level: float) -> list[Cell]:
-    """The heads whose corrected p-value is below the level."""
-    rows = table[table[quantity.p] < level] if quantity.p in table else table.head(0)
-    return list(zip(rows["layer"].astype(int), rows["head"].astype(int), strict=True))
-
-
 def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> Picture:
     """Draw layer × token for each kind of site, or head × token and head × part of the span: activation patching's picture.
 
-    0 in the middle of the colours, a minus in clearly negative cells, strokes where most problems show it (corrected p), grey
-    where no problem has that token. The questions' first tokens stand left, their last ones right, all of them at the end.
+    0 in the middle of the colours, strokes where most problems show it (corrected p), grey where no problem has that token. The
+    questions' first tokens stand left, their last ones right, all of them at the end.
     `value`: the column to draw (default: the share of the effect, where that is known).
     """
     table = turned(found, found.table())
@@ -183,7 +97,8 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
         hatched = p < found.level
     ticks = [name.removeprefix("row ").removeprefix(POSITION) for name in names]
     options: Style = {"limit": plots.end_of(grids), "label": plots.label_of(value, quantity), "axes": (x, y)}
-    picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, quantity.claim, found.level, **options)
+    claim = f"p < {found.level:.3g}, corrected: {quantity.claim}"
+    picture, _ = _draw_panels(grids, titles, ticks, rows, hatched, claim, **options)
     picture.suptitle(words_of(found), fontsize=9)
     # a line where tokens begin to be counted from the other end, and before the span
     bare = [tick.removeprefix("span ") for tick in ticks]
@@ -197,7 +112,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None) -> P
 def span_map(found: SpanReadings) -> Picture:
     """Draw layer x position for each reader of a `SpanReadings`: in which share of the pairs own tokens are read better.
 
-    Above half (chance) in one colour, below it in the other with a minus; strokes where most pairs show it (corrected p), grey
+    Above half (chance) in one colour, below it in the other; strokes where most pairs show it (corrected p), grey
     where nothing differs or nothing is known. The lowest row is the embedding.
     """
     table = found.table()
@@ -205,8 +120,8 @@ def span_map(found: SpanReadings) -> Picture:
     shares = table["pairs_share"].where(table["p_corrected"].notna()).to_numpy(dtype=float).reshape(shape) - 0.5
     rows, names = ["embedding", *map(str, found.layers[1:])], ("inserted tokens", "after layer (zero-based)")
     options: Style = {"limit": 0.5, "label": "pairs read right", "axes": names, "wide": 0.3}
-    claim = "most pairs show it"
-    picture, bar = _draw_panels(shares, tuple(READERS), found.places, rows, found.found, claim, found.level, **options)
+    claim = f"p < {found.level:.3g}, corrected: most pairs show it"
+    picture, bar = _draw_panels(shares, tuple(READERS), found.places, rows, found.found, claim, **options)
     picture.suptitle(words_of(found, "model", "insertion", "what"), fontsize=9)
     bar.set_ticks([-0.5, 0.0, 0.5], labels=["0 %", "50 %", "100 %"])
     for axes in picture.axes[: len(READERS)]:
@@ -221,15 +136,13 @@ def _draw_panels(
     rows: Sequence[str],
     hatched: np.ndarray,
     claim: str,
-    level: float,
     *,
     limit: float,
     label: str,
     axes: tuple[str, str],
     wide: float = 0.21,
 ) -> tuple[Picture, plots.Colorbar]:
-    """Maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`, which claims something; the picture
-    and its colour bar."""
+    """Draw maps `[map, row, column]` side by side on one colour scale, strokes where `hatched`, which claims something."""
     width, height = max(2.7, wide * len(columns) + 0.95), max(2.2, 0.24 * len(rows) + 1.2)
     picture = Picture(figsize=(width * len(grids) + 1.0, height + 0.5), layout="constrained")
     places: np.ndarray = picture.subplots(1, len(grids), squeeze=False)
@@ -241,7 +154,7 @@ def _draw_panels(
         plots.name_ticks(here.yaxis, rows)
         name_axes(here, x=axes[0], y=axes[1] if at == 0 else None, title=titles[at] or None)
     if hatched.any():
-        plots.key_below(picture, handles=plots.key([(f"p < {level:.3g}, corrected: {claim}", plots.STROKES)]))
+        plots.key_below(picture, handles=plots.key([(claim, plots.STROKES)]))
     return picture, plots.colour_bar(image, places, label, shrink=0.9)
 
 
@@ -251,8 +164,6 @@ WIDEST = 6.0
 """Points of the widest edge."""
 NUMBERED = 20
 """Edges that bear their number, the widest ones: more would lie over each other."""
-JOINED = {"together": "+", "either": "|"}
-"""Between inputs of an edge that act only together, or in each other's place."""
 GOLDEN = 0.618034
 """Steps of this size, taken modulo 1, spread evenly whatever their number."""
 SOLID, DASHED = "-", (0, (3, 1.5))
@@ -260,15 +171,15 @@ SMALLEST = 0.01
 """Share of the smallest edge that is drawn where all are."""
 
 
-def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = True) -> Picture:
+def path_graph(found: PathEffects, *, only_found: bool = True) -> Picture:
     """Draw the edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the share.
 
     Solid lines are with the insertion's effect, dashed ones against it. On the 20 widest edges stand their number and, into a
-    head, those of q, k and v that most problems show: "k+v" where they act only together, "k|v" in each other's place. Where a
-    node stands in its layer means nothing. Without edges a sentence says why.
+    head, those of q, k and v that most problems show. Where a node stands in its layer means nothing. Without edges a sentence
+    says why.
 
-    `part`: through what edges enter heads: "qkv" (where that is not among those to draw, the largest of the others), "q", "k"
-    or "v". `only_found`: the edges that most problems show (corrected p) alone; False: all whose share is 0.01 or more.
+    An edge into a head is that of q, k and v together; where this is not among those to draw, the largest of the others.
+    `only_found`: the edges that most problems show (corrected p) alone; False: all whose share is 0.01 or more.
     """
     table = turned(found, found.table())
     column, words = ("share", "share of the insertion's effect")
@@ -276,13 +187,14 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
         column, words = "effect", "mean effect, with the median total effect"
     sure = table["p_corrected"] < found.level
     rows = largest_first(table[sure if only_found else table[column].abs() >= SMALLEST], column)
-    rows = rows[rows["part"].isin(["", part]) | (part == TOGETHER)]
-    rows = rows.iloc[np.argsort(~rows["part"].isin(["", part]), kind="stable")]
+    rows = rows.iloc[np.argsort(~rows["part"].isin(["", TOGETHER]), kind="stable")]
     rows = largest_first(rows.drop_duplicates(["sender", "receiver"]), column)
     places = _places(list(dict.fromkeys([*table["sender"], *table["receiver"]])))
     across, up = ([place[axis] for place in places.values()] for axis in (0, 1))
     picture, axes = plots.panel(max(4.6, 1.1 * (max(across) - min(across)) + 2.0), max(3.0, 0.75 * len(set(up)) + 1.4))
-    _draw_edges(axes, rows, column, places, _letters(found, table[sure]))
+    shown = table[sure].groupby(["sender", "receiver"])["part"]
+    letters = {each: ", ".join(name for name in "qkv" if name in set(parts)) for each, parts in shown}
+    _draw_edges(axes, rows, column, places, letters)
     linked = {*rows["sender"], *rows["receiver"]}
     for node, (x, y) in places.items():
         edge, color = ("black", "black") if node in linked else ("0.7", "0.55")
@@ -303,23 +215,10 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
         (f"{count_of(len(rows), 'edge')} {which}{widest}", none),
     ]
     if rows.empty:
-        enters = f"that enters by {part} " * (part != TOGETHER)
-        why = found.why_none() or f"No edge {enters}is among those that most problems show."
         size = "share" if found.established else "mean effect"
-        entries = [(why if only_found else f"No edge {enters}has a {size} {which}.", none)]
+        entries = [(found.why_none() if only_found else f"No edge has a {size} {which}.", none)]
     plots.key_below(picture, handles=plots.key(entries), ncols=1)
     return picture
-
-
-def _letters(found: PathEffects, sure: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """(sender, receiver) -> which of q, k and v most problems show, and how they act where that is known."""
-    ends = ["sender", "receiver"]
-    shown = {
-        each: ", ".join(name for name in "qkv" if name in set(parts)) for each, parts in sure.groupby(ends)["part"]
-    }
-    how = found.together().query("how != ''").sort_values("inputs", key=lambda each: -each.str.len(), kind="stable")
-    both = how[[*ends, "how", "inputs"]].itertuples(index=False)
-    return shown | {(sender, receiver): JOINED[way].join(inputs) for sender, receiver, way, inputs in both}
 
 
 def _draw_edges(
@@ -344,11 +243,7 @@ def _draw_edges(
 
 
 def _free(start: np.ndarray, end: np.ndarray, taken: list[tuple[float, float]]) -> tuple[float, float]:
-    """The point between two nodes that is farthest from every node and number; a number is wider than high.
-
-    >>> _free(np.array([0.0, 0.0]), np.array([0.0, 2.0]), [(0.0, 0.0), (0.0, 2.0), (0.0, 1.0)])
-    (0.0, 0.5)
-    """
+    """Return the point between two nodes that is farthest from every node and number; a number is wider than high."""
     at = start + np.linspace(0.15, 0.85, 15)[:, None] * (end - start)
     away = np.abs(at[:, None] - np.array(taken)) / (1.0, 0.5)
     x, y = at[np.argmax(np.linalg.norm(away, axis=-1).min(1))]
@@ -356,7 +251,7 @@ def _free(start: np.ndarray, end: np.ndarray, taken: list[tuple[float, float]]) 
 
 
 def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:
-    """Where nodes stand: layer by layer from below, an MLP above its layer's heads, the logits on top.
+    """Place nodes layer by layer from below, an MLP above its layer's heads, the logits on top.
 
     Layers are shifted against each other, so that few edges pass over a node.
     """

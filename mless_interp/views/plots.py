@@ -32,9 +32,7 @@ from ..runtime.text_safety import code_of, one_line, short_name, visible
 from . import show_after_cell
 
 DIVERGING = "RdBu_r"
-"""A map that stays readable for colour-blind people; white is 0. In grey print a small minus tells the signs apart."""
-NEGATIVE = 0.1
-"""Cells below minus this share of the colour scale carry a minus."""
+"""A map that stays readable for colour-blind people; white is 0."""
 SEQUENTIAL = "cividis"
 """For numbers without a sign: from dark (low) to light (high), in grey print too."""
 GREY = "0.55"
@@ -100,7 +98,7 @@ class Picture(Figure):
 
 
 def drawable(text: str) -> str:
-    r"""A text as a picture can draw it: control characters and letters that the font lacks as their codes, no long lines.
+    r"""Return a text as a picture can draw it: control characters and letters that the font lacks as codes, no long lines.
 
     >>> print(drawable("$x_1$ \x1b[31m"))
     $x_1$ \x1b[31m
@@ -116,7 +114,7 @@ def _letter(letter: str) -> str:
 
 
 def shortened(name: str, longest: int = LONGEST_NAME) -> str:
-    """A name with its middle left out where it is too long.
+    """Return a name with its middle left out where it is too long.
 
     >>> shortened("abcdefghij", 5)
     'ab…ij'
@@ -125,19 +123,19 @@ def shortened(name: str, longest: int = LONGEST_NAME) -> str:
 
 
 def panel(width: float, height: float) -> tuple[Picture, Axes]:
-    """A picture of this size in inches with one pair of axes."""
+    """Return a picture of this size in inches with one pair of axes."""
     picture = Picture(figsize=(width, height), layout="constrained")
     return picture, picture.add_subplot()
 
 
 def words_of(result: Result, *names: str) -> str:
-    """What a result was made with (`MADE_WITH`, or these settings), as far as it says, for the title of its picture."""
+    """Return what a result was made with (`MADE_WITH`, or these settings), for the title of its picture."""
     said = {name: str(result.settings[name]) for name in names or MADE_WITH if result.settings.get(name)}
     return ", ".join(shortened(one_line(short_name(each) if name == "model" else each)) for name, each in said.items())
 
 
 def head_table(found: Result) -> pd.DataFrame:
-    """A result's table with a row per head, effects above 0 where they go with the whole effect; `ValueError` for another."""
+    """Return a result's table with a row per head, effects above 0 with the whole one; `ValueError` for another."""
     table = turned(found, found.table())
     if not {"layer", "head"} <= set(table):
         raise ValueError(f"a picture of heads needs a row per head; this table has {', '.join(table.columns)}")
@@ -145,25 +143,25 @@ def head_table(found: Result) -> pd.DataFrame:
 
 
 def chosen_column(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str, Quantity]:
-    """The column to draw (None: the result's own choice), and what it is."""
+    """Return the column to draw (None: the result's own choice), and what it is."""
     value = found.default_column(table) if value is None else value
     place_of(value, table.columns, "column")
     return value, found.quantity(value)
 
 
 def label_of(value: str, quantity: Quantity) -> str:
-    """A column's name with its unit."""
+    """Return a column's name with its unit."""
     return value.replace("_", " ") + (f" ({quantity.unit})" if quantity.unit else "")
 
 
 def with_limits(table: pd.DataFrame, column: str, limits: tuple[str, str] | None = None) -> np.ndarray:
-    """A column with the limits of its interval, `[3, row]`: estimate, low, high; NaN where it has none."""
+    """Return a column with the limits of its interval, `[3, row]`: estimate, low, high; NaN where it has none."""
     low, high = limits or (f"{column}_ci_low", f"{column}_ci_high")
     return table.reindex(columns=[column, low, high]).to_numpy(dtype=float).T
 
 
 def name_axes(axes: Axes, *, x: str | None = None, y: str | None = None, title: str | None = None) -> None:
-    """Words at the axes, in the size that all pictures have; None leaves what is there."""
+    """Write at the axes, in the size that all pictures have; None leaves what is there."""
     for write, words, size in ((axes.set_xlabel, x, 8), (axes.set_ylabel, y, 8), (axes.set_title, title, 9)):
         if words is not None:
             write(words, fontsize=size)
@@ -171,14 +169,14 @@ def name_axes(axes: Axes, *, x: str | None = None, y: str | None = None, title: 
 
 
 def name_ticks(axis: Axis, names: Sequence[object], places: Values | None = None, **options: Any) -> None:
-    """Names at these places (default: 0, 1, ...), no line of them too long."""
+    """Write names at these places (default: 0, 1, ...), no line of them too long."""
     shown = [drawable("\n".join(map(shortened, str(name).split("\n")))) for name in names]
     axis.set_ticks(range(len(names)) if places is None else places, labels=shown, **options)
     axis.set_ticks([], minor=True)
 
 
 def key(entries: Sequence[tuple[str, Style]]) -> list[Artist]:
-    """Legend handles: (words, style of a patch, or of a line where it has no facecolor)."""
+    """Return legend handles: (words, style of a patch, or of a line where it has no facecolor)."""
     return [
         Patch(label=words, **style) if "facecolor" in style else Line2D([], [], label=words, **style)
         for words, style in entries
@@ -186,7 +184,7 @@ def key(entries: Sequence[tuple[str, Style]]) -> list[Artist]:
 
 
 def key_below(picture: Figure, *, ncols: int = 2, **options: object) -> None:
-    """The legend of a whole picture, under it: in fewer columns, and wrapped, where the picture is too narrow for it."""
+    """Draw the legend of a whole picture under it: in fewer columns, and wrapped, where the picture is too narrow for it."""
     made: Arguments = {"loc": "outside lower center", "fontsize": 7, "frameon": False, **options}
     legend, room = picture.legend(ncols=ncols, **made), int(LETTERS_PER_INCH * picture.get_figwidth())
     if any(len(text.get_text()) > room // ncols for text in legend.get_texts()):
@@ -197,12 +195,12 @@ def key_below(picture: Figure, *, ncols: int = 2, **options: object) -> None:
 
 
 def say(axes: Axes, words: str) -> None:
-    """Words in the middle of empty axes."""
+    """Write in the middle of empty axes."""
     axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=8)
 
 
 def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: str, **options: object) -> None:
-    """The line of the series of this number, `with_limits`, with its interval as a band where there is one."""
+    """Draw the line of the series of this number, `with_limits`, with its interval as a band where there is one."""
     colour, dashes, marker = LINES[number % len(LINES)]
     style: Style = {"marker": marker, "markersize": 3.5} | options
     axes.plot(x, values[0], color=colour, linestyle=dashes, label=shortened(label), **style)
@@ -210,14 +208,24 @@ def draw_series(axes: Axes, x: Values, values: np.ndarray, number: int, label: s
         axes.fill_between(x, values[1], values[2], color=colour, alpha=0.2, linewidth=0)
 
 
-def draw_forest(axes: Axes, rows: Sequence[str], series: Sequence[tuple[str, np.ndarray, Style]]) -> None:
-    """Points with intervals, a row each from above; every series is (name, `with_limits`, marker style)."""
+def draw_forest(
+    axes: Axes,
+    rows: Sequence[str],
+    series: Sequence[tuple[str, np.ndarray, Style]],
+    marks: Sequence[tuple[np.ndarray, Style]] = (),
+) -> None:
+    """Draw points with intervals, a row each from above; every series is (name, `with_limits`, marker style).
+
+    `marks` stand over the points of those rows of the first series.
+    """
     places = np.arange(len(rows))[::-1].astype(float)
     height = 0.7 / max(1, len(series))
     line: Style = {"linestyle": "none", "capsize": 2.5, "linewidth": 1.1, "markersize": 4.5}
     for number, (name, values, style) in enumerate(series):
         at = places + (0.35 - (number + 0.5) * height if len(series) > 1 else 0.0)
         axes.errorbar(values[0], at, xerr=reach_of(values), label=shortened(name), **line | style)
+    for those, style in marks:
+        axes.plot(series[0][1][0][those], places[those], linestyle="none", markersize=5, zorder=5, **style)
     axes.axvline(0, color="0.4", linewidth=0.8)
     name_ticks(axes.yaxis, rows, places, fontsize=8)
     axes.set_ylim(-0.6, len(rows) - 0.4)
@@ -226,73 +234,38 @@ def draw_forest(axes: Axes, rows: Sequence[str], series: Sequence[tuple[str, np.
     axes.tick_params(axis="x", labelsize=7)
 
 
-def draw_marks(axes: Axes, x: np.ndarray, rows: pd.Series, size: float, style: Style) -> None:
-    """Marks over the points of those `rows` of a forest of one series."""
-    at = rows.to_numpy()
-    places = np.arange(len(at))[::-1]
-    axes.plot(x[at], places[at], linestyle="none", markersize=size, zorder=5, **style)
-
-
 def reach_of(values: np.ndarray) -> np.ndarray:
-    """How far intervals (`with_limits`) reach below and above their estimates, `[2, ...]`; 0 where they are undefined."""
+    """Return how far intervals (`with_limits`) reach below and above their estimates, `[2, ...]`; 0 where undefined."""
     estimate, low, high = values
     reach = np.stack([estimate - low, high - estimate])
     return np.where(np.isfinite(reach), np.maximum(reach, 0.0), 0.0)
 
 
-def draw_stack(axes: Axes, series: Sequence[tuple[str, Values, Style]], width: float = 0.7) -> np.ndarray:
-    """Bars of (label, heights, style) upon each other, those below 0 downwards; returns their sums."""
-    heights = np.array([height for _, height, _ in series], dtype=float)
-    above, below = (np.cumsum(side(heights, 0), axis=0) for side in (np.maximum, np.minimum))
-    for (label, _, style), height, high, low in zip(series, heights, above, below, strict=True):
-        bottom = np.where(height >= 0, high, low) - height
-        line: Style = {"edgecolor": "white", "linewidth": 0}
-        axes.bar(np.arange(len(height)), height, width, bottom, label=label, **line | style)
-    axes.axhline(0, color="0.4", linewidth=0.8)
-    return heights.sum(0)
-
-
 def end_of(grid: np.ndarray) -> float:
-    """The end of a map's colours: its largest magnitude."""
+    """Return the end of a map's colours: its largest magnitude."""
     return float(np.abs(grid[np.isfinite(grid)]).max(initial=0.0)) or 1.0
 
 
 def draw_cells(
     axes: Axes, grid: np.ndarray, *, limit: float, diverging: bool = True, hatched: Sequence[tuple[int, int]] = ()
 ) -> AxesImage:
-    """The cells `[row, column]` of a map as colours up to `limit`, strokes where `hatched`, a minus in clearly negative cells.
+    """Draw the cells `[row, column]` of a map as colours up to `limit`, strokes where `hatched`.
 
     NaN is grey; infinite cells have the colours' end.
     """
     axes.set_facecolor("0.8")
-    norm = TwoSlopeNorm(0.0, -limit, limit) if diverging else Normalize(0.0, limit)
     grid = np.clip(grid, -limit, limit)
+    norm = TwoSlopeNorm(0.0, -limit, limit) if diverging else Normalize(0.0, limit)
     image = axes.imshow(grid, cmap=DIVERGING if diverging else SEQUENTIAL, norm=norm, aspect="auto")
+    dark = image.cmap(norm(grid))[..., :3] @ (0.3, 0.59, 0.11) < 0.5
     for row, column in hatched:
-        ink = "white" if is_dark(image, row, column) else "black"
-        box = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="////", edgecolor=ink, linewidth=0)
-        axes.add_patch(box)
-    for row, column in negative_cells(grid, limit) if diverging else ():
-        ink = "white" if is_dark(image, row, column) else "black"
-        axes.plot([column], [row + 0.36], marker="_", markersize=5, markeredgewidth=1.3, color=ink, zorder=4)
+        ink = "white" if dark[row, column] else "black"
+        axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="////", edgecolor=ink, linewidth=0))
     return image
 
 
-def negative_cells(grid: np.ndarray, limit: float) -> list[tuple[int, int]]:
-    """Cells `(row, column)` whose value lies below minus a tenth of the colour scale's end: those that carry a minus."""
-    with np.errstate(invalid="ignore"):
-        return [(int(row), int(column)) for row, column in np.argwhere(grid < -NEGATIVE * limit)]
-
-
-def is_dark(image: AxesImage, row: int, column: int) -> bool:
-    """Whether white shows better than black on a cell."""
-    value = np.ma.filled(np.ma.asarray(image.get_array()), np.nan)[row, column]
-    red, green, blue, _ = image.cmap(image.norm(value)) if np.isfinite(value) else (1, 1, 1, 1)
-    return bool(0.3 * red + 0.59 * green + 0.11 * blue < 0.5)
-
-
 def colour_bar(image: AxesImage, axes: Axes | np.ndarray, label: str, **options: Any) -> Colorbar:
-    """The colour bar of the maps on these axes."""
+    """Draw the colour bar of the maps on these axes."""
     bar = image.figure.colorbar(image, ax=axes, label=label, **options)
     bar.ax.yaxis.label.set_fontsize(8)
     bar.ax.tick_params(labelsize=7)

@@ -36,7 +36,7 @@ SMALLEST_SHARE = 0.2
 
 
 def colour(share: float) -> str:
-    """Colour of a number in -1..1 (beyond is clipped): blue below 0, red above, grey where undefined.
+    """Return the colour of a number in -1..1 (beyond is clipped): blue below 0, red above, grey where undefined.
 
     >>> colour(0.0), colour(1.0), colour(float("nan"))
     ('#f7f7f7', '#67001f', '#bbbbbb')
@@ -50,7 +50,7 @@ def colour(share: float) -> str:
 
 @dataclass(frozen=True)
 class HeadMap:
-    """Layer × head map: a square per head with its place, colour, whether it is outlined, and all its numbers in words."""
+    """Hold a layer × head map: a square per head with place, colour, whether it is outlined, and all its numbers in words."""
 
     kind: ClassVar[str] = "head_map"
     column: Column
@@ -65,7 +65,7 @@ class HeadMap:
     def of(
         cls, drawn: ShownMap, *, known: Mapping[str, Column] = DECLARED, interval: str = "95 %", below: str = ""
     ) -> "HeadMap":
-        """A map; `known`: what its columns mean; `interval`: the confidence of intervals; `below`: what is said below 0."""
+        """Make it of a result's; `known`: what its columns mean; `interval`: its confidence; `below`: what is said below 0."""
         frame = drawn.frame
         table = TextTable.of(frame, "", columns=drawn.columns, known=known, interval=interval)
         numbers = frame[drawn.value].to_numpy(dtype=float, na_value=np.nan)
@@ -86,7 +86,7 @@ class HeadMap:
 @savable
 @dataclass(frozen=True)
 class ShownPrompt:
-    """A prompt's text before, in and after its inserted span."""
+    """Hold a prompt's text before, in and after its inserted span."""
 
     kind: ClassVar[str] = "prompt"
     caption: str
@@ -96,7 +96,7 @@ class ShownPrompt:
 
     @classmethod
     def of(cls, model: Model, pair: PromptPair) -> "ShownPrompt":
-        """A pair's prompt with its insertion, as the model reads it."""
+        """Return a pair's prompt with its insertion, as the model reads it."""
         start, stop = pair.span
         ids = list(pair.inserted.ids)
         text = (lambda part: " ".join(pair.text_of(model, i) for i in part)) if pair.given else model.text_of
@@ -108,13 +108,13 @@ class ShownPrompt:
 
 @dataclass(frozen=True)
 class Block:
-    """Any other part of a page: its `kind`, as the template names it, and what that shows."""
+    """Hold any other part of a page: its `kind`, as the template names it, and what that shows."""
 
     kind: str
     text: str = ""
     source: str = ""
     width: int = 0
-    groups: tuple[tuple[str, list[tuple[str, str]]], ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
     parts: tuple["Part", ...] = ()
 
 
@@ -219,11 +219,8 @@ class Report:
     def provenance(self, run: Mapping[str, Any]) -> "Report":
         """Add how to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""
         command = run.get("repeat") or shlex.join(["python", *map(str, run.get("command", []))])
-        facts = {str(key).replace("_", " "): value for key, value in run.items() if key not in _ELSEWHERE}
-        plain = {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
-        groups = {"run": plain, **{key: value for key, value in facts.items() if key not in plain and value}}
-        flat = tuple((name, _flat(each)) for name, each in groups.items())
-        return self.heading("How to repeat it")._with(Block("provenance", str(command), groups=flat))
+        facts = _flat({key: value for key, value in run.items() if key not in _ELSEWHERE})
+        return self.heading("How to repeat it")._with(Block("provenance", str(command), facts=tuple(facts)))
 
     def page(self) -> str:
         """Return the whole page as HTML."""
@@ -248,21 +245,17 @@ class Report:
         Path(path).write_text(self.page(), encoding="utf-8")
         return Path(path)
 
-    def _repr_html_(self) -> str:
-        """In a notebook: the page in a frame of its own, so that neither touches the other's style."""
-        return f'<iframe srcdoc="{escape(self.page())}" style="width:100%;height:40rem;border:1px solid #bbb"></iframe>'
-
     def _with(self, *parts: Part) -> "Report":
         return replace(self, parts=self.parts + parts)
 
 
 def _arrows(text: str) -> Markup:
-    """A text, escaped, whose arrows -> do not break over lines."""
+    """Escape a text, whose arrows -> do not break over lines."""
     return Markup(escape(visible(text)).replace("-&gt;", '<span class="arrow">-&gt;</span>'))
 
 
 def _policy(script: str, views: bool) -> str:
-    """What the page's browser may do: fetch nothing, and run only `script`, or with views (which unpack theirs) inline ones."""
+    """Return the browser's policy: fetch nothing, and run only `script`, or with views (which unpack theirs) inline ones."""
     digest = base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()
     allowed = "'unsafe-inline'" if views else f"'sha256-{digest}'"
     return (

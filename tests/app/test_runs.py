@@ -28,7 +28,7 @@ RUNS: dict[str, list[Any]] = {
     "profiles": [*QUICK, "--heads", "0:2,1:4", "--metrics", "collapse_relative,span_mass", "--twins", 1],
     "mechanism": [*QUICK, "--no-control", "--layers", "0"],
     "accuracy": [*QUICK, "--treatments", "none,mless,mless@before-answer", "--knockout", "0:2", "--max-new-tokens", 2],
-    "figures": ["--figure", "10", "--tiny", "--limit", 2, "--twins", 1, "--draws", 1, "--no-progress", "--report"],
+    "figures": ["--figure", "10", "--tiny", "--limit", 2, "--twins", 1, "--no-progress", "--report"],
     "dose": ["--doses", "1,4", "--limit", 3, "--no-progress", "--backend", "bridge", "--report"],
     "circuit": [*QUICK, "--heads", "0:2,1:4", "--n-rows", 1, "--mlps", "none"],
     "read-span": QUICK,
@@ -40,9 +40,9 @@ FILES = {
     "locate": "heads.csv patches.parquet head_map.png attention.html",
     "profiles": "heads.csv scores.parquet curves.csv profile_0_meaningless.png collapse_0_meaningless.png",
     "mechanism": "heads.csv heads_total.csv layers.csv activations.csv claims.csv mediation.csv decomposition.parquet "
-    "lambda.png lambda_map.png shares.png layers.png activations.png mediation.png",
+    "lambda.png lambda_map.png layers.png activations.png mediation.png",
     "accuracy": "accuracy.csv comparisons.csv completions.jsonl accuracy.png",
-    "figures": "figure.png figure.csv bars.csv claims.csv",
+    "figures": "figure.png figure.csv bars.png bars.csv claims.csv",
     "dose": "slopes.csv outcomes.csv doses.parquet dose_response.png",
     "circuit": "direct.csv direct.png edges.csv edges.parquet sites.csv sites.png positions.csv "
     "positions.png writes.csv writes.png",

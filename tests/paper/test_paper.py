@@ -72,7 +72,7 @@ def test_a_model_that_does_the_opposite_disagrees() -> None:
     found = verdicts(
         profile(kept=1.2, in_span=2.5, noise=0.4),
         heads=[Head(0, 1)],
-        random_sentence=profile(in_span=0.5, noise=0.01, seed=4),
+        random_sentence=[profile(in_span=0.5, noise=0.01, seed=4)],
         repeats=repeats(*np.linspace(0.4, 0.9, 20)),
     )
     elsewhere = {"timing", "first_layer_differs", "meaningful_alike"}
@@ -109,12 +109,16 @@ def test_a_claim_that_untrained_twins_share_holds_without_training() -> None:
     assert "3 agree; 1 of those that agree holds without training" in found.headline()
 
 
-def test_measured_numbers_are_those_that_were_put_in() -> None:
+def test_measured_numbers_are_those_that_were_put_in_and_a_missing_null_is_told() -> None:
     checks = paper.check_claims(profile(kept=0.5, in_span=0.3, noise=0.0), heads=[Head(0, 1)])
     assert checks["attenuation"].measured == pytest.approx(0.5)
     assert checks["low_in_span"].measured == pytest.approx(0.3)
     assert checks["attenuation_beyond_dilution"].null == pytest.approx(38 / 48)
     assert checks["timing"].measured == pytest.approx(1.0) and abs(checks["timing"].null) < 0.3
+    assert checks["more_uniform"].verdict == "cannot tell"
+    assert checks["more_uniform"].reason == "no profile with random words"
+    later = paper.check_claims(profile(), heads=[Head(1, 1)], claims=["first_layer_differs"])
+    assert "lacks these heads in layers 0, 1 and 2 (zero-based)" in later["first_layer_differs"].reason
 
 
 def test_a_claim_and_its_null_are_of_the_same_problems() -> None:
@@ -122,7 +126,7 @@ def test_a_claim_and_its_null_are_of_the_same_problems() -> None:
     received = [found.copy() for found in random.received["inserted"]]
     received[0][:, N_BEFORE : N_BEFORE + N_SPAN] = np.nan  # nothing is defined inside this problem's span
     holed = replace(random, received={**random.received, "inserted": tuple(received)})
-    check = paper.check_claims(made, heads=[Head(0, 1)], random_sentence=holed)["low_in_span_beyond_random"]
+    check = paper.check_claims(made, heads=[Head(0, 1)], random_sentence=[holed])["low_in_span_beyond_random"]
     own, null = (found.level("inserted", "inserted", relative=True)[1:, 0].mean() for found in (made, random))
     assert check.n == 5 and check.measured == pytest.approx(own) and check.null == pytest.approx(null)
 
@@ -147,27 +151,16 @@ def test_what_stands_between_two_blocks_is_no_part_of_the_span() -> None:
         alignment=(alignment,) * 6,
         base_texts=(("x",) * (N_BEFORE + N_QUESTION + 2),) * 6,
     )
-    check = paper.check_claims(made, heads=[Head(0, 1)], claims=["more_uniform"])["more_uniform"]
+    check = paper.check_claims(made, heads=[Head(0, 1)], random_sentence=[made])["more_uniform"]
     inside = [*range(N_BEFORE, N_BEFORE + 2), *range(N_BEFORE + 4, N_BEFORE + N_SPAN)]
     own = np.mean([found[0, inside].std() / found[0, inside].mean() for found in inserted])
     assert check.measured == pytest.approx(own)
 
 
-def test_a_missing_null_cannot_tell_and_says_why() -> None:
-    checks = paper.check_claims(profile(), heads=[Head(0, 1)])
-    assert checks["more_uniform"].verdict == "cannot tell"
-    assert checks["more_uniform"].reason == "no profile with random words"
-    assert checks["meaningful_alike"].reason == "no profile with meaningful tokens"
-    later = paper.check_claims(profile(), heads=[Head(1, 1)], claims=["first_layer_differs"])
-    assert "lacks these heads in layers 0, 1 and 2 (zero-based)" in later["first_layer_differs"].reason
-
-
 def test_wrong_profiles_are_named() -> None:
+    others = [replace(profile(), problem_ids=tuple("abcdeg"))]
     for wrong, words in (
-        (
-            {"random_sentence": replace(profile(), problem_ids=tuple("abcdeg"))},
-            "of the same problems in the same order",
-        ),
+        ({"random_sentence": others}, "of the same problems in the same order"),
         ({"claims": ["x"]}, "unknown claim 'x'"),
         ({"heads": [Head(0, 5)]}, r"no profiled head \(zero-based\) 'L0H5' here"),
     ):
@@ -181,17 +174,18 @@ def test_figures_show_the_heads_of_the_methods_zero_based() -> None:
     assert paper.FIGURES["000"].heads("qwen2.5-math-7b") == (Head(0, 0), Head(0, 1), Head(0, 7))
     assert paper.FIGURES["002"].heads("qwen2.5-math-7b") == (Head(0, 21), Head(1, 21), Head(2, 21))
     assert paper.FIGURES["003"].heads("llama-3.1-8b-instruct") == (Head(0, 19), Head(0, 24), Head(0, 25))
-    assert paper.FIGURES["004"].panels[0].head == Head(0, 13)
+    assert paper.FIGURES["004"].panels == (("qwen2.5-math-7b", Head(0, 13)),)
     assert {len(heads) for heads in paper.SHOWN_HEADS.values()} == {10, 13, 4}
     for figure in paper.FIGURES.values():
-        for panel in figure.panels:
-            model = paper.MODELS[panel.model]
-            assert panel.head.layer < model.n_layers and panel.head.head < model.n_heads
+        for model, head in figure.panels:
+            assert head.layer < paper.MODELS[model].n_layers and head.head < paper.MODELS[model].n_heads
     assert {claim for c in paper.CLAIMS.values() for claim in c.figures} == set(paper.FIGURES)
 
 
 def test_published_numbers_keep_their_source() -> None:
-    table = paper.published(benchmark="MATH-500", model="llama-3.1-8b-instruct", treatment="none")
+    table = paper.published().query(
+        "benchmark == 'MATH-500' and model == 'llama-3.1-8b-instruct' and treatment == 'none'"
+    )
     printed = dict(zip(table["source"], table["percent"], strict=True))
     assert printed["Table 1"] == 41.8 and printed["Table 5"] == 35.4 and printed["Table 3a"] == 43.0
 

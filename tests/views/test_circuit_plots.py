@@ -72,7 +72,7 @@ def test_an_edge_that_is_shown_by_one_input_alone_is_drawn() -> None:
 
 
 def test_a_graph_without_edges_says_so_and_why() -> None:
-    """Too few problems, an effect that is not established, edges that do nothing, none by this input."""
+    """Too few problems, an effect that is not established, edges that do nothing."""
 
     def said(found: mi.PathEffects, **options: object) -> str:
         picture = mi.views.path_graph(found, **options)
@@ -87,8 +87,6 @@ def test_a_graph_without_edges_says_so_and_why() -> None:
     assert said(traced(8)).startswith("No edge can pass with 8 problems")
     unsure = replace(found, total=np.tile([1.0, -1.0], 8))
     assert "is not established, so no edge is tested" in said(unsure)
-    by_query = replace(found, cells=found.edges[:2], values=found.values[:, :2])
-    assert said(by_query, part="q") == "No edge that enters by q is among those that most problems show."
     assert said(nothing, only_found=False) == "No edge has a share of 0.01 or more."
 
 
@@ -119,5 +117,3 @@ def test_tokens_stand_at_their_bars_and_rounding_is_left_out() -> None:
     assert len({patch.get_hatch() for patch in sigma.patches}) == 2  # the ends, without colour
     assert [tick.get_text() for tick in query.get_yticklabels()] == ["' /' (inserted)", "' a'"]
     assert not picture.axes[3].patches and "nothing above rounding" in [t.get_text() for t in picture.axes[3].texts]
-    with pytest.raises(ValueError, match="no head 'L9H9' here"):
-        mi.views.token_bars(found, heads=["L9H9"])

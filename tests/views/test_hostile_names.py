@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import small_results as small
@@ -38,7 +39,7 @@ def asked() -> Any:
     return named(replace(found, insertions=tuple(effects), effects=effects, attention={}, located={}))
 
 
-BARS = pd.DataFrame({"model": [BAD, "b"], "treatment": [BAD, BAD], "percent": [50.0, 60.0]})
+BARS = pd.DataFrame({"model": [BAD, "b"], "treatment": [BAD, BAD], "percent": [50.0, 60.0], "n": [np.nan, 3.0]})
 SEEN = mi.Head(0, 13)
 PICTURES: dict[str, Callable[[], Any]] = {
     name: lambda make=make: named(make()).plot()  # type: ignore[misc]
@@ -47,10 +48,8 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "head_map": lambda: mi.views.head_map(named(small.located())),
     "compare_profiles": lambda: mi.views.compare_profiles([(BAD, SEEN, {BAD: small.profiled()})]),
     "accuracy_bars": lambda: mi.views.accuracy_bars(right()),
-    "bars_and_profiles": lambda: mi.views.bars_and_profiles(BARS, {BAD: small.profiled()}, SEEN, bars_title=BAD),
+    "bars_of_models": lambda: mi.views.bars_of_models(BARS, BAD),
     "affine_layers": lambda: mi.views.affine_layers(named(small.decomposed())),
-    "lambda_heads": lambda: mi.views.lambda_heads(named(small.decomposed())),
-    "shares": lambda: mi.views.shares(named(small.decomposed())),
     "study_effects": lambda: mi.views.study_effects(asked()),
 }
 

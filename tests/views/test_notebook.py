@@ -12,7 +12,7 @@ import mless_interp as mi
 from mless_interp.views.circuitsvis import View
 from small_results import patched, located
 mi.views.head_map(patched())
-View("between", "<p>between</p>", {{"kind": "elements", "elements": []}})
+View("between", "<p>between</p>", {{}})
 print("words")
 mi.views.head_map(patched()).save("saved.png")
 assigned = mi.views.forest(located())

@@ -1,4 +1,4 @@
-"""The report page: what it says, and, in a headless browser, that it loads, sorts, draws, asks nobody and fits a phone."""
+"""The report page: what it says, and, in a headless browser, that it loads, sorts, draws and asks nobody."""
 
 import json
 import re
@@ -140,8 +140,7 @@ def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome:
     opened.run("document.querySelector('input.all').click()")
     assert opened.run(seen) > 6
     assert opened.run("[...document.querySelectorAll('thead th')].every((th) => th.title)")
-    legend = opened.run("document.querySelector('.legend').textContent")
-    assert "outlined: named" in legend and "the head whose numbers are shown" in legend
+    assert "outlined: named" in opened.run("document.querySelector('.legend').textContent")
 
 
 def test_of_many_sentences_and_tables_the_first_stand_open(chrome: Browser, tmp_path: Path) -> None:
@@ -169,8 +168,11 @@ def test_provenance_tells_the_command_and_counts_what_is_long() -> None:
     run = {"repeat": "python a.py --unit ' /'", "seed": 3, "prompts": [{"a": 1}] * 20, "model": {"name": "m", "d": {}}}
     page = mi.Report("T", question="Q?").provenance(run | {"checks": {"row_sum_error": 1e-7, "replay": None}}).page()
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
-    assert facts.items() >= {"seed": "3", "prompts": "20 entries, in run.json", "name": "m"}.items()
-    assert facts.items() >= {"row sum error": "1e-07", "replay": "none"}.items() and "--unit &#39; /&#39;</pre>" in page
+    assert facts.items() >= {"seed": "3", "prompts": "20 entries, in run.json", "model: name": "m"}.items()
+    assert (
+        facts.items() >= {"checks: row sum error": "1e-07", "checks: replay": "none"}.items()
+        and "--unit &#39; /&#39;</pre>" in page
+    )
 
 
 @pytest.fixture(scope="module")
@@ -236,27 +238,6 @@ def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(chrome: Brow
     assert page.run(order) == ["none", "ascending", "none"]
     page.run("document.querySelectorAll('thead button')[1].click()")
     assert page.run(column) == [*up[-2::-1], "–"] and page.run(order) == ["none", "descending", "none"]
-
-
-def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browser, tmp_path: Path) -> None:
-    drawn = HeadMap.of(ShownMap(heads_table(), "effect", ["label", "effect"]))
-    page = chrome.open(mi.Report("T", question="Q?", parts=(drawn,)).save(tmp_path / "map.html"))
-    told, height = "document.querySelector('output').textContent", "document.documentElement.scrollHeight"
-    before = page.run(height)
-    place = "document.querySelector('{}').getBoundingClientRect()"
-    assert page.run(place.format("output") + ".left") >= page.run(place.format(".map") + ".right"), "beside the map"
-    square = page.run(place.format('rect[data-at="0 1"]') + ".toJSON()")
-    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=square["x"] + 9, y=square["y"] + 9)
-    assert page.run(told) == "head L0H1\nmean effect [95 %] -0.5000 [-0.6000, -0.4000]"
-    assert page.run(height) == before, "what is told moves nothing"
-    page.run("document.querySelector('svg.heads').focus()")
-    page.press("ArrowDown")
-    assert page.run(told).startswith("head L1H1\nmean effect [95 %] +0.5000")
-    page.press("ArrowLeft")
-    assert page.run(told) == "head L1H0\nmean effect [95 %] –"
-    page.press("ArrowLeft")
-    assert page.run(told).startswith("head L1H0"), "the edge holds"
-    assert page.errors == []
 
 
 def test_the_policy_lets_no_request_out(chrome: Browser, hostile: Path, tmp_path: Path) -> None:
