@@ -30,7 +30,7 @@ def compute(options: Options) -> Computed:
 
     Writes heads.csv and heads_total.csv (a row per head), layers.csv, activations.csv (a row per token class and metric),
     claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with
-    intervals; lambda.png, lambda_map.png, layers.png, activations.png, mediation.png.
+    intervals; lambda.png, lambda_map.png, residual.png, activations.png, mediation.png.
     """
     contrast, folder, questions = options.contrast, options.partial, options.questions()
     from ..mechanism import activation_shift, decompose_attention, mediate
@@ -63,7 +63,7 @@ def present(kept: Kept) -> Presented:
     pictures = {
         "lambda_map.png": views.head_map(parts, value="lam_minus_uniform"),
         "lambda.png": views.forest(parts, value="lam", heads=smallest),
-        "layers.png": views.affine_layers(parts),
+        "residual.png": views.head_map(parts, value="residual"),
         "activations.png": views.activation_histograms(shift),
         "mediation.png": views.mediation(mediated),
     }
@@ -72,7 +72,7 @@ def present(kept: Kept) -> Presented:
         question = "Does the insertion act by scaling what attention wrote, or by adding to it?"
         captions = {
             "Lambda of the heads that read the span most; uniform attention's is in the table.": pictures["lambda.png"],
-            "What the affine form leaves open in each layer.": pictures["layers.png"],
+            "What the affine form leaves open, a share of the change.": pictures["residual.png"],
         }
         effects = {"Medians with 95 % intervals; filled: corrected p < 0.05.": pictures["mediation.png"]}
         made = kept.page("The mechanism", question, mediated)

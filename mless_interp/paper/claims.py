@@ -27,7 +27,7 @@ from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem
 from ..runtime.columns import columns_of
 from ..runtime.folders import savable
-from ..runtime.results import Result, Shown, ShownTable
+from ..runtime.results import Result
 from ..scores import AttentionProfile, attention_profile
 from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
 from .figures import MODELS, figure_named
@@ -98,6 +98,7 @@ class ClaimChecks(Result):
         measure | measure | | the number that is compared
     """)
 
+    caption = "The paper's claims, each against its null."
     reported = ("claim", "verdict", "measured", "null", "n", "above_null", "untrained", "untrained_verdict", "reason")
 
     def __getitem__(self, key: str) -> ClaimCheck:
@@ -119,12 +120,8 @@ class ClaimChecks(Result):
         for check in self.checks:
             claim = check.claim
             row: dict[str, object] = vars(check) | {"claim": claim.text}
-            row |= {
-                "key": claim.key,
-                "figures": " ".join(claim.figures),
-                "measure": claim.measure,
-                "null_is": claim.null,
-            }
+            row |= {"key": claim.key, "figures": " ".join(claim.figures)}
+            row |= {"measure": claim.measure, "null_is": claim.null}
             if self.twins:
                 agree = f"{self.shared(check)} of {len(self.twins)} agree"
                 row["untrained"] = float(np.mean([twin[claim.key].measured for twin in self.twins]))
@@ -147,11 +144,6 @@ class ClaimChecks(Result):
     def details(self) -> list[str]:
         made, twins = self.settings, count_of(len(self.twins), "untrained twin")
         return [f"Heads {made.get('heads')} (zero-based), {made.get('insertion')}, {twins}."]
-
-    def shown(self) -> Shown:
-        of_twins = ["untrained", "untrained_verdict"] * bool(self.twins)
-        columns = ["claim", "measured", "null", "null_is", "above_null", "n", "verdict", *of_twins, "reason"]
-        return Shown((ShownTable(self.table(), "The paper's claims, each against its null.", columns),))
 
 
 @checked

@@ -1,4 +1,4 @@
-"""Lines: attention received per token, layers, circuits and sets growing head by head, dose and response."""
+"""Lines: attention received per token, circuits and sets growing head by head, dose and response."""
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,6 @@ import numpy as np
 from ..circuits.head_sets import CircuitCurve, MinimalSets
 from ..core.arguments import count_of
 from ..core.heads import Head, as_heads, both_names
-from ..mechanism import AttentionDecomposition
 from ..patching.dose import DoseResponse
 from ..runtime.results import limits_of
 from ..scores import AttentionProfile, Curve
@@ -87,25 +86,6 @@ def _label_curve(axes: Axes, title: str, where: str) -> None:
     name_axes(axes, x=f"token ({where})", y="mean attention received (probability)", title=title)
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=7)
-
-
-def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None) -> Picture:
-    """Draw how far attention is affine in each layer: what lambda z + Sigma leaves open, and the best fit's R squared.
-
-    Means over heads with 95 % intervals over problems. 0 in layer 0 is an identity, not a finding.
-    """
-    table = found.layer_table(contrast)
-    picture, axes = plots.panel(max(4.6, 0.25 * len(table) + 2.2), 3.2)
-    names = {"residual": "residual of lambda z + Sigma", "fit_r2": "R squared of the best affine fit", "lam": "lambda"}
-    for number, (column, name) in enumerate(names.items()):
-        draw_series(axes, table["layer"], with_limits(table, column), number, name, markersize=4)
-    axes.axhline(0, color="0.4", linewidth=0.8)
-    some = table["layer"][:: max(1, len(table) // 14)]
-    name_ticks(axes.xaxis, list(some), some)
-    words = f"{words_of(found, 'model', 'insertion')}, contrast {contrast or found.contrasts[0]}"
-    name_axes(axes, x="layer (zero-based)", y="ratio, R squared, share", title=words)
-    plots.key_below(picture)
-    return picture
 
 
 def circuit_curve(found: CircuitCurve) -> Picture:

@@ -49,7 +49,6 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "compare_profiles": lambda: mi.views.compare_profiles([(BAD, SEEN, {BAD: small.profiled()})]),
     "accuracy_bars": lambda: mi.views.accuracy_bars(right()),
     "bars_of_models": lambda: mi.views.bars_of_models(BARS, BAD),
-    "affine_layers": lambda: mi.views.affine_layers(named(small.decomposed())),
     "study_effects": lambda: mi.views.study_effects(asked()),
 }
 
