@@ -10,8 +10,6 @@ from ..runtime.text_safety import short_name
 if TYPE_CHECKING:  # pandas takes a second
     import pandas as pd
 
-Kind = Literal["with_and_without", "against_random_sentence", "layers", "bars_and_head"]
-
 
 @dataclass(frozen=True)
 class PaperModel:
@@ -41,7 +39,7 @@ class Figure:
 
     key: str
     number: str
-    kind: Kind
+    kind: str
     panels: tuple[tuple[str, Head], ...]
     caption: str
     doubt: str

@@ -1,6 +1,5 @@
 """Lines: attention received per token, circuits and sets growing head by head, dose and response."""
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -15,10 +14,6 @@ from . import plots
 from .plots import GREY, LINES, Axes, Picture, Style, draw_series, name_axes, name_ticks, with_limits, words_of
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
-SIDES = {
-    "sufficient": "they alone see the span: share of the effect brought",
-    "necessary": "they alone cannot see it: share of the effect taken away",
-}
 
 
 def profiles(
@@ -118,6 +113,7 @@ def circuit_curve(found: CircuitCurve) -> Picture:
 def set_growth(found: MinimalSets) -> Picture:
     """Draw the share of the effect at every step of a set, where it was sought and on fresh problems; a panel per set.
 
+    Of the sufficient set: what its heads bring that alone see the span; of the necessary: what goes where they alone do not.
     Heads come (+) from left to right and go (-) where the set was pruned; the last step is the set. The dotted line is the
     share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
     """
@@ -139,7 +135,7 @@ def set_growth(found: MinimalSets) -> Picture:
         name_ticks(axes.xaxis, list(table["changed"]), rotation=90)
         axes.set_xlim(-0.5, max(len(table), 1))
         title = f"{each.side}: {count_of(len(each.heads), 'head') if each.heads else 'none found'}"
-        name_axes(axes, x="head that comes or goes", y=textwrap.fill(SIDES[each.side], 34), title=title)
+        name_axes(axes, x="head that comes or goes", y="share of the effect", title=title)
     picture.suptitle(words_of(found), fontsize=8)
     handles = {label: one for axes in places for one, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     plots.key_below(picture, handles=list(handles.values()), labels=list(handles), ncols=1)

@@ -219,8 +219,7 @@ class Report:
     def provenance(self, run: Mapping[str, Any]) -> "Report":
         """Add how to repeat the run and where it comes from: what `provenance` gives, as saved in run.json."""
         command = run.get("repeat") or shlex.join(["python", *map(str, run.get("command", []))])
-        facts = _flat({key: value for key, value in run.items() if key not in _ELSEWHERE})
-        return self.heading("How to repeat it")._with(Block("provenance", str(command), facts=tuple(facts)))
+        return self.heading("How to repeat it")._with(Block("provenance", str(command), facts=tuple(_flat(run))))
 
     def page(self) -> str:
         """Return the whole page as HTML."""
@@ -266,10 +265,6 @@ def _policy(script: str, views: bool) -> str:
 
 LONGEST = 12
 """Lists longer than this are counted on the page, not shown; run.json has them whole."""
-_ELSEWHERE = frozenset(
-    "repeat command conclusion comparisons notes options first_questions questions insertions without_mlps".split()
-)
-"""Facts that stand elsewhere on the page."""
 
 
 def _flat(facts: Mapping[str, object], name: str = "") -> list[tuple[str, str]]:
