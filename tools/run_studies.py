@@ -34,7 +34,7 @@ TWO_TOKENS = 110
 """On stories260K a slash is two tokens: so many hold 55 of them."""
 BEGIN = """# Studies
 
-A study is one file that names a model, problems, insertions, contrasts, outcomes and seeds. Its result is one table
+A study is one file that names a model, problems, insertions, contrasts, an outcome and seeds. Its result is one table
 with a row per insertion.
 
 ```

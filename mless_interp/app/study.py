@@ -46,7 +46,7 @@ class Options(Asking):
 def compute(options: Options) -> Computed:
     """Measure every insertion of a study alike, and put the results into one table.
 
-    STUDY names a model, problems, insertions with their places, contrasts, outcomes and seeds. Writes study.csv (a row per
+    STUDY names a model, problems, insertions with their places, contrasts, an outcome and seeds. Writes study.csv (a row per
     insertion), effects.csv (a row per effect), study.parquet (a row per problem and measure), study.png; with
     answers also completions.jsonl.
     """

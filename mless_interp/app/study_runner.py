@@ -374,13 +374,12 @@ class StudyResult(Result):
 
     def caveats(self) -> list[str]:
         """Return that so few problems establish nothing, where they are too few."""
-        told = []
-        table = self._effects[self._effects["p"].notna()]
+        table, told = self._effects[self._effects["p"].notna()], super().caveats()
         n, m = table["n"].max(), len(table)
         if m and n < (needed := statistics.fewest_problems(2 * m, alpha=1 - self.confidence)):
             few = f"{count_of(n, 'problem')} are too few to establish any of {m} effects; {needed} problems are needed."
-            told.append(few)
-        return [*told, *super().caveats()][:3]
+            told.insert(0, few)
+        return told[:3]
 
     def details(self) -> list[str]:
         effects = f"Contrasts {', '.join(self.contrasts)}, outcome {self.outcome}"

@@ -131,7 +131,6 @@ def set_growth(found: MinimalSets) -> Picture:
             shares, at = np.asarray(found.wholes[1].share(each.random).estimate), len(table) - 0.5
             style: Style = {"color": GREY, "linewidth": 5, "solid_capstyle": "butt", "alpha": 0.7}
             axes.plot([at] * 2, [shares.min(), shares.max()], label="random sets, fresh problems: range", **style)
-            axes.plot(at, np.median(shares), "D", color="black", markersize=4, label="their median")
         name_ticks(axes.xaxis, list(table["changed"]), rotation=90)
         axes.set_xlim(-0.5, max(len(table), 1))
         title = f"{each.side}: {count_of(len(each.heads), 'head') if each.heads else 'none found'}"

@@ -153,15 +153,3 @@ def test_a_pooled_cell_is_the_sum_over_its_columns_and_the_mean_over_its_rows() 
     assert pooled.texts == ("a", "b ×2")
     assert np.allclose(pooled.values[0], [[1.0, 0.0], [(0.7 + 0.6) / 2, (0.3 + 0.3 + 0.1) / 2]])
     assert plain.with_short_span(None) is plain and plain.with_short_span(2) is plain
-
-
-def test_wrong_arguments_say_what_to_do(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pair, heads = pairs_for(model, count=1)[0], [mi.Head(0, 0)]
-    for heads_, options, words in (
-        ([], {}, "no heads to show"),
-        ([mi.Head(0, 99)], {}, r"head 99 is out of range \(zero-based\)"),
-        (heads, {"max_span": 0}, "max_span must be 1 or more, got 0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            mi.views.attention(model, pair, heads_, **options)

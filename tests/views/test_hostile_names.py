@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import small_results as small
 from matplotlib.text import Text
-from matplotlib.ticker import LogLocator
 from PIL import Image
 
 import mless_interp as mi
@@ -81,10 +80,3 @@ def test_what_can_be_drawn_stays_as_it_is() -> None:
     assert drawable("λ − ▌ é $x$\n2") == "λ − ▌ é $x$\n2"
     assert drawable("你\u2028") == r"\u4f60\u2028" and len(drawable("x" * 10_000)) == 160
     assert shortened("x" * 60) == "x" * 60 and len(shortened("x" * 61)) == 60
-
-
-def test_logarithmic_axes_have_plain_numbers() -> None:
-    picture = mi.views.activation_histograms(small.activations())
-    checked(picture)
-    axis = picture.axes[0].yaxis
-    assert isinstance(axis.get_major_locator(), LogLocator) and axis.get_major_formatter()(0.001, 0) == "0.001"
