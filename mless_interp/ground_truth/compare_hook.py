@@ -33,12 +33,7 @@ ROTATED = ("attn.hook_rot_q", "attn.hook_rot_k")
 OF_STREAM = ("hook_attn_out", "hook_resid_pre", "hook_resid_post")
 AS_MEANT = "as meant"
 MIXED = "after the output projection W_O has mixed all heads"
-ELSEWHERE = {
-    "hook_resid_pre": "the residual stream before layer {}, no head's output",
-    "hook_mlp_out": "what the MLP adds in layer {}, no head's output",
-    "hook_resid_post": "the residual stream after layer {}, no head's output",
-    "logits": "the logits alone",
-}
+NO_EFFECT = "it has no effect"
 
 Activations = Mapping[str, Tensor]
 """Of one prompt by hook name, `[token, ...]`, and the `logits` of its last row; float64."""
@@ -136,7 +131,8 @@ def compare_hook(
             plain, exact = _ran(model, inputs, sites), _ran(model, inputs, sites, _exact(model, pair, chosen, edit))
             with _added(model, hook, calls):
                 hooked = _ran(model, inputs, sites)
-            rows.append(_Beside(model, pair, plain, hooked, exact, chosen, calls).first_difference())
+            words, error = _first_difference(model, pair, chosen, plain, exact, hooked)
+            rows.append((words + _why_none(model, calls) if words == NO_EFFECT else words, error))
             bar.update(1)
     short, *_, long = sorted([*made, made[0]], key=lambda pair: len(pair.inserted))
     batch = _padded(model, short, long, hook, chosen) if len(short.inserted) < len(long.inserted) else ""
@@ -293,73 +289,67 @@ def _differs(model: Model, first: Tensor, second: Tensor) -> bool:
     return not apart(first, second).relative <= tolerance_of(model)
 
 
-@dataclass(frozen=True, eq=False)
-class _Beside:
-    """One prompt's runs: as it is, with the user's hook, with the exact edit of these heads."""
+def _first_difference(
+    model: Model,
+    pair: PromptPair,
+    heads: Sequence[Head],
+    plain: Activations,
+    exact: Activations,
+    hooked: Activations,
+) -> tuple[str, float]:
+    """What the hook does where it first departs from the exact edit of these heads, and the largest difference there."""
+    departs = [name for name in exact if _differs(model, exact[name], hooked[name])]
+    changes = [name for name in plain if _differs(model, plain[name], hooked[name])]
+    # an edit right behind z (of `hook_result`, of a head's part of W_O) leaves z alone as it was
+    behind = changes and not {*departs} & {*changes} and all(name.endswith("attn.hook_z") for name in departs)
+    if not departs or behind:
+        return AS_MEANT, worst(apart(exact[name], hooked[name]) for name in exact if name not in departs).relative
+    first, order = departs[0], list(exact)
+    error = apart(exact[first], hooked[first]).relative
+    if not changes:
+        return NO_EFFECT, error
+    begun = order.index(changes[0]) < order.index(first)  # what it changes before is as meant
+    what = _changed(model, first, exact if begun else plain, hooked)
+    layer, name = parsed(first) or (-1, first)
+    if name != "attn.hook_z":
+        return f"it changes {what}", error
+    asked = [head for head in heads if head.layer == layer]
+    if not begun and not what:
+        return f"it leaves {listed(asked)} as it is; it changes {_changed(model, changes[0], plain, hooked)}", error
+    if not begun and what != listed(asked):
+        return f"it changes {what}, not {listed(asked or heads)}", error
+    rows, off = (_rows(model, run[first], hooked[first]) for run in (plain, exact))
+    if not begun and not {*rows} & {*off}:
+        return f"it changes {'the last row' if rows == [len(plain[first]) - 1] else _span('row', rows)} only", error
+    own = " in rows of the inserted tokens themselves" * bool(pair.span_mask[off].all())
+    return f"it gives {_changed(model, first, exact, hooked)} other values than that edit{own}", error
 
-    model: Model
-    pair: PromptPair
-    plain: Activations
-    hooked: Activations
-    exact: Activations
-    heads: Sequence[Head]
-    calls: Counter[str]
 
-    def first_difference(self) -> tuple[str, float]:
-        """What the hook does where it first departs from the exact edit, and the largest difference there."""
-        departs = [name for name in self.exact if _differs(self.model, self.exact[name], self.hooked[name])]
-        changes = [name for name in self.plain if _differs(self.model, self.plain[name], self.hooked[name])]
-        # an edit right behind z (of `hook_result`, of a head's part of W_O) leaves z alone as it was
-        behind = changes and not {*departs} & {*changes} and all(name.endswith("attn.hook_z") for name in departs)
-        if not departs or behind:
-            fine = [apart(self.exact[name], self.hooked[name]) for name in self.exact if name not in departs]
-            return AS_MEANT, worst(fine).relative
-        error = apart(self.exact[departs[0]], self.hooked[departs[0]]).relative
-        return (self._words(departs[0], changes[0]) if changes else f"it has no effect{self._why_none()}"), error
+def _changed(model: Model, name: str, right: Activations, hooked: Activations) -> str:
+    """What a hook changes at a site: heads, or coordinates of what is added to the stream."""
+    layer, what = parsed(name) or (-1, name)
+    old, new = right[name], hooked[name]
+    if what == "attn.hook_z":
+        every = [Head(layer, at) for at in range(model.info.n_heads)]
+        return listed(head for head in every if _differs(model, old[:, head.head], new[:, head.head]))
+    if what == "logits":
+        return "the logits alone"
+    off = ~((old - new).abs().amax(0) <= tolerance_of(model) * old.abs().max())  # NaN, too
+    part = "" if off.all() else f"{_span('coordinate', off.nonzero()[:, 0].tolist())} of "
+    return f"{part}{name}{f', {MIXED}' if what == 'hook_attn_out' else ''}"
 
-    def _words(self, departs: str, changes: str) -> str:
-        """What it does, from the first site that is not as meant and the first one that it changes."""
-        order = list(self.plain)
-        begun = order.index(departs) > order.index(changes)  # what it changes before is as meant
-        first, right = (departs, self.exact) if begun else (changes, self.plain)
-        (layer, what), meant = parsed(first) or (-1, "logits"), parsed(departs)
-        if meant is not None and meant[0] < layer:
-            left = [head for head in self.heads if head.layer == meant[0]]
-            return f"it leaves {listed(left or self.heads)} as it is; what it changes begins in layer {layer}"
-        if what == "attn.hook_z":
-            return self._of_heads(layer, first, right[first], begun=begun, here=departs == first)
-        if what != "hook_attn_out":
-            return f"it changes {ELSEWHERE[what].format(layer)}"
-        old, added = right[first], f"what layer {layer}'s attention adds"
-        off = (old - self.hooked[first]).abs().amax(0) > tolerance_of(self.model) * old.abs().max()
-        if off.all():
-            return f"it changes {added} otherwise than that edit"
-        coordinates = _span("coordinate", off.nonzero()[:, 0].tolist())
-        return f"it changes {coordinates} of {added}, {MIXED}; {listed(self.heads)} is z[:, :, head] before it"
 
-    def _of_heads(self, layer: int, name: str, old: Tensor, *, begun: bool, here: bool) -> str:
-        new, exact, differs = self.hooked[name], self.exact[name], partial(_differs, self.model)
-        every = [Head(layer, n) for n in range(self.model.info.n_heads)]
-        asked = [head for head in self.heads if head.layer == layer]
-        changed = [head for head in every if differs(old[:, head.head], new[:, head.head])]
-        if changed != asked and not begun:
-            words = f"all heads of layer {layer}" if changed == every else listed(changed)
-            return f"it changes {words}, not {listed(asked or self.heads)}"
-        rows = [row for row in range(len(old)) if differs(old[row], new[row])]
-        if here and not differs(exact[rows], new[rows]):
-            return f"it changes {'the last row' if rows == [len(old) - 1] else _span('row', rows)} only"
-        off = [row for row in range(len(new)) if differs(exact[row], new[row])]
-        own = " in rows of the inserted tokens themselves" * bool(self.pair.span_mask[off].all())
-        wrong = [head for head in every if differs(exact[:, head.head], new[:, head.head])]
-        return f"it gives {listed(wrong)} other values than that edit{own}"
+def _rows(model: Model, one: Tensor, other: Tensor) -> list[int]:
+    return [row for row in range(len(one)) if _differs(model, one[row], other[row])]
 
-    def _why_none(self) -> str:
-        """Why it has no effect, where that is known."""
-        if never := [name for name, n in self.calls.items() if not n]:
-            flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
-            return f": nothing passes at {listed(never)}{flag}"
-        attention = self.model.info.attention
-        return "" if attention == "eager" else f": {attention} attention makes no pattern that a hook could change"
+
+def _why_none(model: Model, calls: Counter[str]) -> str:
+    """Why a hook has no effect, where that is known."""
+    if never := [name for name, n in calls.items() if not n]:
+        flag = " (it needs set_use_attn_result(True))" if any("hook_result" in name for name in never) else ""
+        return f": nothing passes at {listed(never)}{flag}"
+    attention = model.info.attention
+    return "" if attention == "eager" else f": {attention} attention makes no pattern that a hook could change"
 
 
 def _span(what: str, places: Sequence[int]) -> str:

@@ -50,7 +50,10 @@ _WORDS = """
 """.split()
 _ASKED = {word for sentence in _ASK for word in sentence.split()}
 # "answer" and "by" complete the sentence of the paper's code, so that it has no unknown token here.
-_SYSTEM = {*" ".join(_SYSTEM_SENTENCES).split(), "answer", "by"} - {*_PUNCTUATION, *ANSWER_PREFIX}
+SYSTEM = {*" ".join(_SYSTEM_SENTENCES).split(), "answer", "by"} - {*_PUNCTUATION, *ANSWER_PREFIX}
+"""Tokens that belong to system sentences only."""
+NEUTRAL = {*_PUNCTUATION, *ANSWER_PREFIX, PAD, EOS}
+"""Tokens of no part of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,10 @@ class Vocabulary:
     things: tuple[str, ...]
     places: tuple[str, ...]
 
-    def is_system(self, token: str) -> bool:
-        """Whether the token belongs to system sentences only."""
-        return token in _SYSTEM
-
-    def is_neutral(self, token: str) -> bool:
-        """Whether the token is punctuation, a special token or part of the answer prefix."""
-        return token in (*_PUNCTUATION, *ANSWER_PREFIX, PAD, EOS)
-
     def in_prompts(self, token: str) -> bool:
         """Whether system sentences, questions or answers can contain the token."""
         told = {*self.names, *self.things, *self.places, *_VERBS, *_MOTIONS, *_LINKS, *_ASKED, *NUMBERS}
-        return token in told | _SYSTEM | {*ANSWER_PREFIX, PAD, EOS, UNK, "}", "?", ".", ","}
+        return token in told | SYSTEM | {*ANSWER_PREFIX, PAD, EOS, UNK, "}", "?", ".", ","}
 
 
 def draw_vocabulary(seed: int) -> Vocabulary:
@@ -81,7 +76,7 @@ def draw_vocabulary(seed: int) -> Vocabulary:
     rng = random.Random(f"planted vocabulary {seed}")
     names, things, places = (tuple(rng.sample(words, n)) for words, n in ((_NAMES, 16), (_THINGS, 16), (_PLACES, 14)))
     known = {*names, *things, *places, *_MOTIONS, *_VERBS, *_LINKS, *_GLUE, *_ASKED, *rng.sample(_WORDS, 48), *NUMBERS}
-    rest = sorted(known | _SYSTEM | {*_PUNCTUATION, *ANSWER_PREFIX})
+    rest = sorted(known | SYSTEM | {*_PUNCTUATION, *ANSWER_PREFIX})
     rng.shuffle(rest)
     return Vocabulary((PAD, EOS, UNK, *rest), names, things, places)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.heads import Head
 from .roles import Roles
-from .tokenizer import ANSWER_PREFIX, EOS, NUMBERS, Vocabulary
+from .tokenizer import ANSWER_PREFIX, EOS, NEUTRAL, NUMBERS, SYSTEM, Vocabulary
 
 ROPE_THETA = 1e8
 CONSTANT = 32.0
@@ -138,9 +138,9 @@ class PlantedWeights:
         for row, token in zip(features, self.vocabulary.tokens, strict=True):
             if token in self.reads:
                 row[channel["unit"]] = self.reads[token]
-            elif self.vocabulary.is_system(token):
+            elif token in SYSTEM:
                 row[channel["system"]] = 1
-            elif not self.vocabulary.is_neutral(token):
+            elif token not in NEUTRAL:
                 row[channel["question"]] = 1
             if token in NUMBERS:
                 value = NUMBERS.index(token)
