@@ -30,7 +30,6 @@ COMPARED = ("hook_resid_pre", "attn.hook_z", "hook_attn_out", "hook_mlp_out", "h
 """Sites at which a hook is held against the exact edit, in the order of a forward pass."""
 OF_HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z")
 ROTATED = ("attn.hook_rot_q", "attn.hook_rot_k")
-OF_STREAM = ("hook_attn_out", "hook_resid_pre", "hook_resid_post")
 AS_MEANT = "as meant"
 MIXED = "after the output projection W_O has mixed all heads"
 NO_EFFECT = "it has no effect"
@@ -163,7 +162,7 @@ def compare_capture(
     n = None if values is None else len(values)
     if n != len(made):
         raise ValueError(f"capture must return one entry per prompt, {len(made)}, got {n}")
-    read = (*OF_HEADS, *(ROTATED if model.has_rotated_sites else ()), *OF_STREAM)
+    read = (*OF_HEADS, *(ROTATED if model.has_rotated_sites else ()), "hook_attn_out")
     sites = [site(layer, name) for layer in range(model.info.n_layers) for name in read]
     rows = [
         _what_it_is(model, _ran(model, pair.condition("inserted"), sites), torch.as_tensor(value), chosen, of)
@@ -387,17 +386,15 @@ def _rows_of(model: Model, run: Activations, head: Head, name: str) -> Tensor:
 
 
 def _candidates(model: Model, run: Activations, head: Head, of: str) -> Iterator[tuple[str, Tensor]]:
-    """What a capture could be instead, with its words: the head itself at other rows, other heads, slices of streams."""
-    width = _rows_of(model, run, head, f"attn.hook_{of}").shape[1]
+    """What a capture could be instead, with its words: the head itself at other rows, other heads, what attention adds."""
     layers = sorted(range(model.info.n_layers), key=lambda layer: abs(layer - head.layer))
     numbers = sorted(range(model.info.n_heads), key=lambda number: number != head.head)
     for name in sorted((*OF_HEADS, *ROTATED), key=lambda name: name != f"attn.hook_{of}"):
         for other in [Head(layer, number) for layer in layers for number in numbers]:
             if site(other.layer, name) in run:
                 yield f"{name.removeprefix('attn.hook_')} of {other}", _rows_of(model, run, other, name)
-    for layer in layers:
-        for name in OF_STREAM:
-            after = f", {MIXED}" if name == "hook_attn_out" else ""
-            for start in range(0, model.info.d_model - width + 1, width):
-                words = f"coordinates {start} to {start + width - 1} of {name} in layer {layer}{after}"
-                yield words, run[site(layer, name)][:, start : start + width]
+    width = _rows_of(model, run, head, f"attn.hook_{of}").shape[1]
+    for name in [site(layer, "hook_attn_out") for layer in layers]:
+        for start in range(0, model.info.d_model - width + 1, width):
+            words = f"coordinates {start} to {start + width - 1} of {name}, {MIXED}"
+            yield words, run[name][:, start : start + width]

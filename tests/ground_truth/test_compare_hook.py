@@ -196,7 +196,7 @@ def test_a_capture_is_recognised(case: Any) -> None:
     run = model.run(torch.tensor([pairs[0].inserted.ids]), capture={name: None})
     for capture, of, words in (
         (alone(second), "z", "it is z of L1H1"),
-        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} of hook_attn_out in layer 1"),
+        (alone(first, before=False), "z", f"it is coordinates 0 to {d - 1} of blocks.1.hook_attn_out"),
         (lambda _: [run.captured[name][0, :, 0]], "k", "it is rot_k of L1H0"),
         (alone(slice(0, 2 * d)), "z", "it has shape"),
     ):
@@ -215,4 +215,4 @@ def test_a_capture_of_latent_attention_whose_keys_are_wider_than_its_values() ->
     name, d = "blocks.1.hook_attn_out", model.info.d_head
     run = model.run(pairs[0].condition("inserted"), capture={name: None})
     found = mi.compare_capture(model, pairs, lambda _: [run.captured[name][0, :, d : 2 * d]], "L1H1")
-    assert found.found[0].startswith(f"it is coordinates {d} to {2 * d - 1} of hook_attn_out in layer 1")
+    assert found.found[0].startswith(f"it is coordinates {d} to {2 * d - 1} of {name}")
