@@ -84,18 +84,6 @@ def test_other_settings_are_refused_with_the_differences(begun: Path, changes: d
     assert begun.read_bytes() == before and everything_in(begun.parent) == ["c.jsonl"]
 
 
-def test_one_file_holds_a_problem_under_several_keys(tmp_path: Path) -> None:
-    """Another prompt, or another batch, is computed by itself; what was kept of the first stays."""
-    path = tmp_path / "c.jsonl"
-    for key, value in (("few", 1.0), ("many", 2.0)):
-        with Checkpoint(path, SETTINGS, {"a": key}) as found:
-            assert found.get("a") is None
-            found.put({"a": value})
-    for key, value in (("few", 1.0), ("many", 2.0)):
-        with Checkpoint(path, SETTINGS, {"a": key}) as found:
-            assert found.get("a") == value
-
-
 def test_a_run_cut_off_at_any_byte_of_its_last_line_goes_on_and_says_so(begun: Path) -> None:
     bytes_ = begun.read_bytes()
     for cut in (1, 2, 5, 20):

@@ -81,10 +81,8 @@ def test_saving_over_a_result_needs_overwrite_and_a_whole_new_one(tmp_path: Path
         save(folder, made_scores(seed=4))
     with pytest.raises(TypeError, match="cannot be saved"):
         save(folder, made_scores(seed=4, settings={"odd": {1}}), overwrite=True)
-    assert load(folder)["PatchScores"].seed == 3
-    save(folder, made_scores(seed=4), overwrite=True)
-    assert load(folder)["PatchScores"].seed == 4
-    assert everything_in(tmp_path) == ["out"]
+    assert load(folder)["PatchScores"].seed == 3 and everything_in(tmp_path) == ["out"]
+    assert load(save(folder, made_scores(seed=4), overwrite=True))["PatchScores"].seed == 4
 
 
 def changed(folder: Path, edit: Callable[[Any], object] = lambda found: None, **arrays: np.ndarray) -> Path:
