@@ -1,7 +1,7 @@
 """Pairs of token ids that a caller has already: no text, no template, no tokenizer."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pandas as pd
 from ..core.arguments import checked, shown
 from ..runtime.checkpoint import key_of
 from .pairs import REPLACED, Given, PromptPair
-from .problems import Problem, Several
+from .problems import Problem, Several, of_lines
 from .prompt import Prompt, Template
 
 IDS = Template("ids", system="", answer_prefix="")
@@ -152,21 +152,13 @@ def pairs_from_file(path: str | Path, *, limit: int | None = None) -> tuple[Prom
 
     Raises `ValueError` with the line for what cannot be read, `FileNotFoundError` where there is no such file.
     """
-    source = Path(path)
-    made: list[PromptPair] = []
-    with source.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if len(made) == limit:
-                break
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict) or not {"ids", "answer"} <= row.keys() <= set(KEYS):
-                    raise ValueError(f"a pair is an object with ids and answer, and of {', '.join(KEYS[2:])}")
-                made.append(_pair(row | {"tags": _tags([row.get("tags")], 1)[0]}, {}))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{source.name}, line {number}: {error}") from None
+
+    def pair(row: dict[str, Any]) -> PromptPair:
+        if not {"ids", "answer"} <= row.keys() <= set(KEYS):
+            raise ValueError(f"a pair is an object with ids and answer, and of {', '.join(KEYS[2:])}")
+        return _pair(row | {"tags": _tags([row.get("tags")], 1)[0]}, {})
+
+    made = Several(islice(of_lines(Path(path), pair), limit))
     if not made:
-        raise ValueError(f"{source.name} holds no pairs")
-    return Several(made)
+        raise ValueError(f"{Path(path).name} holds no pairs")
+    return made

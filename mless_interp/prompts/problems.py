@@ -3,15 +3,16 @@
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.arguments import Arguments, beside, check_count, checked, listed, nearest, shown
 from ..runtime.text_safety import one_line
 
+T = TypeVar("T")
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"
 REQUIRED_KEYS = ("problem", "answer", "unique_id")
@@ -119,15 +120,23 @@ def load_problems(source: object = "demo", *, limit: int | None = None) -> tuple
     if not path.is_file():
         meant = nearest(path.name, ["demo", "math500", *beside(path)])
         raise FileNotFoundError(f'no problem file at {str(path)!r}{meant}; give a .jsonl file, "demo" or "math500"')
-    problems = Several(islice(_read(path), limit))
+    ids: set[str] = set()
+
+    def problem(record: dict[str, Any]) -> Problem:
+        made = Problem.from_dict(record)
+        if made.id in ids:
+            raise ValueError(f"id {made.id!r} was already used")
+        ids.add(made.id)
+        return made
+
+    problems = Several(islice(of_lines(path, problem), limit))
     if not problems:
         raise ValueError(f"{path.name} holds no problems")
     return problems
 
 
-def _read(path: Path) -> Iterator[Problem]:
-    """A file's problems one after the other; what comes after the last one that is asked for is not read."""
-    first_line: dict[str, int] = {}
+def of_lines(path: Path, make: Callable[[dict[str, Any]], T]) -> Iterator[T]:
+    """Make something of each JSON object of a file, one a line, as far as asked for; `ValueError` with the line."""
     with path.open("rb") as lines:  # lines end at \n alone: JSON strings may hold other line ends
         for number, line in enumerate(lines, start=1):
             try:
@@ -137,14 +146,11 @@ def _read(path: Path) -> Iterator[Problem]:
                 record = json.loads(text)
                 if not isinstance(record, dict):
                     raise TypeError(f"expected a JSON object, got {type(record).__name__}")
-                problem = Problem.from_dict(record)
-                first = first_line.setdefault(problem.id, number)
-                if first != number:
-                    raise ValueError(f"id {problem.id!r} was already used in line {first}")
+                made = make(record)
             except (TypeError, ValueError) as error:
                 what = "not valid JSON: " if isinstance(error, json.JSONDecodeError) else ""
                 raise ValueError(f"{path.name}, line {number}: {what}{error}") from error
-            yield problem
+            yield made
 
 
 def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:

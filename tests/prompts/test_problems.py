@@ -45,7 +45,7 @@ def test_blank_lines_line_ends_of_windows_and_byte_order_marks_are_read(write: W
     twice = ("", record(1), record(2), record(1, problem="another"))
     for lines, encoding, message in (
         (("", record(1), "  ", "{"), "utf-8", "line 4: not valid JSON"),
-        (twice, "utf-8", "line 4: id 'id-1' was already used in line 2"),
+        (twice, "utf-8", "line 4: id 'id-1' was already used"),
         (("", " "), "utf-8", " holds no problems"),
         (('{"problem": "What is caf\u00e9?"}',), "latin-1", r"line 1: .utf-8. codec .* in position 24"),
     ):
