@@ -10,7 +10,7 @@ import pandas as pd
 from ..core.arguments import Arguments, count_of, listed
 from ..models.sites import extension_of
 from ..runtime.columns import columns_of
-from ..runtime.results import Result, interval_columns, limits_of, place_of, tidy
+from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from ..statistics import (
     CONFIDENCE,
     Interval,
@@ -184,14 +184,12 @@ class AccuracyResults(Result):
     )
 
     picture = "accuracy_bars"
-    caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
     columns = columns_of("""
         accuracy | right | share | share of right answers, strictly graded
         paper | right, paper's grader | share | share of right answers as the paper's own rule grades
         boxed | boxed | share | share of answers with a \\boxed{} result
         cut_off | cut off | share | share of answers that ran into the longest length
         gave_up | undecided | share | share of grades that nothing decided; they count as wrong
-        n_tokens | tokens of an answer | count | length of the completions, mean
         n_missing | not run | | answers that are missing
     """)
 
@@ -407,6 +405,12 @@ class AccuracyResults(Result):
             return table
         beside = self.compare_all(reference).printed().astype({"gained": "Int64", "lost": "Int64"})
         return table.join(beside.set_index("second").drop(columns=["n", "accuracy_second"]), on="treatment")
+
+    def shown(self) -> Shown:
+        """Return the table."""
+        table = self.table()
+        caption = "Answers by treatment: shares of problems, graded strictly, and as the paper grades."
+        return Shown((ShownTable(table, caption, dict.fromkeys(table, "") | {"n_tokens": "tokens of an answer"}),))
 
     def _graded(self, grader: str) -> np.ndarray:
         place_of(grader, self.correct, "grader")

@@ -58,6 +58,7 @@ def problems_from_file(
     n_answer: int = 1,
 ) -> tuple[Problem, ...]:
     """Make problems (`problems_from_texts`) of the first `limit` texts of a file, separated by blank lines."""
+    tokenizer = tokenizer_of(model)
     if limit is not None:
         check_count(limit, name="limit")
     try:
@@ -66,7 +67,7 @@ def problems_from_file(
         raise ValueError(f"{Path(path).name}: {error}") from error
     texts = (text.strip() for text in re.split(r"\n\s*\n", whole) if text.strip())
     sizes: Arguments = {"n_context": n_context, "n_before": n_before, "n_answer": n_answer}
-    return problems_from_texts(model, list(islice(texts, limit)), **sizes)
+    return problems_from_texts(tokenizer, list(islice(texts, limit)), **sizes)
 
 
 def problems_of(model: str, source: str | None = None, *, limit: int | None, **sizes: int) -> tuple[Problem, ...]:
