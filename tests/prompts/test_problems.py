@@ -73,8 +73,8 @@ def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> Non
         ({"question": "a"}, "missing problem, answer, unique_id; a problem needs"),
         (record(problem=" \n"), "problem 'id-1': its question is empty"),
         (record(unique_id=""), "problem '': its id is empty"),
-        (record(answer=[1, 2]), "answer must be text, got a list"),
-        ('{"problem": "q", "answer": NaN, "unique_id": "a"}', r"answer must be text, got nan \(float\)"),
+        (record(answer=[1, 2]), "answer must be a text, got a list"),
+        ('{"problem": "q", "answer": NaN, "unique_id": "a"}', r"answer must be a text, got nan \(float\)"),
     ],
 )
 def test_a_faulty_line_is_refused_with_its_number(write: Write, line: object, message: str) -> None:
