@@ -167,29 +167,28 @@ def tiny_model(architecture: str, tokenizer: Any) -> Any:
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": tokenizer.bos_token_id,
     }
-    if architecture == "qwen2":
-        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(tie_word_embeddings=True, **shape))
-    elif architecture == "llama":
-        rope = {
-            "rope_type": "llama3",
-            "rope_theta": 500000.0,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 256,
-        }
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(rope_parameters=rope, **shape))
-    elif architecture == "gemma3":
-        windows = {
-            "sliding_window": 16,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "head_dim": 16,
-            "query_pre_attn_scalar": 16,
-        }
-        model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**windows, **shape))
-    else:
-        raise ValueError(f"no tiny model of architecture {architecture!r}; there are {', '.join(ARCHITECTURES)}")
-
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
+    windows = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    made, config, own = {
+        "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {"tie_word_embeddings": True}),
+        "llama": (
+            "LlamaForCausalLM",
+            "LlamaConfig",
+            {"rope_parameters": rope | {"original_max_position_embeddings": 256}},
+        ),
+        "gemma3": (
+            "Gemma3ForCausalLM",
+            "Gemma3TextConfig",
+            {**windows, "head_dim": 16, "query_pre_attn_scalar": 16},
+        ),
+    }[architecture]
+    model = getattr(transformers, made)(getattr(transformers, config)(**own, **shape))
     generator = torch.Generator().manual_seed(0)
     norm = 0.0 if architecture == "gemma3" else 1.0  # Gemma's norms multiply by 1 + weight
     with torch.no_grad():

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import typer
-from browser import browser
 from conftest import ROOT
 from refresh_docs import TABLES, blocks, with_tables
 
@@ -232,21 +231,3 @@ def test_the_site_builds_strictly_and_without_a_network(site: Path) -> None:
     assert "Activation Redistribution Module" in re.search(r'<abbr title="([^"]+)">ARM<', texts["methods.html"])[1]
     links = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text(encoding="utf-8"))
     assert len(links) > 30 and [link for link in links if not (site / link).is_file()] == []
-
-
-@pytest.mark.slow
-def test_a_browser_shows_every_page_whole_and_asks_nobody(site: Path, tmp_path: Path) -> None:
-    """Every formula has a size; what is wider than the page scrolls in a box that ends within it."""
-    outside = """[...document.querySelectorAll('.md-content :is(p, li, img, pre, .formula, table, h1, h2)')].filter(part => {
-        const box = part.closest('.md-typeset__scrollwrap, .output, pre, details:not([open])') ?? part;
-        return box.getBoundingClientRect().right > innerWidth + 1;
-    }).map(part => part.tagName + ' ' + part.textContent.slice(0, 30))"""
-    math = "[...document.querySelectorAll('math')].map(math => math.getBoundingClientRect())"
-    with browser(tmp_path) as running:
-        for path in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # that one is for servers only
-            page = running.open(path, width=390)
-            assert page.run(f"{math}.filter(box => !(box.width && box.height)).length") == 0, path.name
-            assert page.run(outside) == [] and page.run("document.documentElement.scrollWidth") <= 390, path.name
-            assert page.errors == [], path.name
-            assert [url for url in page.requests if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
-            page.call("Page.close")

@@ -166,8 +166,7 @@ def test_blocks_of_rows_concatenate_to_the_whole(name: str) -> None:
     same(torch.cat(blocks, -1), metric(causal, {}, masks))
 
 
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize(("window", "padding"), [(None, 0), (4, 0), (None, 2), (4, 2)])
 def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> None:
     at = torch.arange(14)
     visible = visible_keys(14, window=window, real=at >= padding)

@@ -1,6 +1,7 @@
 """Attention by token and by segment: alignment, curves and levels by hand, formulas and naive sums as oracles, pictures."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -127,20 +128,14 @@ def test_masses_are_naive_sums(condition: str, tiny_model_dir: Any) -> None:
     there = {"bos", "system", "examples", "question", *["inserted"] * (condition != "base")}
     assert found.segments == tuple(segment for segment in SEGMENTS if segment in there)
     for at, pair in enumerate(pairs):
-        segments = (pair.base if condition == "base" else pair.inserted).segments
-        for layer in range(model.info.n_layers):
-            name = site(layer, "attn.hook_pattern")
-            pattern = model.run(pair.condition(condition), capture={name: None}, logits_at="none").captured[name][0]
-            for dest in found.segments:
-                for src in found.segments:
-                    rows = [i for i, s in enumerate(segments) if s == dest]
-                    keys = [i for i, s in enumerate(segments) if s == src]
-                    got = found.of(dest, src)[at, layer]
-                    if not rows:
-                        assert np.isnan(got).all()
-                        continue
-                    expected = [np.mean([sum(float(head[i, j]) for j in keys) for i in rows]) for head in pattern]
-                    np.testing.assert_allclose(got, expected, atol=1e-6)
+        segments = np.array((pair.base if condition == "base" else pair.inserted).segments)
+        name = site(1, "attn.hook_pattern")
+        run = model.run(pair.condition(condition), capture={name: None}, logits_at="none")
+        pattern = run.captured[name][0].double().numpy()
+        for dest, src in product(found.segments, found.segments):
+            block = pattern[:, segments == dest][..., segments == src]
+            expected = block.sum(-1).sum(-1) / ((segments == dest).sum() or NAN)
+            np.testing.assert_allclose(found.of(dest, src)[at, 1], expected, atol=1e-6)
     table = found.over_heads().set_index("reads").astype(float)
     np.testing.assert_allclose(table.sum(axis=1), 1, atol=1e-5, err_msg="also where some prompts lack a segment")
 
