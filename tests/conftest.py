@@ -167,38 +167,22 @@ def tiny_model(architecture: str, tokenizer: Any) -> Any:
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": tokenizer.bos_token_id,
     }
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    }
-    windows = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "original_max_position_embeddings": 256}
+    rope |= {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    windows = {"sliding_window": 16, "head_dim": 16, "query_pre_attn_scalar": 16}
+    windows |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
     made, config, own = {
         "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {"tie_word_embeddings": True}),
-        "llama": (
-            "LlamaForCausalLM",
-            "LlamaConfig",
-            {"rope_parameters": rope | {"original_max_position_embeddings": 256}},
-        ),
-        "gemma3": (
-            "Gemma3ForCausalLM",
-            "Gemma3TextConfig",
-            {**windows, "head_dim": 16, "query_pre_attn_scalar": 16},
-        ),
+        "llama": ("LlamaForCausalLM", "LlamaConfig", {"rope_parameters": rope}),
+        "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", windows),
     }[architecture]
     model = getattr(transformers, made)(getattr(transformers, config)(**own, **shape))
     generator = torch.Generator().manual_seed(0)
     norm = 0.0 if architecture == "gemma3" else 1.0  # Gemma's norms multiply by 1 + weight
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if "norm" in name:
-                weight.normal_(norm, 0.1, generator=generator)
-            elif name.endswith("bias"):
-                weight.normal_(0.0, 0.3, generator=generator)
-            else:
-                weight.normal_(0.0, 0.12, generator=generator)
+            spread = 0.1 if "norm" in name else 0.3 if name.endswith("bias") else 0.12
+            weight.normal_(norm if "norm" in name else 0.0, spread, generator=generator)
     return model.eval()
 
 
