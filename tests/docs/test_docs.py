@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +16,17 @@ import pytest
 import typer
 from conftest import ROOT
 from refresh_docs import TABLES, blocks, with_tables
+from typer.main import get_command
 
 import mless_interp as mi
+from mless_interp.__main__ import app
+from mless_interp.app.command_line import USAGE
 
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "mless_interp"
 
 
+@cache
 def module_of(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -108,17 +113,15 @@ def commands(text: str) -> list[str]:
     return re.findall(r"(?:mless-interp|python -m mless_interp|python [\w/]+\.py)(?= |`|$)[^`\n]*", lines, re.MULTILINE)
 
 
+program_of = cache(get_command)
+
+
 def refused(command: str) -> str:
     """Why a command line cannot be read as it is written; "" where it can. MODEL, FILE and the like are not looked for."""
-    from typer.main import get_command
-
-    from mless_interp.__main__ import app
-    from mless_interp.app.command_line import USAGE
-
     words = shlex.split(command, comments=True)
     if (own := words[0] == "mless-interp") or words[1] == "-m":
         name, *words = words[1 if own else 3 :] or ["--help"]
-        program = get_command(app).commands.get(name)
+        program = program_of(app).commands.get(name)
         if program is None:
             return "" if name.startswith("--") else f"no command {name}"
     else:
@@ -127,7 +130,7 @@ def refused(command: str) -> str:
             return "no such script"
         if "app()" not in script.read_text(encoding="utf-8"):
             return ""
-        program = get_command(module_of(script).app)
+        program = program_of(module_of(script).app)
     try:
         program.make_context("command", words or ["--help"])  # a bare name needs no arguments
     except typer.Exit:  # of --help
