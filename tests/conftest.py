@@ -1,5 +1,6 @@
 """What every test may use: shapes checked everywhere, no network, tiny models of each architecture, the shared data."""
 
+import gc
 import os
 from collections.abc import Callable
 from importlib.metadata import version
@@ -21,6 +22,11 @@ import mless_interp.models.traced_ops  # noqa: F401 - sent to servers as it is w
 
 # Before anything else imports the package: every shape and type in its signatures is checked whenever a test calls it.
 checked_types.install("mless_interp")
+
+
+def pytest_collection_finish() -> None:
+    """Leave alone what the imports made, half a million objects that stay, whenever Python looks for garbage."""
+    gc.freeze()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ QUESTIONS = (
 )
 
 
-@lru_cache(maxsize=24)
+@cache
 def loaded(directory: Path, backend: str, dtype: str = "float32", attention: str = "eager") -> Model:
     """One model per process; tests must not change it."""
     return load_model(directory, backend=backend, dtype=dtype, attn_implementation=attention)
