@@ -9,8 +9,9 @@ PIP_FLAGS ?=
 ARGS ?=
 
 # Two multi-threaded torch processes on two cores stall each other; nothing in the tests may reach the network. Each process
-# begins with a half of the files (worksteal), so that what the tests of a file share is made once, not twice.
-PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 --dist worksteal $(2) $(ARGS)
+# begins with a half of the files (worksteal), so that what the tests of a file share is made once, not twice. What Python and
+# pytest compile is kept for the next run, also where the environment (a container's) says otherwise.
+PYTEST = PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 --dist worksteal $(2) $(ARGS)
 
 # $(call install,environment,constraints,what): torch first, by its pin, so that no newer one brings gigabytes of CUDA.
 define install
