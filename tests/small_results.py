@@ -44,7 +44,9 @@ def patched(n: int = 4, *, donor: np.ndarray | None = None, **settings: Any) -> 
     values = np.zeros((n, 2, 3))
     values[:, 1, 2] = np.linspace(0.4, 0.6, n)
     end = np.ones(n) if donor is None else donor
-    return PatchScores(problems(n), values, np.zeros(n), end, SIX, "nats", {"model": "tiny", "edit": "z"} | settings)
+    return PatchScores(
+        problems(n), values, np.zeros(n), end, SIX, "nats", settings={"model": "tiny", "edit": "z"} | settings
+    )
 
 
 HEADS = (mi.Head(0, 1), mi.Head(1, 0), mi.Head(0, 0))
@@ -95,7 +97,7 @@ def located(scale: float = 1.0, n: int = 12) -> mi.LocatedHeads:
     z = np.full((n, 2, 2), np.nan)
     z[:, [0, 1, 0], [1, 0, 0]] = scale * np.array([0.5, 0.3, 0.0]) + of_problem[:, None]
     settings = LOCATING | {"direction": "denoising"}
-    patches = PatchScores(problems(n), z, np.zeros(n), 1.0 + of_problem, HEADS, "nats", settings)
+    patches = PatchScores(problems(n), z, np.zeros(n), 1.0 + of_problem, HEADS, "nats", settings=settings)
     return mi.LocatedHeads(
         problems(n),
         HEADS,
@@ -211,13 +213,13 @@ def decomposed(
     part = lam / np.nansum(lam, 2, keepdims=True)
     values = {"lam": lam, "residual": 0 * lam, "fit_slope": 1.2 * lam, "fit_r2": lam, "sigma_norm": 2 * lam}
     values |= {"share": part, "scale_share": 0.25 * part, "bias_share": 0.75 * part, "rest_share": 0 * part}
-    values |= {name: lam for name in METRICS if name not in values and "after_norm" not in name}
+    values |= {name: lam for name in METRICS if name not in values}
     return mi.AttentionDecomposition(
         problem_ids=problems(n),
         contrasts=("content",),
         heads=heads,
         values={name: {"content": array} for name, array in values.items()},
-        layer_values={"lam_null": {"content": np.full(shape[:2], 0.5)}},
+        uniform={"content": np.full(shape[:2], 0.5)},
         settings={"model": "tiny", "n_heads": shape[2]},
     )
 
@@ -228,7 +230,7 @@ def mediated(n: int = 6) -> mi.Mediation:
     readings = (*READINGS, "outcome")
     values = np.tile(row, (n, len(readings), 1)) + spread(n)[:, None, None] * row
     settings = SETTINGS | {"layer": 0, "all_heads": True, "contrast": "content", "direction": "noising"}
-    return mi.Mediation(problems(n), readings, ARMS, values, "nats", settings)
+    return mi.Mediation(problems(n), readings, ARMS, values, "nats", settings=settings)
 
 
 def activations(moved: int = 30, n: int = 8) -> mi.ActivationShift:
@@ -261,7 +263,7 @@ def attributed(n: int = 4) -> HeadAttribution:
     exact[:, 1, 2] = 0.4
     settings = {"method": "gate_ig", "steps": 16}
     estimates = (0.9 * scores, 0.8 * scores, exact)
-    return HeadAttribution(problems(n), scores, np.zeros(n), scores.sum((1, 2)), "nats", settings, *estimates)
+    return HeadAttribution(problems(n), scores, np.zeros(n), scores.sum((1, 2)), "nats", *estimates, settings=settings)
 
 
 def knocked_out(n: int = 6) -> JointKnockout:
@@ -269,7 +271,7 @@ def knocked_out(n: int = 6) -> JointKnockout:
     singles = np.full((n, 2), 0.3) + spread(n, 0.02)[:, None]
     sets = tuple((mi.Head(0, a), mi.Head(0, b)) for a, b in ((3, 4), (4, 5), (3, 5)))
     heads, effect, random = (mi.Head(0, 1), mi.Head(0, 2)), 0.8 + spread(n), np.full((n, 3), 0.1) + spread(n)[:, None]
-    return JointKnockout(problems(n), heads, effect, singles, random, sets, "nats", {"n_random_sets": 100})
+    return JointKnockout(problems(n), heads, effect, singles, random, sets, "nats", settings={"n_random_sets": 100})
 
 
 def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:
@@ -278,7 +280,7 @@ def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:
     ids = problems(n)
     partners = tuple((ids[(at + 1) % n], ids[(at + 2) % n]) for at in range(n))
     settings = SETTINGS | {"outcome": "answer_logprob", "insertion": "Mless ' /' x8"}
-    return Transplant(ids, partners, values, "nats", settings)
+    return Transplant(ids, partners, values, "nats", settings=settings)
 
 
 def read_apart(bias: float = 0.4, n: int = 12) -> ReadEffects:
@@ -304,12 +306,11 @@ def readable(known: float = 1.0, n: int = 24) -> SpanReadings:
     margin[[not unit for unit in units]] = np.nan
     rank = np.tile(np.array([90.0, 40.0, 2.0])[None, :, None], (n, 1, 8))
     own = np.where(np.isnan(margin), np.nan, -3.0 + np.nan_to_num(margin))
-    right = (np.arange(n) % 3 > 0).astype(float)
     blocks = tuple((2 * at, 2 * at + 2) for at in range(4))
     settings = SETTINGS | {"what": "answer", "insertion": "Mless ' /' x8, after question"}
     tokens = tuple(str(at % 5) for at in range(n))
-    of_token = (rank, -rank / 10, own, own - margin, margin, margin)
-    return SpanReadings(problems(n), tokens, units, blocks, *of_token, right, settings=settings)
+    of_token = (rank, -rank / 10, own, own - margin, margin)
+    return SpanReadings(problems(n), tokens, units, blocks, *of_token, settings=settings)
 
 
 def enriched() -> mi.Enrichment:

@@ -28,11 +28,10 @@ def compute(options: Options) -> Computed:
     if options.n_tokens is not None:
         raise ValueError("--n-tokens: the lengths of the insertion are --doses here")
     questions = options.questions()
-    from ..patching.dose import check_has_doses, checked_doses, dose_response
+    from ..patching.dose import checked_doses, dose_response
     from ..prompts.pairs import make_pairs
 
-    doses = checked_doses(numbers)
-    check_has_doses(options.insertion)
+    doses = checked_doses(numbers, options.insertion)
     filler = options.filler(n_tokens=doses[-1])
     model = options.load(filler)
     how = options.chosen("layer", "outcome", "template") | options.common

@@ -117,7 +117,7 @@ def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str
     """Of each problem of a unit: mean vectors `wrote` `[head, written, d_model]`, the `stream` that is read, `scores`
     `[head, key]`."""
     runs, run, sweep = flow.runs, flow.receiving, flow.sweep
-    predicts = runs.read(sweep.receiving)[0] - run.start
+    predicts = runs.read(sweep.conditions[1])[0] - run.start
     rows = ~runs.first.span_mask[run.start :] if positions == "question" else torch.zeros(flow.n_changed).bool()
     rows[predicts] = True
     stream = flow.stepper.stream(run, 2 * flow.layers.n_layers)[:, predicts].float().cpu().numpy()

@@ -120,7 +120,7 @@ def transfer(
     )
     values, ends = (np.array([each[name] for each in found], dtype=float) for name in ("given", "ends"))
     given, random, draws = np.split(values, [1, 1 + len(sets)], axis=1)
-    made: Arguments = {"heads": chosen, "edit_lam": edits[0].lam[:, 0], "edit_sigma": edits[0].sigma[:, 0]}
+    made: Arguments = {"heads": chosen, "edit_lam": edits[0].lam, "edit_sigma": edits[0].sigma}
     made |= {"base": ends[:, 0], "inserted": ends[:, 1], "given": given[:, 0], "sets": sets, "random": random}
     made |= {"other": draws, "measured_ids": search.ids, "seed": seed, "smallest_effect": smallest_effect}
     return Transfer(**made, **other.fields({**settings, **named_on(heads, other.ids)}))
@@ -156,7 +156,7 @@ def _means(
 
     def edit(heads: Sequence[Head]) -> HeadTransfer:
         at = [layers.index(head.layer) for head in heads], [head.head for head in heads]
-        return HeadTransfer(tuple(heads), lam[at][:, None], sigma[at][:, None])
+        return HeadTransfer(tuple(heads), lam[at], sigma[at])
 
     return edit
 

@@ -1,7 +1,7 @@
 """How an insertion shifts the activations of an MLP: one layer, shared tokens, per problem, contrast and token class."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,21 +12,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, check_share, checked, count_of, one_of, several_of
+from ..core.arguments import Arguments, check_count, check_share, checked, count_of, several_of
 from ..metrics import activations as metrics
 from ..metrics.patterns import widened
 from ..metrics.received import kurtosis
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Model
 from ..models.sites import extension_of, site
-from ..patching.prepared import Settings, fit_pairs, single
+from ..patching.prepared import Measured, fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import groups_of
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result, Shown, ShownTable, interval_columns, place_of, tidy
-from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
+from ..runtime.results import Shown, ShownTable, interval_columns, place_of, tidy
+from ..statistics import Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
 
 VALUES: dict[str, str] = {
     **dict.fromkeys(("near_zero_arm", "near_zero_quantile", "relative_sparsity"), "share"),
@@ -47,9 +47,7 @@ CLAIMS: dict[str, tuple[str, int]] = {
     "mean rises": ("mean", 1),
 }
 """The paper's three claims: metric and direction."""
-POSITIONS = ("shared", "question")
 Activations = Float[Tensor, "token d_mlp"]
-Classify = Callable[[PromptPair], Sequence[str]]
 SAME = 1e-6
 """Differences smaller than this part of the values are rounding and count as ties."""
 
@@ -62,18 +60,18 @@ class NearZero(NamedTuple):
 
     @classmethod
     def of(cls, activations: Activations, *, c: float, q: float) -> "NearZero":
-        """The thresholds of a run, over all its tokens."""
+        """Take the thresholds of a run, over all its tokens."""
         flat = activations.flatten()
         return cls(float(metrics.arm_threshold(flat, c=c)), float(metrics.quantile(flat.abs(), q=q)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ActivationShift(Result):
+class ActivationShift(Measured):
     """Metrics of one layer's MLP activations `[problem, contrast, token_group, metric]` in the runs before and after.
 
     `token_groups` are all tokens and each token class; NaN where a problem has no token of a class (variance: fewer than two).
-    Distances have a `difference` only. `thresholds` `[problem, 2]`: near zero in ARM's and in the quantile form.
-    `counts` `[contrast, token_group, before/after, bin]` are histograms over all problems with `edges`.
+    Distances have a `difference` only. `thresholds`: near zero in ARM's and in the quantile form. `counts`: histograms over all
+    problems with `edges`.
     """
 
     problem_ids: tuple[str, ...]
@@ -88,9 +86,6 @@ class ActivationShift(Result):
     thresholds: np.ndarray
     edges: np.ndarray
     counts: np.ndarray
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
 
     picture = "activation_histograms"
     columns = columns_of("""
@@ -114,15 +109,15 @@ class ActivationShift(Result):
     )
 
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
-        """Differences (after - before; distances as they are) of one metric, `[problem]`."""
+        """Return differences (after - before; distances as they are) of one metric, `[problem]`."""
         return self.difference[:, *self._place(metric, contrast, token_class)]
 
     def table(self) -> pd.DataFrame:
-        """The paper's three claims, each tested by itself over problems: one row per contrast (the first is primary) and claim.
+        """Return the paper's three claims, one row per contrast (the first is primary) and claim, each tested over problems.
 
-        `change` is the mean of after - before with its bootstrap interval, `p` the exact two-sided sign test of problems that
-        rose and that fell, ties left out; `p_corrected` is Holm's over the claims of the contrast. A claim is "supported" or
-        "contradicted" only if test and interval agree; "undecided" is no evidence that nothing changes.
+        `change` is the mean of after - before with its interval, `p` the exact two-sided sign test, ties left out,
+        `p_corrected` Holm's over the claims of the contrast. A claim is "supported" or "contradicted" only if test and interval
+        agree; "undecided" is no evidence that nothing changes.
         """
         rows = []
         for at, contrast in enumerate(self.contrasts):
@@ -140,9 +135,9 @@ class ActivationShift(Result):
         return pd.DataFrame(rows)
 
     def by_class(self) -> pd.DataFrame:
-        """One row per contrast, token class and metric: means over problems before, after and of the change with intervals, how
-        many problems have such tokens and not, and the sign test (none of distances). `p_fdr` is corrected over all rows of a
-        contrast (Benjamini-Hochberg): a map to explore, not a test of a claim."""
+        """Return one row per contrast, token class and metric: means before, after and of the change, how many problems have
+        such tokens, and the sign test (none of distances). `p_fdr`: Benjamini-Hochberg over the rows of a contrast, a map to
+        explore, not a test of a claim."""
         axes = {"contrast": self.contrasts, "token_class": self.token_groups, "metric": self.metrics}
         shape = self.difference.shape[1:]
         cells: dict[str, np.ndarray] = {"unit": np.broadcast_to([UNITS[each] for each in self.metrics], shape)}
@@ -159,8 +154,8 @@ class ActivationShift(Result):
         return tidy(axes, **cells, p=p, p_fdr=np.stack([benjamini_hochberg(each.ravel()) for each in p]))
 
     def histograms(self) -> pd.DataFrame:
-        """One row per contrast, token class and bin: its edges, how many activations of all problems fell into it (the outer
-        ones hold all beyond) before and after, the same per unit of activation (`_density`), and the `density_change`."""
+        """Return one row per contrast, token class and bin: how many activations of all problems fell into it (the outer ones
+        hold all beyond) before and after, the same per unit of activation (`_density`), and the `density_change`."""
         counts = np.moveaxis(self.counts, 2, 0)  # [run, contrast, group, bin]
         total = counts.sum(-1, keepdims=True)
         density = counts / np.where(total == 0, np.nan, total) / np.diff(self.edges)
@@ -172,16 +167,12 @@ class ActivationShift(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, contrast, token class and metric: before, after, change, tokens, unit."""
-        cells = {"contrast": self.contrasts, "token_class": self.token_groups, "metric": self.metrics}
-        shape = self.difference.shape
-        return tidy(
-            {"problem": self.problem_ids, "layer": [self.layer], **cells},
-            before=self.before,
-            after=self.after,
-            change=self.difference,
-            n_tokens=np.broadcast_to(self.n_tokens[:, None, :, None], shape),
-            unit=np.broadcast_to([UNITS[metric] for metric in self.metrics], shape),
-        )
+        axes = {"problem": self.problem_ids, "layer": [self.layer], "contrast": self.contrasts}
+        axes |= {"token_class": self.token_groups, "metric": self.metrics}
+        cells = {"before": self.before, "after": self.after, "change": self.difference}
+        shape, unit = self.difference.shape, [UNITS[metric] for metric in self.metrics]
+        n_tokens = np.broadcast_to(self.n_tokens[:, None, :, None], shape)
+        return tidy(axes, **cells, n_tokens=n_tokens, unit=np.broadcast_to(unit, shape))
 
     def headline(self) -> str:
         rows = self.table().query("primary")
@@ -219,8 +210,7 @@ class ActivationShift(Result):
 
     @cached_property
     def _signs(self) -> dict[str, np.ndarray]:
-        """In how many problems each cell rose, fell and stayed, and the exact two-sided sign test of that (NaN without
-        problems), `[contrast, token_group, metric]` each."""
+        # `[contrast, token_group, metric]` each; p is NaN without problems
         scales = ["root_mean_square" if VALUES.get(metric) == "activation" else metric for metric in self.metrics]
         scale = np.nan_to_num(np.maximum(np.abs(self.before), np.abs(self.after)))
         least = SAME * self.by_group(scale[..., list(map(self.metrics.index, scales))])
@@ -254,68 +244,52 @@ def activation_shift(
     *,
     layer: int = 0,
     contrasts: Sequence[str] = ("content", "shift"),
-    positions: str = "shared",
     c: float = 0.13,
     q: float = 0.1,
     bins: int = 100,
-    classify: Classify | None = None,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
 ) -> ActivationShift:
     r"""Measure what an insertion does to the activations $a = \operatorname{act}(\operatorname{gate}(x))$ of one layer's MLP.
 
-    Only tokens that both prompts have are read, one number per problem, metric, contrast and token class.
+    Only tokens that both prompts have are read, one number per problem, metric, contrast and token class (without a tokenizer
+    there are no classes). Tokens before the insertion cannot change: they dilute every difference by their share.
 
     layer : zero-based; the paper speaks of the first.
     contrasts : "content" (masked -> inserted), "shift" (base -> gap: the positions alone), "total" (base -> inserted),
         "held" (base -> held).
-    positions : "shared" tokens, or those of the "question" (all after the insertion). Tokens before the insertion cannot
-        change, so "shared" dilutes every difference by their share.
     c : width of near zero in ARM's form, 1.4826 MAD c of the *base* run's |a|, over all its tokens, used for every run and
         class; results depend on it (the paper's values: 0.05 to 0.45). `relative_sparsity` takes it from the contrast's
         own run before.
     q : near zero in the quantile form: below the q quantile of the base run's |a|.
     bins : of the histograms, equal, from the 0.1 to the 99.9 per cent quantile of the first problem's base run.
-    classify : a pair -> one of digit, operator, conjunction, other for each token of its base prompt; None:
-        `metrics.token_classes` on the tokenizer's text.
     checkpoint, progress : as in `patch_heads`.
 
-    An MLP without a gate has $a = \operatorname{act}(\operatorname{up}(x))$: our extension of the paper's form. Where
-    attention and MLP read the same input (GPT-J, GPT-NeoX, Falcon, Phi-2), nothing inserted reaches the MLP of layer 0.
-
+    An MLP without a gate has $a = \operatorname{act}(\operatorname{up}(x))$: our extension of the paper's form.
     Raises `ModelError` for experts, which share no activation, and for MLPs of a build that is not known.
     Source: methods §5; arXiv 2510.01032, Figs. 4 and 7.
     """
     gate = model.gated_mlp(layer)
     names = several_of(contrasts, CONTRASTS, "contrast")
-    one_of(positions, POSITIONS, "positions")
     check_widths(c=c, q=q)
     check_count(bins, name="bins", at_least=2)
     found = own_pairs(model, fit_pairs(followed(pairs)))
-    classes = [_classes(model, pair, classify) for pair in found]
+    classes = [_classes(model, pair) for pair in found]
     pre, near = site(layer, "mlp.hook_pre"), partial(NearZero.of, c=c, q=q)
 
-    def first(pair: PromptPair) -> int:
-        return pair.spans[0][0] if positions == "question" else 0
-
     def read(pair: PromptPair, condition: str) -> Activations:
-        """One condition's activations at the wanted tokens; nothing else of the run is kept."""
+        """Read one condition's activations at the wanted tokens; nothing else of the run is kept."""
         places = pair.shared if CONDITIONS[condition].has_span else torch.arange(len(pair.base))
-        places = places[first(pair) :]
         keep = {pre: lambda x: widened(gate.activation(x[0, places.to(x.device)]))}
         seen: Tensor = model.run(pair.condition(condition), capture=keep, logits_at="none").captured[pre]
         if not bool(torch.isfinite(seen).all()):
             raise ValueError(f"problem {pair.id!r}, condition {condition!r}: infinite or NaN activations")
         return seen
 
-    def measured(at: int) -> dict[str, np.ndarray]:
-        pair = found[at]
-        return _shifts(partial(read, pair), np.array(classes[at][first(pair) :]), names, near, edges)
-
-    settings = {"layer": layer, "gated": gate.gated, "contrasts": list(names), "positions": positions, "c": c, "q": q}
-    settings |= {"bins": bins, "classes": "token text" if classify is None else "given", **model.identity}
-    settings |= {"insertion": found[0].insertion.label, "template": found[0].base.template, "prompts": digest_of(found)}
+    settings = {"layer": layer, "gated": gate.gated, "contrasts": list(names), "c": c, "q": q, "bins": bins}
+    settings |= {**model.identity, "insertion": found[0].insertion.label, "template": found[0].base.template}
+    settings["prompts"] = digest_of(found)
     flat = read(found[0], "base").flatten().cpu()
     low, high = (float(metrics.quantile(flat, q=share)) for share in (0.001, 0.999))
     if not high > low:  # all activations are equal
@@ -324,7 +298,7 @@ def activation_shift(
     done = over_pairs(
         model,
         found,
-        single(measured),
+        single(lambda at: _shifts(partial(read, found[at]), np.array(classes[at]), names, near, edges)),
         label=f"activations of layer {layer}",
         settings={**settings, "edges": edges.tolist()},  # of the first problem
         prompts=[[pair.fingerprint(), of_tokens] for pair, of_tokens in zip(found, classes, strict=True)],
@@ -360,8 +334,8 @@ def _shifts(
     near: Callable[[Activations], NearZero],
     edges: Tensor,
 ) -> dict[str, np.ndarray]:
-    """Of one problem `before`, `after`, `difference` `[contrast, group, metric]`, histograms, numbers of tokens, thresholds;
-    `read` gives the activations of a condition."""
+    """Measure `before`, `after`, `difference` `[contrast, group, metric]`, histograms, numbers of tokens and thresholds of one
+    problem; `read` gives the activations of a condition."""
     masks = [torch.ones(len(kinds), dtype=torch.bool), *(torch.from_numpy(kinds == name) for name in CLASSES)]
     runs = {"base": read("base")}
     thresholds = near(runs["base"])
@@ -388,9 +362,8 @@ def _shifts(
 
 
 def _values(activations: Activations, thresholds: NearZero, own_threshold: float, edges: Tensor) -> np.ndarray:
-    """Every metric of `VALUES` for these tokens."""
-    flat = activations.flatten()
-    centre = metrics.quantile(activations.T, q=0.5)
+    """Take every metric of `VALUES` of these tokens."""
+    flat, centre = activations.flatten(), metrics.quantile(activations.T, q=0.5)
     found = {
         "near_zero_arm": metrics.near_zero_fraction(flat, threshold=thresholds.arm),
         "near_zero_quantile": metrics.near_zero_fraction(flat, threshold=thresholds.quantile),
@@ -411,16 +384,9 @@ def _values(activations: Activations, thresholds: NearZero, own_threshold: float
     return np.array([float(found[name]) for name in VALUES])
 
 
-def _classes(model: Model, pair: PromptPair, classify: Classify | None) -> tuple[str, ...]:
-    """The class of every token of the base prompt."""
-    if classify is None:
-        model.need_tokenizer("activation_shift without classify=")
-        decode = partial(model.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return token_classes(token_texts(pair.base.ids, decode))
-    found = tuple(classify(pair))
-    if len(found) != len(pair.base) or set(found) - set(CLASSES):
-        raise ValueError(
-            f"problem {pair.id!r}: classify must give one of {', '.join(CLASSES)} for each of the {len(pair.base)} tokens, "
-            f"got {len(found)} with the names {sorted(set(found))}"
-        )
-    return found
+def _classes(model: Model, pair: PromptPair) -> tuple[str, ...]:
+    """Class every token of the base prompt; "" where nothing knows its text."""
+    if model.tokenizer is None:
+        return ("",) * len(pair.base)
+    decode = partial(model.tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return token_classes(token_texts(pair.base.ids, decode))

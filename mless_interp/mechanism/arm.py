@@ -1,7 +1,4 @@
-"""ARM, the paper's activation redistribution module, as a seeded edit of any layers on any backend.
-
-What the paper describes and what its code does differ, so both are here (`reading`).
-"""
+"""ARM, the paper's activation redistribution module, as a seeded edit of any layers on any backend."""
 
 import hashlib
 import math
@@ -64,7 +61,7 @@ class ArmPlan:
 @checked
 @dataclass(frozen=True)
 class ARM:
-    r"""Move the activations nearest to zero away from it: arXiv 2510.01032, section 5 and its code.
+    r"""Move the activations nearest to zero away from it: arXiv 2510.01032, section 5, and its code, which differs (`reading`).
 
     Those are a = act(gate(x)) before the multiplication by up(x), or, our extension, a = act(up(x)) of an MLP without a gate.
 
@@ -128,10 +125,9 @@ class ARM:
     @classmethod
     @checked
     def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: object) -> "ARM":
-        """Return the published setting for a model (its key, or a hub id) and a benchmark, upper or lower case.
+        """Return the published setting (`source`: "table", Table 9, or "code") for a model (its key, or a hub id), benchmark.
 
-        `source`: "table" (Table 9) or "code". With `reading="code_replace"` the rest follows the code for that model too
-        (Llama's p_min of 0.2; Gemma's quantiles). Any field can be given as an option.
+        With `reading="code_replace"` the rest follows the code for that model too. Any field can be given as an option.
         """
         one_of(source, ("table", "code"), "source")
         every, key = paper_table("arm"), model.rpartition("/")[2].lower()
@@ -233,7 +229,6 @@ class ARM:
             keys = [hashlib.sha256(repr(row[:prompt].tolist()).encode()).hexdigest() for row in tokens]
         if step and self.prefill_only:
             return {}
-
         later_tokens = [] if self.prefill_only else range(prompt, n_tokens)
         parts = [slice(prompt), *(slice(at, at + 1) for at in later_tokens)]
 
@@ -250,8 +245,8 @@ class ARM:
 
 
 def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> Bool[Tensor, "group n"]:
-    """The `counts` smallest elements of each group; of equal ones those that come first."""
-    if len(counts) == 1:
+    """Choose the `counts` smallest elements of each group; of equal ones those that come first."""
+    if len(counts) == 1:  # faster than sorting a whole prompt's
         bar = size.kthvalue(int(counts), -1, keepdim=True).values
     else:
         bar = size.sort(-1).values.gather(-1, counts[:, None] - 1)

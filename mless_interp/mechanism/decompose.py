@@ -1,7 +1,7 @@
 """Head outputs with an inserted span as lambda z + Sigma: measured on any model, tested against a null, said in words."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_ex
 from ..models.base import Model
 from ..models.info import AttentionRule, Reducer
 from ..models.sites import Held, attention_sites, site
-from ..patching.prepared import Settings, fit_pairs, single
+from ..patching.prepared import Measured, Settings, fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, HELD_POSITIONS, Contrast
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs, pairs_like
@@ -28,7 +28,7 @@ from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import Found, Shown, ShownTable, interval_columns, of_heads
-from ..statistics import CONFIDENCE, Prevalence, defined_mean, fewest_problems, mean_interval, prevalence_test
+from ..statistics import Prevalence, defined_mean, fewest_problems, mean_interval, prevalence_test
 
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
@@ -36,9 +36,8 @@ RUNS = ("inserted", "masked", "held", "blind", "base")
 """The order of runs in a batch."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a pattern that is held at once."""
-PARTS = ("", "scale_", "bias_", "shift_", "rest_")
-SHARES = tuple(f"{part}share{after}" for after in ("", "_after_norm") for part in PARTS)
-"""Metrics whose sum over heads is the layer's; after the norm of attention's output its scale is frozen."""
+SHARES = ("share", "scale_share", "bias_share", "shift_share", "rest_share")
+"""Metrics whose sum over heads is the layer's."""
 METRICS: dict[str, str] = {
     **dict.fromkeys(("lam", "lam_sd", "lam_last"), "probability"),
     "sigma_norm": "norm of z",
@@ -52,8 +51,8 @@ METRICS: dict[str, str] = {
     **dict.fromkeys(SHARES, "share"),
 }
 """Metric -> unit."""
-NULLS = {"uniform": ("lam_null", "lam_p"), "control": ("lam_control", "lam_control_p")}
-"""What lambda is compared with -> the columns of a table with its mean and with the corrected p-values."""
+NULLS = {"lam_null": "lam_p", "lam_control": "lam_control_p"}
+"""The column of what lambda is compared with -> that of the corrected p-values."""
 CLAIM = "differs from uniform attention, the same way in most problems"
 """What a small `lam_p` says."""
 FIRST = (
@@ -77,7 +76,7 @@ class Read:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: Tensor) -> "Read":
-        """From one run `[1, token, ...]`, a block of rows at a time; never in half precision. `span` is boolean `[token]`."""
+        """Read one run `[1, token, ...]`, a block of rows at a time; never in half precision. `span` is boolean `[token]`."""
         q, k, v = (x.float() if x.element_size() < 4 else x for x in (q, k, v))
         n, n_heads = q.shape[1:3]
         inside, values = span.to(q.device), values_of_heads(v[0], n_heads)
@@ -96,7 +95,7 @@ class Read:
 
 
 def visiting(layers: Iterable[int], visit: Visit) -> dict[str, Reducer]:
-    """Captures of a run that call `visit` inside each of these layers; nothing outlives it."""
+    """Make captures of a run that call `visit` inside each of these layers; nothing outlives it."""
     held = Held()
 
     def reduce(layer: int, parts: Sequence[str], z: Tensor) -> None:
@@ -113,19 +112,19 @@ def visiting(layers: Iterable[int], visit: Visit) -> dict[str, Reducer]:
 def span_reads(
     model: Model, pair: PromptPair, layers: Sequence[int], condition: str = "inserted"
 ) -> dict[str, np.ndarray]:
-    """Lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over the rows after the span."""
+    """Measure lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over the rows after the span."""
     inputs = pair.condition(condition).to(model.info.device)
     visible = model.visible(inputs)
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    kept: dict[int, Read] = {}
 
     def visit(layer: int, q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
         seen, rule = visible[layer].to(k.device), model.attention_rule(layer)
         read = Read.of(q, k, v, seen, rule, span=pair.span_mask)
-        kept[layer] = read.lam.mean(1), read.sigma.mean(1)
+        kept[layer] = Read(read.lam.mean(1), read.sigma.mean(1))
 
     model.run(inputs, capture=visiting(layers, visit), logits_at="none")
-    lam, sigma = (np.stack([kept[layer][at].double().cpu().numpy() for layer in layers]) for at in (0, 1))
-    return {"lam": lam, "sigma": sigma}
+    means = [kept[layer] for layer in layers]
+    return {name: np.stack([getattr(mean, name).double().cpu().numpy() for mean in means]) for name in ("lam", "sigma")}
 
 
 @checked
@@ -150,13 +149,11 @@ def decompose_attention(
 
     per query and head. Against the run without the span at the same positions this is an identity in layer 0, whatever
     is inserted; against the plain prompt there is a third term, $\lambda_i (z^{\text{gap}}_i - z^{\text{base}}_i)$; in
-    deeper layers a residual is left, which says how far attention is *not* affine there. `fit_slope`, `fit_r2`: the best
-    global affine fit over queries, which is another number than lambda.
+    deeper layers a residual is left: how far attention is *not* affine there.
 
     heads, layers : which (zero-based), one or the other; default all. Shares are of all heads of a layer in any case.
-    contrasts : "content" (masked -> inserted, C3 and C1; C3 equals the gap C2 on the tokens of both prompts), "total"
-        (base -> inserted, C0 and C1), "held" (base -> held, C0 and C4: content without any shift of positions). The first
-        one is what is printed.
+    contrasts : "content" (masked -> inserted), "total" (base -> inserted), "held" (base -> held: content without any shift
+        of positions), ... The first one is what is printed.
     held_positions : the span's own positions in C4, "first" or "spread" (methods §2 asks to report both).
     control : another insertion of the same length and place to compare lambda with: "random_sentence" (the mean of
         `n_control_draws` draws per problem), an `Insertion`, or None.
@@ -177,19 +174,16 @@ def decompose_attention(
     layers_of = np.flatnonzero(grid.any(1)).tolist()
     for layer in layers_of:
         model.attention_output(layer)  # what is not known is told before anything runs
-    settings: Settings = {
-        "contrasts": list(contrasts),
-        "held_positions": held_positions,
-        "heads": list(map(str, chosen)),
-    }
-    settings |= {"n_heads": model.info.n_heads, "insertion": found[0].insertion.label, **model.identity}
+    settings: Settings = {"contrasts": list(contrasts), "held_positions": held_positions, **model.identity}
+    settings |= {"heads": list(map(str, chosen)), "n_heads": model.info.n_heads, "insertion": found[0].insertion.label}
     settings |= {"control": label, "control_prompts": [digest_of(draw) for draw in draws], "prompts": digest_of(found)}
 
     def measured(pair: PromptPair, others: Sequence[PromptPair]) -> dict[str, Found | np.ndarray]:
-        """`heads[metric][contrast]` `[layer, head]`, `layers[metric][contrast]` `[layer]`, and the mean lambda `[layer, head]`
-        under other insertions: one forward pass of all runs of the pair, each layer reduced where it is made."""
+        """Measure `heads[metric][contrast]` `[layer, head]`, lambda of uniform attention `[layer]`, and the mean lambda
+        `[layer, head]` under other insertions: one forward pass of all runs of the pair, each layer reduced where it is made.
+        """
         by_head: Found = {}
-        by_layer: Found = {}
+        uniform = {contrast: np.full(len(grid), np.nan) for contrast in contrasts}
         inputs = pair.side_by_side(runs, held_positions=held_positions).to(model.info.device)
         visible_in, stop = model.visible(inputs), pair.span[1]
 
@@ -203,22 +197,19 @@ def decompose_attention(
             after = {run: z[row, stop:].transpose(0, 1) for row, run in enumerate(runs)}
             for contrast in contrasts:
                 row = runs.index(CONTRASTS[contrast].corrupted)
-                numbers, share = _numbers(model, layer, pair, CONTRASTS[contrast], after, read, v[row])
+                numbers = _numbers(model, layer, pair, CONTRASTS[contrast], after, read, v[row])
                 together = torch.stack([values.double() for values in numbers.values()]).detach().cpu().numpy()
                 for metric, values in zip(numbers, np.where(grid[layer], together, np.nan), strict=True):
                     results.put(by_head, metric, contrast, layer, values, shape=grid.shape)
                 seen = with_extra(visible[row, :1, stop:], rule, value=True)
                 span = with_extra(pair.span_mask.to(visible.device), rule)
-                null = float((1 - span_mass_null(seen, span=span, dtype=torch.float64)).mean())
-                results.put(by_layer, "lam_null", contrast, layer, null, shape=len(grid))
-                if share is not None:
-                    results.put(by_layer, "norm_share", contrast, layer, share, shape=len(grid))
+                uniform[contrast][layer] = float((1 - span_mass_null(seen, span=span, dtype=torch.float64)).mean())
 
         model.run(inputs, capture=visiting(layers_of, visit), logits_at="none")
         lam = np.full(grid.shape, np.nan)
         if others:
             lam[layers_of] = np.mean([span_reads(model, other, layers_of)["lam"] for other in others], axis=0)
-        return {"heads": by_head, "layers": by_layer, "control": np.where(grid, lam, np.nan)}
+        return {"heads": by_head, "uniform": uniform, "control": np.where(grid, lam, np.nan)}
 
     compute = single(lambda at: measured(found[at], [draw[at] for draw in draws]))
     how: Arguments = {"settings": {**settings, "seed": seed}, "options": RunOptions(checkpoint, progress)}
@@ -229,8 +220,8 @@ def decompose_attention(
         contrasts=contrasts,
         heads=chosen,
         values=results.stacked([each["heads"] for each in done], METRICS),
-        layer_values=results.stacked([each["layers"] for each in done], ("lam_null", "norm_share")),
-        control=np.stack([np.asarray(each["control"], dtype=float) for each in done]) if draws else None,
+        uniform=results.stacked(done, ["uniform"])["uniform"],
+        control=np.array([each["control"] for each in done], dtype=float) if draws else None,
         settings=settings,
         seed=seed,
     )
@@ -239,7 +230,7 @@ def decompose_attention(
 def _controls(
     model: Model, pairs: tuple[PromptPair, ...], control: str | Insertion | None, n_draws: int, seed: int
 ) -> tuple[str | None, list[tuple[PromptPair, ...]]]:
-    """The control's name, and its pairs draw by draw, in the order of the problems."""
+    """Make the control's name, and its pairs draw by draw, in the order of the problems."""
     if control is None:
         return None, []
     check_count(n_draws, name="n_control_draws (control=None leaves it out)")
@@ -259,15 +250,15 @@ def _controls(
     return insertion.label, draws
 
 
-def matched_run(contrast: Contrast) -> str | None:
-    """The run without the span at the corrupted one's positions, where the clean run has others: the shift alone is between."""
-    return None if contrast.same_positions else CONTRASTS["content"].clean
+def _matched_run(contrast: Contrast) -> str:
+    """Name the run without the span at the corrupted one's positions; between it and a clean run elsewhere lies the shift."""
+    return contrast.clean if contrast.same_positions else CONTRASTS["content"].clean
 
 
 def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
-    """The conditions that these contrasts need, in the order of the batch."""
+    """Name the conditions that these contrasts need, in the order of the batch."""
     of = map(CONTRASTS.__getitem__, contrasts)
-    needed = {run for contrast in of for run in (contrast.clean, contrast.corrupted, matched_run(contrast))}
+    needed = {run for contrast in of for run in (contrast.clean, contrast.corrupted, _matched_run(contrast))}
     return tuple(run for run in RUNS if run in needed)
 
 
@@ -279,11 +270,11 @@ def _numbers(
     z: Mapping[str, Tensor],
     reads: Mapping[str, Read],
     v: Tensor,
-) -> tuple[dict[str, Tensor], float | None]:
-    """Every metric `[head]` of a layer in one contrast, and the share of the change after a norm that no head has."""
+) -> dict[str, Tensor]:
+    """Measure every metric `[head]` of a layer in one contrast."""
     before, after, read = z[contrast.clean], z[contrast.corrupted], reads[contrast.corrupted]
-    matched = matched_run(contrast)
-    parts = outputs.affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=z.get(matched or ""))
+    matched = None if contrast.same_positions else z[_matched_run(contrast)]
+    parts = outputs.affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=matched)
     size = before.float().flatten(-2).norm(dim=-1)
     change = parts["change"].flatten(-2).norm(dim=-1)
     # the relative error that rounding alone may leave in a head's output: four units in the last place
@@ -309,54 +300,33 @@ def _numbers(
     if "shift" in parts:
         rest = parts["rest"] + parts["shift"]
         found["shift_left_out"] = outputs.affine_residual(rest, parts["change"], rounding=noise * size)
-    shares, rescaled = _shares(model, layer, after, before, parts, noise)
-    return found | shares, rescaled
-
-
-def _shares(
-    model: Model, layer: int, after: Tensor, before: Tensor, parts: Mapping[str, Tensor], noise: float
-) -> tuple[dict[str, Tensor], float | None]:
-    """Shares of the residual change before the layer's norm of attention's output and, where it has one, after it; then
-    also the share that no head has: that the norm divides the two runs by different numbers."""
-    output = model.attention_output(layer)
-    wide = parts["change"].dtype
-    new, old = (output.before_norm(z.transpose(0, 1).to(wide)) for z in (after, before))
+    # shares of what the layer's attention adds to the residual stream, before a norm of its output where there is one
+    output, wide = model.attention_output(layer), parts["change"].dtype
     weights = output.weights.to(parts["change"])
-    pieces = {"" if name == "change" else f"{name}_": part for name, part in parts.items()}
     added = torch.einsum("hrd,hdm->rm", parts["change"], weights)
-    if float(added.norm()) < 10 * noise * float(old.norm()):
+    if float(added.norm()) < 10 * noise * float(output.before_norm(before.transpose(0, 1).to(wide)).norm()):
         added = torch.full_like(added, torch.nan)  # nothing but rounding
-    share = partial(outputs.residual_share, output_weights=weights)
-    found = {f"{name}share": share(piece, added) for name, piece in pieces.items()}
-    if output.norm is None:
-        return found, None
-    gain, gain_before = (outputs.frozen_gain(output.norm, summed) for summed in (new, old))
-    normed = gain.to(wide) * new - gain_before.to(wide) * old + 0 * added
-    found |= {f"{name}share_after_norm": share(piece, normed, gain=gain.to(wide)) for name, piece in pieces.items()}
-    total = normed.square().sum()
-    rescaled = ((gain - gain_before).to(wide) * old * normed).sum() / total
-    return found, float(torch.where(total > 0, rescaled, torch.nan))
+    for name, part in parts.items():
+        share = outputs.residual_share(part, added, output_weights=weights)
+        found["share" if name == "change" else f"{name}_share"] = share
+    return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AttentionDecomposition(results.Result):
+class AttentionDecomposition(Measured):
     """Head outputs with a span as lambda z + Sigma, per problem, layer and head.
 
     `values[metric][contrast]` `[problem, layer, head]`: `METRICS`, NaN where undefined or not asked for.
-    `layer_values[metric][contrast]` `[problem, layer]`: "lam_null", lambda of uniform attention, and, where the model
-    norms what attention writes, "norm_share", the share of the change after that norm that no head has. `control` is
-    lambda under other insertions of the same length `[problem, layer, head]` (mean over their draws), if asked for.
+    `uniform[contrast]` `[problem, layer]`: lambda of uniform attention. `control` `[problem, layer, head]`: lambda under
+    other insertions of the same length (mean over their draws), if asked for.
     """
 
     problem_ids: tuple[str, ...]
     contrasts: tuple[str, ...]
     heads: tuple[Head, ...]
     values: Found
-    layer_values: Found
+    uniform: dict[str, np.ndarray]
     control: np.ndarray | None = None
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
 
     picture = "head_map"
     columns = columns_of("""
@@ -378,7 +348,7 @@ class AttentionDecomposition(results.Result):
         shift_left_out | residual without shift | | the same without the term of the shifted positions (the paper's Eq. 2)
         fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
         fit_r2 | R² of the fit | | share of variance that the best affine fit explains
-        layer_share | of the layer's change | share | the head's share in what the layer's attention changes; signed
+        share | of the layer's change | share | the head's share in what the layer's attention changes; signed
         scale_share | by scale | share | part of the layer's change that scaling the head's old output makes; signed
         bias_share | by bias | share | part of the layer's change that adding the span's values makes; signed
         shift_share | by shift | share | part of the layer's change that shifted positions make; signed
@@ -388,18 +358,16 @@ class AttentionDecomposition(results.Result):
     reported = ("label", "layer", "head", "lam", "lam_n", "lam_null", "lam_p", "share", "scale_share", "bias_share")
     axes = (
         ("values", "problem layer head_of_layer"),
-        ("layer_values", "problem layer"),
+        ("uniform", "problem layer"),
         ("control", "problem layer head_of_layer"),
     )
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers that are here, zero-based."""
         return tuple(sorted({head.layer for head in self.heads}))
 
     @property
     def alpha(self) -> float:
-        """The level of every test: 1 - `confidence`."""
         return 1 - self.confidence
 
     def of(self, metric: str, contrast: str | None = None) -> np.ndarray:
@@ -411,25 +379,25 @@ class AttentionDecomposition(results.Result):
         return found[contrast]
 
     def mean(self, metric: str, contrast: str | None = None) -> np.ndarray:
-        """Mean over the problems where it is defined, `[layer, head]`; NaN where there is none."""
-        return defined_mean(self.by_group(self.of(metric, contrast)))
+        """Return the mean over problems where it is defined, `[head]` in the order of `heads`; NaN where there is none."""
+        return defined_mean(self.by_group(of_heads(self.of(metric, contrast), self.heads)))
 
-    def null(self, against: str = "uniform", contrast: str | None = None) -> np.ndarray:
-        """Lambda of the null, `[problem, layer, head]`: "uniform" attention, or the "control" insertion."""
-        results.place_of(against, NULLS, "null")
-        lam = self.of("lam", contrast)
-        if against == "uniform":
-            return np.where(np.isnan(lam), np.nan, self.layer_values["lam_null"][self._contrast(contrast)][:, :, None])
-        if self.control is None:
-            raise ValueError('no control insertion was run: decompose_attention(..., control="random_sentence")')
-        return self.control
+    def nulls(self, contrast: str | None = None) -> dict[str, np.ndarray]:
+        """Return what lambda is compared with, by column, `[problem, head]`: that of uniform attention, and of the control."""
+        contrast = self._contrast(contrast)
+        uniform = self.uniform[contrast][:, [head.layer for head in self.heads]]
+        lam = of_heads(self.of("lam", contrast), self.heads)
+        found = {"lam_null": np.where(np.isnan(lam), np.nan, uniform)}
+        if self.control is not None and contrast != "held":  # it stands where the insertion does, not at held positions
+            found["lam_control"] = of_heads(self.control, self.heads)
+        return found
 
-    def null_test(self, against: str = "uniform", contrast: str | None = None) -> Prevalence | None:
-        """In how many problems is lambda above its null, and below it? `[sense, head]`, heads as in `heads`; exact, Holm.
+    def null_test(self, null: np.ndarray, contrast: str | None = None) -> Prevalence | None:
+        """Test in how many problems lambda lies above one of `nulls`, and below it, `[sense, head]`; exact, Holm.
 
         Heads that differ by rounding alone are left out (p = NaN). None with a single problem, or where no head differs.
         """
-        difference = self.by_group(of_heads(self.of("lam", contrast) - self.null(against, contrast), self.heads))
+        difference = self.by_group(of_heads(self.of("lam", contrast), self.heads) - null)
         differs = (np.abs(difference) > SAME).any(0)
         if len(difference) < 2 or not differs.any():
             return None
@@ -444,10 +412,9 @@ class AttentionDecomposition(results.Result):
             if contrast in found:
                 columns |= self._with_n(metric, of_heads(found[contrast], self.heads))
             if metric == "lam":
-                for name in self._nulls(contrast):
-                    test, (mean, p) = self.null_test(name, contrast), NULLS[name]
-                    columns[mean] = defined_mean(self.by_group(of_heads(self.null(name, contrast), self.heads)))
-                    columns[p] = np.nan if test is None else np.fmin(*test.p_corrected)
+                for name, null in self.nulls(contrast).items():
+                    columns[name], test = defined_mean(self.by_group(null)), self.null_test(null, contrast)
+                    columns[NULLS[name]] = np.nan if test is None else np.fmin(*test.p_corrected)
                 columns["lam_minus_uniform"] = columns["lam"] - columns["lam_null"]
         return pd.DataFrame(columns)
 
@@ -461,34 +428,26 @@ class AttentionDecomposition(results.Result):
         return pd.concat(frames, ignore_index=True)
 
     def layer_table(self, contrast: str | None = None) -> pd.DataFrame:
-        """One row per layer: means over heads of `lam`, `lam_null`, `residual`, `fit_slope`, `fit_r2`, shares of the layer's
-        change summed over heads, `norm_share`; intervals are over problems."""
-        contrast = self._contrast(contrast)
-        layers = list(self.layers)
+        """Return one row per layer: means over heads of `lam`, `lam_null`, `residual`, `fit_slope`, `fit_r2`, and shares of the
+        layer's change summed over heads; intervals are over problems."""
+        contrast, layers = self._contrast(contrast), list(self.layers)
         columns: dict[str, Any] = {"layer": layers, "paper_layer": [layer + 1 for layer in layers]}
-        per_layer: dict[str, np.ndarray] = {}
         for metric in ("lam", "residual", "shift_left_out", "fit_slope", "fit_r2", *SHARES):
             if contrast in self.values.get(metric, {}):
-                array = self.of(metric, contrast)
-                mean, summed = defined_mean(np.moveaxis(array, 2, 0)), np.nansum(array, 2)
-                per_layer[metric] = np.where(np.isnan(mean), np.nan, summed) if metric in SHARES else mean
-        per_layer |= {name: found[contrast] for name, found in self.layer_values.items() if contrast in found}
-        for metric, array in per_layer.items():
-            columns |= self._with_n(metric, array[:, layers])
-        return pd.DataFrame(columns)
+                array = self.of(metric, contrast)[:, layers]
+                mean = defined_mean(np.moveaxis(array, 2, 0))
+                whole = np.where(np.isnan(mean), np.nan, np.nansum(array, 2)) if metric in SHARES else mean
+                columns |= self._with_n(metric, whole)
+        return pd.DataFrame(columns | self._with_n("lam_null", self.uniform[contrast][:, layers]))
 
     def _with_n(self, metric: str, values: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns of a metric `[problem, row]`: mean over problems, limits, n."""
+        # mean over problems, limits, n
         made = mean_interval(self.by_group(values), confidence=self.confidence, seed=self.seed)
         return interval_columns(metric, made) | {f"{metric}_n": made.n}
 
     def _contrast(self, contrast: str | None) -> str:
         contrast = self.contrasts[0] if contrast is None else contrast
         return self.contrasts[results.place_of(contrast, self.contrasts, "contrast")]
-
-    def _nulls(self, contrast: str) -> tuple[str, ...]:
-        """What lambda is compared with in a contrast: the control stands where the insertion does, not at held positions."""
-        return tuple(NULLS) if self.control is not None and contrast != "held" else ("uniform",)
 
     def quantity(self, column: str) -> results.Quantity:
         made = replace(super().quantity(column), unit=METRICS.get(column, ""))
@@ -499,18 +458,19 @@ class AttentionDecomposition(results.Result):
     def headline(self) -> str:
         contrast = self.contrasts[0]
         lam = self.mean("lam", contrast)
-        null = self.layer_values["lam_null"][contrast][:, list(self.layers)].mean(0)
+        null = self.uniform[contrast][:, list(self.layers)].mean(0)
         low, high = float(np.nanmin(null)), float(np.nanmax(null))
         kept = f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
         words = f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep {kept}"
         if self.n_groups < 2:
             return f"{words}; a single problem tests nothing."
-        names = {"uniform": "uniform attention", "control": str(self.settings.get("control"))}
-        told = (self._tested(self.null_test(each, contrast), names[each]) for each in self._nulls(contrast))
+        names = {"lam_null": "uniform attention", "lam_control": str(self.settings.get("control"))}
+        told = (self._tested(null, names[name]) for name, null in self.nulls(contrast).items())
         return "; ".join([words, *told]) + "."
 
-    def _tested(self, test: Prevalence | None, name: str) -> str:
-        """How many heads differ from a null."""
+    def _tested(self, null: np.ndarray, name: str) -> str:
+        """Say how many heads differ from a null."""
+        test = self.null_test(null)
         if test is None:
             return f"no head differs from {name}"
         least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
@@ -542,17 +502,16 @@ class AttentionDecomposition(results.Result):
     def printed(self) -> pd.DataFrame:
         # means alone: without the cost of intervals
         contrast = self.contrasts[0]
-        table = pd.DataFrame(results.head_columns(self.heads)).drop(columns=["layer", "head", "paper_label"])
-        for name in ("lam", "share", "scale_share", "bias_share", "residual", "fit_slope", "fit_r2"):
-            table[name] = of_heads(self.mean(name, contrast), self.heads)
-        null = self.layer_values["lam_null"][contrast].mean(0)
-        table.insert(2, "lam_null", null[[head.layer for head in self.heads]])
-        return results.largest_first(table, "share").rename(columns={"share": "layer_share"})
+        null = self.uniform[contrast].mean(0)[[head.layer for head in self.heads]]
+        table = pd.DataFrame({"label": list(map(str, self.heads)), "lam": self.mean("lam", contrast), "lam_null": null})
+        for name in ("share", "scale_share", "bias_share", "residual", "fit_slope", "fit_r2"):
+            table[name] = self.mean(name, contrast)
+        return results.largest_first(table, "share")
 
     def shown(self) -> Shown:
         table, labels = self.table(), ["label", "paper_label"]
         caption = "Lambda, the share of attention outside of the span, and each head's part in its layer's change."
-        named = {name: "" for name in (*labels, *FIRST) if name in table} | {"share": "of the layer's change"}
+        named = [name for name in (*labels, *FIRST) if name in table]
         told = [*labels, "lam_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
         marked = (table["lam_p"] < self.alpha).tolist()
         means = f"outlined: {CLAIM}, p < {self.alpha:.3g} corrected for testing many heads"

@@ -1,7 +1,7 @@
 """`mediate`: what the scale and the bias that attention takes on each do to the MLP's activations and to the answer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,13 @@ from ..metrics.patterns import widened
 from ..models.base import Model
 from ..models.sites import Held, attention_sites, extension_of, site
 from ..patching.outcomes import Outcome
-from ..patching.prepared import Prepared, Settings, prepare, single
-from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS
+from ..patching.prepared import Measured, Prepared, prepare, single
+from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
-from ..statistics import CONFIDENCE, defined_mean, holm, median_interval, sign_test
+from ..runtime.results import Shown, ShownTable, interval_columns, limits_of, place_of, tidy
+from ..statistics import defined_mean, holm, median_interval, sign_test
 from .activations import NearZero, check_widths
 from .decompose import DECOMPOSED, Read
 
@@ -39,14 +39,11 @@ EDITED: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 ARMS = ("without", "with", *EDITED)
 """Both unedited runs, and the edited ones."""
 READINGS = {
-    "near_zero_arm": "share",
-    "near_zero_quantile": "share",
-    "mean": "activation",
-    "mean_absolute": "activation",
+    **dict.fromkeys(("near_zero_arm", "near_zero_quantile"), "share"),
+    **dict.fromkeys(("mean", "mean_absolute"), "activation"),
     "variance": "activation squared",
 }
-"""What is read of the MLP's activations -> unit: the share near zero (ARM's form, quantile form), means, and the variance over
-tokens, median over neurons."""
+"""What is read of the MLP's activations, as in `activation_shift` -> unit."""
 EFFECTS: dict[str, dict[str, int]] = {
     "scale": {"scale": 1, "reference": -1},
     "bias": {"bias": 1, "reference": -1},
@@ -59,7 +56,7 @@ EFFECTS: dict[str, dict[str, int]] = {
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mediation(Result):
+class Mediation(Measured):
     """Readings `values` `[problem, reading, arm]`: of the layer's MLP activations, and the "outcome"; arms as in `ARMS`."""
 
     problem_ids: tuple[str, ...]
@@ -67,17 +64,19 @@ class Mediation(Result):
     arms: tuple[str, ...]
     values: np.ndarray
     unit: str
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
-    resolution: float = 0.0
 
     picture = "mediation"
     columns = columns_of("""
         reading | reading | | what is read: the outcome, or a metric of the gate activations
-        part | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
+        effect | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
+        before | without the span | | mean over problems
+        median | change | | median over problems
         mean | mean change | | mean over problems
     """)
+    caption = (
+        "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction is both "
+        "minus their sum, total the change by the insertion itself."
+    )
     axes = (("values", "problem reading arm"),)
 
     def of(self, reading: str, arm: str) -> np.ndarray:
@@ -85,7 +84,7 @@ class Mediation(Result):
         return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]
 
     def effect(self, reading: str, effect: str) -> np.ndarray:
-        """Return one effect of `EFFECTS` on one reading, `[problem]`; "scale", "bias", "both": that arm minus "reference"."""
+        """Return one effect of `EFFECTS` on one reading, `[problem]`."""
         place_of(effect, EFFECTS, "effect")
         return np.sum([sign * self.of(reading, arm) for arm, sign in EFFECTS[effect].items()], 0)
 
@@ -115,21 +114,21 @@ class Mediation(Result):
         return tidy({"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}, value=self.values)
 
     def headline(self) -> str:
-        s, reading = self.settings, self.readings[-1]
-        here = self.table().set_index(["reading", "effect"]).loc[reading]
+        s = self.settings
+        here = self.table().query("reading == @self.readings[-1]").set_index("effect")
         told = {name: _with_interval(here.loc[name]) for name in ("scale", "bias", "both")}
         sure = [name for name in told if here.loc[name, "p_corrected"] < 1 - self.confidence]
         return (
-            f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome', reading)} by {told['both']} "
-            f"{here.loc['both', 'unit']}, its scale alone by {told['scale']}, its bias alone by {told['bias']} (medians over "
+            f"Through layer {s.get('layer')} {s.get('insertion')} changes {s.get('outcome')} by {told['both']} {self.unit}, "
+            f"its scale alone by {told['scale']}, its bias alone by {told['bias']} (medians over "
             f"{count_of(len(self.problem_ids), 'problem')}); shown in most problems: {', '.join(sure) or 'none of these'}."
         )
 
     def details(self) -> list[str]:
         found, table = extension_of(self.settings), self.table()
-        for _, row in table.query("effect == 'interaction'").iterrows():
-            if row["p_corrected"] < 1 - self.confidence:
-                found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
+        apart = table[(table["effect"] == "interaction") & (table["p_corrected"] < 1 - self.confidence)]
+        for _, row in apart.iterrows():
+            found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
         edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
         if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):
             found.append(
@@ -141,18 +140,8 @@ class Mediation(Result):
     def printed(self) -> pd.DataFrame:
         columns = ["effect", "median", "median_ci_low", "median_ci_high", "n_up", "n_down", "n", "p_corrected"]
         table = self.table().query("reading == @self.readings[-1]")[columns]
-        if not self.settings.get("layer"):  # there the rest is an identity
-            table = table[table["effect"] != "rest"]
-        return table.rename(columns={"effect": "part"})
-
-    def shown(self) -> Shown:
-        caption = (
-            "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction "
-            "is both minus their sum, total the change by the insertion itself."
-        )
-        table = self.table()
-        named = dict.fromkeys(table.columns, "") | {"effect": "part", "median": "change", "before": "without the span"}
-        return Shown((ShownTable(table, caption, named),))
+        # in layer 0 the rest is an identity
+        return table if self.settings.get("layer") else table[table["effect"] != "rest"]
 
 
 def _with_interval(row: pd.Series) -> str:
@@ -171,7 +160,6 @@ def mediate(
     outcome: str | Outcome = "answer_logprob",
     c: float = 0.13,
     q: float = 0.1,
-    held_positions: str = "first",
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -181,26 +169,23 @@ def mediate(
     $$ \text{scale}: z \leftarrow \lambda_i z_i, \qquad \text{bias}: z \leftarrow z_i + \Sigma_i, \qquad
        \text{both}: z \leftarrow \lambda_i z_i + \Sigma_i, \qquad \text{patched}: z \leftarrow z'_i $$
 
-    at every token after the insertion, all `heads` of `layer` together, and read the same layer's MLP activations at the
-    tokens that both prompts have, and the outcome. Effects are against `reference` ($z \leftarrow z_i$) in the same run;
-    interaction = both - scale - bias; rest = patched - both (0 in layer 0, where the affine form is an identity).
+    at every token after the insertion, all `heads` of `layer` (default: all of it) together, and read the same layer's MLP
+    activations at the tokens that both prompts have, and the outcome. Effects are against `reference` ($z \leftarrow z_i$) in
+    the same run; interaction = both - scale - bias; rest = patched - both (0 in layer 0).
 
-    heads : of `layer`, edited together; default all of it. For one head's part give that head.
     contrast : "content" (masked -> inserted) or "held" (base -> held); z is the first run's, z' and Sigma the second's.
     direction : the run that is edited. "noising": the one that cannot see the span, so that only what is added here
         acts; "denoising": the one with the span, so that what is *missing* here acts and later layers still read it.
-    outcome : "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
+    outcome : one with a sign.
     c, q : near zero, as in `activation_shift`; there is no rule for these numbers.
     checkpoint, progress : as in `patch_heads`.
 
     Where attention and MLP read the same input, no edit of attention reaches its own layer's activations: those effects are 0.
-    Raises `ModelError` for experts (which share no activation) and where queries and keys cannot be had as they enter the
-    scores, `ValueError` for insertions in several blocks.
+    Raises `ModelError` for experts and where queries and keys cannot be had as they enter the scores.
     Source: methods §5 (mediation); arXiv 2510.01032, section 3, whose claims are made of scale and bias together.
     """
     between = one_of(contrast, MEDIATED, "contrast")
     one_of(direction, DIRECTIONS, "direction")
-    one_of(held_positions, HELD_POSITIONS, "held_positions")
     check_widths(c=c, q=q)
     model.info.check_layer(layer)
     chosen = model.info.chosen(heads, None if heads is not None else [layer], what="mediate")
@@ -213,16 +198,15 @@ def mediate(
         pair.one_block("mediation, which edits the rows after the span,")
     settings = {"layer": layer, "gated": gate.gated, "contrast": contrast, "direction": direction, "c": c, "q": q}
     settings |= {"heads": [str(head) for head in chosen], "all_heads": len(chosen) == model.info.n_heads}
-    settings["held_positions"] = held_positions
     receiving = between.clean if direction == "noising" else between.corrupted
     runs = (between.clean, between.corrupted, "base", *[receiving] * len(EDITED))
     numbers = [head.head for head in chosen]
     attention, mlp = attention_sites(layer, "rot_q", "rot_k", "v"), site(layer, "mlp.hook_pre")
 
     def measured(pair: PromptPair, answered: PromptPair) -> np.ndarray:
-        """`[reading, arm]` of one problem, from one forward pass: two ends, the base run, an edited run per arm."""
+        """Measure `[reading, arm]` of one problem, from one forward pass: two ends, the base run, an edited run per arm."""
         pair = pair if pair.n_after else answered  # activations are read where they can change
-        inputs = answered.side_by_side(runs, held_positions=held_positions).to(model.info.device)
+        inputs = answered.side_by_side(runs).to(model.info.device)
         visible, stop, held = model.visible(inputs)[layer], answered.span[1], Held()
 
         def edit(z: Tensor) -> Tensor:
@@ -253,24 +237,15 @@ def mediate(
         rows = torch.cat([run.captured[mlp].double().cpu(), outcomes.double().cpu()[:, None]], 1)
         return rows[[0, 1, *range(3, len(rows))]].T.numpy()  # the base run only gives the thresholds
 
-    values = prepared.each(
-        single(lambda at: measured(prepared.bare[at], prepared.pairs[at])),
-        label=f"mediation in layer {layer}",
-        settings=settings,
-        options=RunOptions(checkpoint, progress),
-        alone=True,
-    )
-    made: Arguments = {
-        "readings": (*READINGS, "outcome"),
-        "arms": ARMS,
-        "values": np.array(values, dtype=float),
-        "seed": seed,
-    }
+    compute = single(lambda at: measured(prepared.bare[at], prepared.pairs[at]))
+    how: Arguments = {"settings": settings, "options": RunOptions(checkpoint, progress), "alone": True}
+    values = np.array(prepared.each(compute, label=f"mediation in layer {layer}", **how), dtype=float)
+    made: Arguments = {"readings": (*READINGS, "outcome"), "arms": ARMS, "values": values, "seed": seed}
     return Mediation(**made, **prepared.fields(settings))
 
 
 def _readings(activations: Tensor, near: NearZero) -> list[Tensor]:
-    """The numbers of `READINGS` of one run's activations `[token, d_mlp]`."""
+    """Take the numbers of `READINGS` of one run's activations `[token, d_mlp]`."""
     flat = widened(activations).flatten()
     shares = [near_zero_fraction(flat, threshold=threshold) for threshold in near]
     return [*shares, flat.mean(), mean_absolute(flat), median_variance(activations)]

@@ -2,7 +2,7 @@
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -19,13 +19,13 @@ from ..models.base import Model
 from ..models.info import ModelError
 from ..models.replay import Stepper
 from ..models.sites import site
-from ..patching.prepared import Settings
+from ..patching.prepared import Measured
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import encode_within
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
+from ..runtime.results import Quantity, Shown, ShownTable, interval_columns, tidy
 from ..runtime.text_safety import one_line
 from ..statistics import CONFIDENCE, Prevalence, by_group, defined_mean, median_interval, prevalence_test
 
@@ -39,7 +39,7 @@ READERS = {"lens": "the model's own unembedding", "probe": "a linear probe"}
 
 
 def block_ends(length: int, n_blocks: int) -> list[int]:
-    """Where the blocks of a span of this length begin, and its end.
+    """Return where the blocks of a span of this length begin, and its end.
 
     >>> block_ends(5, 2)
     [0, 2, 5]
@@ -48,14 +48,13 @@ def block_ends(length: int, n_blocks: int) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SpanReadings(Result):
+class SpanReadings(Measured):
     """What is readable at the inserted positions: `rank` and `logprob` of each problem's token `[problem, layer, position]`.
 
-    Along `layer` the embedding stands first. `own`, `others` (mean over other problems' tokens), `margin`, `advantage`
-    `[problem, reader, layer, block]`: log-probabilities (lens) or scores (probe). `margin`: how much better the own tokens of
-    a problem and its partner are read than the exchanged ones, tested once for each of `units` (the two groups of a pair; "":
-    no partner); `advantage`: own less others, each less its mean over problems of other tokens. NaN: no partner, or of the
-    probe nothing taught. `right`: whether the model's first token is.
+    Along `layer` the embedding stands first. `own`, `others` (mean over other problems' tokens), `margin` `[problem, reader,
+    layer, block]`: log-probabilities (lens) or scores (probe). `margin`: how much better the own tokens of a problem and its
+    partner are read than the exchanged ones, tested once for each of `units` (the two groups of a pair; "": no partner). NaN:
+    no partner, or of the probe nothing taught.
     """
 
     problem_ids: tuple[str, ...]
@@ -67,13 +66,8 @@ class SpanReadings(Result):
     own: np.ndarray
     others: np.ndarray
     margin: np.ndarray
-    advantage: np.ndarray
-    right: np.ndarray
     after_question: bool = True
-    settings: Settings = field(default_factory=dict)
     smallest_margin: float = SMALLEST_MARGIN
-    resolution: float = 0.0
-    confidence: float = CONFIDENCE
 
     picture = "span_map"
     columns = columns_of("""
@@ -87,23 +81,18 @@ class SpanReadings(Result):
         pairs_k | pairs | of pairs_n | pairs whose own tokens are read better than the exchanged ones; half, at most, is chance
         pairs_share | share of pairs | share | in which own tokens are read better than exchanged ones
         own_rank | rank | later | of the own token among all (lens), median over problems and rows
-        right_k | right | of right_n | problems answered rightly whose token is read better than others', as in others' spans
-        wrong_k | wrong | of wrong_n | the same of problems answered wrongly
         pairs_n | of pairs | | pairs of problems with different tokens
-        right_n | of right | | problems answered rightly
-        wrong_n | of wrong | | problems answered wrongly
     """)
     drawn = ("pairs_share",)
     axes = (
         ("rank", "problem layer position"),
         ("logprob", "problem layer position"),
-        *((name, "problem reader layer block") for name in ("own", "others", "margin", "advantage")),
-        ("right", "problem"),
+        *((name, "problem reader layer block") for name in ("own", "others", "margin")),
     )
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The layers after which the stream is read, zero-based; -1: before the first one, the embedding."""
+        """Name the layers after which the stream is read, zero-based; -1: before the first one, the embedding."""
         return tuple(range(-1, self.rank.shape[1] - 1))
 
     @property
@@ -126,7 +115,7 @@ class SpanReadings(Result):
 
     @cached_property
     def tested(self) -> Prevalence:
-        """In how many pairs the margin exceeds the smallest one; not tested where all pairs are the same."""
+        """Test in how many pairs the margin exceeds the smallest one; not where all pairs are the same."""
         some = (np.abs(np.nan_to_num(self.margins)) > self._least).any(0)
         return prevalence_test(self.margins, self._least, senses=(1,), tested=some, confidence=self.confidence)
 
@@ -136,21 +125,13 @@ class SpanReadings(Result):
 
     @property
     def found(self) -> np.ndarray:
-        """Where it is readable in most pairs, boolean `[reader, layer, block]`."""
+        """Find where it is readable in most pairs, boolean `[reader, layer, block]`."""
         return np.nan_to_num(self.tested.p_corrected[0], nan=1.0) < self.level
 
-    def above(self, *, right: bool) -> tuple[np.ndarray, np.ndarray]:
-        """Of the problems answered rightly, or wrongly: how many have an `advantage` above the smallest, and of how many it is
-        known, `[reader, layer, block]` each; groups count once."""
-        chosen = (self.right == right).reshape(-1, 1, 1, 1)
-        values = self.by_group(np.where(chosen, self.advantage, np.nan))
-        return (values > self._least).sum(0), np.isfinite(values).sum(0)
-
     def table(self) -> pd.DataFrame:
-        """One row per reader, layer and block: medians of `own`, `others` (over groups of problems) and `margin` (over pairs,
-        with its interval), in how many pairs it exceeds the smallest one (`pairs_k` of `pairs_n`, `pairs_share` with exact
-        limits), p after Holm over all rows, `readable`, the median rank, and in how many problems answered rightly, and
-        wrongly, the advantage does."""
+        """Return one row per reader, layer and block: medians of `own`, `others` (over groups of problems) and `margin` (over
+        pairs), in how many pairs it exceeds the smallest one (`pairs_k` of `pairs_n`, `pairs_share`), p after Holm over all
+        rows, `readable`, and the median rank."""
         tested = self.tested
         columns: dict[str, np.ndarray] = {
             name: median_interval(self.by_group(getattr(self, name))).estimate for name in ("own", "others")
@@ -160,14 +141,12 @@ class SpanReadings(Result):
         columns |= {"pairs_share_ci_low": tested.low[0], "pairs_share_ci_high": tested.high[0]}
         columns |= {"p_corrected": tested.p_corrected[0], "readable": np.where(self.found, "readable", "")}
         columns["own_rank"] = self._ranks
-        for name, right in (("right", True), ("wrong", False)):
-            columns[f"{name}_k"], columns[f"{name}_n"] = self.above(right=right)
         axes = {"reader": list(READERS), "stream": list(map(_layer, self.layers)), "place": self.places}
         return tidy(axes, **columns)
 
     @cached_property
     def _ranks(self) -> np.ndarray:
-        """Median rank of the own token in each block, `[reader, layer, block]`; the probe has none."""
+        """Take the median rank of the own token in each block, `[reader, layer, block]`; the probe has none."""
         ranks = np.full(self.own.shape[1:], np.nan)
         for at in range(len(self.blocks)):
             here = np.where(self._block_of[:, None] == at, self.rank, np.nan)
@@ -176,20 +155,19 @@ class SpanReadings(Result):
 
     @cached_property
     def _block_of(self) -> np.ndarray:
-        """The block of each problem's row, `[problem, position]`, in a span of its own length; -1 behind its end."""
+        """Find the block of each problem's row, `[problem, position]`, in a span of its own length; -1 behind its end."""
         found = np.full((len(self.rank), self.rank.shape[2]), -1)
         for row, length in zip(found, np.isfinite(self.rank[:, 0]).sum(1).tolist(), strict=True):
             row[:length] = np.repeat(range(len(self.blocks)), np.diff(block_ends(length, len(self.blocks))))
         return found
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, layer, position in the span and measure: rank, logprob (nats), probe (its block's)."""
+        """Return one tidy row per problem, layer, position and measure: rank, logprob (nats), probe (its block's)."""
         at = self._block_of[:, None]
         probe = np.where(at < 0, np.nan, np.take_along_axis(self.own[:, 1], np.maximum(at, 0), axis=2))
-        values = np.stack([self.rank, self.logprob, probe], -1)
-        positions = range(self.rank.shape[2])
-        axes = {"problem": self.problem_ids, "layer": self.layers, "position": positions}
-        return tidy({**axes, "measure": ["rank", "logprob", "probe"]}, value=values)
+        measures = {"rank": self.rank, "logprob": self.logprob, "probe": probe}
+        axes = {"problem": self.problem_ids, "layer": self.layers, "position": range(self.rank.shape[2])}
+        return tidy({**axes, "measure": list(measures)}, value=np.stack(list(measures.values()), -1))
 
     def quantity(self, column: str) -> Quantity:
         limits = (f"{column}_ci_low", f"{column}_ci_high") if column in ("pairs_share", "margin") else None
@@ -199,14 +177,13 @@ class SpanReadings(Result):
     def printed(self) -> pd.DataFrame:
         surest_first = self.table().sort_values("p_corrected", kind="stable", na_position="last")
         best = surest_first.drop_duplicates(["reader", "stream"])
-        columns = "reader stream place pairs_k pairs_n p_corrected own others right_k right_n wrong_k wrong_n"
-        return best[columns.split()].reset_index(drop=True)
+        columns = ["reader", "stream", "place", "pairs_k", "pairs_n", "p_corrected", "own", "others"]
+        return best[columns].reset_index(drop=True)
 
     def shown(self) -> Shown:
         caption = (
             f"How readable the {one_line(self.what)} is in the span, by layer and block of tokens; pairs: "
-            "own tokens read better than exchanged ones (half is chance), p after Holm over all rows. Right, wrong: problems "
-            "the model answers so."
+            "own tokens read better than exchanged ones (half is chance), p after Holm over all rows."
         )
         return Shown((ShownTable(self.table(), caption),))
 
@@ -225,7 +202,7 @@ class SpanReadings(Result):
         return f"{what} is not shown to be readable in the span, where half of the pairs is chance: {best}."
 
     def _best(self, at: int) -> str:
-        """The cell of a reader where p is smallest."""
+        """Say in which cell of a reader p is smallest."""
         p = self.tested.p[0, at]
         if not np.isfinite(p).any():
             return "nothing to test"
@@ -239,9 +216,10 @@ class SpanReadings(Result):
     def details(self) -> list[str]:
         n_tests, alone = int(np.isfinite(self.tested.p).sum()), sum(not unit for unit in self.units)
         pairs = f"{count_of(len(self.margins), 'pair')} ({count_of(alone, 'problem')} without a partner)"
-        differ = "Spans differ in length: a block is the same share of each, named by the longest one's tokens."
         found = [f"{pairs}, {n_tests} tests (Holm) of margins above {self._least:g}."]
-        return [*found, *[differ] * bool((self._block_of < 0).any())]
+        if (self._block_of < 0).any():
+            found.append("Spans differ in length: a block is the same share of each, named by the longest's tokens.")
+        return found
 
     def caveats(self) -> list[str]:
         told = super().caveats()
@@ -252,8 +230,8 @@ class SpanReadings(Result):
         if few := ", the ".join(f"{reader} has {n}" for reader, n in most if n < needed):
             told.append(f"Nothing can be shown with fewer than {count_of(needed, 'pair')}: the {few}.")
         told.append(
-            "Readable is not used: transplant_span and contrast='computed' show what is read of it. The lens sees only what is "
-            "written as outputs are; a probe also what the question's words give away (compare an untrained_twin)."
+            "Readable is not used: transplant_span and contrast='computed' show what is read of it. A probe also sees what the "
+            "question's words give away (compare an untrained_twin)."
         )
         return told[:3]
 
@@ -283,20 +261,17 @@ def read_span(
     r"""Look for the answer, or an intermediate, at the inserted positions, layer by layer.
 
     One token $t_p$ of each problem is looked for in the residual stream $x$ of the span's rows, before the first layer and
-    after each one, by two readers:
+    after each one, by two readers, mean over a block's rows:
 
-    - *lens*: the model's own last norm and unembedding, $V_{p,t} = \log \mathrm{softmax}(W_U\, n(x))_t$ (nats), with its
-      soft-cap and scale, mean over a block's rows;
-    - *probe*: the score of $t$ by a ridge regression on $x$ (root mean square 1, mean over a block's rows), fitted on other
-      groups of problems (`metrics.activations`).
+    - *lens*: the model's own last norm and unembedding, $V_{p,t} = \log \mathrm{softmax}(W_U\, n(x))_t$ (nats);
+    - *probe*: the score of $t$ by a ridge regression on $x$ (root mean square 1), fitted on other groups of problems.
 
     Each problem is paired with one that has another token. Readable: the own tokens of both are read better than the exchanged
     ones, in most pairs,
 
     $$ m = V_{p, t_p} - V_{q, t_p} + V_{q, t_q} - V_{p, t_q} > \delta $$
 
-    by an exact test, Holm over readers, layers and blocks. What makes a token likely everywhere cancels, and where the span
-    says nothing of the token the sign is a fair coin, so common answers are no evidence.
+    by an exact test, Holm over readers, layers and blocks. Where the span says nothing of the token the sign is a fair coin.
 
     what : "answer" (its first token, or the class), a tag of the problems (a text of one token, as it stands behind the answer
         prefix; of `pairs_from_ids` a token id), or a function of the pair that gives a token id (of several the first).
@@ -358,23 +333,20 @@ def read_span(
     values = np.stack([lens, probe], 2)  # [problem, token, reader, layer, block]
     each_own = np.eye(len(every), dtype=bool)[labels]
     fair = (np.equal.outer(kinds, kinds) @ each_own) & ~each_own  # tokens of other problems of the same kind
+    others = np.where(fair.reshape(*fair.shape, 1, 1, 1), values, np.nan)
     longest = max(pair.n_inserted for pair in found)
-    classes = model.info.n_classes is not None
+    classes, named = model.info.n_classes is not None, zip(found, tokens, strict=True)
     return SpanReadings(
         problem_ids=tuple(pair.id for pair in found),
         groups=groups_of(pair.problem for pair in found),
-        tokens=tuple(
-            str(token) if classes else pair.text_of(model, token) for pair, token in zip(found, tokens, strict=True)
-        ),
+        tokens=tuple(str(token) if classes else pair.text_of(model, token) for pair, token in named),
         units=units,
         blocks=tuple(pairwise(block_ends(longest, n_blocks))),
         rank=_padded([each["rank"] for each in done], longest),
         logprob=_padded([each["logprob"] for each in done], longest),
         own=values[np.arange(len(found)), labels],
-        others=_mean_over(values, fair),
+        others=defined_mean(others, axis=1),
         margin=statistics.swap_margins(values, labels, partners),
-        advantage=_advantage(values, labels, fair),
-        right=np.array([each["right"] for each in done], dtype=float),
         after_question=all(pair.span_sees_question for pair in found),
         settings=settings | {"seed": seed},
         smallest_margin=smallest_margin,
@@ -384,7 +356,7 @@ def read_span(
 
 
 def _token(model: Model, pair: PromptPair, what: What) -> int:
-    """The token (or class) that is looked for in a problem; `ValueError` where there is none."""
+    """Find the token (or class) that is looked for in a problem; `ValueError` where there is none."""
     ids = what(pair) if not isinstance(what, str) else pair.answer_ids if what == ANSWER else _of_tag(model, pair, what)
     if isinstance(ids, Tensor | np.ndarray | np.generic):
         ids = ids.tolist()
@@ -416,15 +388,13 @@ def _of_tag(model: Model, pair: PromptPair, tag: str) -> Sequence[int]:
 def _of_one(
     model: Model, stepper: Stepper, pair: PromptPair, own: int, every: np.ndarray, n_blocks: int
 ) -> Mapping[str, object]:
-    """Of one problem: rank and log-probability of its token `[layer, row]`, of all tokens `[token, layer, block]`, the mean
-    streams `[layer, block, d_model]` and whether the model's first token is right."""
+    """Read one problem: rank and log-probability of its token `[layer, row]`, log-probabilities of all tokens `[token, layer,
+    block]`, and the mean streams `[layer, block, d_model]`."""
     asked = pair if pair.n_answer else pair.answered(unfed=len(pair.answer_ids))
     rows = asked.span_mask.nonzero()[:, 0]
     names = [site(0, "hook_resid_pre"), *(site(layer, "hook_resid_post") for layer in range(model.info.n_layers))]
-    predicts = len(asked.inserted) - 1 - asked.n_answer
     keep = dict.fromkeys(names, lambda x: x[0, rows.to(x.device)])
-    run = model.run(asked.condition("inserted"), capture=keep, logits_at=[predicts])
-    assert run.logits is not None
+    run = model.run(asked.condition("inserted"), capture=keep, logits_at="none")
     last = run.captured[names[-1]].device
     wanted = torch.as_tensor(every, device=last)
     rank, logprob, lens, stream = [], [], [], []
@@ -442,42 +412,18 @@ def _of_one(
         lens.append(_pooled(tokens, n_blocks))
         size = x.double().square().mean(-1, keepdim=True).sqrt()
         stream.append(_pooled(x.double() / size.where(size > 0, 1.0), n_blocks))
-    answer = pair.answer_ids[0] if pair.answer_ids else -1
-    return {
-        "rank": rank,
-        "logprob": logprob,
-        "lens": np.moveaxis(np.stack(lens), 2, 0),
-        "stream": base64.b64encode(np.stack(stream).astype("<f4").tobytes()).decode(),
-        "right": int(run.logits[0, 0].argmax()) == answer,
-    }
+    packed = base64.b64encode(np.stack(stream).astype("<f4").tobytes()).decode()
+    return {"rank": rank, "logprob": logprob, "lens": np.moveaxis(np.stack(lens), 2, 0), "stream": packed}
 
 
 def _pooled(x: Tensor, n_blocks: int) -> np.ndarray:
-    """The mean over the rows of each block, `[block, ...]` of `[row, ...]`."""
+    """Take the mean over the rows of each block, `[block, ...]` of `[row, ...]`."""
     return np.stack([x[start:stop].mean(0).cpu().numpy() for start, stop in pairwise(block_ends(len(x), n_blocks))])
 
 
 def _padded(each: Sequence[Sequence[Sequence[float | int]]], length: int) -> np.ndarray:
-    """`[problem, layer, row]` with NaN behind a shorter span."""
+    """Stack `[problem, layer, row]` with NaN behind a shorter span."""
     padded = np.full((len(each), len(each[0]), length), np.nan)
     for rows, values in zip(padded, each, strict=True):
         rows[:, : len(values[0])] = values
     return padded
-
-
-def _mean_over(values: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """The mean over the tokens that are named for each problem, `[problem, ...]` of `[problem, token, ...]`."""
-    chosen = among.reshape(*among.shape, *[1] * (values.ndim - 2))
-    return defined_mean(np.where(chosen, values, np.nan), axis=1)
-
-
-def _advantage(values: np.ndarray, labels: np.ndarray, fair: np.ndarray) -> np.ndarray:
-    """How much better a problem's own token is read there than others', each less its mean over problems of other tokens."""
-    above = np.empty_like(values)
-    for token in range(values.shape[1]):
-        others = np.where((labels == token).reshape(-1, *[1] * (values.ndim - 2)), np.nan, values[:, token])
-        here = ~np.isnan(others)
-        total, n = np.nansum(others, axis=0), here.sum(0)
-        left = n - here  # a problem is not held against itself
-        above[:, token] = values[:, token] - (total - np.nan_to_num(others)) / np.where(left > 0, left, np.nan)
-    return above[np.arange(len(labels)), labels] - _mean_over(above, fair)

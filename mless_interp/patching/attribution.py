@@ -1,7 +1,7 @@
 """Screening: estimates of every head's share from a few passes with gradients, to be verified by exact sweeps."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import check_count, checked, count_of, one_of
+from ..core.arguments import Arguments, check_count, checked, count_of, one_of
 from ..core.heads import Head
 from ..models.base import INSTEAD, Model, refuse_without_gradients
 from ..models.info import ModelError, Recording
@@ -20,10 +20,10 @@ from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions, out_of_memory
-from ..runtime.results import Result, head_columns, of_heads, rows_per_head
+from ..runtime.results import head_columns, of_heads, rows_per_head
 from .interventions import EdgeNoise, Intervention, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
-from .prepared import Gated, Prepared, Runs, Settings, prepare
+from .prepared import Gated, Measured, Prepared, Runs, Settings, prepare
 from .sweep import Sweep, sweep_heads
 
 METHODS = {"gate_ig": ("knockout", 64), "atp": ("z", 0)}
@@ -54,15 +54,13 @@ def attribute_heads(
 
     which sees direct reads; `completeness` is the error of the sum (where it is not small, raise `steps`). As all gates move
     together, single knockouts are estimated as well, from the gradients at both ends; `knockout` ranks the heads.
-
     "atp": (z_inserted - z_masked) . dY/dz at the inserted run; it sees mediators too.
 
     contrast : "content", "computed", "inside" or, for "atp", any whose runs have equal length.
     verify : so many of the best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly; they come first.
     checkpoint, progress : as in `patch_heads`.
 
-    Positive: the head's response raises the outcome. Raises `ModelError` where no gradients can be had (quantised weights,
-    inference mode, a remote model).
+    Positive: the head's response raises the outcome. Raises `ModelError` where no gradients can be had.
     Source: gates of Michel et al. (1905.10650), integrated gradients of Sundararajan et al. (1703.01365), attribution patching
     as in AtP* (2403.00745).
     """
@@ -82,18 +80,14 @@ def attribute_heads(
     refuse_without_gradients(model, f"attribute_heads(method={method!r})")
 
     def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
-        if method == "atp":
-            return _atp(_Gradients(prepared.runs(unit), between))
-        found = []
-        for at in unit:
-            found.append(_gate_ig(_Gradients(prepared.runs((at,)), between), steps))
-            tick(1)
-        return found
+        passes = _Gradients(prepared.runs(unit), between)
+        return _atp(passes) if method == "atp" else [_gate_ig(passes, steps)]
 
     settings: Settings = {"method": method, "contrast": contrast, "steps": steps, "verify": n_verified}
-    found = prepared.each(of_unit, label=f"attributing ({method})", settings=settings, options=options)
+    how: Arguments = {"settings": settings, "alone": method == "gate_ig", "options": options}
+    found = prepared.each(of_unit, label=f"attributing ({method})", **how)
     arrays = {name: np.array([each[name] for each in found], dtype=float) for name in found[0]}
-    made = HeadAttribution(**{**arrays, **prepared.fields(settings)})
+    made = HeadAttribution(**arrays, **prepared.fields(settings))
     if not n_verified:
         return made
     sweeps, best = {"exact": Sweep.named(contrast, edit=edit)}, made.ranking()[:n_verified]
@@ -111,11 +105,11 @@ class _Gradients(Gated):
         self.most = rows_per_graph(self.model.info, **self.sizes, bytes_each=each, devices=self.model.devices)
 
     def values(self, logits: Tensor) -> Tensor:
-        """Outcomes `[problem x row]`, with their graph."""
+        """Read outcomes `[problem x row]`, with their graph."""
         return self.runs.values(logits, self.masked.logits).flatten()
 
     def in_parts(self, compute: Callable[[slice], Part], n_rows: int, most: int) -> list[Part]:
-        """`compute` over all rows, at most `most` at a time; memory that runs out halves the parts."""
+        """Compute all rows, at most `most` at a time; memory that runs out halves the parts."""
         found, at, most = [], 0, min(most, n_rows)
         while at < n_rows:
             try:
@@ -131,7 +125,7 @@ class _Gradients(Gated):
 
 
 def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
-    """Integrated gradients, both estimates and both ends of one problem."""
+    """Integrate gradients, and make both estimates and both ends, of one problem."""
     info, recording = passes.model.info, passes.recording
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     places, weight = (recording.z[0].new_tensor(each) for each in ((nodes + 1) / 2, weights / 2))
@@ -156,7 +150,7 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
 
     @torch.no_grad()
     def estimate(run: Recording, edit: Intervention, end: int) -> Tensor:
-        """What an edit of each head at one of the ends changes, to first order."""
+        """Estimate what an edit of each head at one of the ends changes, to first order."""
         per_layer = []
         for layer, slope in enumerate(slopes):
             state = LayerState.of(passes.model, run, layer, span=passes.span, rows=passes.rows)
@@ -170,7 +164,7 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
 
 
 def _atp(passes: _Gradients) -> list[dict[str, np.ndarray]]:
-    """The same by attribution patching, of each problem of one geometry."""
+    """Make the same by attribution patching, of each problem of one geometry."""
     recording, masked, runs = passes.recording, passes.masked, passes.runs
     if len(runs.pairs) > passes.most:
         parts = [runs.pairs[at : at + passes.most] for at in range(0, len(runs.pairs), passes.most)]
@@ -191,7 +185,7 @@ def _atp(passes: _Gradients) -> list[dict[str, np.ndarray]]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HeadAttribution(Result):
+class HeadAttribution(Measured):
     """Estimated contribution of every head, `scores` `[problem, layer, head]`, in the outcome's unit.
 
     `masked` and `inserted` `[problem]` are the outcome in C3 and C1 (the clean and the corrupted run of another contrast).
@@ -204,11 +198,9 @@ class HeadAttribution(Result):
     masked: np.ndarray
     inserted: np.ndarray
     unit: str
-    settings: Settings = field(default_factory=dict)
     knockout: np.ndarray | None = None
     edge_noise: np.ndarray | None = None
     exact: np.ndarray | None = None
-    resolution: float = 0.0
 
     picture = "head_map"
     signed = True
@@ -238,15 +230,15 @@ class HeadAttribution(Result):
 
     @property
     def verified(self) -> np.ndarray:
-        """The heads that an exact sweep measured on every problem, `[layer, head]`."""
+        """Which heads an exact sweep measured on every problem, `[layer, head]`."""
         return np.isfinite(np.full_like(self.scores, np.nan) if self.exact is None else self.exact).all(0)
 
     def ranking(self) -> tuple[Head, ...]:
-        """Heads by |mean|, largest first: the verified ones by their exact value, then the others by the estimate. The two are
-        never mixed: an estimate can be far off."""
-        mean = np.abs(self.by_group(self.best).mean(0))
-        order = np.lexsort((-mean.ravel(), ~self.verified.ravel()))  # stable: the last key decides first
-        return tuple(Head(*divmod(int(place), mean.shape[1])) for place in order)
+        """Rank heads by |mean|, largest first: the verified ones by their exact value, then the others by the estimate. The two
+        are never mixed: an estimate can be far off."""
+        size = np.abs(self.by_group(self.best).mean(0))
+        order = np.lexsort((-size.ravel(), ~self.verified.ravel()))  # stable: the last key decides first
+        return tuple(Head(*divmod(int(place), size.shape[1])) for place in order)
 
     @property
     def _given(self) -> dict[str, np.ndarray]:
@@ -254,13 +246,13 @@ class HeadAttribution(Result):
         return {name: values for name, values in every.items() if values is not None}
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per measure (those of `table`), problem and head."""
+        """Return one tidy row per measure, problem and head."""
         heads = [Head(*place) for place in np.ndindex(self.scores.shape[1:])]
         measures = {name: of_heads(values, heads) for name, values in self._given.items()}
         return rows_per_head(self.problem_ids, heads, measures)
 
     def table(self) -> pd.DataFrame:
-        """One row per head, best first: whether it was verified (`ranked_by` exact or estimate), and its measures' means."""
+        """Return one row per head, best first: whether it was verified (`ranked_by`), and its measures' means."""
         ranked = self.ranking()
         means = {name: of_heads(self.by_group(values).mean(0), ranked) for name, values in self._given.items()}
         ranked_by = np.where(of_heads(self.verified, ranked), "exact", "estimate")

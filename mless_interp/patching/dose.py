@@ -1,7 +1,7 @@
 """Dose-response: how attention to the inserted tokens, and the outcome, grow with their number."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,10 @@ from ..prompts.prompt import Template
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, stacked, tidy
+from ..runtime.results import Shown, ShownTable, head_columns, interval_columns, limits_of, stacked, tidy
 from ..statistics import CONFIDENCE, Interval, defined_mean, mean_interval, median_interval
 from .outcomes import Outcome, outcome_named
-from .prepared import Runs, Settings, prepare
+from .prepared import Measured, Runs, prepare
 
 DOSES = (1, 2, 4, 8, 16, 32, 55, 70, 110)
 READ = ("inserted", "held")
@@ -35,12 +35,7 @@ ANSWERED = ("inserted", "held", "masked")
 
 
 def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> np.ndarray:
-    r"""Least-squares slope of values `[..., dose]` in the natural logarithm of the dose, per unit of log N.
-
-    $$ b = \frac{\sum_N (\ln N - \overline{\ln N})\, y_N}{\sum_N (\ln N - \overline{\ln N})^2} $$
-
-    1: the log odds of reading N identical tokens whose positions change nothing; 0: the number does not matter; NaN where a
-    value is. Source: methods I12.
+    """Compute the least-squares slope of values `[..., dose]` in the natural logarithm of the dose; NaN where a value is.
 
     >>> float(slope_in_log_dose(np.log([1.0, 10.0, 100.0]) + 3, [1, 10, 100]).round(6))
     1.0
@@ -50,18 +45,15 @@ def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> 
     return np.asarray((values * centred).sum(-1) / (centred**2).sum())
 
 
-def checked_doses(doses: Sequence[int] | np.ndarray) -> tuple[int, ...]:
-    """The numbers of tokens; `ValueError` unless they are two or more, increasing, from 1 up."""
+def checked_doses(doses: Sequence[int] | np.ndarray, kind: str = "meaningless") -> tuple[int, ...]:
+    """Return the numbers of tokens; `ValueError` unless they are two or more, increasing, from 1 up, and insertions of this
+    kind can have any length."""
+    if one_of(kind, KINDS, "insertion").own_length:
+        raise ValueError(f"an insertion of kind {kind!r} has one length only, so it has no dose")
     found = tuple(map(int, doses))
     if len(found) < 2 or min(found) < 1 or list(found) != sorted(set(found)):
         raise ValueError(f"doses must be at least two increasing numbers of tokens from 1 up, got {list(found)}")
     return found
-
-
-def check_has_doses(kind: str) -> None:
-    """`ValueError` where insertions of this kind have one length only."""
-    if one_of(kind, KINDS, "insertion").own_length:
-        raise ValueError(f"an insertion of kind {kind!r} has one length only, so it has no dose")
 
 
 @checked
@@ -85,8 +77,8 @@ def dose_response(
 
     $$ \operatorname{logit}(1 - \lambda_i) = \ln N + \text{const} $$
 
-    In the condition "inserted" positions move as well: the slope says how far that matters. Log odds are means over the rows
-    after the insertion that see the span at every dose.
+    In the condition "inserted" positions move as well. Log odds are means over the rows after the insertion that see the span
+    at every dose.
 
     insertion : its `n_tokens` is replaced by each of `doses`.
     layer : whose heads are read (zero-based).
@@ -94,8 +86,7 @@ def dose_response(
     Source: methods I12, E8.
     """
     options, read_outcome = RunOptions(checkpoint, progress, seed), outcome_named(outcome, signed_for="dose-response")
-    doses = checked_doses(doses)
-    check_has_doses(insertion.kind)
+    doses = checked_doses(doses, insertion.kind)
     model.info.check_layer(layer)
     model.need_rotated("the log odds of reading the span")
     asked = tuple(problems)
@@ -103,19 +94,15 @@ def dose_response(
     by_dose = [prepare(model, pairs, read_outcome) for pairs in each]
 
     def measured(unit: Unit, tick: Tick) -> list[dict[str, object]]:
-        odds: dict[str, list[np.ndarray]] = {condition: [] for condition in ANSWERED}
-        outcomes: dict[str, list[float]] = {condition: [] for condition in ANSWERED}
+        per_dose = []
         for prepared in by_dose:
-            runs = prepared.runs(unit)
-            for condition in ANSWERED:
-                read, value = _one(runs, condition, layer)
-                odds[condition].append(read)
-                outcomes[condition].append(value)
+            per_dose.append({condition: _one(prepared.runs(unit), condition, layer) for condition in ANSWERED})
             tick(1)
         log_odds = {}
         for condition in READ:  # of rows that see the span at every dose
-            read = np.stack(odds[condition])
+            read = np.stack([each[condition][0] for each in per_dose])
             log_odds[condition] = defined_mean(np.where(np.isfinite(read).all(0), read, np.nan), -1)
+        outcomes = {condition: [each[condition][1] for each in per_dose] for condition in ANSWERED}
         base = {"base": _one(by_dose[0].runs(unit), "base", layer)[1]}
         return [{"base": base, "outcomes": outcomes, "log_odds": log_odds}]
 
@@ -136,7 +123,7 @@ def dose_response(
 
 
 def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray, float]:
-    """Log odds of reading the span `[head, row after the span]` (none where not asked), and the outcome."""
+    """Read the log odds of reading the span `[head, row after the span]` (none where not asked), and the outcome."""
     model, inputs, pair = runs.model, runs.inputs(condition), runs.first
     names = [site(layer, f"attn.hook_rot_{part}") for part in "qk"] if condition in READ else []
     result = model.run(inputs, capture=dict.fromkeys(names), logits_at=runs.read(condition))
@@ -155,7 +142,7 @@ def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray, float]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DoseResponse(Result):
+class DoseResponse(Measured):
     """Log odds of reading the span per problem, dose and head of one layer, and the outcome per problem and dose.
 
     `log_odds[condition]` `[problem, dose, head]` for "inserted" and "held"; `outcomes[condition]` `[problem, dose]` for these
@@ -169,9 +156,6 @@ class DoseResponse(Result):
     outcomes: dict[str, np.ndarray]
     base: np.ndarray
     unit: str
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    resolution: float = 0.0
 
     picture = "dose_response"
     signed = True
@@ -189,18 +173,16 @@ class DoseResponse(Result):
         return tuple(Head(self.layer, head) for head in range(self.log_odds["held"].shape[-1]))
 
     def slopes(self, condition: str = "held") -> np.ndarray:
-        """Slope of logit(1 - lambda) in log N, `[problem, head]`."""
+        """Return the slope of logit(1 - lambda) in log N, `[problem, head]`."""
         return slope_in_log_dose(np.moveaxis(one_of(condition, self.log_odds, "condition"), 1, -1), self.doses)
 
     def mean_slope(self, condition: str = "held") -> Interval:
-        """Slope of the heads' mean log odds in log N with its interval over problems."""
+        """Return the slope of the heads' mean log odds in log N with its interval over problems."""
         return mean_interval(self.by_group(self.slopes(condition).mean(1)), seed=self.seed)
 
     def effects(self, contrast: str = "total", *, together: bool = False) -> Interval:
-        """Median effect (corrupted - clean) of each dose on the outcome with its interval over problems, `[dose]`.
-
-        `together`: wider intervals that hold for all doses at once (Bonferroni), for a dose that is picked by its effect.
-        """
+        """Return the median effect (corrupted - clean) of each dose on the outcome, `[dose]`; `together`: with wider intervals
+        that hold for all doses at once (Bonferroni), for a dose that is picked by its effect."""
         found = one_of(contrast, CONTRASTS, "contrast")
         confidence = 1 - (1 - CONFIDENCE) / len(self.doses) if together else CONFIDENCE
         values = self._outcome(found.corrupted) - self._outcome(found.clean)
@@ -219,11 +201,11 @@ class DoseResponse(Result):
             slopes = self.by_group(self.slopes(condition))
             table |= interval_columns(f"slope_{condition}", mean_interval(slopes, seed=self.seed))
         table[f"log_odds_at_{self.doses[-1]}"] = self.by_group(self.log_odds["inserted"][:, -1]).mean(0)
-        return pd.DataFrame(table | {"n": np.isfinite(self.by_group(self.slopes("inserted"))).sum(0)})
+        return pd.DataFrame(table | {"n": np.isfinite(slopes).sum(0)})
 
     def outcome_table(self) -> pd.DataFrame:
-        """Return one row per dose: the mean outcome, and each contrast's median effect with its interval over problems
-        (`total_together_ci_low`, `total_together_ci_high` hold for all doses at once)."""
+        """Return one row per dose: the mean outcome, and each contrast's median effect (`total_together_ci_low` and `..._high`
+        hold for all doses at once)."""
         inserted = self.by_group(self.outcomes["inserted"])
         table = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
         for contrast in ("total", "content", "shift", "held"):
@@ -233,8 +215,8 @@ class DoseResponse(Result):
         return pd.DataFrame(table | {"n": np.isfinite(inserted).sum(0)})
 
     def reading_table(self, condition: str = "held") -> pd.DataFrame:
-        """One row per dose: the log odds of reading the span of each head (a column by its label), their mean with its interval
-        over problems, and `slope_1`, the line of slope 1 through the middle of the heads."""
+        """Return one row per dose: the log odds of reading the span of each head (a column by its label), their mean, and
+        `slope_1`, the line of slope 1 through the middle of the heads."""
         log_odds = one_of(condition, self.log_odds, "condition")
         heads = self.by_group(log_odds).mean(0)
         above = heads - np.log(self.doses)[:, None]
@@ -269,7 +251,6 @@ class DoseResponse(Result):
         return self.outcome_table()
 
     def shown(self) -> Shown:
-        doses, slopes = self.outcome_table(), self.table().drop(columns=["layer", "head"])
-        named = dict.fromkeys(doses.columns, "") | {"n_tokens": "inserted tokens"}
-        outcome = ShownTable(doses, f"Outcome by number of inserted tokens, in {self.unit}.", named)
+        outcome = ShownTable(self.outcome_table(), f"Outcome by number of inserted tokens, in {self.unit}.")
+        slopes = self.table().drop(columns=["layer", "head"])
         return Shown((outcome, ShownTable(slopes, "Slope of the log odds of reading the span in log N, per head.")))

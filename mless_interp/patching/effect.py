@@ -24,7 +24,7 @@ WHOLE = "1: the whole effect"
 
 
 def check_smallest_effect(share: float) -> None:
-    """`ValueError` unless a smallest effect of interest is a share of the total: 0 or more and below 1."""
+    """Raise `ValueError` unless a smallest effect of interest is a share of the total: 0 or more and below 1."""
     if not 0 <= share < 1:
         raise ValueError(f"smallest_effect is a share of the median total effect, from 0 to below 1, got {share!r}")
 
@@ -41,12 +41,11 @@ def fewest_for(n_tests: int, confidence: float = CONFIDENCE) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    r"""A total effect, `total` `[problem]`, and the rules by which its parts ("cells") are judged (methods §9).
+    """A total effect, `total` `[problem]`, and the rules by which its parts ("cells") are judged (methods §9).
 
     `smallest_effect` is a share of the median total, `rounding` in the effect's unit; `claimed` is the sign that the effect was
-    found to have on other problems (0: the sign of the median); `groups` name variants of one problem, which count once.
-
-    Of alpha = 1 - `confidence`, a fifth goes to estimating the smallest effect (`delta`), the rest (`level`) to tests of cells.
+    found to have on other problems (0: the sign of the median); `groups` name variants of one problem, which count once. Of
+    alpha = 1 - `confidence`, a fifth goes to estimating the smallest effect (`delta`), the rest (`level`) to tests of cells.
     """
 
     total: np.ndarray
@@ -60,8 +59,8 @@ class Effect:
         check_smallest_effect(self.smallest_effect)
 
     def only(self, inside: np.ndarray) -> "Effect":
-        """The effect on some of the problems, boolean `[problem]`."""
-        groups = tuple(name for name, here in zip(self.groups, inside, strict=True) if here) if self.groups else ()
+        """Take the effect on some of the problems, boolean `[problem]`."""
+        groups = tuple(np.array(self.groups)[inside].tolist()) if self.groups else ()
         return replace(self, total=self.total[inside], groups=groups)
 
     def units(self, values: np.ndarray) -> np.ndarray:
@@ -73,7 +72,7 @@ class Effect:
         return len(self.units(self.total))
 
     def counted(self, n: int) -> str:
-        """So many of what replicates, in words."""
+        """Say how many of what replicates, in words."""
         return count_of(n, *(("group of problems", "groups of problems") if self.groups else ("problem",)))
 
     @property
@@ -90,7 +89,7 @@ class Effect:
 
     @property
     def direction(self) -> float:
-        """The claimed sign, or that of the median total: +1, -1 (0 counts as +1)."""
+        """The claimed sign, or that of the median total (0 counts as +1)."""
         return self.claimed or (-1.0 if float(self.median.estimate) < 0 else 1.0)
 
     @cached_property
@@ -105,38 +104,35 @@ class Effect:
 
     @cached_property
     def _limits(self) -> tuple[float, float]:
-        """Both limits of |median total|, each one-sided at its part of alpha; NaN with too few problems."""
-        made = statistics.median_interval(
-            self.units(self.turned(self.total)), confidence=1 - 2 * OF_THE_LIMIT * self.alpha
-        )
+        # of |median total|, each one-sided at its part of alpha; NaN with too few problems
+        own, confidence = self.units(self.turned(self.total)), 1 - 2 * OF_THE_LIMIT * self.alpha
+        made = statistics.median_interval(own, confidence=confidence)
         return float(made.low), float(made.high)
 
     @property
     def delta(self) -> float:
-        """The smallest effect of interest: `smallest_effect` of the upper limit of |median total|, and more than rounding.
-
-        NaN, and nothing is tested, where no total effect is established or too few problems limit its median.
-        """
+        """The smallest effect of interest: `smallest_effect` of the upper limit of |median total|, and more than rounding. NaN,
+        and nothing is tested, where no total effect is established or too few problems limit its median."""
         return self._least(self._limits[1])
 
     def _least(self, size: float) -> float:
         return float(np.maximum(self.smallest_effect * size, self.rounding)) if self.established else float("nan")
 
     def turned(self, cells: np.ndarray) -> np.ndarray:
-        """Values `[problem, *cells]`, positive with the total effect."""
+        """Turn values `[problem, *cells]` so that they are positive with the total effect."""
         return self.direction * cells
 
     def prevalence(
         self, cells: np.ndarray, *, senses: tuple[int, ...] = SENSES, tested: np.ndarray | None = None
     ) -> Prevalence:
-        """In how many problems each cell does more than `delta`, with the total effect and against it, `[sense, *cells]`; p
-        after Holm over both, to be held against `level`, NaN where nothing can be tested."""
+        """Test in how many problems each cell does more than `delta`, with the total effect and against it, `[sense, *cells]`;
+        p after Holm over both, to be held against `level`, NaN where nothing can be tested."""
         made = self.units(self.turned(cells))
         return statistics.prevalence_test(made, self.delta, senses=senses, tested=tested, confidence=self.confidence)
 
     def within(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(p, p after Holm) that most problems show less than the smallest effect, of either sense, `[*cells]`: here of the
-        lower limit of |median total|, the least that the total may be. NaN without one."""
+        """Test whether most problems show less than the smallest effect, of either sense, (p, p after Holm) `[*cells]`: here of
+        the lower limit of |median total|, the least that the total may be. NaN without one."""
         delta = self._least(max(self._limits[0], 0.0))
         return statistics.within_test(self.units(cells), delta if delta > 0 else float("nan"))
 
@@ -144,7 +140,7 @@ class Effect:
         return statistics.median_interval(self.units(cells), confidence=self.confidence)
 
     def share(self, cells: np.ndarray) -> Interval:
-        """The share of the total that each cell is, with limits; NaN where the total is not established."""
+        """Estimate the share of the total that each cell is; NaN where the total is not established."""
         total = self.units(self.total if self.established else 0 * self.total)
         return statistics.share_of_total(self.units(cells), total, confidence=self.confidence)
 
@@ -156,12 +152,12 @@ class Effect:
         return float(defined_mean(self.total)) if nearest > self.rounding else float("nan")
 
     def detectable(self, n_tests: int) -> float:
-        """The prevalence that these problems find with 80 % power among so many tests; NaN where they find none."""
+        """Compute the prevalence that these problems find with 80 % power among so many tests; NaN where they find none."""
         enough = self.n >= fewest_for(n_tests, self.confidence)
         return statistics.detectable_prevalence(self.n, n_tests, alpha=self.level) if enough else float("nan")
 
     def headline(self, what: object, outcome: object, unit: str) -> str:
-        """What the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
+        """Say what the effect does, as a clause: `X lowers Y by 2.25 nats [1.91, 2.56] in 64 of 64 problems`."""
         what, outcome = str(what or "the insertion"), outcome or "the outcome"
         what, several = what[0].upper() + what[1:], what.endswith(" tokens")
         if not self.established:
@@ -174,16 +170,16 @@ class Effect:
         return f"{what} {does} {outcome} by {size} in {same} of {self.counted(self.n)}"
 
     def details(self, unit: str, name: str = "") -> str:
-        """The median with its limits, the sign test and the mean, as a sentence."""
+        """Say the median with its limits, the sign test and the mean, as a sentence."""
         return (
             f"Total {name}{' ' * bool(name)}effect: median {with_limits(self.median, unit)}, sign test p = {self.p:.2g} over "
             f"{self.counted(self.n)}, mean {defined_mean(self.total):+.4f}."
         )
 
     def delta_words(self, unit: str) -> str:
-        """The smallest effect that was used: `0.031 nats, 5 % of the upper limit of the median total`."""
-        rounded = self.delta > self.smallest_effect * self._limits[1]
+        """Say which smallest effect was used: `0.031 nats, 5 % of the upper limit of the median total`."""
         of = f"{100 * self.smallest_effect:.3g} % of the upper limit of the median total"
+        rounded = self.delta > self.smallest_effect * self._limits[1]
         return f"{self.delta:.3g} {unit}, {'which rounding may reach' if rounded else of}"
 
 
@@ -226,7 +222,6 @@ class Parts:
 
     @property
     def established(self) -> bool:
-        """Whether most problems show a total effect; without one no cell is tested."""
         return self.whole.established
 
     @property
@@ -267,7 +262,6 @@ class Parts:
 
     @cached_property
     def mean_effect(self) -> np.ndarray:
-        """Mean effect per cell: a description, without limits."""
         return defined_mean(self.per_cell)
 
     @property
@@ -276,20 +270,14 @@ class Parts:
         return self.mean_effect / self.whole.mean + 0.0
 
     def claim_columns(self) -> dict[str, np.ndarray]:
-        """The columns of a table that say what is claimed, and the means that describe."""
+        """Make the columns of a table that say what is claimed, and the means that describe."""
         told = self.prevalence
+        found = {"sense": self.sense, "k": self._in_its_sense(told.count), "n": told.n}
         counted = {"prevalence": told.share, "prevalence_ci_low": told.low, "prevalence_ci_high": told.high}
-        return {
-            "sense": self.sense,
-            "k": self._in_its_sense(told.count),
-            "n": told.n,
-            **{name: self._in_its_sense(values) for name, values in counted.items()},
-            "p_corrected": self.p_corrected,
-            **interval_columns("median", self.median),
-            **interval_columns("share", self.share),
-            "effect": self.mean_effect,
-            "effect_fraction": self.effect_fraction,
-        }
+        found |= {name: self._in_its_sense(values) for name, values in counted.items()}
+        found |= {"p_corrected": self.p_corrected, **interval_columns("median", self.median)}
+        found |= interval_columns("share", self.share)
+        return found | {"effect": self.mean_effect, "effect_fraction": self.effect_fraction}
 
     def quantity(self, column: str) -> Quantity:
         limits, tested = (f"{column}_ci_low", f"{column}_ci_high"), ("p_corrected", self._claim())
@@ -307,13 +295,12 @@ class Parts:
 
     def headline(self) -> str:
         s = self.settings
-        whole = self.whole.headline(s.get("insertion"), s.get("outcome"), self.unit)
-        contrast = CONTRASTS.get(str(s.get("contrast")))
-        name = f" ({contrast.name})" if contrast is not None and contrast.name not in ("total", "content") else ""
+        whole, contrast = self.whole.headline(s.get("insertion"), s.get("outcome"), self.unit), s.get("contrast")
+        name = f" ({contrast})" if contrast in CONTRASTS and contrast not in ("total", "content") else ""
         return f"{whole}{name}{'; ' if self.established else ', so '}{self.claim()}."
 
     def claim(self) -> str:
-        """Which cells carry more than the smallest effect in most problems, as a clause."""
+        """Say which cells carry more than the smallest effect in most problems, as a clause."""
         one, several = self.what
         if not self.established:
             return f"no {one} is tested"
@@ -330,7 +317,7 @@ class Parts:
         return [*concentration_words(self.total_effect, self.problem_ids, self.unit), *super().caveats()]  # type: ignore[misc]
 
     def _claim_words(self) -> list[str]:
-        """The total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
+        """Say the total effect in numbers, and by which test cells are shown to carry more than the smallest effect."""
         return [self.whole.details(self.unit), self.why_none() or f"Shown in most problems: {self._test_words()}."]
 
     @property
@@ -344,7 +331,7 @@ class Parts:
         )
 
     def why_none(self) -> str:
-        """Why no cell is shown to do more than the smallest effect, in a sentence; "" where one is."""
+        """Say why no cell is shown to do more than the smallest effect, in a sentence; "" where one is."""
         one, m, tests = self.what[0], self._n_tested, len(SENSES) * self._n_tested
         if not self.established:
             return f"That most problems show an effect of one sign is not established, so no {one} is tested."
@@ -360,7 +347,7 @@ class Parts:
 
 
 def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> list[str]:
-    """Which problems carry most of an effect, where a few do, and the mean without them."""
+    """Say which problems carry most of an effect, where a few do, and the mean without them."""
     few = statistics.concentration(total)
     if not few.concentrated or len(total) < 6:  # of fewer, one always may
         return []
@@ -372,6 +359,6 @@ def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str) -> lis
 
 
 def share_words(row: Mapping[str, Any] | pd.Series, column: str = "share") -> str:
-    """A share with its limits in percent, from a row of a summary: `31 % [28, 34]`."""
+    """Write a share with its limits in percent, from a row of a summary: `31 % [28, 34]`."""
     limits = limits_of(row[f"{column}_ci_low"], row[f"{column}_ci_high"], "z.0f", scale=100)
     return f"{100 * row[column]:z.0f} %{limits}"

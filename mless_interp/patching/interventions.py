@@ -54,7 +54,7 @@ class LayerState:
         donor: "LayerState | None" = None,
         names: Sequence[str] = (),
     ) -> "LayerState":
-        """The state of `layer` of a recording; `span` and `rows` are boolean `[b, token]`."""
+        """Take the state of `layer` of a recording; `span` and `rows` are boolean `[b, token]`."""
         if not recording.q:
             model.need_rotated("edits of attention (other than edit='z')")
         place, start = recording.k[layer].device, recording.start
@@ -76,8 +76,7 @@ class LayerState:
     @property
     def sink(self) -> Tensor:
         """The first token outside the span, boolean `[b, 1, 1, src]`."""
-        first = torch.nn.functional.one_hot((~self.span).int().argmax(-1), self.span.shape[1])
-        return first.bool()[:, None, None, :]
+        return (~self.span & ((~self.span).cumsum(-1) == 1))[:, None, None, :]
 
     @property
     def span_keys(self) -> Tensor:
@@ -86,16 +85,16 @@ class LayerState:
         return keys if self.rows is None else keys & self.rows[:, None, :, None]
 
     def pattern(self, visible: Tensor | None = None) -> Tensor:
-        """Attention `[b, H, dest, src]`, under the run's own visibility or another."""
+        """Compute attention `[b, H, dest, src]`, under the run's own visibility or another."""
         return pattern_of(self.q, self.k, self.visible if visible is None else visible, self.rule)
 
     def split(self) -> tuple[Tensor, Tensor]:
-        """The pattern outside the span (0 inside), and how much of each row is inside, `[b, H, dest, 1]`."""
+        """Split the pattern: outside the span (0 inside), and how much of each row is inside, `[b, H, dest, 1]`."""
         pattern = self.pattern()
         return pattern * ~self.span_keys, (pattern * self.span_keys).sum(-1, keepdim=True)
 
     def renormalised(self, edited: Tensor, pattern: Tensor) -> Tensor:
-        """`edited` with rows that sum to 1, together with what learned sinks had in `pattern`, where there are any."""
+        """Scale rows to sum to 1, together with what learned sinks had in `pattern`, where there are any."""
         total = edited.sum(-1, keepdim=True)
         if self.rule.sinks is not None:
             total = total + (1 - pattern.sum(-1, keepdim=True)).clamp(min=0)
@@ -124,7 +123,7 @@ class Intervention(ABC):
         return f"{self.name}({options})" if options else self.name
 
     def edited(self, state: LayerState) -> Z:
-        """Head outputs `[b, dest, H, d]`, each as if its head alone were edited; rows that lose nothing keep theirs."""
+        """Make head outputs `[b, dest, H, d]`, each as if its head alone were edited; rows that lose nothing keep theirs."""
         new = self(state)
         if state.rows is None or not self.needs_span:
             return new
@@ -132,7 +131,7 @@ class Intervention(ABC):
 
     @abstractmethod
     def __call__(self, state: LayerState) -> Z:
-        """The edit of every row, `[b, dest, H, d]`."""
+        """Edit every row, `[b, dest, H, d]`."""
 
 
 class PatchZ(Intervention):
@@ -239,10 +238,8 @@ class RerouteUniform(Intervention):
 @dataclass(frozen=True)
 class MatchedMassKnockout(Intervention):
     """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself): the
-    control for generic mask damage. Keys are gated down in a random order, the last one in part, until as much is gone,
-    and the row is renormalised. NaN where the others hold too little. The order is drawn for each problem, layer and head from
-    their names, `seed` and `draw`; average over draws.
-    """
+    control for generic mask damage. Keys are gated down in a random order, the last one in part, and the row is renormalised.
+    NaN where the others hold too little. The order is drawn for each problem, layer and head by `seed` and `draw`."""
 
     seed: int = 0
     draw: int = 0
@@ -298,7 +295,7 @@ def run_edits(
     rows: Tensor | None = None,
     donor: Recording | None = None,
 ) -> dict[str, Edit]:
-    """Edits for one `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on, each
+    """Make edits for one `Model.run` that apply one intervention to a set of heads at once, from position `start` on, each
     layer's computed from the run as the earlier ones left it. `span`, `rows`: boolean `[batch, token]`, as in `LayerState`."""
     chosen = model.info.chosen(heads, what="edit")
     masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
@@ -340,18 +337,17 @@ KNOCKOUTS: dict[str, Intervention] = {"denoising": Knockout(), "noising": EdgeNo
 
 
 def edit_named(edit: str | Intervention, direction: str) -> Intervention:
-    """The intervention of a name in this direction, or the given one."""
-    if isinstance(edit, str):
-        return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")
-    return edit
+    """Look up the intervention of a name in this direction, or take the given one."""
+    if not isinstance(edit, str):
+        return edit
+    return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")
 
 
 @dataclass(frozen=True, eq=False)
 class HeadTransfer:
     r"""Outputs of heads moved as a span would move them, in prompts without it: $z_i \leftarrow \lambda z_i + \Sigma$.
 
-    `lam` `[head, row]` and `sigma` `[head, row, d_head]`: one row for every token (means), or one for each of the tokens that
-    are moved.
+    `lam` `[head]` and `sigma` `[head, d_head]` are means over tokens.
     """
 
     heads: tuple[Head, ...]
@@ -363,12 +359,12 @@ class HeadTransfer:
         return tuple(sorted({head.layer for head in self.heads}))
 
     def moved(self, z: Tensor, layer: int) -> Tensor:
-        """Head outputs `[..., token, head, d_head]` of a layer, those of these heads moved; not computed in half precision."""
+        """Move these heads' outputs among those of a layer, `[..., token, head, d_head]`; not computed in half precision."""
         at = [number for number, head in enumerate(self.heads) if head.layer == layer]
         if not at:
             return z
         numbers, wide = [self.heads[number].head for number in at], widened(z)
-        lam, sigma = (torch.from_numpy(each[at]).to(wide).movedim(0, 1) for each in (self.lam, self.sigma))
+        lam, sigma = (torch.from_numpy(each[at]).to(wide) for each in (self.lam, self.sigma))
         new = z.clone()
-        new[..., numbers, :] = (lam[..., None] * wide[..., numbers, :] + sigma).to(z.dtype)
+        new[..., numbers, :] = (lam[:, None] * wide[..., numbers, :] + sigma).to(z.dtype)
         return new

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..core.arguments import check_count, check_share, checked, count_of, listed, one_of
+from ..core.arguments import Arguments, check_count, check_share, checked, count_of, listed, one_of
 from ..core.heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
@@ -22,12 +22,12 @@ from ..prompts.pairs import PromptPair
 from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Result, Shown, ShownTable, interval_columns, limits_of, tidy, with_limits
-from ..statistics import CONFIDENCE, Interval, derive_generator, holm, median_interval, prevalence_test, sign_test
+from ..runtime.results import Quantity, Shown, ShownTable, interval_columns, limits_of, tidy, with_limits
+from ..statistics import CONFIDENCE, derive_generator, holm, median_interval, prevalence_test, sign_test
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, fewest_for
 from .interventions import Knockout, PatchZ, run_edits
 from .outcomes import Outcome
-from .prepared import Gated, Prepared, Runs, Settings, prepare, single
+from .prepared import Gated, Measured, Prepared, Runs, Settings, prepare, single
 from .sweep import Sweep, sweep_heads
 
 CHOSEN_HERE = "chosen on these problems, so no p-value"
@@ -89,46 +89,31 @@ def joint_knockout(
     options, between = RunOptions(checkpoint, progress, seed), cutting(contrast)
     prepared = prepare(model, pairs, outcome, signed_for="a joint knockout").under(between)
     check_count(n_random_sets, name="n_random_sets", at_least=0)
-    info = model.info
-    chosen = info.chosen(heads, what="knock out")
-    sets = random_sets(chosen, info, n_random_sets, seed=seed)
-    gates = torch.stack([gate_row(members, info) for members in ((), chosen, *sets)])
-    settings: Settings = {
-        "heads": list(map(str, chosen)),
-        "contrast": contrast,
-        "n_random_sets": n_random_sets,
-        "seed": seed,
-    }
-    label = "knocking out sets of heads"
-    values = gated_outcomes(prepared, gates, label=label, settings=settings, contrast=between, options=options)
+    chosen = model.info.chosen(heads, what="knock out")
+    sets = random_sets(chosen, model.info, n_random_sets, seed=seed)
+    gates = torch.stack([gate_row(members, model.info) for members in ((), chosen, *sets)])
+    settings: Settings = {"heads": list(map(str, chosen)), "contrast": contrast}
+    settings |= {"n_random_sets": n_random_sets, "seed": seed}
+    how: Arguments = {"settings": settings, "contrast": between, "options": options}
+    values = gated_outcomes(prepared, gates, label="knocking out sets of heads", **how)
     if singles is None:
-        one_by_one = {"singles": Sweep.named(contrast, edit="knockout" if between.cuts else "z")}
-        swept = sweep_heads(prepared, one_by_one, chosen, options=options.beside("singles", chosen))
+        sweep = Sweep.named(contrast, edit="knockout" if between.cuts else "z")
+        swept = sweep_heads(prepared, {"singles": sweep}, chosen, options=options.beside("singles", chosen))
         singles = swept["singles"].per_head
-    removed = values[:, :1] - values[:, 1:]
-    return JointKnockout(
-        heads=chosen,
-        effect=removed[:, 0],
-        singles=singles,
-        random=removed[:, 1:],
-        sets=sets,
-        seed=seed,
-        chosen_elsewhere=chosen_elsewhere,
-        **prepared.fields(settings),
-    )
+    effect, random = values[:, 0] - values[:, 1], values[:, :1] - values[:, 2:]
+    made: Arguments = {"effect": effect, "singles": singles, "random": random, "sets": sets}
+    made |= {"heads": chosen, "seed": seed, "chosen_elsewhere": chosen_elsewhere}
+    return JointKnockout(**made, **prepared.fields(settings))
 
 
 def cutting(contrast: str) -> Contrast:
-    """The contrast of that name, in which heads can be cut off or given what they wrote clean."""
-    found = one_of(contrast, CONTRASTS, "contrast")
-    if not found.cuts and found.changes_from != "tokens":
-        known = ", ".join(repr(name) for name, made in CONTRASTS.items() if made.cuts or made.changes_from == "tokens")
-        raise ValueError(f"sets of heads are knocked out of what may be seen: use one of {known}, got {contrast!r}")
-    return found
+    """Look up a contrast in which heads can be cut off or given what they wrote clean."""
+    known = {name: each for name, each in CONTRASTS.items() if each.cuts or each.changes_from == "tokens"}
+    return one_of(contrast, known, "contrast that hides or exchanges tokens")
 
 
 def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: int) -> tuple[tuple[Head, ...], ...]:
-    """Other sets with as many heads in each layer (some hold some of these heads): all, or `n_sets` at random, each once."""
+    """Draw other sets with as many heads in each layer (some hold some of these): all, or `n_sets` at random, each once."""
     counts = sorted(Counter(head.layer for head in heads).items())
     given, others = set(heads), {layer: [head for head in info.heads if head.layer == layer] for layer, _ in counts}
     if math.prod(math.comb(info.n_heads, count) for _, count in counts) - 1 <= n_sets:
@@ -145,7 +130,7 @@ def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: in
 
 
 def gate_row(heads: Iterable[Head], info: ModelInfo, *, closed: bool = True) -> torch.Tensor:
-    """Gates `[layer, head]`: these heads closed and all others open, or (`closed=False`) these open and all others closed."""
+    """Make gates `[layer, head]`: these heads closed and all others open, or (`closed=False`) these open and others closed."""
     gates = torch.full((info.n_layers, info.n_heads), float(closed), dtype=torch.float32)
     for head in heads:
         gates[head.layer, head.head] = 1 - float(closed)
@@ -161,7 +146,7 @@ def gated_outcomes(
     contrast: Contrast = CONTRASTS["content"],
     options: RunOptions = RunOptions(),
 ) -> np.ndarray:
-    """The outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1.
+    """Read the outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1.
 
     `contrast`: in whose corrupted run, and what a closed gate cuts off there; where nothing can be cut off ("replaced"), it
     gives the head its output in the clean run. Models that cannot be continued layer by layer run one forward pass per row.
@@ -197,7 +182,7 @@ def _by_forward(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarr
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class JointKnockout(Result):
+class JointKnockout(Measured):
     """A set of heads knocked out together: `effect` `[problem]`, what that removes of the insertion's effect.
 
     `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` removes together.
@@ -211,18 +196,9 @@ class JointKnockout(Result):
     random: np.ndarray
     sets: tuple[tuple[Head, ...], ...]
     unit: str
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
     chosen_elsewhere: bool = False
-    confidence: float = CONFIDENCE
-    resolution: float = 0.0
 
     axes = (("effect", "problem"), ("singles", "problem head"), ("random", "problem set"))
-
-    @property
-    def interval(self) -> Interval:
-        """Median joint effect with its interval over problems."""
-        return median_interval(self.by_group(self.effect), confidence=self.confidence)
 
     @property
     def interaction(self) -> np.ndarray:
@@ -241,7 +217,7 @@ class JointKnockout(Result):
         return int((others >= own * (1 - 1e-9)).sum())
 
     def table(self) -> pd.DataFrame:
-        """Return one row per set, the given one first: median effect with its interval over problems, and the mean."""
+        """Return one row per set, the given one first: median effect and mean."""
         values = np.column_stack([self.effect, self.random])
         made = interval_columns("median", median_interval(self.by_group(values), confidence=self.confidence))
         names = ["given"] + [f"random {i}" for i in range(len(self.sets))]
@@ -249,7 +225,7 @@ class JointKnockout(Result):
         return pd.DataFrame({"set": names, "heads": heads, **made, "effect": values.mean(0)})
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per set (`given`, `random 0`, ...; `singles`: the sum over its heads, one at a time) and problem."""
+        """Return one tidy row per set (`given`, `random 0`, ...; `singles`: the sum of its heads one at a time) and problem."""
         sets = {"given": self.effect, "singles": self.singles.sum(1)}
         sets |= {f"random {at}": values for at, values in enumerate(self.random.T)}
         rows = tidy({"measure": list(sets), "problem": self.problem_ids}, value=np.stack(list(sets.values())))
@@ -257,9 +233,10 @@ class JointKnockout(Result):
 
     def headline(self) -> str:
         together = " together" if len(self.heads) > 1 else ""
+        made = median_interval(self.by_group(self.effect), confidence=self.confidence)
         return (
-            f"Knocking out {listed(self.heads)}{together} removes {with_limits(self.interval, self.unit)} of the effect "
-            f"(median over {count_of(len(self.problem_ids), 'problem')})."
+            f"Knocking out {listed(self.heads)}{together} removes {with_limits(made, self.unit)} of the effect (median over "
+            f"{count_of(len(self.problem_ids), 'problem')})."
         )
 
     def details(self) -> list[str]:
@@ -281,8 +258,7 @@ class JointKnockout(Result):
             if float(sign_test(apart)) < 1 - self.confidence:
                 helps = np.sign(np.median(apart)) == np.sign(np.median(self.by_group(self.effect)))
                 words = "they back each other up" if helps else "they overlap"
-            words = f": {words}" if np.isfinite(made.low) else ""
-            found.append(f"Interaction (joint minus the sum of single knockouts) {with_limits(made)}{words}.")
+            found.append(f"Interaction (joint minus the sum of single knockouts) {with_limits(made)}: {words}.")
         return found
 
     def printed(self) -> pd.DataFrame:
@@ -317,7 +293,7 @@ def read_effects(
       nothing goes, the span is just a place to park attention. NaN where a row cannot see that token.
     - `reroute_uniform`, the same with the mean value of the other tokens: only dilution, where next to nothing goes.
 
-    outcome : one with a sign: "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
+    outcome : one with a sign.
     smallest_effect : of interest, as a share of the |median total effect|, above 0.
     confidence : of intervals; 1 - confidence is the level of all tests together.
     chosen_elsewhere : True says that the heads were chosen without these problems; only then are there p-values.
@@ -343,7 +319,7 @@ def read_effects(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReadEffects(Parts, Result):
+class ReadEffects(Parts, Measured):
     """The effect that each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`).
 
     `total` `[problem]` is the content effect (inserted - masked), in the outcome's unit. NaN: undefined.
@@ -360,9 +336,6 @@ class ReadEffects(Parts, Result):
     total: np.ndarray
     unit: str
     smallest_effect: float = SMALLEST_EFFECT
-    resolution: float = 0.0
-    settings: Settings = field(default_factory=dict)
-    confidence: float = CONFIDENCE
     chosen_elsewhere: bool = False
 
     picture = "read_effects"
@@ -384,7 +357,7 @@ class ReadEffects(Parts, Result):
 
     @property
     def turned(self) -> np.ndarray:
-        """`values`, positive with the insertion's effect in most problems."""
+        """`values`, positive with the insertion's effect."""
         return self.whole.turned(self.values)
 
     @cached_property
@@ -410,12 +383,12 @@ class ReadEffects(Parts, Result):
 
     @cached_property
     def verdicts(self) -> np.ndarray:
-        """The verdict of each cell, `[head, intervention]`: one of `ASKED`, "" for none."""
+        """Judge each cell, `[head, intervention]`: one of `ASKED`, "" for none."""
         return np.select(list(self._sure[: len(ASKED)]), ASKED, default="")
 
     def table(self) -> pd.DataFrame:
-        """One row per head and intervention: `median` of what the edit removes of the insertion's effect, in `unit`; `share` of
-        the total effect; `k` of `n` problems in which more than delta is removed; corrected p of each question; `shown`."""
+        """Return one row per head and edit: `median` of what it removes of the insertion's effect, in `unit`; `share` of the
+        total effect; `k` of `n` problems in which more than delta is removed; corrected p of each question; `shown`."""
         made, counted = self.median, self.prevalence
         columns = interval_columns("median", made) | interval_columns("share", self.share)
         columns |= {"k": counted.count[0], "prevalence": counted.share[0]}
@@ -438,11 +411,10 @@ class ReadEffects(Parts, Result):
     def printed(self) -> pd.DataFrame:
         """Return one row per head: every edit's median with its interval, and what is shown of it."""
         said = {"": "", "more": f" (> {self._least})", "less": f" (< {self._least})", "against": " (against)"}
-        rows = []
-        for at, head in enumerate(self.heads):
-            amounts = {name: f"{self._amount(at, k)}{said[self.verdicts[at, k]]}" for k, name in enumerate(READ_EDITS)}
-            rows.append({"label": str(head), **amounts})
-        return pd.DataFrame(rows)
+        table: dict[str, list[str]] = {"label": list(map(str, self.heads))}
+        for k, name in enumerate(READ_EDITS):
+            table[name] = [f"{self._amount(at, k)}{said[shown]}" for at, shown in enumerate(self.verdicts[:, k])]
+        return pd.DataFrame(table)
 
     def shown(self) -> Shown:
         caption = (
@@ -477,7 +449,7 @@ class ReadEffects(Parts, Result):
         return [first, *map(self._conclusion, range(len(self.heads)))]
 
     def _amount(self, at: int, k: int) -> str:
-        """The effect of a cell with its interval: percent of an established total, else its median in `unit`."""
+        """Write the effect of a cell with its interval: percent of an established total, else its median in `unit`."""
         made, scale, unit, form = self.median, 1, self.unit, "+z.4f"
         if self.established:
             made, scale, unit, form = self.share, 100, "%", "z.0f"
@@ -495,15 +467,13 @@ class ReadEffects(Parts, Result):
         if head.layer > 0:
             del found["restore_scale"]  # there it undoes more than the scale
         smaller = dict(zip(READ_EDITS, self._sure[len(ASKED) + (whole == "against"), at], strict=True))
-        said, alike = [], []
-        for name, shown in found.items():
+        said = []
+        for name, shown in ((name, shown) for name, shown in found.items() if shown):
+            what, ways = FOLLOWS[name]
+            way = ways["less" if shown == "less" else "same" if shown == whole else "other"]
             if shown == "less" and not smaller[name]:
-                alike.append(READ_EDITS[name])
-            elif shown:
-                what, ways = FOLLOWS[name]
-                said.append(f"{what} {ways['same' if shown == whole else 'less' if shown == 'less' else 'other']}")
-        against, unknown = ", against the effect" * (whole == "against"), ", which part of it is not shown" * (not said)
-        said = [f"its read matters{against}{unknown}", *said]
-        if alike:
-            said.append(f"small, but not told apart from the knockout: {', '.join(alike)}")
-        return f"{head}: {'; '.join(said)}."
+                way = "is not told apart from the knockout"
+            said.append(f"{what} {way}")
+        against = ", against the effect" * (whole == "against")
+        parts = "; ".join(said) or "which part of it is not shown"
+        return f"{head}: its read matters{against}; {parts}."

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,27 @@ from ..models.info import Inputs, Recording
 from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import REPLACED, PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct, groups_of
-from ..prompts.prompt import MAX_UNKNOWN
 from ..runtime.engines import Compute, Unit
 from ..runtime.loop import RunOptions
+from ..runtime.results import Result
+from ..statistics import CONFIDENCE
 from .outcomes import Outcome, outcome_named
 
 Settings = dict[str, Any]
 """What a result or a checkpoint was made with, by name."""
 PER_UNIT = 8
 """Problems of equal geometry that share a batch, at most."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Measured(Result):
+    """What results have in common that are measured problem by problem: how they were made, the confidence of their intervals,
+    and differences up to which the model resolves nothing (`resolution`)."""
+
+    settings: Settings = field(default_factory=dict, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    confidence: float = field(default=CONFIDENCE, kw_only=True)
+    resolution: float = field(default=0.0, kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +62,7 @@ class Prepared:
 
     @property
     def n_groups(self) -> int:
-        """Count the problems, variants of one another once."""
+        """How many problems there are, variants of one another counted once."""
         return len(set(self.groups)) or len(self.ids)
 
     @property
@@ -60,22 +72,17 @@ class Prepared:
     @property
     def settings(self) -> Settings:
         made: Settings = {"outcome": self.outcome.name, "insertion": self.insertion}
-        made |= {"beside": self.beside} if self.beside else {}
+        if self.beside:
+            made["beside"] = self.beside
         return made | self.model.identity | {"prompts": digest_of(self.pairs)}
 
     def fields(self, settings: Settings) -> Arguments:
-        """The fields that every result of these problems has, made with these settings."""
-        return {
-            "problem_ids": self.ids,
-            "groups": self.groups,
-            "unit": self.outcome.unit,
-            "settings": {**settings, **self.settings},
-            "resolution": self.model.resolution,
-        }
+        """Make the fields that every result of these problems has, made with these settings."""
+        found = {"problem_ids": self.ids, "groups": self.groups, "unit": self.outcome.unit}
+        return {**found, "settings": {**settings, **self.settings}, "resolution": self.model.resolution}
 
     def under(self, contrast: Contrast) -> "Prepared":
-        """The problems as a contrast compares them; `ValueError` where two differ in a clean prompt alone that it ignores, or
-        where tokens of a span could see nothing."""
+        """Take the problems as a contrast compares them; `ValueError` where tokens of a span could see nothing."""
         narrow = min((window for window in self.model.info.windows if window is not None), default=math.inf)
         for pair in self.bare if contrast.conditions[0].hides_own else ():
             if (longest := max(stop - first for first, stop in pair.spans)) >= narrow:
@@ -84,32 +91,22 @@ class Prepared:
                     f"sees no more than {narrow} tokens, and the span of problem {pair.id!r} has {longest}: its last tokens "
                     f"would see nothing; insert fewer than {narrow} tokens"
                 )
-        if contrast.changes_from == "tokens":
-            given = not self.beside and all(pair.given for pair in self.bare)
-            return replace(self, bare=tuple(replace(pair, insertion=REPLACED) for pair in self.bare)) if given else self
-        seen: dict[tuple[object, ...], str] = {}
-        for pair in self.bare:
-            first = seen.setdefault((pair.inserted.ids, pair.spans, pair.answer_ids), pair.id)
-            if first != pair.id and pair.clean is not None:
-                raise ValueError(
-                    f"problem {pair.id!r} asks the same as {first!r}: they differ in their clean prompts alone, which contrast "
-                    f"{contrast.name!r} does not use (contrast='replaced' does); leave the others out"
-                )
-        return self
+        if contrast.changes_from != "tokens" or self.beside or not all(pair.given for pair in self.bare):
+            return self
+        return replace(self, bare=tuple(replace(pair, insertion=REPLACED) for pair in self.bare))
 
     def halves(self) -> "tuple[Prepared, Prepared]":
-        """Every second problem and the others; groups stay whole."""
+        """Take every second problem and the others; groups stay whole."""
         names = self.groups or self.ids
-        second = set(list(dict.fromkeys(names))[1::2])
-        here, there = ([at for at, name in enumerate(names) if (name in second) is side] for side in (False, True))
-        return self.only(here), self.only(there)
+        second = np.isin(names, list(dict.fromkeys(names))[1::2])
+        return self.only(np.flatnonzero(~second).tolist()), self.only(np.flatnonzero(second).tolist())
 
     def only(self, places: Sequence[int]) -> "Prepared":
         bare, pairs = (tuple(each[at] for at in places) for each in (self.bare, self.pairs))
         return replace(self, bare=bare, pairs=pairs, units=units_of(pairs, self.outcome))
 
     def runs(self, unit: Unit) -> "Runs":
-        """The runs of one unit, recorded when they are first asked for."""
+        """Make the runs of one unit, recorded when they are first asked for."""
         return Runs(self.model, self.outcome, [self.pairs[at] for at in unit])
 
     def each(
@@ -122,7 +119,7 @@ class Prepared:
         alone: bool = False,
         options: RunOptions = RunOptions(),
     ) -> list[Any]:
-        """`over_pairs` for these: in their units, or every problem `alone`."""
+        """Call `over_pairs` for these: in their units, or every problem `alone`."""
         how: Arguments = {"label": label, "settings": {**settings, **self.settings}, "options": options}
         return over_pairs(self.model, self.pairs, compute, units=None if alone else self.units, steps=steps, **how)
 
@@ -134,7 +131,7 @@ def prepare(
     *,
     signed_for: str = "",
 ) -> Prepared:
-    """The pairs with their answers, checked; what is prepared already is taken as it is. `signed_for` names what needs an
+    """Check the pairs and append their answers; what is prepared already is taken as it is. `signed_for` names what needs an
     outcome with a sign."""
     read = outcome_named(outcome, signed_for=signed_for)
     if isinstance(pairs, Prepared):
@@ -145,21 +142,13 @@ def prepare(
             )
         return pairs
     bare = own_pairs(model, fit_pairs(pairs))
-    unknown = getattr(model.tokenizer, "unk_token_id", None)
-    for pair in bare if read.appended == "solution" else ():
-        share = pair.solution_ids.count(unknown) / max(len(pair.solution_ids), 1)
-        if share > MAX_UNKNOWN:
-            raise ValueError(
-                f"problem {pair.id!r}: {100 * share:.3g} % of its solution's tokens are the unknown token of this "
-                "tokenizer: leave it out, or use outcome='answer_logprob'"
-            )
     read.check(bare)
     answered = fit_pairs(read.asked(pair, model.info) for pair in bare)
     return Prepared(model, read, bare, answered, units_of(answered, read))
 
 
 def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[PromptPair, ...]:
-    """The pairs, fit for comparing runs with and without the span; `ValueError` with the reason and the count otherwise."""
+    """Check that pairs are fit for comparing runs with and without the span; `ValueError` with the reason and the count."""
     found = tuple(pairs)
     if not found:
         raise ValueError(f"there are no prompt pairs to {what}")
@@ -169,8 +158,7 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
             'cannot be aligned: make them with template="raw" for patching'
         )
     # what follows the insertion: the prompt's tokens and, where it is bare, the answer's
-    appended = {pair.id: 0 if pair.n_answer else len(pair.answer_prefix_ids) + len(pair.answer_ids) for pair in found}
-    if empty := [pair.id for pair in found if pair.n_after + appended[pair.id] == 0]:
+    if empty := [pair.id for pair in found if not (pair.n_after or pair.answer_prefix_ids or pair.answer_ids)]:
         raise ValueError(
             f"{len(empty)} of {len(found)} pairs have no tokens after the insertion, nor an answer (first: {empty[0]!r}), so "
             'nothing can change there: insert before="question"'
@@ -180,7 +168,7 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
 
 
 def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
-    """Problems of the same geometry that are read at the same places, at most `PER_UNIT` together, in order of appearance."""
+    """Put problems of the same geometry that are read at the same places together, at most `PER_UNIT`, in order."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for at, pair in enumerate(pairs):
         change = None if pair.clean is None else pair.first_change
@@ -202,15 +190,15 @@ class Runs:
         return len(self.first.inserted if CONDITIONS[condition].has_span else self.first.base)
 
     def inputs(self, condition: str) -> Inputs:
-        """The condition's inputs of all problems as one batch."""
+        """Stack the condition's inputs of all problems as one batch."""
         return Inputs.stacked([pair.condition(condition) for pair in self.pairs])
 
     def read(self, condition: str) -> list[int]:
-        """Positions at which the outcome reads logits."""
+        """Find the positions at which the outcome reads logits."""
         return [self.length(condition) - back for back in self.outcome.reads(self.first)]
 
     def cut(self, contrast: Contrast) -> Hidden:
-        """From which rows a knockout cuts off which keys, `[b, token]` each; nothing where the contrast cuts nothing."""
+        """Find from which rows a knockout cuts off which keys, `[b, token]` each; nothing where the contrast cuts nothing."""
         if not contrast.cuts:
             nothing = torch.zeros(len(self.pairs), self.length(contrast.corrupted), dtype=torch.bool)
             return Hidden(nothing, nothing)
@@ -218,23 +206,23 @@ class Runs:
         return Hidden(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 
     def start(self, contrast: Contrast, condition: str) -> int:
-        """The first row of a condition's run that can differ in a contrast, or that the outcome reads."""
+        """Find the first row of a condition's run that can differ in a contrast, or that the outcome reads."""
         return min(contrast.start(self.first, CONDITIONS[condition]), *self.read(condition))
 
     def recording(self, condition: str, start: int) -> Recording:
-        """The condition's run, with what a replay of its rows from `start` on needs and the outcome's logits."""
+        """Record the condition's run: what a replay of its rows from `start` on needs, and the outcome's logits."""
         if (key := (condition, start)) not in self._recorded:
             inputs, read = self.inputs(condition), self.read(condition)
             self._recorded[key] = self.model.record(inputs, start=start, logits_at=read)
         return self._recorded[key]
 
     def outcomes(self, logits: Tensor | None, *, clean: Tensor | None = None) -> np.ndarray:
-        """Outcomes `[problem, row]` of logits `[problem x row, read, vocab]`; `clean`: those of the clean runs."""
+        """Read outcomes `[problem, row]` of logits `[problem x row, read, vocab]`; `clean`: those of the clean runs."""
         assert logits is not None
         return self.values(logits, clean).double().cpu().numpy()
 
     def values(self, logits: Tensor, clean: Tensor | None) -> Tensor:
-        """The same with their graph."""
+        """Read the same with their graph."""
         rows, found = logits.unflatten(0, (len(self.pairs), -1)), []
         for at, pair in enumerate(self.pairs):
             reference = clean[at : at + 1].to(logits.device) if self.outcome.needs_clean and clean is not None else None
@@ -258,5 +246,5 @@ class Gated:
 
 
 def single(compute: Callable[[int], object]) -> Compute:
-    """A computation of one problem at a time, as the loop wants it."""
+    """Make a computation of one problem at a time, as the loop wants it."""
     return lambda unit, tick: [compute(at) for at in unit]

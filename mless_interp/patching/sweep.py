@@ -1,8 +1,8 @@
 """Exact sweeps: patch one head at a time, every head, and see what the outcome does."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,15 +24,14 @@ from ..runtime import results
 from ..runtime.columns import columns_of
 from ..runtime.engines import Tick, Unit
 from ..runtime.loop import RunOptions
-from ..runtime.results import Quantity, Result, Shown, ShownTable, head_columns, of_heads, rows_per_head
-from ..statistics import CONFIDENCE
+from ..runtime.results import Quantity, Shown, ShownTable, head_columns, of_heads, rows_per_head
 from .effect import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
 from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
 from .outcomes import Outcome
-from .prepared import Prepared, Runs, Settings, prepare
+from .prepared import Measured, Prepared, Runs, Settings, prepare
 
 Kept = TypeVar("Kept")
-POSITIONS = ("question", "last", "prefix", "span", "all")
+POSITIONS = ("question", "last", "all")
 """Where heads are edited (`patch_heads`)."""
 Row = tuple[int, Tensor | None]
 """Where a row joins a pass (the layer of head outputs, the stage of a change of the stream), and what is put there; None:
@@ -68,7 +67,7 @@ def patch_heads(
         over the question), "kl_last".
     heads : zero-based `Head`s; default all.
     positions : where z is edited: "question" (everything after the insertion point but inserted tokens, under "computed" these
-        too), "last" (from the position that predicts the answer on), or "prefix", "span", "all" (of equal length).
+        too), "last" (from the position that predicts the answer on), or "all" (of equal length).
     checkpoint : a file that keeps each finished problem; started again with the same settings the run goes on there.
     max_rows : rows of one batch at most (default: sized to memory).
     smallest_effect : of interest, as a share of the median total effect.
@@ -123,45 +122,36 @@ class Sweep:
         return cls(found, direction, intervention, positions)
 
     @property
-    def donor(self) -> str:
-        """The condition that gives the activations."""
-        return self.contrast.clean if self.direction == "denoising" else self.contrast.corrupted
-
-    @property
-    def receiving(self) -> str:
-        """The condition that is patched."""
-        return self.contrast.corrupted if self.direction == "denoising" else self.contrast.clean
+    def conditions(self) -> tuple[str, str]:
+        """The condition that gives the activations, and the one that is patched."""
+        clean, corrupted = self.contrast.clean, self.contrast.corrupted
+        return (clean, corrupted) if self.direction == "denoising" else (corrupted, clean)
 
     def start(self, runs: Runs, condition: str) -> int:
-        """The first row of a condition's run that is recorded."""
+        """Find the first row of a condition's run that is recorded."""
         if self.positions == "question":
             return runs.start(self.contrast, condition)
         return runs.read(condition)[0] if self.positions == "last" else 0
 
     def edited(self, runs: Runs, donor: Recording, receiving: Recording) -> tuple[Tensor, Tensor]:
-        """Where activations are replaced, and by which of the donor's, among the rows that were recorded of each run."""
-        pair, has_span, device = runs.first, self.contrast.conditions[0].has_span, receiving.z[0].device
+        """Find where activations are replaced, and by which of the donor's, among the rows that were recorded of each run."""
+        pair, device = runs.first, receiving.z[0].device
         if not self.contrast.equal_length:  # only what both prompts have crosses
             base = torch.arange(len(pair.base))
-            inserted = self.receiving == self.contrast.corrupted
-            here, there = (pair.shared, base) if inserted else (base, pair.shared)
+            here, there = (pair.shared, base) if self.direction == "denoising" else (base, pair.shared)
             both = (here >= receiving.start) & (there >= donor.start)
             return (here[both] - receiving.start).to(device), (there[both] - donor.start).to(device)
-        every = torch.arange(receiving.start, receiving.n_tokens)
-        chosen = torch.ones(len(every), dtype=torch.bool)
+        rows = torch.arange(receiving.start, receiving.n_tokens)
+        has_span = self.contrast.conditions[0].has_span
         if self.positions == "question" and self.contrast.changes_from == "after" and has_span:
             # later blocks keep what they hold: the donor's may have read what it should not
-            chosen = ~pair.span_mask[every]
-        if self.positions == "prefix":
-            chosen = every < pair.span[0]
-        if self.positions == "span":
-            chosen = pair.span_mask if has_span else torch.zeros_like(chosen)
-        at = (every[chosen] - receiving.start).to(device)
+            rows = rows[~pair.span_mask[rows]]
+        at = (rows - receiving.start).to(device)
         return at, at
 
     def enters_as(self, other: "Sweep") -> bool:
-        """Whether its edits in layer 0 are those of the other, of knockouts: nothing precedes that layer, so all that a head
-        answers to the contrast there is its own read (methods §3, I7 and I14)."""
+        """Tell whether its edits in layer 0 are those of the other, of knockouts: nothing precedes that layer, so all that a
+        head answers to the contrast there is its own read (methods §3, I7 and I14)."""
         knockouts = replace(self, intervention=KNOCKOUTS[self.direction])
         return bool(self.contrast.cuts) and self.intervention == PatchZ() and other == knockouts
 
@@ -174,8 +164,7 @@ class Sweep:
 def sweep_heads(
     prepared: Prepared, sweeps: Mapping[str, Sweep], heads: Sequence[Head], *, options: RunOptions = RunOptions()
 ) -> "dict[str, PatchScores]":
-    """Several sweeps of the same heads and problems, by name: what they share, runs and edits (`Sweep.enters_as`), is made
-    once."""
+    """Make several sweeps of the same heads and problems, by name: what they share, runs and edits, is made once."""
     chosen, labels = tuple(heads), list(map(str, heads))
     for sweep in sweeps.values():
         prepared = prepared.under(sweep.contrast)
@@ -193,17 +182,15 @@ def sweep_heads(
         ]
 
     settings: Settings = {"sweeps": {name: sweep.settings for name, sweep in sweeps.items()}, "heads": labels}
-    settings |= {"noise": "one unedited row per layer", **({"layer 0 by": knockouts} if knockouts else {})}
+    settings |= {"noise": "one unedited row per layer", "layer 0 by": knockouts}
     label = f"patching {count_of(len(chosen), 'head')} ({prepared.insertion})"
     found = prepared.each(of_unit, label=label, settings=settings, options=options, steps=len(chosen) * len(sweeps))
-
-    def scores(name: str, sweep: Sweep) -> PatchScores:
-        parts = ("patched", "receiving", "donor", "noise")
-        made: Arguments = {part: np.array([each[name][part] for each in found], dtype=float) for part in parts}
-        made |= {"heads": chosen, "seed": options.seed, "direction": sweep.direction}
-        return PatchScores(**made, **prepared.fields({**sweep.settings, "heads": labels}))
-
-    return {name: scores(name, sweep) for name, sweep in sweeps.items()}
+    made = {}
+    for name, sweep in sweeps.items():
+        arrays: Arguments = {key: np.array([each[name][key] for each in found], dtype=float) for key in found[0][name]}
+        told = {"heads": chosen, "seed": options.seed, "direction": sweep.direction}
+        made[name] = PatchScores(**arrays, **told, **prepared.fields({**sweep.settings, "heads": labels}))
+    return made
 
 
 class Engine:
@@ -215,11 +202,10 @@ class Engine:
     def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None = None) -> None:
         self.runs, self.sweep, self.model = runs, sweep, runs.model
         clean = sweep.contrast.clean
-        names = (sweep.donor, sweep.receiving, clean)
-        self.donor, run, reference = (runs.recording(name, sweep.start(runs, name)) for name in names)
-        self.receiving, self._clean = run, reference.logits
+        self.donor, run = (runs.recording(name, sweep.start(runs, name)) for name in sweep.conditions)
+        self.receiving, self._clean = run, (self.donor if sweep.conditions[0] == clean else run).logits
         self.here, self.there = sweep.edited(runs, self.donor, run)
-        self.read, self.n_changed = runs.read(sweep.receiving), run.n_tokens - run.start
+        self.read, self.n_changed = runs.read(sweep.conditions[1]), run.n_tokens - run.start
         sizes = {"batch": len(runs.pairs), "changed": self.n_changed, "length": run.n_tokens}
         if self.model.remote:
             most = rows_per_request(self.model.info, **sizes)
@@ -235,13 +221,13 @@ class Engine:
         return np.stack([self.runs.outcomes(run.logits, clean=self._clean)[:, 0] for run in both], -1)
 
     def kept(self, what: str, key: object, make: Callable[[], Kept]) -> Kept:
-        """What is asked for several times in a row with one key, made once."""
+        """Make once what is asked for several times in a row with one key."""
         if what not in self._kept or self._kept[what][0] != key:
             self._kept[what] = (key, make())
         return self._kept[what][1]
 
     def new_z(self, layer: int) -> Tensor:
-        """A layer's new z at the edited rows, `[problem, edited, head, d_head]`, each head as if the only one edited."""
+        """Make a layer's new z at the edited rows, `[problem, edited, head, d_head]`, each head as if the only one edited."""
         intervention = self.sweep.intervention
 
         @torch.no_grad()
@@ -249,23 +235,22 @@ class Engine:
             z = self.donor.z[layer]
             if not intervention.needs_attention:
                 return z[:, self.there.to(z.device)]
-            (rows, keys), source = self.runs.cut(self.sweep.contrast), None
-            if intervention.needs_donor:
-                source = LayerState.of(self.model, self.donor, layer, span=keys, rows=rows)
-            names = [pair.id for pair in self.runs.pairs]
-            state = LayerState.of(self.model, self.receiving, layer, span=keys, rows=rows, donor=source, names=names)
+            rows, keys = self.runs.cut(self.sweep.contrast)
+            state_of = partial(LayerState.of, self.model, layer=layer, span=keys, rows=rows)
+            source = state_of(self.donor) if intervention.needs_donor else None
+            state = state_of(self.receiving, donor=source, names=[pair.id for pair in self.runs.pairs])
             return intervention.edited(state)[:, self.here.to(z.device)]
 
         return self.kept("z", layer, made)
 
     def head_edit(self, head: Head) -> Row:
-        """The edit of one head: its layer, and the receiving run's z there with the head's own replaced."""
+        """Make the edit of one head: its layer, and the receiving run's z there with the head's own replaced."""
         z = self.receiving.z[head.layer].clone()
         z[:, self.here.to(z.device), head.head] = self.new_z(head.layer)[:, :, head.head].to(z.dtype)
         return head.layer, z
 
     def outcomes(self, edits: Iterable[Row], tick: Tick) -> tuple[np.ndarray, dict[int, np.ndarray]]:
-        """Outcomes `[problem, edit]`, and how far that of a row is off which joins at the same place unedited, `[problem]`.
+        """Read outcomes `[problem, edit]`, and how far a row is off that joins at the same place unedited, `[problem]`.
 
         Edits come by where they join, none falling; one that changes nothing has the receiving run's outcome exactly. Rows are
         left unedited for edits of heads, and in half precision, where rounding that is common to the rows that join at one
@@ -286,7 +271,7 @@ class Engine:
         return np.concatenate(made, 1), noise
 
     def _passed(self, edits: list[Row]) -> tuple[np.ndarray, np.ndarray]:
-        """Of one pass, or of several where memory runs out, `[problem, edit]`: outcomes, and where an edit acts."""
+        """Read outcomes of one pass, or of several where memory runs out, and where an edit acts, `[problem, edit]` each."""
         try:
             acts = self._acting(edits)
             run = [at for at, (_, edited) in enumerate(edits) if edited is None or acts[:, at].any()]
@@ -300,7 +285,7 @@ class Engine:
             return np.concatenate([first[0], second[0]], 1), np.concatenate([first[1], second[1]], 1)
 
     def _acting(self, edits: list[Row]) -> np.ndarray:
-        """Where an edit changes anything that is read, `[problem, edit]`."""
+        """Find where an edit changes anything that is read, `[problem, edit]`."""
         same = torch.zeros(len(self.runs.pairs), dtype=torch.bool)
         read, last = torch.tensor(self.read) - self.receiving.start, 2 * self.model.info.n_layers
         found: list[Tensor] = []
@@ -316,7 +301,7 @@ class Engine:
         return torch.stack([each.to(place) for each in found], 1).cpu().numpy()
 
     def _continued(self, edits: list[Row]) -> np.ndarray:
-        """Outcomes `[problem, row]` of one pass."""
+        """Read outcomes `[problem, row]` of one pass."""
         run, joins = self.receiving, [at for at, _ in edits]
         unedited = (lambda at: run.z[at]) if self.of_heads else (lambda at: torch.zeros_like(run.resid_pre[0]))
         values = [unedited(at) if edited is None else edited for at, edited in edits]
@@ -330,7 +315,7 @@ class Engine:
 
 
 def _with_unedited(edits: Iterable[Row]) -> Iterator[Row]:
-    """The edits, before the first of each place one that changes nothing."""
+    """Put before the first edit of each place one that changes nothing."""
     known: set[int] = set()
     for at, edited in edits:
         if edited is not None and at not in known:
@@ -342,7 +327,7 @@ def _with_unedited(edits: Iterable[Row]) -> Iterator[Row]:
 def _swept(
     engine: Engine, heads: Sequence[Head], tick: Tick, *, first: dict[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """The arrays of `PatchScores`. `first`: what a sweep gave whose edits in layer 0 are the same; they are not made again."""
+    """Make the arrays of `PatchScores`. `first`: of a sweep whose edits in layer 0 are the same; they are not made again."""
     info, n = engine.model.info, len(engine.runs.pairs)
     patched, noise = np.full((n, info.n_layers, info.n_heads), np.nan), np.full((n, info.n_layers), np.nan)
     asked = sorted(head for head in heads if first is None or head.layer)
@@ -359,15 +344,12 @@ def _swept(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PatchScores(Parts, Result):
+class PatchScores(Parts, Measured):
     """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
 
     `total_effect` is the insertion's own (corrupted - clean) and `effect` the part of it that a head carries: what denoising
-    the head takes out, what noising it brings in. What is *claimed* of a head is how many problems show more than the smallest
-    effect, and its `share` of the total. Means describe, and have no limits: a few problems often carry them.
-
-    `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
-    unedited: rounding (NaN: not swept; None: not measured). A head whose mean effect does not exceed `noise_floor` has no rank.
+    the head takes out, what noising it brings in. `noise` `[problem, layer]`: how far the outcome of a row was off that went on
+    from that layer unedited (NaN: not swept; None: not measured).
     """
 
     problem_ids: tuple[str, ...]
@@ -376,13 +358,9 @@ class PatchScores(Parts, Result):
     donor: np.ndarray
     heads: tuple[Head, ...]
     unit: str
-    settings: Settings = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
     noise: np.ndarray | None = None
     direction: str = "denoising"
-    resolution: float = 0.0
 
     columns = columns_of("""
         patching_changes | patching changes | | patched - receiving, mean over problems, in the outcome's unit
@@ -421,9 +399,7 @@ class PatchScores(Parts, Result):
         """`effect` of the patched heads, `[problem, head]` in the order of `heads`."""
         return of_heads(self.effect, self.heads)
 
-    @property
-    def per_cell(self) -> np.ndarray:
-        return self.per_head
+    per_cell = per_head
 
     @property
     def total_effect(self) -> np.ndarray:
@@ -432,7 +408,8 @@ class PatchScores(Parts, Result):
 
     @cached_property
     def noise_floor(self) -> float:
-        """The mean over problems of the largest |noise|, in `unit`: what rounding does to a mean effect."""
+        """The mean over problems of the largest |noise|, in `unit`: what rounding does to a mean effect. A head whose mean
+        effect does not exceed it has no rank."""
         # of any layer, as a row that joins late has hardly rounded anew, but the run that it continues has
         return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
 
@@ -453,10 +430,9 @@ class PatchScores(Parts, Result):
         return np.abs(self.mean_effect) <= self.noise_floor
 
     def table(self) -> pd.DataFrame:
-        """One row per head. What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more
-        than the smallest effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. What describes: means;
-        `effect_fraction` = mean effect / mean total effect, `recovered` = (patched - corrupted) / (clean - corrupted), `rank`.
-        """
+        """Return one row per head. What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with
+        more than the smallest effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. Means, `recovered`
+        and `rank` describe."""
         fraction, table = self.effect_fraction, pd.DataFrame(head_columns(self.heads) | self.claim_columns())
         return table.assign(
             patching_changes=self.sign * self.mean_effect + 0.0,
@@ -474,23 +450,19 @@ class PatchScores(Parts, Result):
         return replace(made, below="patching lowers the outcome") if column == "patching_changes" else made
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per measure, problem and head: the outcome of the `receiving`, `donor` and `patched` runs, what the
+        """Return one tidy row per measure, problem and head: outcomes of the `receiving`, `donor` and `patched` runs, what the
         patch changes, and the `effect`."""
-        measures = ("receiving", "donor", "patched", "patching_changes", "effect")
-        arrays = {name: getattr(self, name) for name in measures}
-        of_each = {
-            name: np.repeat(values[:, None], len(self.heads), 1) if values.ndim == 1 else of_heads(values, self.heads)
-            for name, values in arrays.items()
-        }
-        return rows_per_head(self.problem_ids, self.heads, of_each)
+        ends = {"receiving": self.receiving, "donor": self.donor}
+        cells = {"patched": self.patched, "patching_changes": self.patching_changes, "effect": self.effect}
+        measures = {name: np.repeat(values[:, None], len(self.heads), 1) for name, values in ends.items()}
+        measures |= {name: of_heads(values, self.heads) for name, values in cells.items()}
+        return rows_per_head(self.problem_ids, self.heads, measures)
 
     def top(self, k: int = 10) -> pd.DataFrame:
-        """The `k` heads of largest |share| (largest |median| where shares are undefined); those without a rank come last."""
+        """Return the `k` heads of largest |share| (|median| where shares are undefined); those without a rank come last."""
         table = self.table()
-        ranked = results.largest_first(table, self.default_column(table)).sort_values(
-            "rank", key=np.isnan, kind="stable"
-        )
-        return ranked.head(k).reset_index(drop=True)
+        ranked = results.largest_first(table, self.default_column(table))
+        return ranked.sort_values("rank", key=np.isnan, kind="stable", ignore_index=True).head(k)
 
     def details(self) -> list[str]:
         found = self._claim_words()
@@ -501,9 +473,8 @@ class PatchScores(Parts, Result):
 
     def in_order(self) -> pd.DataFrame:
         """Return the rows of `table`, the surest first, of equally sure ones the largest median."""
-        table = self.table()
-        order = np.lexsort((-table["median"].abs().fillna(0.0), table["p_corrected"].fillna(2.0)))
-        return table.iloc[order].reset_index(drop=True)
+        largest = results.largest_first(self.table(), "median")
+        return largest.sort_values("p_corrected", kind="stable", ignore_index=True)
 
     def printed(self) -> pd.DataFrame:
         columns = ["label", "share", "share_ci_low", "share_ci_high", "k", "n", "p_corrected", "median", "effect"]

@@ -1,7 +1,7 @@
 """Put the keys and values of a span into the run of another problem."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from ..models.sites import attention_sites
 from ..prompts.pairs import PromptPair, over_pairs
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Result, interval_columns, limits_of, tidy
+from ..runtime.results import interval_columns, limits_of, tidy
 from ..statistics import CONFIDENCE, derive_generator, median_interval, sign_test
 from .outcomes import Outcome
-from .prepared import Prepared, Settings, prepare, single
+from .prepared import Measured, Prepared, prepare, single
 
 READINGS = {
     "carried": "The transplanted span raises its own problem's answer",
@@ -49,7 +49,7 @@ def transplant_span(
 
     n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
         those with the same inserted tokens and answers that all differ.
-    outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
+    outcome : "answer_logprob" or "answer_prob".
     confidence : of intervals; 1 - confidence is the level of the sign test that says whether most problems show it.
     checkpoint, progress : as in `patch_heads`.
     Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
@@ -77,7 +77,7 @@ def transplant_span(
 
 
 def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tuple[int, ...], ...]:
-    """For each problem `n` others whose answers differ from its own and from each other's, by their places; seeded."""
+    """Draw for each problem `n` others whose answers differ from its own and from each other's, by their places."""
     found = []
     for at, pair in enumerate(pairs):
         chosen: dict[tuple[int, ...], int] = {pair.answer_ids: at}
@@ -94,13 +94,13 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
 
 
 def _one(model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> np.ndarray:
-    """`[answer, span]` of the first of these problems, with its own and with the others' answers and spans."""
+    """Read `[answer, span]` of the first of these problems, with its own and with the others' answers and spans."""
     sites = [name for layer in range(model.info.n_layers) for name in attention_sites(layer, "k", "v")]
     spans = [_span_of(model, pair, sites) for pair in pairs[1:]]
     values = np.empty((len(pairs), len(pairs)))
 
     def put(value: Tensor, name: str, rows: Tensor) -> Tensor:
-        """The first row keeps its span, each of the others gets that of one donor."""
+        """Leave the first row its span, and give each of the others that of one donor."""
         new = value.clone()
         for row, span in enumerate(spans, start=1):
             new[row, rows.to(value.device)] = span[name].to(value)
@@ -117,14 +117,14 @@ def _one(model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> np.ndar
 
 
 def _span_of(model: Model, pair: PromptPair, sites: Sequence[str]) -> dict[str, Tensor]:
-    """Keys (before they are rotated) and values of the span's rows by hook name, `[token, kv_head, d_head]`."""
+    """Read keys (before they are rotated) and values of the span's rows by hook name, `[token, kv_head, d_head]`."""
     rows = pair.span_mask.nonzero()[:, 0]
     kept = dict.fromkeys(sites, lambda x: x[0, rows.to(x.device)].clone())
     return model.run(pair.condition("inserted"), capture=kept, logits_at="none").captured
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transplant(Result):
+class Transplant(Measured):
     """Outcomes of each problem's run with its own and other problems' spans, `values` `[problem, answer, span]`.
 
     Place 0 of both is the problem itself, place k its k-th partner (`partners[problem]`, ids).
@@ -134,9 +134,6 @@ class Transplant(Result):
     partners: tuple[tuple[str, ...], ...]
     values: np.ndarray
     unit: str
-    settings: Settings = field(default_factory=dict)
-    confidence: float = CONFIDENCE
-    resolution: float = 0.0
 
     signed = True
     caption = "What transplanted spans do: medians over problems, with intervals."
@@ -158,8 +155,8 @@ class Transplant(Result):
         return self.values[:, 0, 0] - self.values[:, 0, 1:].mean(1)
 
     def table(self) -> pd.DataFrame:
-        """One row for `carried` and one for `lost`: median with its interval, in how many problems it is above 0, and p (sign
-        test beyond rounding: do most problems show it with one sign?)."""
+        """Return one row for `carried` and one for `lost`: the median, in how many problems it is above 0, and p (sign test
+        beyond rounding: do most problems show it with one sign?)."""
         values = self.by_group(np.stack([self.carried, self.lost], 1))
         made = interval_columns("median", median_interval(values, confidence=self.confidence))
         above, p = (values > self.resolution).sum(0), sign_test(values, rounding=self.resolution)
@@ -167,12 +164,11 @@ class Transplant(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """Return one tidy row per problem, whose answer is read and whose span is there; the problem's own first."""
-        places = range(self.values.shape[1])
-        table = tidy({"problem": self.problem_ids, "answer_of": places, "span_of": places}, value=self.values)
-        of = {problem: (problem, *others) for problem, others in zip(self.problem_ids, self.partners, strict=True)}
-        for column in ("answer_of", "span_of"):
-            table[column] = [of[row][at] for row, at in zip(table["problem"], table[column], strict=True)]
-        return table
+        tables = []
+        for problem, partners, values in zip(self.problem_ids, self.partners, self.values, strict=True):
+            both = [problem, *partners]
+            tables.append(tidy({"problem": [problem], "answer_of": both, "span_of": both}, value=values[None]))
+        return pd.concat(tables, ignore_index=True)
 
     def headline(self) -> str:
         if max(np.abs(self.carried).max(), np.abs(self.lost).max()) <= self.resolution:

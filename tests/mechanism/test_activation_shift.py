@@ -9,6 +9,7 @@ import torch
 from models_under_test import loaded, pairs_for
 from scipy import stats
 
+import mless_interp as mi
 from mless_interp.mechanism import ActivationShift, activation_shift
 from mless_interp.mechanism.activations import VALUES
 from mless_interp.metrics.token_classes import CLASSES, token_classes, token_texts
@@ -29,9 +30,6 @@ def bridge(tiny_model_dir) -> Model:
 @pytest.fixture(scope="module")
 def found(bridge: Model) -> ActivationShift:
     return shift_of(bridge, contrasts=ALL)
-
-
-# -------------------------------------------------------------------------------------------------------------- oracle
 
 
 def gini(values: np.ndarray) -> float:
@@ -114,9 +112,6 @@ def test_every_metric_agrees_with_numpy_on_hugging_face_s_own_activations(
     assert (counts == shift.n_tokens.sum(0)[None, :, None] * model.info.d_mlp).all()
 
 
-# ---------------------------------------------------------------------------------------------------------------- laws
-
-
 def test_content_and_shift_add_up_to_the_total(found: ActivationShift) -> None:
     """Gap equals masked on shared tokens, and near zero is measured with the base run's threshold in all of them."""
     content, shift, total = (found.difference[:, i] for i in range(3))
@@ -131,27 +126,13 @@ def test_content_and_shift_add_up_to_the_total(found: ActivationShift) -> None:
     assert np.abs(content[:, 0, :10]).max() > 1e-3 and np.abs(shift[:, 0, :10]).max() > 1e-3
 
 
-def test_tokens_before_the_insertion_only_dilute(bridge: Model, found: ActivationShift) -> None:
-    question = shift_of(bridge, positions="question")
-    assert (question.n_tokens[:, 0] < found.n_tokens[:, 0]).all()
-    for contrast in ("content", "shift"):
-        part, whole = question.of("mean", contrast=contrast), found.of("mean", contrast=contrast)
-        share = question.n_tokens[:, 0] / found.n_tokens[:, 0]
-        np.testing.assert_allclose(part * share, whole, rtol=1e-3, atol=1e-6)
-
-
-def test_a_class_of_unchanged_tokens_is_tied_not_counted(bridge: Model) -> None:
-    """All tokens before the insertion called conjunctions: their differences are rounding at most."""
-    shift = shift_of(
-        bridge, classify=lambda pair: ["conjunction" if t < pair.span[0] else "other" for t in range(len(pair.base))]
-    )
-    table = shift.by_class().query("token_class == 'conjunction'").iloc[: len(VALUES)]  # all but the distances
-    assert (table["n_tied"] == 3).all() and (table["n"] == 3).all()
-    moved = shift.by_class().query("token_class == 'other' and metric == 'mean'")
-    assert (moved["n_tied"] == 0).all()
-
-
-# ------------------------------------------------------------------------------------------------------------- claims
+def test_without_a_tokenizer_there_are_no_classes(bridge: Model) -> None:
+    ids = [[5, 6, at + 3, 9, 9, 7] for at in range(3)]
+    pairs = mi.pairs_from_ids(ids, [3, 4, 5], span=(3, 5))
+    plain = mi.wrap_model(bridge.underlying, name="no tokenizer")
+    shift = activation_shift(plain, pairs, contrasts=["content"], progress=False)
+    assert (shift.n_tokens == [4, 0, 0, 0, 0]).all() and np.isfinite(shift.of("mean")).all()
+    assert np.isnan(shift.of("mean", token_class="digit")).all()
 
 
 def made_up(found: ActivationShift, **differences: np.ndarray) -> ActivationShift:
@@ -205,9 +186,6 @@ def test_a_claim_s_numbers_by_hand(found: ActivationShift) -> None:
     assert first[["n_up", "n_down", "n_tied", "n"]].values.tolist() == [[20, 0, 0, 20]] * 2 + [[10, 10, 0, 20]]
     assert first["primary"].all() and not table.loc["shift"]["primary"].any()
     assert (table.loc["shift"]["n_tied"] == 20).all()
-
-
-# ------------------------------------------------------------------------------------------------- tables, print, saving
 
 
 def test_classes_and_rows_hold_the_numbers_of_their_problems(found: ActivationShift) -> None:

@@ -24,9 +24,6 @@ def activations(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) 
     return torch.nn.functional.silu(torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)).to(dtype)
 
 
-# ------------------------------------------------------------------------------------------------ the slow reference
-
-
 def lower_median(values: list[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
@@ -99,9 +96,6 @@ def test_it_equals_the_slow_reference_element_by_element(reading: str, scope: st
         )
 
 
-# ------------------------------------------------------------------------------------------------------------ by hand
-
-
 def test_the_worked_example_changes_only_the_zero() -> None:
     arm = ARM(c=0.13, p1=95, reading="code_replace")
     plan = arm.plan(EXAMPLE)
@@ -113,9 +107,6 @@ def test_the_worked_example_changes_only_the_zero() -> None:
         made = arm.redistribute(EXAMPLE, generator=seeded(seed))
         same = made == EXAMPLE
         assert same.sum() == 7 and 0 <= made[0, 2] < 0.825
-
-
-# --------------------------------------------------------------------------------------------------------------- laws
 
 
 @pytest.mark.parametrize(("dtype", "reading"), [(torch.float32, "paper_add"), (torch.bfloat16, "code_replace")])
@@ -155,9 +146,6 @@ def test_seed_key_layer_and_step_each_change_the_draws() -> None:
 def test_settings_out_of_range_are_refused(settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ARM(**{"c": 0.1, "p1": 95, **settings})
-
-
-# ----------------------------------------------------------------------------------------------------- on every backend
 
 
 POSTS = [site(layer, "mlp.hook_post") for layer in range(3)]
@@ -216,9 +204,6 @@ def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
         ARM(c=0.1, p1=99, layers=(7,)).edits(bridge, inputs)
     step = arm.edits(bridge, inputs.tokens[:, -1:], keys=["x"], step=3)[POSTS[0]]
     assert step is not None
-
-
-# ---------------------------------------------------------------------------------------------------- published settings
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,6 @@ ACROSS = pytest.mark.parametrize(
 CONTRASTS = ("content", "total", "held")
 
 
-# ------------------------------------------------------------------------------------------------------------ formulas
-
-
 def test_too_few_problems_to_test_a_head_are_told_and_no_head_is_counted() -> None:
     """3 heads, both senses: 2^-n x 6 < 0.05 from 7 problems on."""
     few, enough = decomposed(n=6), decomposed(n=7)
@@ -44,7 +41,7 @@ def test_too_few_problems_to_test_a_head_are_told_and_no_head_is_counted() -> No
     assert enough.headline().endswith(
         "; against uniform attention 1 head keeps more and 1 less in most problems (corrected p < 0.05)."
     )
-    assert list(enough.printed())[3] == "layer_share" and "of the layer's change" in repr(enough)
+    assert list(enough.printed())[3] == "share" and "of the layer's change" in repr(enough)
 
 
 def test_tables_are_means_over_problems_and_over_the_heads_of_a_layer() -> None:
@@ -65,9 +62,6 @@ def test_tables_are_means_over_problems_and_over_the_heads_of_a_layer() -> None:
     rows = found.to_frame().query("metric == 'lam' and label == 'L0H1'")
     assert rows["value"].tolist() == found.of("lam")[:, 0, 1].tolist() and set(rows["unit"]) == {"probability"}
     assert found.printed()["label"].tolist() == ["L1H0", "L0H0", "L0H1"], "the largest share first"
-
-
-# ---------------------------------------------------------------------------------------------- against whole runs
 
 
 def layer_of(model: Model, inputs: Inputs, layer: int, name: str) -> torch.Tensor:
@@ -134,8 +128,9 @@ def test_numbers_are_those_of_the_model_s_own_pattern(architecture: str, tiny_mo
             assert found.of("lam_last", contrast)[0, layer] == pytest.approx(lam[:, -1].numpy(), abs=1e-5)
             assert found.of("lam_sd", contrast)[0, layer] == pytest.approx(lam.std(-1, correction=0).numpy(), abs=1e-5)
             null = 1 - span_mass_null(model.visible(inputs)[layer][0], span=pair.span_mask)[:, after].mean()
-            assert found.layer_values["lam_null"][contrast][0, layer] == pytest.approx(float(null), abs=1e-6)
-            assert found.null(contrast=contrast)[0, layer] == pytest.approx(float(null), abs=1e-6)
+            assert found.uniform[contrast][0, layer] == pytest.approx(float(null), abs=1e-6)
+            here = found.nulls(contrast)["lam_null"][0, 8 * layer : 8 * layer + 8]
+            assert here == pytest.approx(float(null), abs=1e-6)
 
 
 def test_identical_tokens_point_one_way_in_the_first_layer_and_others_do_not(tiny_model_dir: Any) -> None:
@@ -151,39 +146,17 @@ def test_identical_tokens_point_one_way_in_the_first_layer_and_others_do_not(tin
     assert np.nanmax(other.of("residual")[:, 0]) < 1e-4, "the identity holds for any inserted text"
 
 
-@pytest.mark.parametrize("contrast", CONTRASTS)
-def test_gemma_s_norm_of_attention_is_crossed_with_its_scale_frozen(contrast: str, tiny_model_dir: Any) -> None:
-    """I9 before the norm; after it heads and the norm's own rescaling add up to what really changes in the residual."""
+@pytest.mark.parametrize(("contrast", "runs"), [("content", ("inserted", "masked")), ("total", ("inserted", "base"))])
+def test_shares_are_of_what_heads_write_together(contrast: str, runs: tuple[str, str], tiny_model_dir: Any) -> None:
+    """I9, before Gemma's norm of attention's output."""
     model = loaded(tiny_model_dir("gemma3"), "bridge", "float64")
     pair = pairs_for(model, n_tokens=9)[0]
-    found = decompose_attention(model, [pair], progress=False)
-    new, reference = {"content": ("inserted", "masked"), "total": ("inserted", "base"), "held": ("held", "base")}[
-        contrast
-    ]
-    n = pair.n_after
+    found = decompose_attention(model, [pair], contrasts=[contrast], progress=False)
     for layer in range(3):
-        runs = [pair.condition(name) for name in (new, reference)]
-        wrote = [layer_of(model, run, layer, "hook_attn_out")[0, -n:] for run in runs]
-        z = [layer_of(model, run, layer, "attn.hook_z")[0, -n:] for run in runs]
-        change = wrote[0] - wrote[1]
-        weights = model.attention_output(layer).weights
-        # by hand: rms of what all heads write together, the norm's weight, one head at a time
-        summed = torch.einsum("rhd,hdm->rm", z[0], weights)
-        gain = (1 + model.parts[layer].norm("post_attention_layernorm").weight.detach()).double()
-        scale = summed.square().mean(-1, keepdim=True).add(model.underlying.original_model.config.rms_norm_eps).sqrt()
-        per_head = torch.einsum("rhd,hdm->hrm", z[0] - z[1], weights) * gain / scale
-        expected = (per_head * change).sum((1, 2)) / change.square().sum()
-        shares = found.of("share_after_norm", contrast)[0, layer]
-        assert shares == pytest.approx(expected.numpy(), abs=1e-4)
-        rescaled = found.layer_values["norm_share"][contrast][0, layer]
-        assert shares.sum() + rescaled == pytest.approx(1, abs=1e-4)
-        assert abs(rescaled) > 1e-3, "the norm's own rescaling is not negligible"
-        before = torch.einsum("rhd,hdm->hrm", z[0] - z[1], weights)
-        plain = (before * before.sum(0)).sum((1, 2)) / before.sum(0).square().sum()
-        assert found.of("share", contrast)[0, layer] == pytest.approx(plain.numpy(), abs=1e-4)
-
-
-# ----------------------------------------------------------------------------------------------------------- planted
+        new, old = (layer_of(model, pair.condition(run), layer, "attn.hook_z")[0, -pair.n_after :] for run in runs)
+        wrote = torch.einsum("rhd,hdm->hrm", new - old, model.attention_output(layer).weights)
+        shares = (wrote * wrote.sum(0)).sum((1, 2)) / wrote.sum(0).square().sum()
+        assert found.of("share", contrast)[0, layer] == pytest.approx(shares.numpy(), abs=1e-4)
 
 
 @pytest.mark.slow
@@ -215,9 +188,6 @@ def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
             assert row["lam"] > 0.99 and abs(row["bias_share"]) < 1e-3
 
 
-# ------------------------------------------------------------------------------------------------------------ results
-
-
 @pytest.fixture(scope="module")
 def tiny(tiny_model_dir: Any) -> tuple[Model, tuple[PromptPair, ...]]:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
@@ -232,11 +202,7 @@ def test_a_control_of_the_same_tokens_does_not_differ_and_draws_are_averaged(tin
     assert own.control == pytest.approx(own.of("lam"), abs=1e-6)
     assert np.array_equal(two.control, again.control) and np.abs(two.control - two.of("lam")).max() > 0.01
     assert not np.allclose(found("random_sentence", 3).control, two.control), "draws differ and are averaged"
-    with pytest.raises(ValueError, match='control="random_sentence"'):
-        replace(own, control=None).null("control")
-
-
-# ----------------------------------------------------------------------------------------------------------- messages
+    assert "lam_control" in own.nulls() and "lam_control" not in replace(own, control=None).nulls()
 
 
 def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> None:

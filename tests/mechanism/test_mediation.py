@@ -141,15 +141,17 @@ def test_a_planted_reader_acts_by_its_bias() -> None:
 def test_effects_by_hand() -> None:
     # reference 1, scale 1.5, bias 0.5, both 2: scale +0.5, bias -0.5, both +1, interaction 1
     row = [1.0, 4.0, 1.0, 1.5, 0.5, 2.0, 2.5]
-    found = Mediation(("a", "b"), ("mean", "outcome"), ARMS, np.array([[row, row], [row, row]]), "nats", {"layer": 1})
+    found = Mediation(
+        ("a", "b"), ("mean", "outcome"), ARMS, np.array([[row, row], [row, row]]), "nats", settings={"layer": 1}
+    )
     effects = {name: float(found.effect("mean", name)[0]) for name in EFFECTS}
     assert effects == {"scale": 0.5, "bias": -0.5, "both": 1.0, "interaction": 1.0, "rest": 0.5, "total": 3.0}
     table = found.table()
     assert list(table["effect"][:6]) == list(EFFECTS) and (table["n"] == 2).all() and table["before"].eq(1).all()
     assert table[["median", "mean"]].values.tolist() == [[each, each] for each in effects.values()] * 2
     assert table["unit"].tolist() == ["activation"] * 6 + ["nats"] * 6 and len(found.to_frame()) == 2 * 2 * 7
-    assert found.printed()["part"].tolist() == list(EFFECTS)
-    assert "rest" not in set(replace(found, settings={"layer": 0}).printed()["part"]), "an identity there"
+    assert found.printed()["effect"].tolist() == list(EFFECTS)
+    assert "rest" not in set(replace(found, settings={"layer": 0}).printed()["effect"]), "an identity there"
     with pytest.raises(ValueError, match="no effect 'all' here; there are scale, bias"):
         found.effect("mean", "all")
 
@@ -160,7 +162,7 @@ def test_changes_within_rounding_are_none_and_most_problems_decide() -> None:
     values[:, 0, ARMS.index("both")] += 0.5
     values[:, 0, ARMS.index("scale")] += 1e-6  # of 1: rounding
     settings = {"layer": 1, "outcome": "o", "insertion": "x"}
-    found = Mediation(tuple("abcdefgh"), ("outcome",), ARMS, values, "nats", settings)
+    found = Mediation(tuple("abcdefgh"), ("outcome",), ARMS, values, "nats", settings=settings)
     rows = found.table().set_index("effect")
     assert rows["n_up"].to_dict() == {"scale": 0, "bias": 8, "both": 8, "interaction": 0, "rest": 0, "total": 0}
     assert rows.loc["rest", "n_down"] == 8 and rows["p_corrected"].isna().to_dict()["scale"]

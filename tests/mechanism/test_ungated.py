@@ -73,9 +73,6 @@ def hooked(name: str, layer: int, tokens: torch.Tensor, change: Callable[[torch.
         handle.remove()
 
 
-# ------------------------------------------------------------------------------------- against hooks on Hugging Face
-
-
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
@@ -102,9 +99,6 @@ def test_arm_is_a_hook_on_hugging_face_s_activation(name: str, backend: str) -> 
     assert torch.equal(model.run(tokens).logits, before.logits), "nothing stays behind"
 
 
-# ------------------------------------------------------------------------------------------------- mediation, layers
-
-
 @pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX (Pythia)"])
 def test_mediation_reads_the_activation_where_attention_reaches_it(name: str) -> None:
     model, layer = here(name, "nnsight"), 1
@@ -119,9 +113,6 @@ def test_mediation_reads_the_activation_where_attention_reaches_it(name: str) ->
     assert UNGATED in said and found.settings["gated"] is False
     assert (moved < 1e-6) is (name in PARALLEL) is ("none can" in said)
     assert np.abs(found.effect("outcome", "both")).max() > 1e-3
-
-
-# ---------------------------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(("name", "backend"), [("Mixtral", "bridge"), ("Qwen3-MoE", "nnsight")])

@@ -38,15 +38,6 @@ def test_problems_of_one_geometry_share_a_batch_and_halves_keep_groups(pairs: An
     assert replace(ready, beside="dots").settings["beside"] == "dots"
 
 
-def test_clean_prompts_that_a_contrast_does_not_use_make_no_problems(pairs: Any) -> None:
-    twice = [replace(pairs[0], clean=pairs[0].inserted), pairs[0]]
-    asked = [replace(each, problem=replace(each.problem, id=name)) for each, name in zip(twice, "ab", strict=True)]
-    ready = replace(prepare(planted_here()[1], pairs[:2]), bare=tuple(asked[::-1]))
-    with pytest.raises(ValueError, match="problem 'a' asks the same as 'b': .* contrast 'content' does not use"):
-        ready.under(CONTRASTS["content"])
-    assert ready.under(CONTRASTS["replaced"]) is ready, "its tokens are text's"
-
-
 def test_each_condition_is_run_once_and_read_where_the_outcome_is(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     ready = prepare(model, pairs_for(model, 4, count=1))
@@ -62,8 +53,8 @@ def test_each_condition_is_run_once_and_read_where_the_outcome_is(tiny_model_dir
 
 
 def test_moved_outputs_are_lam_z_and_sigma_where_the_heads_are() -> None:
-    heads, sigma = (Head(0, 1), Head(1, 0), Head(0, 3)), np.arange(12.0).reshape(3, 1, 4)
-    edit = HeadTransfer(heads, np.array([[2.0], [9.0], [0.5]]), sigma)
+    heads, sigma = (Head(0, 1), Head(1, 0), Head(0, 3)), np.arange(12.0).reshape(3, 4)
+    edit = HeadTransfer(heads, np.array([2.0, 9.0, 0.5]), sigma)
     z = torch.ones(5, 4, 4)
     moved = edit.moved(z, 0)
     assert moved[:, 1].tolist() == [[2.0, 3, 4, 5]] * 5 and moved[:, 3].tolist() == [[8.5, 9.5, 10.5, 11.5]] * 5

@@ -127,14 +127,14 @@ def test_every_cell_is_printed_in_its_unit_and_no_read_is_judged_without_an_effe
 
 
 def test_what_is_not_shown_is_not_said() -> None:
-    """Half of the problems each way: the medians say something, the tests do not, and no verdict is given."""
+    """Half of the problems each way: the medians say something, the tests do not."""
     found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3])
     found.values[:9] *= -1
     assert found.verdicts[0].tolist() == ["", "", "less", "", ""]
     assert "is not shown, so nothing is concluded of its parts" in conclusion(found, HEAD)
     found = by_hand([0.3, 0.3, 0.3, 0.3, 0.3])
     found.values[:9, :, 1:] = 0
-    assert conclusion(found, HEAD) == f"{HEAD}: its read matters, which part of it is not shown."
+    assert conclusion(found, HEAD) == f"{HEAD}: its read matters; which part of it is not shown."
     exactly = by_hand([0.3, 0.05, 0.05, 0.05, 0.05])
     assert exactly.verdicts[0].tolist() == ["more", "", "", "", ""], "neither more nor less than delta"
 
@@ -146,11 +146,11 @@ def test_an_edit_is_told_apart_from_the_knockout_before_anything_follows(sense: 
         found = by_hand(sense * np.array([0.054, *[size] * 4]), n=24)
         assert found.verdicts[0, 1:].tolist() == ["less"] * 4
         said = conclusion(found, HEAD)
-        assert said.endswith(f"not told apart from the knockout: {', '.join(list(READ_EDITS.values())[1:])}.")
+        assert said.count("is not told apart from the knockout") == 4
         assert ("against the effect" in said) == (sense < 0) and "hardly" not in said
     apart = conclusion(by_hand(sense * np.array([0.054, 0.026, 0.3, 0.026, 0.046]), n=24), HEAD)
     assert "(bias) hardly" in apart and "first token replaces" in apart
-    assert apart.endswith(f"not told apart from the knockout: {READ_EDITS['reroute_uniform']}.")
+    assert apart.endswith("over all other tokens is not told apart from the knockout.")
 
 
 def test_an_edit_is_beside_the_knockout_in_the_knockout_s_sense() -> None:
