@@ -50,6 +50,7 @@ CLAIMS: dict[str, tuple[str, int]] = {
 Activations = Float[Tensor, "token d_mlp"]
 SAME = 1e-6
 """Differences smaller than this part of the values are rounding and count as ties."""
+PARALLEL = "where attention and MLP read the same input (GPT-J, GPT-NeoX, Falcon, Phi-2),"
 
 
 class NearZero(NamedTuple):
@@ -186,8 +187,7 @@ class ActivationShift(Measured):
         still = moved.index[~moved.any(axis=1)]
         if self.layer == 0 and len(still):
             found.append(
-                f"Nothing moved beyond rounding ({', '.join(still)}): where attention and MLP read the same "
-                "input (GPT-J, GPT-NeoX, Falcon, Phi-2), nothing inserted reaches the MLP of layer 0; ask for a later layer."
+                f"Nothing moved beyond rounding ({', '.join(still)}): {PARALLEL} nothing inserted reaches layer 0's."
             )
         return found
 

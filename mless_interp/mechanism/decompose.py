@@ -45,7 +45,7 @@ METRICS: dict[str, str] = {
     "value_cosine": "cosine",
     "value_spectral_share": "share",
     "value_effective_rank": "directions",
-    **dict.fromkeys(("change", "residual", "shift_left_out"), "ratio of norms"),
+    **dict.fromkeys(("change", "residual"), "ratio of norms"),
     "fit_slope": "slope",
     "fit_r2": "R squared",
     **dict.fromkeys(SHARES, "share"),
@@ -178,7 +178,7 @@ def decompose_attention(
     settings |= {"heads": list(map(str, chosen)), "n_heads": model.info.n_heads, "insertion": found[0].insertion.label}
     settings |= {"control": label, "control_prompts": [digest_of(draw) for draw in draws], "prompts": digest_of(found)}
 
-    def measured(pair: PromptPair, others: Sequence[PromptPair]) -> dict[str, Found | np.ndarray]:
+    def measured(pair: PromptPair, others: Sequence[PromptPair]) -> dict[str, Any]:
         """Measure `heads[metric][contrast]` `[layer, head]`, lambda of uniform attention `[layer]`, and the mean lambda
         `[layer, head]` under other insertions: one forward pass of all runs of the pair, each layer reduced where it is made.
         """
@@ -297,9 +297,6 @@ def _numbers(
         "fit_slope": slope,
         "fit_r2": r2,
     }
-    if "shift" in parts:
-        rest = parts["rest"] + parts["shift"]
-        found["shift_left_out"] = outputs.affine_residual(rest, parts["change"], rounding=noise * size)
     # shares of what the layer's attention adds to the residual stream, before a norm of its output where there is one
     output, wide = model.attention_output(layer), parts["change"].dtype
     weights = output.weights.to(parts["change"])
@@ -345,7 +342,6 @@ class AttentionDecomposition(Measured):
         value_spectral_share | values on one direction | | share of the span's value energy on its first direction
         value_effective_rank | directions of values | | how many directions the span's values fill
         residual | residual | | change that lambda z + Sigma leaves unexplained; 0: affine
-        shift_left_out | residual without shift | | the same without the term of the shifted positions (the paper's Eq. 2)
         fit_slope | slope of the best fit | | of the output with the span on that without; another number than lambda
         fit_r2 | R² of the fit | | share of variance that the best affine fit explains
         share | of the layer's change | share | the head's share in what the layer's attention changes; signed
@@ -432,7 +428,7 @@ class AttentionDecomposition(Measured):
         layer's change summed over heads; intervals are over problems."""
         contrast, layers = self._contrast(contrast), list(self.layers)
         columns: dict[str, Any] = {"layer": layers, "paper_layer": [layer + 1 for layer in layers]}
-        for metric in ("lam", "residual", "shift_left_out", "fit_slope", "fit_r2", *SHARES):
+        for metric in ("lam", "residual", "fit_slope", "fit_r2", *SHARES):
             if contrast in self.values.get(metric, {}):
                 array = self.of(metric, contrast)[:, layers]
                 mean = defined_mean(np.moveaxis(array, 2, 0))

@@ -21,9 +21,9 @@ from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
-from ..runtime.results import Shown, ShownTable, interval_columns, limits_of, place_of, tidy
+from ..runtime.results import interval_columns, limits_of, place_of, tidy
 from ..statistics import defined_mean, holm, median_interval, sign_test
-from .activations import NearZero, check_widths
+from .activations import PARALLEL, NearZero, check_widths
 from .decompose import DECOMPOSED, Read
 
 MEDIATED = {name: contrast for name, contrast in DECOMPOSED.items() if contrast.same_positions}
@@ -131,10 +131,7 @@ class Mediation(Measured):
             found.append(f"Scale and bias of {row['reading']} do not add up (interaction {_with_interval(row)}).")
         edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
         if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):
-            found.append(
-                "No edit of attention moves this layer's activations beyond rounding: where attention and MLP read the same "
-                "input (GPT-J, GPT-NeoX, Falcon, Phi-2), none can."
-            )
+            found.append(f"No edit of attention moves this layer's activations beyond rounding: {PARALLEL} none can.")
         return found
 
     def printed(self) -> pd.DataFrame:

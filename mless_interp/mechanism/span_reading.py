@@ -357,16 +357,15 @@ def read_span(
 
 def _token(model: Model, pair: PromptPair, what: What) -> int:
     """Find the token (or class) that is looked for in a problem; `ValueError` where there is none."""
-    ids = what(pair) if not isinstance(what, str) else pair.answer_ids if what == ANSWER else _of_tag(model, pair, what)
-    if isinstance(ids, Tensor | np.ndarray | np.generic):
-        ids = ids.tolist()
-    first = next(iter(ids), None) if isinstance(ids, list | tuple) else ids
-    known = model.info.n_classes or model.info.d_vocab
-    if isinstance(first, bool) or not isinstance(first, int) or not 0 <= first < known:
+    given = (
+        what(pair) if not isinstance(what, str) else pair.answer_ids if what == ANSWER else _of_tag(model, pair, what)
+    )
+    ids, known = np.ravel(np.asarray(given)), model.info.n_classes or model.info.d_vocab
+    if ids.dtype.kind not in "iu" or not len(ids) or not 0 <= ids[0] < known:
         raise ValueError(
-            f"problem {pair.id!r}: what is read must be a token id, 0 to {known - 1} in {model.info.name}, got {shown(ids)}"
+            f"problem {pair.id!r}: what is read must be a token id, 0 to {known - 1} in {model.info.name}, got {shown(given)}"
         )
-    return first
+    return int(ids[0])
 
 
 def _of_tag(model: Model, pair: PromptPair, tag: str) -> Sequence[int]:

@@ -86,7 +86,7 @@ def attribute_heads(
     settings: Settings = {"method": method, "contrast": contrast, "steps": steps, "verify": n_verified}
     how: Arguments = {"settings": settings, "alone": method == "gate_ig", "options": options}
     found = prepared.each(of_unit, label=f"attributing ({method})", **how)
-    arrays = {name: np.array([each[name] for each in found], dtype=float) for name in found[0]}
+    arrays: Arguments = {name: np.array([each[name] for each in found], dtype=float) for name in found[0]}
     made = HeadAttribution(**arrays, **prepared.fields(settings))
     if not n_verified:
         return made

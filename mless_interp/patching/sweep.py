@@ -188,8 +188,8 @@ def sweep_heads(
     made = {}
     for name, sweep in sweeps.items():
         arrays: Arguments = {key: np.array([each[name][key] for each in found], dtype=float) for key in found[0][name]}
-        told = {"heads": chosen, "seed": options.seed, "direction": sweep.direction}
-        made[name] = PatchScores(**arrays, **told, **prepared.fields({**sweep.settings, "heads": labels}))
+        arrays |= {"heads": chosen, "seed": options.seed, "direction": sweep.direction}
+        made[name] = PatchScores(**arrays, **prepared.fields({**sweep.settings, "heads": labels}))
     return made
 
 
@@ -363,7 +363,6 @@ class PatchScores(Parts, Measured):
     direction: str = "denoising"
 
     columns = columns_of("""
-        patching_changes | patching changes | | patched - receiving, mean over problems, in the outcome's unit
         recovered | recovered | later | (patched - corrupted) / (clean - corrupted)
         noise | noise | | change of the outcome in a row of the head's layer without an edit: rounding
     """)
@@ -385,14 +384,9 @@ class PatchScores(Parts, Measured):
         return DIRECTIONS[self.direction]
 
     @property
-    def patching_changes(self) -> np.ndarray:
-        """patched - receiving, `[problem, layer, head]`, in `unit`."""
-        return self.patched - self.receiving[:, None, None]
-
-    @property
     def effect(self) -> np.ndarray:
         """The part of the insertion's effect that each head carries, `[problem, layer, head]`, in `unit`."""
-        return self.sign * self.patching_changes + 0.0  # no -0
+        return self.sign * (self.patched - self.receiving[:, None, None]) + 0.0  # no -0
 
     @property
     def per_head(self) -> np.ndarray:
@@ -434,28 +428,21 @@ class PatchScores(Parts, Measured):
         more than the smallest effect in it, `p_corrected` (Holm over heads and senses), `median`, `share`. Means, `recovered`
         and `rank` describe."""
         fraction, table = self.effect_fraction, pd.DataFrame(head_columns(self.heads) | self.claim_columns())
-        return table.assign(
-            patching_changes=self.sign * self.mean_effect + 0.0,
-            recovered=1 - fraction if self.sign > 0 else fraction,
-            noise=self.noise_floor,
-            rank=self.rank,
-        )
+        recovered = 1 - fraction if self.sign > 0 else fraction
+        return table.assign(recovered=recovered, noise=self.noise_floor, rank=self.rank)
 
     def quantity(self, column: str) -> Quantity:
         if column in ("noise", "rank"):
             return Quantity(self.unit if column == "noise" else "")
         made = super().quantity(column)
-        if column == "recovered":
-            return replace(made, unit=WHOLE, below="")
-        return replace(made, below="patching lowers the outcome") if column == "patching_changes" else made
+        return replace(made, unit=WHOLE, below="") if column == "recovered" else made
 
     def to_frame(self) -> pd.DataFrame:
-        """Return one tidy row per measure, problem and head: outcomes of the `receiving`, `donor` and `patched` runs, what the
-        patch changes, and the `effect`."""
+        """Return one tidy row per measure, problem and head: outcomes of the `receiving`, `donor` and `patched` runs, and the
+        `effect`."""
         ends = {"receiving": self.receiving, "donor": self.donor}
-        cells = {"patched": self.patched, "patching_changes": self.patching_changes, "effect": self.effect}
         measures = {name: np.repeat(values[:, None], len(self.heads), 1) for name, values in ends.items()}
-        measures |= {name: of_heads(values, self.heads) for name, values in cells.items()}
+        measures |= {"patched": of_heads(self.patched, self.heads), "effect": self.per_head}
         return rows_per_head(self.problem_ids, self.heads, measures)
 
     def top(self, k: int = 10) -> pd.DataFrame:

@@ -110,7 +110,6 @@ def test_first_layer_is_exact_and_deeper_ones_are_not(
         assert shares[""].sum(-1) == pytest.approx(1, abs=10 * tolerance)
         assert np.abs(shares["rest_"][:, 0]).max() < tolerance
     assert "shift_share" in found.values and "content" not in found.values["shift_share"]
-    assert np.nanmedian(found.of("shift_left_out")[:, 0]) > 0.05, "Eq. 2 without the shift is not exact"
 
 
 @pytest.mark.parametrize("architecture", ["gemma3"])
@@ -195,14 +194,22 @@ def tiny(tiny_model_dir: Any) -> tuple[Model, tuple[PromptPair, ...]]:
 
 
 def test_a_control_of_the_same_tokens_does_not_differ_and_draws_are_averaged(tiny: Any) -> None:
-    def found(control: Any, n: int = 5) -> mi.AttentionDecomposition:
-        return decompose_attention(*tiny, contrasts=["content"], control=control, n_control_draws=n, progress=False)
+    """Whatever the order in which queries, keys and values come."""
 
-    own, two, again = found(Insertion.meaningless(" /", 9)), found("random_sentence", 2), found("random_sentence", 2)
-    assert own.control == pytest.approx(own.of("lam"), abs=1e-6)
-    assert np.array_equal(two.control, again.control) and np.abs(two.control - two.of("lam")).max() > 0.01
-    assert not np.allclose(found("random_sentence", 3).control, two.control), "draws differ and are averaged"
-    assert "lam_control" in own.nulls() and "lam_control" not in replace(own, control=None).nulls()
+    def found(model: Any, pairs: Any, control: Any, n: int = 5) -> mi.AttentionDecomposition:
+        options: dict[str, Any] = {"contrasts": ["content"], "n_control_draws": n, "progress": False}
+        return decompose_attention(model, pairs, heads=["L0H1"], control=control, **options)
+
+    pythia = loaded(folder_of("GPT-NeoX (Pythia)"), "bridge")
+    for model, pairs in (tiny, (pythia, pairs_for(pythia, 9, 2))):
+        own = found(model, pairs, Insertion.meaningless(" /", 9))
+        np.testing.assert_allclose(own.control[:, 0, 1], own.of("lam")[:, 0, 1], atol=1e-6)
+        assert np.isnan(own.control[:, 0, 0]).all() and np.isnan(own.control[:, 1]).all()
+        assert "lam_control" in own.nulls() and "lam_control" not in replace(own, control=None).nulls()
+    two, again, three = (found(*tiny, "random_sentence", n) for n in (2, 2, 3))
+    assert np.array_equal(two.control, again.control, equal_nan=True)
+    assert np.nanmax(np.abs(two.control - two.of("lam"))) > 0.01
+    assert not np.allclose(three.control, two.control, equal_nan=True), "draws differ and are averaged"
 
 
 def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> None:
@@ -218,15 +225,3 @@ def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> Non
     blind = model.checked(replace(model.checks, shows_rotated=False))
     with pytest.raises(ModelError, match=r"shows no queries and keys as they enter the scores on backend 'bridge'"):
         decompose_attention(blind, pairs, progress=False)
-
-
-@pytest.mark.parametrize("name", ["GPT-NeoX (Pythia)"])
-def test_controls_are_measured_in_whatever_order_queries_keys_and_values_come(name: str) -> None:
-    model = loaded(folder_of(name), "bridge")
-    pairs = pairs_for(model, 9, 2)
-    found = decompose_attention(
-        model, pairs, heads=["L0H1"], control=Insertion.meaningless(" /", 9), contrasts=("content",), progress=False
-    )
-    assert found.control is not None
-    np.testing.assert_allclose(found.control[:, 0, 1], found.of("lam")[:, 0, 1], atol=1e-6)
-    assert np.isnan(found.control[:, 0, 0]).all() and np.isnan(found.control[:, 1]).all()

@@ -63,13 +63,8 @@ def outcome_under(
     edits = run_edits(model, inputs, intervention, heads, span=pair.span_mask[None], start=start, donor=given)
     name = site(heads[0].layer, "mlp.hook_pre")
     outcome = OUTCOMES["answer_logprob"]
-    result = model.run(
-        inputs,
-        edits=edits,
-        capture={name: None},
-        logits_at=[len(pair.inserted) - back for back in outcome.reads(pair)],
-    )
-    assert result.logits is not None
+    read = [len(pair.inserted) - back for back in outcome.reads(pair)]
+    result = model.run(inputs, edits=edits, capture={name: None}, logits_at=read)
     return float(outcome.value(result.logits, pair, None)[0]), result.captured[name][0]
 
 
@@ -81,20 +76,15 @@ def test_arms_are_the_interventions_of_methods_6(architecture: str, layer: int, 
     heads = [Head(layer, head) for head in (1, 2, 6)]
     taken = mediate(model, [bare], layer=layer, heads=heads, direction="denoising", progress=False)
     added = mediate(model, [bare], layer=layer, heads=heads, direction="noising", progress=False)
-    cases: list[tuple[Mediation, str, Intervention, str, str]] = [
-        (taken, "bias", RestoreScale(), "inserted", "masked"),
-        (taken, "reference", PatchZ(), "inserted", "masked"),
-        (added, "patched", PatchZ(), "masked", "inserted"),
+    cases: list[tuple[Mediation, str, Intervention]] = [
+        *((taken, "bias", RestoreScale()), (taken, "reference", PatchZ()), (added, "patched", PatchZ())),
+        *([(taken, "scale", KnockoutZero()), (taken, "reference", Knockout())] if layer == 0 else []),
     ]
-    if layer == 0:
-        cases += [
-            (taken, "scale", KnockoutZero(), "inserted", "masked"),
-            (taken, "reference", Knockout(), "inserted", "masked"),
-        ]
     gate = model.gated_mlp(layer).activation
     pair = bare.answered("answer")
-    for found, arm, intervention, receiving, donor in cases:
-        outcome, pre = outcome_under(model, pair, intervention, heads, receiving, donor)
+    for found, arm, intervention in cases:
+        ends = ("inserted", "masked") if found is taken else ("masked", "inserted")
+        outcome, pre = outcome_under(model, pair, intervention, heads, *ends)
         assert found.of("outcome", arm)[0] == pytest.approx(outcome, abs=1e-4), arm
         activations = gate(pre[bare.shared])
         assert found.of("mean_absolute", arm)[0] == pytest.approx(float(mean_absolute(activations.flatten())), abs=1e-5)

@@ -29,13 +29,13 @@ def scores(patched: list[float], receiving: list[float], donor: list[float], dir
 
 
 def test_fractions_are_ratios_of_means_in_both_directions() -> None:
-    columns = ["effect", "patching_changes", "effect_fraction", "recovered"]
+    columns = ["effect", "effect_fraction", "recovered"]
     # effects 1 and 3, totals 4 and 4: 4 / 8, not the mean of ratios of anything else
     denoising = scores([1, 3] * 4, [0] * 8, [4] * 8, "denoising").table()[columns]
-    assert denoising.iloc[0].tolist() == [-2, 2, 0.5, 0.5]
+    assert denoising.iloc[0].tolist() == [-2, 0.5, 0.5]
     # noising: receiving is the clean run; recovered = (patched - corrupted) / (clean - corrupted) = 1 - fraction
     noising = scores([3, 0] * 4, [4] * 8, [0] * 8, "noising").table()[columns]
-    assert noising.iloc[0].tolist() == [-2.5, -2.5, 0.625, 0.375]
+    assert noising.iloc[0].tolist() == [-2.5, 0.625, 0.375]
     unequal = scores([1] * 8, [0] * 8, [1, 3] * 4, "denoising").table().iloc[0]
     assert unequal["effect_fraction"] == 0.5  # 8 / 16, while the mean of ratios would be 2/3
 

@@ -88,14 +88,13 @@ def test_it_is_the_donor_s_rotated_keys_and_values_at_the_receiver_s_positions(
 
 
 def test_partners_are_drawn_by_seed_and_have_other_answers_behind_the_same_tokens() -> None:
-    _, pairs = planted(20, after="question")
+    _, pairs = planted(20, {}, after="question")
     partners = partners_of(pairs, 3, seed=1)
     assert partners == partners_of(pairs, 3, seed=1) != partners_of(pairs, 3, seed=2)
     for at, chosen in enumerate(partners):
         answers = [pairs[at].answer_ids, *(pairs[other].answer_ids for other in chosen)]
         assert at not in chosen and len(set(answers)) == 4 and len(chosen) == 3
-    longer = planted_here(**COMPUTES)[1]
-    other = make_pairs(longer, [pair.problem for pair in pairs[10:]], Insertion.meaningless(" /", 9, after="question"))
+    other = make_pairs(planted_here()[1], [pair.problem for pair in pairs[10:]], Insertion.meaningless(" /", 9, after="question"))
     mixed = partners_of([*pairs[:10], *other], 2, seed=1)
     assert all(set(chosen) <= set(range(10) if at < 10 else range(10, 20)) for at, chosen in enumerate(mixed))
 
