@@ -61,7 +61,6 @@ class NearZero(NamedTuple):
 
     @classmethod
     def of(cls, activations: Activations, *, c: float, q: float) -> "NearZero":
-        """Take the thresholds of a run, over all its tokens."""
         flat = activations.flatten()
         return cls(float(metrics.arm_threshold(flat, c=c)), float(metrics.quantile(flat.abs(), q=q)))
 
@@ -279,7 +278,6 @@ def activation_shift(
     pre, near = site(layer, "mlp.hook_pre"), partial(NearZero.of, c=c, q=q)
 
     def read(pair: PromptPair, condition: str) -> Activations:
-        """Read one condition's activations at the wanted tokens; nothing else of the run is kept."""
         places = pair.shared if CONDITIONS[condition].has_span else torch.arange(len(pair.base))
         keep = {pre: lambda x: widened(gate.activation(x[0, places.to(x.device)]))}
         seen: Tensor = model.run(pair.condition(condition), capture=keep, logits_at="none").captured[pre]
@@ -362,7 +360,6 @@ def _shifts(
 
 
 def _values(activations: Activations, thresholds: NearZero, own_threshold: float, edges: Tensor) -> np.ndarray:
-    """Take every metric of `VALUES` of these tokens."""
     flat, centre = activations.flatten(), metrics.quantile(activations.T, q=0.5)
     found = {
         "near_zero_arm": metrics.near_zero_fraction(flat, threshold=thresholds.arm),

@@ -465,7 +465,6 @@ class AttentionDecomposition(Measured):
         return "; ".join([words, *told]) + "."
 
     def _tested(self, null: np.ndarray, name: str) -> str:
-        """Say how many heads differ from a null."""
         test = self.null_test(null)
         if test is None:
             return f"no head differs from {name}"

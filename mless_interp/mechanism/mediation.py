@@ -70,7 +70,6 @@ class Mediation(Measured):
         reading | reading | | what is read: the outcome, or a metric of the gate activations
         effect | part | | scale, bias, both, interaction (both - scale - bias), rest, or total
         before | without the span | | mean over problems
-        median | change | | median over problems
         mean | mean change | | mean over problems
     """)
     caption = (
@@ -80,7 +79,6 @@ class Mediation(Measured):
     axes = (("values", "problem reading arm"),)
 
     def of(self, reading: str, arm: str) -> np.ndarray:
-        """Return one reading of one arm, `[problem]`."""
         return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]
 
     def effect(self, reading: str, effect: str) -> np.ndarray:
@@ -242,7 +240,6 @@ def mediate(
 
 
 def _readings(activations: Tensor, near: NearZero) -> list[Tensor]:
-    """Take the numbers of `READINGS` of one run's activations `[token, d_mlp]`."""
     flat = widened(activations).flatten()
     shares = [near_zero_fraction(flat, threshold=threshold) for threshold in near]
     return [*shares, flat.mean(), mean_absolute(flat), median_variance(activations)]

@@ -202,7 +202,6 @@ class SpanReadings(Measured):
         return f"{what} is not shown to be readable in the span, where half of the pairs is chance: {best}."
 
     def _best(self, at: int) -> str:
-        """Say in which cell of a reader p is smallest."""
         p = self.tested.p[0, at]
         if not np.isfinite(p).any():
             return "nothing to test"

@@ -125,7 +125,6 @@ class _Gradients(Gated):
 
 
 def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
-    """Integrate gradients, and make both estimates and both ends, of one problem."""
     info, recording = passes.model.info, passes.recording
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     places, weight = (recording.z[0].new_tensor(each) for each in ((nodes + 1) / 2, weights / 2))
@@ -150,7 +149,6 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
 
     @torch.no_grad()
     def estimate(run: Recording, edit: Intervention, end: int) -> Tensor:
-        """Estimate what an edit of each head at one of the ends changes, to first order."""
         per_layer = []
         for layer, slope in enumerate(slopes):
             state = LayerState.of(passes.model, run, layer, span=passes.span, rows=passes.rows)

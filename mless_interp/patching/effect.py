@@ -72,7 +72,6 @@ class Effect:
         return len(self.units(self.total))
 
     def counted(self, n: int) -> str:
-        """Say how many of what replicates, in words."""
         return count_of(n, *(("group of problems", "groups of problems") if self.groups else ("problem",)))
 
     @property
@@ -170,7 +169,6 @@ class Effect:
         return f"{what} {does} {outcome} by {size} in {same} of {self.counted(self.n)}"
 
     def details(self, unit: str, name: str = "") -> str:
-        """Say the median with its limits, the sign test and the mean, as a sentence."""
         return (
             f"Total {name}{' ' * bool(name)}effect: median {with_limits(self.median, unit)}, sign test p = {self.p:.2g} over "
             f"{self.counted(self.n)}, mean {defined_mean(self.total):+.4f}."
@@ -270,7 +268,6 @@ class Parts:
         return self.mean_effect / self.whole.mean + 0.0
 
     def claim_columns(self) -> dict[str, np.ndarray]:
-        """Make the columns of a table that say what is claimed, and the means that describe."""
         told = self.prevalence
         found = {"sense": self.sense, "k": self._in_its_sense(told.count), "n": told.n}
         counted = {"prevalence": told.share, "prevalence_ci_low": told.low, "prevalence_ci_high": told.high}
@@ -300,7 +297,6 @@ class Parts:
         return f"{whole}{name}{'; ' if self.established else ', so '}{self.claim()}."
 
     def claim(self) -> str:
-        """Say which cells carry more than the smallest effect in most problems, as a clause."""
         one, several = self.what
         if not self.established:
             return f"no {one} is tested"

@@ -357,7 +357,6 @@ class ReadEffects(Parts, Measured):
 
     @property
     def turned(self) -> np.ndarray:
-        """`values`, positive with the insertion's effect."""
         return self.whole.turned(self.values)
 
     @cached_property
@@ -449,7 +448,6 @@ class ReadEffects(Parts, Measured):
         return [first, *map(self._conclusion, range(len(self.heads)))]
 
     def _amount(self, at: int, k: int) -> str:
-        """Write the effect of a cell with its interval: percent of an established total, else its median in `unit`."""
         made, scale, unit, form = self.median, 1, self.unit, "+z.4f"
         if self.established:
             made, scale, unit, form = self.share, 100, "%", "z.0f"

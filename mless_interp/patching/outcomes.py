@@ -30,7 +30,7 @@ class Outcome:
     needs_distractor: bool = False
 
     def asked(self, pair: PromptPair, info: ModelInfo) -> PromptPair:
-        """The pair with what is appended; what nothing is read behind is left out where it does not fit the context.
+        """Append what is read; what nothing is read behind is left out where it does not fit the context.
 
         A class is no token, so none is appended. `ValueError` for an answer or a distractor that the model cannot give.
         """
@@ -48,7 +48,7 @@ class Outcome:
         return pair.answered(self.appended, unfed=1)
 
     def check(self, pairs: Sequence[PromptPair]) -> None:
-        """`ValueError` if a problem lacks what this outcome reads."""
+        """Raise `ValueError` if a problem lacks what this outcome reads."""
         wrong = [pair for pair in pairs if self.needs_distractor and _apart(pair) < 0]
         if wrong:
             none, same = "no distractor", "a distractor with which its answer begins, or that begins with it"
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def _apart(pair: PromptPair) -> int:
-    """The first token at which the answer and the distractor differ; -1: none."""
+    """Find the first token at which the answer and the distractor differ; -1: none."""
     both = zip(pair.answer_ids, pair.distractor_ids, strict=False)
     return next((at for at, (right, wrong) in enumerate(both) if right != wrong), -1)
 
@@ -78,16 +78,17 @@ def _of_tokens(
     return Outcome(name, appended, unit, reads, lambda logits, pair, clean: formula(logits, torch.tensor(ids(pair))))
 
 
-def _divergence(name: str, unit: str, reads: Callable[[PromptPair], list[int]]) -> Outcome:
-    def value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
-        assert clean is not None
-        return kl_divergence(logits, clean.expand_as(logits))
-
-    return Outcome(name, "answer", unit, reads, value, needs_clean=True)
-
-
-def _reads_apart(pair: PromptPair) -> list[int]:
+def _read_apart(pair: PromptPair) -> list[int]:
     return [pair.n_answer + 1 - _apart(pair)]
+
+
+def _read_after(pair: PromptPair) -> list[int]:
+    return list(range(pair.n_after, 0, -1))
+
+
+def _divergence(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    assert clean is not None
+    return kl_divergence(logits, clean.expand_as(logits))
 
 
 def _difference(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
@@ -101,15 +102,15 @@ OUTCOMES = {
         _of_tokens("answer_logprob", "nats", answer_logprob),
         _of_tokens("answer_prob", "probability", answer_probability),
         _of_tokens("solution_logprob", "nats per token", mean_logprob, "solution"),
-        Outcome("logit_diff", "answer", "logits", _reads_apart, _difference, needs_distractor=True),
-        _divergence("kl", "nats per position", lambda pair: list(range(pair.n_after, 0, -1))),
-        _divergence("kl_last", "nats", lambda pair: [pair.n_answer + 1]),
+        Outcome("logit_diff", "answer", "logits", _read_apart, _difference, needs_distractor=True),
+        Outcome("kl", "answer", "nats per position", _read_after, _divergence, needs_clean=True),
+        Outcome("kl_last", "answer", "nats", lambda pair: [pair.n_answer + 1], _divergence, needs_clean=True),
     )
 }
 
 
 def outcome_named(given: "str | Outcome", *, signed_for: str = "") -> Outcome:
-    """The outcome of that name, or the given one; `signed_for` names what needs one with a sign."""
+    """Look up the outcome of that name, or take the given one; `signed_for` names what needs one with a sign."""
     found = one_of(given, OUTCOMES, "outcome") if isinstance(given, str) else given
     if signed_for and found.needs_clean:
         allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)

@@ -106,7 +106,6 @@ class Prepared:
         return replace(self, bare=bare, pairs=pairs, units=units_of(pairs, self.outcome))
 
     def runs(self, unit: Unit) -> "Runs":
-        """Make the runs of one unit, recorded when they are first asked for."""
         return Runs(self.model, self.outcome, [self.pairs[at] for at in unit])
 
     def each(
@@ -190,11 +189,9 @@ class Runs:
         return len(self.first.inserted if CONDITIONS[condition].has_span else self.first.base)
 
     def inputs(self, condition: str) -> Inputs:
-        """Stack the condition's inputs of all problems as one batch."""
         return Inputs.stacked([pair.condition(condition) for pair in self.pairs])
 
     def read(self, condition: str) -> list[int]:
-        """Find the positions at which the outcome reads logits."""
         return [self.length(condition) - back for back in self.outcome.reads(self.first)]
 
     def cut(self, contrast: Contrast) -> Hidden:

@@ -128,7 +128,6 @@ class Sweep:
         return (clean, corrupted) if self.direction == "denoising" else (corrupted, clean)
 
     def start(self, runs: Runs, condition: str) -> int:
-        """Find the first row of a condition's run that is recorded."""
         if self.positions == "question":
             return runs.start(self.contrast, condition)
         return runs.read(condition)[0] if self.positions == "last" else 0
@@ -301,7 +300,6 @@ class Engine:
         return torch.stack([each.to(place) for each in found], 1).cpu().numpy()
 
     def _continued(self, edits: list[Row]) -> np.ndarray:
-        """Read outcomes `[problem, row]` of one pass."""
         run, joins = self.receiving, [at for at, _ in edits]
         unedited = (lambda at: run.z[at]) if self.of_heads else (lambda at: torch.zeros_like(run.resid_pre[0]))
         values = [unedited(at) if edited is None else edited for at, edited in edits]

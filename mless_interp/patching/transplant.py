@@ -100,7 +100,6 @@ def _one(model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> np.ndar
     values = np.empty((len(pairs), len(pairs)))
 
     def put(value: Tensor, name: str, rows: Tensor) -> Tensor:
-        """Leave the first row its span, and give each of the others that of one donor."""
         new = value.clone()
         for row, span in enumerate(spans, start=1):
             new[row, rows.to(value.device)] = span[name].to(value)

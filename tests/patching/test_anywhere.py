@@ -104,18 +104,6 @@ def test_no_inserted_token_is_patched_where_it_changes_nothing(
         assert found.patched[0, head.layer, head.head] == pytest.approx(value, abs=1e-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_before_the_question_nothing_is_computed_at_all(backend: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), backend)
-    pairs = make_pairs(model, problems()[:2], Insertion.meaningless(" /", 9))
-    for edit in ("z", "knockout"):
-        found = patch_heads(model, pairs, contrast="computed", edit=edit, **QUIET)
-        assert not found.total_effect.any() and not found.effect.any()
-    presence = patch_heads(model, pairs, contrast="presence", heads=["L0H1"], **QUIET)
-    content = patch_heads(model, pairs, contrast="content", heads=["L0H1"], **QUIET)
-    assert np.array_equal(presence.total_effect, content.total_effect) and np.abs(content.total_effect).min() > 1e-4
-
-
 @pytest.mark.parametrize("way", ["replay", "forward"])
 @pytest.mark.parametrize("contrast", ["content", "computed"])
 @PLACE

@@ -94,7 +94,9 @@ def test_partners_are_drawn_by_seed_and_have_other_answers_behind_the_same_token
     for at, chosen in enumerate(partners):
         answers = [pairs[at].answer_ids, *(pairs[other].answer_ids for other in chosen)]
         assert at not in chosen and len(set(answers)) == 4 and len(chosen) == 3
-    other = make_pairs(planted_here()[1], [pair.problem for pair in pairs[10:]], Insertion.meaningless(" /", 9, after="question"))
+    other = make_pairs(
+        planted_here()[1], [pair.problem for pair in pairs[10:]], Insertion.meaningless(" /", 9, after="question")
+    )
     mixed = partners_of([*pairs[:10], *other], 2, seed=1)
     assert all(set(chosen) <= set(range(10) if at < 10 else range(10, 20)) for at, chosen in enumerate(mixed))
 
