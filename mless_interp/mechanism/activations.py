@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -53,16 +53,10 @@ SAME = 1e-6
 PARALLEL = "where attention and MLP read the same input (GPT-J, GPT-NeoX, Falcon, Phi-2),"
 
 
-class NearZero(NamedTuple):
-    """What counts as near zero, in the activations' unit: ARM's form and the quantile form, from one base run."""
-
-    arm: float
-    quantile: float
-
-    @classmethod
-    def of(cls, activations: Activations, *, c: float, q: float) -> "NearZero":
-        flat = activations.flatten()
-        return cls(float(metrics.arm_threshold(flat, c=c)), float(metrics.quantile(flat.abs(), q=q)))
+def near_zero(activations: Activations, *, c: float, q: float) -> tuple[float, float]:
+    """Compute below which size activations of a run count as near zero: in ARM's form, and in the quantile form."""
+    flat = activations.flatten()
+    return float(metrics.arm_threshold(flat, c=c)), float(metrics.quantile(flat.abs(), q=q))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -275,7 +269,7 @@ def activation_shift(
     check_count(bins, name="bins", at_least=2)
     found = own_pairs(model, fit_pairs(followed(pairs)))
     classes = [_classes(model, pair) for pair in found]
-    pre, near = site(layer, "mlp.hook_pre"), partial(NearZero.of, c=c, q=q)
+    pre, near = site(layer, "mlp.hook_pre"), partial(near_zero, c=c, q=q)
 
     def read(pair: PromptPair, condition: str) -> Activations:
         places = pair.shared if CONDITIONS[condition].has_span else torch.arange(len(pair.base))
@@ -329,7 +323,7 @@ def _shifts(
     read: Callable[[str], Activations],
     kinds: np.ndarray,
     contrasts: Sequence[str],
-    near: Callable[[Activations], NearZero],
+    near: Callable[[Activations], tuple[float, float]],
     edges: Tensor,
 ) -> dict[str, np.ndarray]:
     """Measure `before`, `after`, `difference` `[contrast, group, metric]`, histograms, numbers of tokens and thresholds of one
@@ -343,12 +337,12 @@ def _shifts(
     for at, contrast in enumerate(contrasts):
         ends = CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted
         runs |= {end: read(end) for end in ends if end not in runs}
-        own = near(runs[ends[0]]).arm
+        widths = *thresholds, near(runs[ends[0]])[0]  # the last: that of the run before
         for group, mask in enumerate(masks):
             if not mask.any():
                 continue  # without a token of the class all stays NaN
             a, b = (runs[end][mask.to(runs[end].device)] for end in ends)
-            first, second = (_values(part, thresholds, own, edges) for part in (a, b))
+            first, second = (_values(part, widths, edges) for part in (a, b))
             before[at, group, : len(VALUES)], after[at, group, : len(VALUES)] = first, second
             distances = [float(getattr(metrics, name)(a.flatten(), b.flatten())) for name in DISTANCES]
             difference[at, group] = [*(second - first), *distances]
@@ -359,12 +353,11 @@ def _shifts(
     return made | {"n_tokens": np.array([int(mask.sum()) for mask in masks]), "thresholds": np.array(thresholds)}
 
 
-def _values(activations: Activations, thresholds: NearZero, own_threshold: float, edges: Tensor) -> np.ndarray:
+def _values(activations: Activations, widths: Sequence[float], edges: Tensor) -> np.ndarray:
     flat, centre = activations.flatten(), metrics.quantile(activations.T, q=0.5)
+    shares = [metrics.near_zero_fraction(flat, threshold=width) for width in widths]
     found = {
-        "near_zero_arm": metrics.near_zero_fraction(flat, threshold=thresholds.arm),
-        "near_zero_quantile": metrics.near_zero_fraction(flat, threshold=thresholds.quantile),
-        "relative_sparsity": metrics.near_zero_fraction(flat, threshold=own_threshold),
+        **dict(zip(("near_zero_arm", "near_zero_quantile", "relative_sparsity"), shares, strict=True)),
         "mean": flat.mean(),
         "variance": metrics.median_variance(activations),
         "deviation": (activations - centre).abs().mean() if len(activations) > 1 else torch.nan,

@@ -23,7 +23,7 @@ from ..runtime.columns import columns_of
 from ..runtime.loop import RunOptions
 from ..runtime.results import interval_columns, limits_of, place_of, tidy
 from ..statistics import defined_mean, holm, median_interval, sign_test
-from .activations import PARALLEL, NearZero, check_widths
+from .activations import PARALLEL, check_widths, near_zero
 from .decompose import DECOMPOSED, Read
 
 MEDIATED = {name: contrast for name, contrast in DECOMPOSED.items() if contrast.same_positions}
@@ -218,7 +218,7 @@ def mediate(
 
         def summarise(pre: Tensor) -> Tensor:
             every = [gate.activation(row[pair.shared.to(pre.device)]) for row in pre]
-            near = NearZero.of(every[2], c=c, q=q)
+            near = near_zero(every[2], c=c, q=q)
             return torch.stack([torch.stack(_readings(each, near)) for each in every])
 
         run = model.run(
@@ -239,7 +239,7 @@ def mediate(
     return Mediation(**made, **prepared.fields(settings))
 
 
-def _readings(activations: Tensor, near: NearZero) -> list[Tensor]:
+def _readings(activations: Tensor, near: tuple[float, float]) -> list[Tensor]:
     flat = widened(activations).flatten()
     shares = [near_zero_fraction(flat, threshold=threshold) for threshold in near]
     return [*shares, flat.mean(), mean_absolute(flat), median_variance(activations)]

@@ -13,7 +13,6 @@ from mless_interp.models.info import AttentionRule
 from mless_interp.patching.interventions import (
     INTERVENTIONS,
     EdgeNoise,
-    Gate,
     Knockout,
     KnockoutZero,
     LayerState,
@@ -53,9 +52,6 @@ def test_the_formulas_by_hand() -> None:
     assert float(state.mixed(state.pattern())) == pytest.approx(0.1 + 2 + 30 + 400)
     assert value(Knockout()) == pytest.approx((0.1 + 30 + 400) / 0.8)
     assert value(KnockoutZero()) == pytest.approx(0.1 + 30 + 400)
-    assert value(Gate(1.0)) == pytest.approx(432.1)
-    assert value(Gate(0.0)) == pytest.approx(value(Knockout()))
-    assert value(Gate(0.5)) == pytest.approx((0.1 + 1 + 30 + 400) / 0.9)
     assert value(RerouteToSink()) == pytest.approx(0.3 + 30 + 400)
     assert value(RerouteUniform()) == pytest.approx(430.1 + 0.2 / 3 * 1101)
     # only "other" may be taken from: 0.2 of its 0.3, and the row renormalised
@@ -63,11 +59,9 @@ def test_the_formulas_by_hand() -> None:
 
 
 def test_a_learned_sink_keeps_its_share() -> None:
-    """Its weight, e^0, stands beside the four of the tokens; no gate touches it."""
+    """Its weight, e^0, stands beside the four of the tokens."""
     state = state_by_hand(rule=AttentionRule(1.0, sinks=torch.zeros(1, dtype=torch.float64)))
-    assert value(Gate(1.0), state) == pytest.approx(432.1 / 2)
-    assert value(Knockout(), state) == value(Gate(0.0), state) == pytest.approx((0.1 + 30 + 400) / 1.8)
-    assert value(Gate(0.5), state) == pytest.approx((0.1 + 1 + 30 + 400) / 1.9)
+    assert value(Knockout(), state) == pytest.approx((0.1 + 30 + 400) / 1.8)
     assert value(MatchedMassKnockout(), state) == pytest.approx((0.1 + 2 + 10 + 400) / 1.8)
 
 
@@ -91,9 +85,7 @@ def test_patches_take_from_the_donor() -> None:
     assert value(RestoreScale(), state) == pytest.approx(7 + 2)
     assert value(PatchInput("v"), state) == pytest.approx(864.2)
     assert value(PatchInput("q"), state) == pytest.approx(432.1)
-    with pytest.raises(ValueError, match="a gate lies between 0 and 1"):
-        Gate(1.5)
-    assert Gate(0.5).label == "gate(g=0.5)" and PatchZ().label == "z" and PatchZ() == PatchZ() != Knockout()
+    assert PatchInput("v").label == "input(part=v)" and PatchZ().label == "z" and PatchZ() == PatchZ() != Knockout()
 
 
 def test_matched_mass_is_drawn_for_a_problem_by_its_name() -> None:
@@ -126,9 +118,6 @@ def rows_by_hand(kind: str, row: torch.Tensor, v: torch.Tensor, span: torch.Tens
             changed = kept / kept.sum() if kept.sum() > 0 else row
         case "knockout_zero":
             changed = kept
-        case "gate":
-            changed = torch.where(span, 0.25 * row, row)
-            changed = changed / changed.sum()
         case "reroute_to_sink":
             changed = kept + mass * torch.nn.functional.one_hot(torch.tensor(sink), len(row))
             changed = changed if seen[sink] else torch.full_like(row, torch.nan)
@@ -141,7 +130,7 @@ def rows_by_hand(kind: str, row: torch.Tensor, v: torch.Tensor, span: torch.Tens
 
 
 @pytest.mark.parametrize(
-    "intervention", [Knockout(), KnockoutZero(), Gate(0.25), RerouteToSink(), RerouteUniform(), RestoreScale()]
+    "intervention", [Knockout(), KnockoutZero(), RerouteToSink(), RerouteUniform(), RestoreScale()]
 )
 def test_every_row_of_every_head_is_edited_by_itself(intervention: Any) -> None:
     """Two prompts with spans of their own, four query heads over two key-value heads, the last five of seven rows."""
