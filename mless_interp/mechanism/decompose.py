@@ -55,11 +55,6 @@ NULLS = {"lam_null": "lam_p", "lam_control": "lam_control_p"}
 """The column of what lambda is compared with -> that of the corrected p-values."""
 CLAIM = "differs from uniform attention, the same way in most problems"
 """What a small `lam_p` says."""
-FIRST = (
-    *("lam", "lam_null", "lam_p", "lam_control", "lam_control_p", "residual", "fit_slope", "fit_r2"),
-    *("share", "scale_share", "bias_share", "lam_n"),
-)
-"""Columns of a page's table."""
 SAME = 1e-6
 """Attention masses that are no further apart than this are the same up to rounding."""
 Visit = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
@@ -506,9 +501,10 @@ class AttentionDecomposition(Measured):
     def shown(self) -> Shown:
         table, labels = self.table(), ["label", "paper_label"]
         caption = "Lambda, the share of attention outside of the span, and each head's part in its layer's change."
-        named = [name for name in (*labels, *FIRST) if name in table]
+        columns = [*labels, "lam", *self.nulls(), *NULLS.values(), "residual", "fit_slope", "fit_r2"]
+        columns += ["share", "scale_share", "bias_share", "lam_n"]
         told = [*labels, "lam_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
         marked = (table["lam_p"] < self.alpha).tolist()
         means = f"outlined: {CLAIM}, p < {self.alpha:.3g} corrected for testing many heads"
         drawn = results.head_map(table, ["lam_minus_uniform"], told, marked=marked, means=means)
-        return Shown((ShownTable(table, caption, named),), drawn)
+        return Shown((ShownTable(table, caption, [name for name in columns if name in table]),), drawn)
