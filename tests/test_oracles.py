@@ -473,7 +473,7 @@ def test_affine_maps_are_numpy_s_least_squares() -> None:
         close(r2, 1 - wrong, rtol=1e-6, atol=1e-8)
 
 
-def test_residual_shares_and_gains_are_those_of_numpy_and_torch_s_norm() -> None:
+def test_residual_shares_are_those_of_numpy() -> None:
     for seed, rng in draws():
         heads, rows, d, width = 1 + seed % 4, 1 + seed % 5, 3, 6
         parts, weights = rng.normal(size=(heads, rows, d)), rng.normal(size=(heads, d, width))
@@ -482,15 +482,6 @@ def test_residual_shares_and_gains_are_those_of_numpy_and_torch_s_norm() -> None
         shares = [np.vdot(part, change) / np.vdot(change, change) for part in wrote]
         given = {"output_weights": torch.tensor(weights)}
         close(outputs.residual_share(torch.tensor(parts), torch.tensor(change), **given), shares)
-        norm = torch.nn.RMSNorm(width, eps=0, dtype=torch.float64)
-        with torch.no_grad():
-            norm.weight.copy_(torch.tensor(rng.normal(size=width)))
-            gain = outputs.frozen_gain(norm, torch.tensor(change))
-            close(gain * torch.tensor(change), norm(torch.tensor(change)), rtol=1e-7)
-            normed = (gain.numpy() * wrote).sum(0)
-            total = [np.vdot(gain.numpy() * part, normed) / np.vdot(normed, normed) for part in wrote]
-            found = outputs.residual_share(torch.tensor(parts), torch.tensor(normed), gain=gain, **given)
-            close(found, total, rtol=1e-7)
         rest, size = wrote[0], np.linalg.norm(change)
         close(outputs.affine_residual(torch.tensor(rest), torch.tensor(change)), np.linalg.norm(rest) / size)
 

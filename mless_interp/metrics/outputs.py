@@ -5,8 +5,6 @@ key-value heads with `repeat_interleave`, never `repeat`. For the affine form, r
 one vector each; `before` is the run that the inserted one is compared with, row by row.
 """
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -221,44 +219,23 @@ def residual_share(
     change: Float[Tensor, "row d_model"],
     *,
     output_weights: Float[Tensor, "head d d_model"],
-    gain: Float[Tensor, "row d_model"] | None = None,
 ) -> Float[Tensor, " head"]:
     r"""Share of each head's part in what the layer's attention changes in the residual stream; a signed number.
 
     $$ s_h = \frac{\langle u_h W_O^h, \delta \rangle}{\langle \delta, \delta \rangle}, \qquad
        \delta = \sum_h (z'_h - z_h) W_O^h $$
 
-    The shares of all heads' whole changes sum to 1. Below 0: against the change. `gain` multiplies what heads write
-    (`frozen_gain`; `change` is then after the norm, whose own rescaling is what is missing to 1). NaN where nothing changes.
-    Source: methods §3, I9, I10.
+    The shares of all heads' whole changes sum to 1. Below 0: against the change. NaN where nothing changes. Source: methods §3,
+    I9, I10.
 
     >>> residual_share(torch.tensor([[[1.0]], [[3.0]]]), torch.tensor([[4.0]]), output_weights=torch.ones(2, 1, 1))
     tensor([0.2500, 0.7500])
     """
     parts, change = widened(parts), widened(change)
     total = change.square().sum()
-    seen = change if gain is None else change * widened(gain)
-    read = torch.einsum("rm,hdm->hrd", seen, output_weights.to(seen))
+    read = torch.einsum("rm,hdm->hrd", change, output_weights.to(change))
     share = (parts * read).sum((-2, -1)) / total
     return torch.where(total > 0, share, torch.nan)
-
-
-def frozen_gain(norm: Callable[[Tensor], Tensor], wrote: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
-    r"""What an RMS norm multiplies each element of `wrote` by, so that with its scale frozen it is linear.
-
-    $\operatorname{norm}(x)_i = g_i \odot x_i$, $g_i = w / \operatorname{rms}(x_i)$: sums pass through $g$ term by term. NaN in
-    rows where the norm is no such product to within 1 % (it centres, for example). Source: methods §3 (Gemma 3).
-
-    >>> frozen_gain(lambda x: 2 * x / x.square().mean(-1, keepdim=True).sqrt(), torch.tensor([[3.0, 3.0]]))
-    tensor([[0.6667, 0.6667]])
-    """
-    normed = widened(norm(wrote))
-    weight = widened(norm(torch.ones_like(wrote[:1])))
-    plain = weight * widened(wrote)
-    scale = (normed * plain).sum(-1, keepdim=True) / plain.square().sum(-1, keepdim=True)
-    gain = scale * weight
-    off = (gain * widened(wrote) - normed).norm(dim=-1, keepdim=True)
-    return torch.where(off <= 0.01 * normed.norm(dim=-1, keepdim=True), gain, torch.nan)
 
 
 PerRun = Float[Tensor, " batch"]

@@ -194,7 +194,7 @@ def test_uniform_attention_prefers_nothing(window: int | None, padding: int) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_outcomes_and_gains_of_half_precision_are_computed_in_float32(dtype: torch.dtype) -> None:
+def test_outcomes_and_shares_of_half_precision_are_computed_in_float32(dtype: torch.dtype) -> None:
     found, rows = random(2, 2, 5).to(dtype), VECTORS[0, 0].to(dtype)
     for value in (
         outputs.answer_logprob(found, ANSWER),
@@ -202,7 +202,6 @@ def test_outcomes_and_gains_of_half_precision_are_computed_in_float32(dtype: tor
         outputs.answer_probability(found, ANSWER),
         outputs.logit_difference(found, 1, 2),
         outputs.kl_divergence(found, found.flip(0)),
-        outputs.frozen_gain(lambda x: 2 * x, rows),
         outputs.residual_share(rows[None], rows, output_weights=torch.ones(1, 4, 4, dtype=dtype)),
         attention.span_log_odds(torch.zeros(4, 4, dtype=dtype), span=mask(1, n=4)),
     ):
