@@ -112,13 +112,11 @@ class Sweep:
                 f"edit {intervention.name!r} changes nothing with direction={direction!r}, where heads already "
                 f"{'see' if direction == 'denoising' else 'cannot see'} the span: use direction={intervention.acts_in!r}"
             )
-        if intervention.needs_equal_length and not found.equal_length:
+        if (intervention.needs_equal_length or positions == "all") and not found.equal_length:
             raise ValueError(
-                f"patching q, k or v needs two runs of equal length, which contrast {contrast!r} does not compare: use "
-                "'content', 'shift' or 'replaced'"
+                f"contrast {contrast!r} joins two lengths, so q, k or v cannot be patched, nor all positions: use 'content', "
+                "'shift' or 'replaced'"
             )
-        if not found.equal_length and positions not in ("question", "last"):
-            raise ValueError(f"contrast {contrast!r} joins two lengths: positions must be 'question' or 'last'")
         return cls(found, direction, intervention, positions)
 
     @property

@@ -141,9 +141,9 @@ def test_heads_within_the_noise_have_no_rank() -> None:
         ({"smallest_effect": 1.0}, "smallest_effect is a share of the median total effect, from 0 to below 1, got 1.0"),
         ({"direction": "up"}, "unknown direction 'up'"),
         ({"positions": "first"}, "unknown positions 'first'"),
-        ({"contrast": "total", "positions": "all"}, "positions must be 'question' or 'last'"),
+        ({"contrast": "total", "positions": "all"}, "contrast 'total' joins two lengths"),
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
-        ({"edit": "q", "contrast": "total"}, "needs two runs of equal length"),
+        ({"edit": "q", "contrast": "total"}, "joins two lengths, so q, k or v cannot be patched"),
         ({"edit": "knockout", "contrast": "shift"}, "edit 'knockout' changes which tokens a head sees.*got 'shift'"),
         (
             {"edit": "knockout_zero", "direction": "noising"},
