@@ -299,8 +299,7 @@ def read_span(
     groups = tuple(pair.problem.group or pair.id for pair in found)
     every, labels = np.unique(tokens, return_inverse=True)
     partners = statistics.swap_partners(labels, kinds, groups, seed=seed)
-    name = what if isinstance(what, str) else getattr(what, "__name__", "<lambda>")
-    name = "token that the function gives" if name == "<lambda>" else name
+    name = what if isinstance(what, str) else "token that the function gives"
     if (partners < 0).all():
         raise ValueError(
             f"no two of these {len(found)} problems (of two groups) differ in {name!r} (answers: of as many tokens), so "
