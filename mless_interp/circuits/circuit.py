@@ -14,6 +14,7 @@ from ..models.info import ModelError
 from ..patching.effect import fewest_for
 from ..patching.prepared import Settings
 from ..prompts.pairs import REPLACED, PromptPair
+from ..runtime.columns import columns_of
 from ..runtime.results import Result, largest_first
 from ..statistics import CONFIDENCE
 from .cells import Asked, CellEffects, has_mlps, heads_of
@@ -65,6 +66,10 @@ class Circuit(Result):
     transfer: Transfer | None = None
     left_out: dict[str, str] = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
+
+    columns = columns_of("""
+        part | part | | which of its results
+    """)
 
     def parts(self) -> dict[str, Any]:
         """Return the results of the parts that were measured, by name, in the order of the story."""

@@ -273,6 +273,7 @@ class PathEffects(CellEffects[Edge], Result):
     columns = columns_of("""
         sender | sender | | the part whose change is passed on
         receiver | receiver | | the part that alone sees the change
+        part | part | | which input of a receiving head: q, k, v, or several together
     """)
     what = ("edge", "edges")
 
