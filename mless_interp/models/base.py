@@ -503,12 +503,12 @@ def _here(how: Callable[[], Model], name: str, identity: Mapping[str, object], c
 INSTEAD = "use exact sweeps, which need none: patch_heads, or locate_heads(mode='exact')"
 
 
-def no_gradients_because(model: Model) -> str | None:
-    """Say why no gradients can be had from this model here and now; None where nothing speaks against them."""
+def refuse_without_gradients(model: Model, what: str) -> None:
+    """Raise `ModelError` that names what needs gradients, what stands in the way here and now, and what to do instead."""
     weights = () if model.weights is None else model.weights.parameters()
     if torch.is_inference_mode_enabled():
-        return "inside torch.inference_mode() nothing has a gradient: leave it first (torch.no_grad() is no obstacle)"
-    if model.remote:
+        reason = "has none inside torch.inference_mode(): leave it first (torch.no_grad() is no obstacle)"
+    elif model.remote:
         reason = "runs remotely, where its gradients cannot be fetched: load it here"
     elif model.quantised:  # even where a library differentiates a dequantised approximation: its error is not known
         reason = f"is quantised ({model.quantised}); gradients need weights of 16 bits or more: load it in bfloat16 or float32"
@@ -517,12 +517,5 @@ def no_gradients_because(model: Model) -> str | None:
     elif model.stepper is None:
         reason = f"cannot be continued layer by layer, which gradients need ({model.why_whole_passes})"
     else:
-        return None
-    return f"{model.info.name} {reason}, or {INSTEAD}"
-
-
-def refuse_without_gradients(model: Model, what: str) -> None:
-    """Raise `ModelError` that names what needs gradients, what stands in the way and what to do instead."""
-    reason = no_gradients_because(model)
-    if reason is not None:
-        raise ModelError(f"{what} needs gradients, but {reason}")
+        return
+    raise ModelError(f"{what} needs gradients, but {model.info.name} {reason}, or {INSTEAD}")
