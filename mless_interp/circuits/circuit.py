@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..core.arguments import Arguments, checked, count_of, listed, one_of, several_of
@@ -137,10 +138,9 @@ class Circuit(Result):
         if self.transfer is not None:
             found.append(self.transfer.table().head(1).assign(part="transfer"))
         table = largest_first(pd.concat(found), "share")
-        part, rank = table["part"], table.groupby("part").cumcount()
-        order = pd.DataFrame({"site": part.eq("sites"), "rank": rank, "part": part.map(list(PRINTED).index)})
-        at = order.sort_values(["site", "rank", "part"]).index
-        return table.loc[at, ["part", *CELLS]].drop(columns="median").rename(columns={"label": "which"})
+        part, rank = table["part"], table.groupby("part").cumcount()  # of each part the largest first, sites last
+        order = np.lexsort((part.map(list(PRINTED).index), rank, part.eq("sites")))
+        return table.iloc[order][["part", *CELLS]].drop(columns="median").rename(columns={"label": "which"})
 
 
 @checked

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..core.arguments import Arguments, check_count, checked, one_of
+from ..core.arguments import Arguments, check_count, checked
 from ..core.heads import Head
 from ..metrics.token_classes import token_texts
 from ..models.arithmetic import masked_scores
@@ -35,7 +35,6 @@ KINDS = (*WRITTEN, LOOKS)
 """What is read from the span, all that the insertion changes, where the head looks."""
 UNITS = dict.fromkeys(WRITTEN, "logits") | {LOOKS: "nats"}
 SIDES = dict.fromkeys(WRITTEN, ("promotes", "suppresses")) | {LOOKS: ("prefers", "avoids")}
-WHERE = ("question", "last")
 INSERTED = " (inserted)"
 """Behind a token of the span, which is another key than the same token in the question."""
 FEWEST_PROBLEMS, SHARE_THAT_HAS_IT = 3, 0.1
@@ -50,14 +49,13 @@ def what_it_writes(
     pairs: Iterable[PromptPair] | Prepared,
     heads: Asked | None = None,
     *,
-    positions: str = "question",
     top: int = 8,
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> "HeadWrites":
     r"""List the tokens that a head's output promotes and suppresses, and whose keys its query prefers. Only describes.
 
-    Three means over problems, of the run with the insertion:
+    Three means over problems and rows (all after the insertion, with the answer's), of the run with the insertion:
 
     - *Sigma*: what the head takes from the span, $\Sigma_i = \sum_{k \in I} A_{ik} v_k$, written as $\Sigma W_O$.
     - *change*: all that the insertion changes of what it writes, $\Delta z\, W_O$ (inserted - masked, as `patch_heads`' "z").
@@ -73,8 +71,6 @@ def what_it_writes(
     Parameters
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads). Default all.
-    positions : rows whose outputs and queries are averaged: "question" (all after the insertion, with the answer's) or "last"
-        (the one that predicts the answer).
     top : tokens kept on each side.
     checkpoint : as in `patch_heads`.
 
@@ -83,7 +79,6 @@ def what_it_writes(
     Source: nostalgebraist's logit lens (2020), of heads Elhage et al. (2021), Wang et al. (2211.00593); methods §8.1.
     """
     check_count(top, name="top")
-    one_of(positions, WHERE, "positions")
     chosen = heads_of(model, heads, "describe")
     need_weights(model, [head.layer for head in chosen], "what_it_writes")
     model.need_rotated("what heads take from the span, and where they look,")
@@ -91,11 +86,11 @@ def what_it_writes(
 
     def of_unit(unit: Unit, tick: Tick) -> list[dict[str, np.ndarray]]:
         with torch.no_grad():
-            found = _of_unit(Flow(prepared.runs(unit), sweep), chosen, positions)
+            found = _of_unit(Flow(prepared.runs(unit), sweep), chosen)
         tick(len(unit))
         return found
 
-    settings: Settings = {"writes of": list(map(str, chosen)), "positions": positions}
+    settings: Settings = {"writes of": list(map(str, chosen))}
     options = RunOptions(checkpoint, progress)
     found = prepared.each(of_unit, label="reading what heads write", settings=settings, options=options)
     top = min(top, _n_known(model) // 2)
@@ -107,18 +102,18 @@ def what_it_writes(
         looked = (text(key) + INSERTED * inside if key >= 0 else "" for key, inside in looks)
         written = (tuple(text(token, written=True) for token in row) for row in of_head)
         tokens.append((*written, tuple(looked)))
-    settings = {**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids), "positions": positions}
+    settings = {**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids)}
     made: Arguments = {"problem_ids": prepared.ids, "groups": prepared.groups, "resolution": model.resolution}
     values = np.concatenate([logits, scores[:, :, None]], 2)
     return HeadWrites(heads=chosen, tokens=tuple(tokens), values=values, settings=settings, **made)
 
 
-def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str, np.ndarray]]:
+def _of_unit(flow: Flow, heads: Sequence[Head]) -> list[dict[str, np.ndarray]]:
     """Of each problem of a unit: mean vectors `wrote` `[head, written, d_model]`, the `stream` that is read, `scores`
     `[head, key]`."""
     runs, run, sweep = flow.runs, flow.receiving, flow.sweep
     predicts = runs.read(sweep.conditions[1])[0] - run.start
-    rows = ~runs.first.span_mask[run.start :] if positions == "question" else torch.zeros(flow.n_changed).bool()
+    rows = ~runs.first.span_mask[run.start :]
     rows[predicts] = True
     stream = flow.stepper.stream(run, 2 * flow.layers.n_layers)[:, predicts].float().cpu().numpy()
     cut = runs.cut(sweep.contrast)

@@ -71,12 +71,6 @@ PER_HEAD = len(SIDES) * len(SENSES)
 """Tests of a head in the family that names heads."""
 
 
-def strata_sizes(strata: Sequence[str], groups: Sequence[str] = ()) -> dict[str, int]:
-    """Count the problems (or their groups) of each stratum, the largest first."""
-    sizes = Counter(name for name, _ in set(zip(strata, groups or range(len(strata)), strict=False)))  # none: no sizes
-    return dict(sorted(sizes.items(), key=lambda each: (-each[1], each[0])))
-
-
 def measured(values: dict[str, np.ndarray], measure: str) -> np.ndarray:
     """Return a measure, or a z patch: kept where nothing can be cut off ("shift", "total"), else the sum of its parts."""
     return values[measure] if measure in values else np.sum([values[part] for part in PARTS[measure]], axis=0)
@@ -150,11 +144,15 @@ class Judged:
     @cached_property
     def large(self) -> tuple[str, ...]:
         """The strata that are tested, the largest first: as many as can still pass where so many are tested."""
-        order = strata_sizes(self.strata, self.effect.groups)
-        families = range(2, 2 + len(order))  # all problems, and so many strata
-        needed = (fewest_for(PER_HEAD * len(self.heads) * n, self.effect.confidence) for n in families)
-        enough = [k for k, (size, least) in enumerate(zip(order.values(), needed, strict=True), 1) if size >= least]
-        return tuple(order)[: max(enough, default=0)]
+        groups = self.effect.groups or range(len(self.strata))
+        sizes = Counter(name for name, _ in set(zip(self.strata, groups, strict=False)))  # there may be no strata
+        order, confidence = sorted(sizes, key=lambda name: (-sizes[name], name)), self.effect.confidence
+
+        def can_pass(k: int) -> bool:
+            """Whether the k-th stratum can, where it is tested with those before it and with all problems."""
+            return sizes[order[k - 1]] >= fewest_for(PER_HEAD * len(self.heads) * (1 + k), confidence)
+
+        return tuple(order[: max(filter(can_pass, range(1, 1 + len(order))), default=0)])
 
     def turned(self, measure: str) -> np.ndarray:
         """A measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""

@@ -117,9 +117,9 @@ def locate_heads(
         check_screening(prepared, between)
         discovery, prepared = prepared.halves()
     n_tested = len(candidates) if mode == "exact" else min(len(candidates), N_SCREENED)
-    few = [few_problems(prepared.n_groups, n_tested, confidence)]
-    few += [] if fresh is None else [few_problems(fresh.n_groups, 1, confidence, per_head=1)]
-    for words in filter(None, few):
+    few = few_problems(prepared.n_groups, n_tested, confidence)
+    few_fresh = "" if fresh is None else few_problems(fresh.n_groups, 1, confidence, per_head=1)
+    for words in filter(None, (few, few_fresh)):
         warnings.warn(visible(words), stacklevel=3)
     if mode == "screen":
         family = screened(discovery, candidates, between, options=run)

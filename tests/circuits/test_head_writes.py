@@ -1,7 +1,6 @@
 """What heads write and where they look: planted truth, by hand, and the logits of whole passes."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -56,27 +55,23 @@ def test_logits_are_those_of_whole_passes(name: str, backend: str) -> None:
     model = loaded(folder_of(name), backend)
     pairs, heads = pairs_for(model, count=2), tuple(map(mi.Head.parse, HEADS))
     texts = {model.tokenizer.decode([token]).strip(): token for token in range(len(model.tokenizer))}
-    ask = partial(mi.what_it_writes, model, pairs, heads, top=3, progress=False)
-    found, largest = {positions: ask(positions=positions) for positions in ("last", "question")}, np.zeros(2)
+    found, largest = mi.what_it_writes(model, pairs, heads, top=3, progress=False), np.zeros(2)
     for row, pair in enumerate(pairs):
         hand = ByHand(model, pair)
         last = site(model.info.n_layers - 1, "hook_resid_post")
         x, reads = hand.seen(last), [hand.read[0]]
         before = model.run(hand.inputs, logits_at=reads).logits
         for (at, head), which in product(enumerate(heads), (0, 1)):
-            change = hand.head_writes(head) if which else taken(hand, head)
-            means = {"last": change[:, hand.read[0] - hand.start], "question": change.mean(1)}
-            for positions, mean in means.items():
-                new = x.clone()
-                new[:, reads] += mean
-                after = model.run(hand.inputs, edits={last: lambda _, new=new: new}, logits_at=reads).logits
-                assert before is not None and after is not None
-                told = (before - after)[0, 0, : len(model.tokenizer)].double()
-                told = (told - told.mean()).numpy()
-                tokens = [texts[token.strip()] for token in found[positions].tokens[at][which]]
-                np.testing.assert_allclose(found[positions].values[row, at, which], told[tokens], atol=2e-4)
-                largest[which] = max(largest[which], np.abs(told).max())
-    assert largest.min() > 1e-3 and found["last"].top == 3 and found["last"].settings["positions"] == "last"
+            change, new = hand.head_writes(head) if which else taken(hand, head), x.clone()
+            new[:, reads] += change.mean(1)
+            after = model.run(hand.inputs, edits={last: lambda _, new=new: new}, logits_at=reads).logits
+            assert before is not None and after is not None
+            told = (before - after)[0, 0, : len(model.tokenizer)].double()
+            told = (told - told.mean()).numpy()
+            tokens = [texts[token.strip()] for token in found.tokens[at][which]]
+            np.testing.assert_allclose(found.values[row, at, which], told[tokens], atol=2e-4)
+            largest[which] = max(largest[which], np.abs(told).max())
+    assert largest.min() > 1e-3 and found.top == 3
 
 
 def test_queries_by_hand() -> None:
@@ -163,7 +158,5 @@ def test_few_tokens_rounding_and_wrong_input() -> None:
     assert found.of(silent, "Sigma") == ([], [])
     assert not (found.table()["of"] == "Sigma").any()
     assert found.values.shape == (2, 1, len(KINDS), 4)
-    with pytest.raises(ValueError, match="positions"):
-        mi.what_it_writes(model, pairs, [silent], positions="first")
     with pytest.raises(ValueError, match="top"):
         mi.what_it_writes(model, pairs, [silent], top=0)
